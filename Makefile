@@ -1,0 +1,48 @@
+# The commands of Evenkeel. `make demo` and `make test` need python3.11, pip and make, nothing else.
+PYTHON ?= python3.11
+EXTRA ?= cpu
+VENV := .venv
+BIN := $(VENV)/bin
+DATA ?=
+BENCHMARKS = $(filter-out __init__ harness peers baselines,$(basename $(notdir $(wildcard benchmarks/*.py))))
+
+.PHONY: help setup demo test test-fast check format serve bench lock clean
+
+help:  ## these lines
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu or cuda); does nothing when it is up to date
+	@EXTRA=$(EXTRA) PYTHON=$(PYTHON) deploy/setup.sh
+
+demo: setup  ## train, publish, refresh, hold a broken refresh, fetch vectors; DATA=dataset.yaml for your own rows
+	@$(BIN)/python examples/demo.py $(if $(DATA),--data $(DATA))
+
+test: setup  ## the whole suite
+	@$(BIN)/python -m pytest
+
+test-fast: setup  ## under two minutes: no Ray, nothing slow
+	@$(BIN)/python -m pytest -m "not ray and not slow and not end_to_end"
+
+check: setup  ## lint, format, types, import rules, compose schema, Dockerfile
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --config pyproject.toml
+	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	@$(BIN)/hadolint deploy/Dockerfile
+
+format: setup  ## rewrite the code in the project's format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+serve: setup  ## the service on http://127.0.0.1:8080; it reads data sets below here and in ../shared/data
+	@EVENKEEL_DATA_ROOTS="$${EVENKEEL_DATA_ROOTS:-.:../shared/data}" $(BIN)/evenkeel serve
+
+bench: setup  ## every benchmark, one JSON line per case
+	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+lock:  ## resolve pyproject.toml into the two locks again (needs uv on PATH)
+	@deploy/lock.sh
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
