@@ -1,0 +1,28 @@
+"""Embedding tables, row optimizers, Stochastic Shared Embeddings, random Fourier features, alignment and the store.
+
+The names below are loaded on first use, so that the torch-free parts can be imported without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embeddings.config import InitConfig, SSEConfig, TableConfig
+    from embeddings.tables import EmbeddingTables
+
+__all__ = ["EmbeddingTables", "InitConfig", "SSEConfig", "TableConfig"]
+
+_HOMES = {
+    "EmbeddingTables": "embeddings.tables",
+    "InitConfig": "embeddings.config",
+    "SSEConfig": "embeddings.config",
+    "TableConfig": "embeddings.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'embeddings' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""Lookup and update of embedding tables: plain torch (reference) and Numba (cpu), behind one interface."""

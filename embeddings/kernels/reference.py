@@ -1,0 +1,135 @@
+"""The plain torch kernel: slow, short, and what every other kernel is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from embeddings.decay import IdleCoefficients
+from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
+from embeddings.optim import SGD, Adagrad, Adam
+from embeddings.sse import swap
+
+
+class ReferenceKernel:
+    """See :class:`embeddings.kernels.layout.Kernel`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def forward(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+        batch_size: int,
+        swaps: Swaps | None,
+        idle: IdleCoefficients | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layout = self.layout
+        output = torch.zeros(batch_size, layout.total_dim, dtype=layout.dtype)
+        used = indices if swaps is None else indices.clone()
+        for slot in layout.slots:
+            table = layout.tables[slot.table]
+            bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
+            if (bounds.diff() < 0).any():
+                raise layout.bad_offsets(slot)
+            span = slice(int(bounds[0]), int(bounds[-1]))
+            bad = (used[span] < 0) | (used[span] >= table.row_count)
+            if bad.any():
+                raise layout.bad_id(slot, int(used[span][bad][0]))
+            if swaps is not None and swaps.probabilities[slot.number] > 0:
+                used[span] = swap(
+                    used[span], bounds, table=table, feature=slot.name, probability=swaps.probabilities[slot.number],
+                    seed=layout.seed, step=swaps.step, sample_offset=swaps.sample_offset,
+                    backend="reference",
+                )  # fmt: skip
+            ids, bags, scale = self._entries(slot, used, offsets, weights, batch_size)
+            rows = read_rows(layout, slot.table, ids, idle) * scale[:, None]
+            output[:, slot.column : slot.column + slot.dim].index_add_(0, bags, rows)
+        return output, used
+
+    def _entries(
+        self,
+        slot: FeatureSlot,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+        batch_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The looked-up ids of a feature without padding and zero weights, their samples, and their weights."""
+        bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
+        span = slice(int(bounds[0]), int(bounds[-1]))
+        ids = indices[span]
+        bags = torch.repeat_interleave(torch.arange(batch_size), torch.diff(bounds))
+        scale = (
+            torch.ones(len(ids), dtype=self.layout.dtype) if weights is None else weights[span].to(self.layout.dtype)
+        )
+        real = ids != self.layout.tables[slot.table].padding_row
+        if slot.mean:
+            counts = torch.zeros(batch_size, dtype=self.layout.dtype).index_add_(0, bags, real.to(self.layout.dtype))
+            scale = scale / counts.clamp(min=1)[bags]
+        kept = real & (scale != 0)
+        return ids[kept], bags[kept], scale[kept]
+
+    def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+        return read_rows(self.layout, t, rows, idle)
+
+    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None) -> None:
+        layout = self.layout
+        for t, table in enumerate(layout.tables):
+            ids, grads = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, table.dim, dtype=layout.dtype)]
+            for record in records:
+                for slot in (slot for slot in layout.slots if slot.table == t):
+                    rows, bags, scale = self._entries(
+                        slot, record.indices, record.offsets, record.weights, len(record.grad)
+                    )
+                    ids.append(rows)
+                    grads.append(record.grad[bags, slot.column : slot.column + slot.dim] * scale[:, None])
+            rows, inverse = torch.unique(torch.cat(ids), return_inverse=True)
+            grad = torch.zeros(len(rows), table.dim, dtype=layout.dtype).index_add_(0, inverse, torch.cat(grads))
+            self._apply(t, rows, grad, step, idle)
+
+    def _apply(self, t: int, rows: torch.Tensor, grad: torch.Tensor, step: int, idle: IdleCoefficients | None) -> None:
+        layout, optimizer = self.layout, self.layout.optimizer
+        weight, last = layout.weight(t), layout.last_update_step(t)
+        touched = last[rows] > 0
+        num_idle = torch.where(touched, step - 1 - last[rows], 0).to(torch.float64)
+        theta = read_rows(layout, t, rows, idle)
+        if isinstance(optimizer, Adam):
+            m, v = layout.vector(t, "m"), layout.vector(t, "v")
+            passed = num_idle if optimizer.idle_momentum else torch.zeros_like(num_idle)
+            first = (optimizer.beta1 ** (passed + 1)).to(layout.dtype)[:, None] * m[rows] + (1 - optimizer.beta1) * grad
+            second = (optimizer.beta2 ** (passed + 1)).to(layout.dtype)[:, None] * v[rows] + (
+                1 - optimizer.beta2
+            ) * grad**2
+            m[rows], v[rows] = first, second
+            keep = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)).to(layout.dtype)[:, None]
+            mhat, vhat = first / (1 - optimizer.beta1**step), second / (1 - optimizer.beta2**step)
+            theta = keep * theta - optimizer.learning_rate * mhat / (vhat.sqrt() + optimizer.eps)
+        elif isinstance(optimizer, Adagrad):
+            total = layout.vector(t, "sum")
+            second = total[rows] + grad**2
+            total[rows] = second
+            theta = theta - optimizer.learning_rate * grad / (second.sqrt() + optimizer.eps)
+        else:
+            assert isinstance(optimizer, SGD)
+            theta = theta - optimizer.learning_rate * grad
+        weight[rows] = theta
+        last[rows] = step
+
+
+def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+    """Local rows of table ``t`` as of now, a copy [len(rows), dim]: equation of :mod:`embeddings.decay`."""
+    theta = layout.weight(t)[rows]
+    if idle is None:
+        return theta
+    decay, c, e = idle.for_rows(layout.last_update_step(t)[rows].numpy())
+    theta = torch.from_numpy(decay).to(layout.dtype)[:, None] * theta
+    if idle.horizon:
+        assert isinstance(layout.optimizer, Adam)
+        moved = torch.from_numpy(layout.optimizer.learning_rate * c).to(layout.dtype)[:, None]
+        floor = torch.from_numpy(layout.optimizer.eps * e).to(layout.dtype)[:, None]
+        theta -= moved * layout.vector(t, "m")[rows] / (layout.vector(t, "v")[rows].sqrt() + floor)
+    return theta

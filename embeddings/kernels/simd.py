@@ -1,0 +1,225 @@
+"""Row arithmetic for compiled kernels: vector instructions and prefetch, which Numba does not emit by itself.
+
+Numba must assume that two slices overlap and that a loop may be short, so a row of 16 floats costs it a scalar loop.
+The intrinsics here load whole vectors before they store, so rows of an output must not overlap their inputs. Arrays are
+flat and contiguous; ``at`` arguments are element numbers.
+
+Numba's disk cache looks at the file of the function that it compiled: after a change here, touch cpu.py as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+_VECTOR_BYTES = 64
+_CONTRACT = ("contract",)
+
+
+def _make_prefetch(write: int) -> Any:
+    @intrinsic
+    def prefetch(typingctx, array, at, count):  # type: ignore[no-untyped-def]
+        def emit(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            at, count = arguments[1:]
+            byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+            function = builder.module.globals.get("llvm.prefetch.p0")
+            if function is None:
+                kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+                function = ir.Function(builder.module, kind, "llvm.prefetch.p0")
+            step = at.type(_VECTOR_BYTES * 8 // signature.args[0].dtype.bitwidth)
+            with cgutils.for_range_slice(builder, at.type(0), count, step, at.type) as (i, _):
+                pointer = builder.bitcast(builder.gep(data, [builder.add(at, i)]), byte)
+                builder.call(function, [pointer, word(write), word(3), word(1)])
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64, types.int64), emit
+
+    return prefetch
+
+
+prefetch_read = _make_prefetch(0)
+"""prefetch_read(array, at, count): the cache lines of array[at : at + count] will be read soon."""
+prefetch_write = _make_prefetch(1)
+"""As prefetch_read; they will be written."""
+
+
+class _Lanes:
+    """Arithmetic on one vector of a row, or on one element of its tail."""
+
+    def __init__(self, builder: ir.IRBuilder, real: ir.Type, width: int, index: ir.Value, dim: ir.Value) -> None:
+        self.builder, self.real, self.width, self.index, self.dim = builder, real, width, index, dim
+        self.kind = ir.VectorType(real, width) if width > 1 else real
+        self.bytes = 4 if isinstance(real, ir.FloatType) else 8
+
+    def _pointer(self, data: ir.Value, at: ir.Value) -> ir.Value:
+        pointer = self.builder.gep(data, [self.builder.add(at, self.index)])
+        return self.builder.bitcast(pointer, self.kind.as_pointer())
+
+    def load(self, data: ir.Value, at: ir.Value) -> ir.Value:
+        return self.builder.load(self._pointer(data, at), align=self.bytes)
+
+    def store(self, value: ir.Value, data: ir.Value, at: ir.Value) -> None:
+        self.builder.store(value, self._pointer(data, at), align=self.bytes)
+
+    def spread(self, scalar: ir.Value) -> ir.Value:
+        if self.width == 1:
+            return scalar
+        one = self.builder.insert_element(ir.Constant(self.kind, ir.Undefined), scalar, ir.IntType(32)(0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.width), [0] * self.width)
+        return self.builder.shuffle_vector(one, ir.Constant(self.kind, ir.Undefined), zeros)
+
+    def add(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.builder.fadd(a, b, flags=_CONTRACT)
+
+    def sub(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.builder.fsub(a, b, flags=_CONTRACT)
+
+    def mul(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.builder.fmul(a, b, flags=_CONTRACT)
+
+    def div(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.builder.fdiv(a, b)
+
+    def sqrt(self, a: ir.Value) -> ir.Value:
+        name = f"llvm.sqrt.{f'v{self.width}' if self.width > 1 else ''}f{8 * self.bytes}"
+        function = self.builder.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.builder.module, ir.FunctionType(self.kind, [self.kind]), name)
+        return self.builder.call(function, [a])
+
+
+def _for_row(builder: ir.IRBuilder, real: ir.Type, dim: ir.Value, emit: Callable[[_Lanes], None]) -> None:
+    """Emits the arithmetic for each whole vector of [0, dim) and for each element after them."""
+    width = _VECTOR_BYTES // (4 if isinstance(real, ir.FloatType) else 8)
+    whole = builder.and_(dim, dim.type(-width))
+    with cgutils.for_range_slice(builder, dim.type(0), whole, dim.type(width), dim.type) as (i, _):
+        emit(_Lanes(builder, real, width, i, dim))
+    with cgutils.for_range_slice(builder, whole, dim, dim.type(1), dim.type) as (i, _):
+        emit(_Lanes(builder, real, 1, i, dim))
+
+
+Body = Callable[[_Lanes, Sequence[tuple[ir.Value, ir.Value]], Sequence[ir.Value]], None]
+
+
+def _emitter(num_arrays: int, body: Body) -> Any:
+    """Code of ``f(array, at, array, at, ..., scalars, dim)``: ``body`` on each vector of the row."""
+
+    def emit(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        places = [
+            (context.make_array(signature.args[2 * i])(context, builder, arguments[2 * i]).data, arguments[2 * i + 1])
+            for i in range(num_arrays)
+        ]
+        scalars = cgutils.unpack_tuple(builder, arguments[-2])
+        real = context.get_data_type(signature.args[0].dtype)
+        _for_row(builder, real, arguments[-1], lambda row: body(row, places, [row.spread(each) for each in scalars]))
+        return context.get_dummy_value()
+
+    return emit
+
+
+def _two_rows(body: Body) -> Any:
+    @intrinsic
+    def operation(typingctx, a, a_at, b, b_at, scalars, dim):  # type: ignore[no-untyped-def]
+        _check(scalars, a, b)
+        return types.void(a, types.int64, b, types.int64, scalars, types.int64), _emitter(2, body)
+
+    return operation
+
+
+def _three_rows(body: Body) -> Any:
+    @intrinsic
+    def operation(typingctx, a, a_at, b, b_at, c, c_at, scalars, dim):  # type: ignore[no-untyped-def]
+        _check(scalars, a, b, c)
+        signature = types.void(a, types.int64, b, types.int64, c, types.int64, scalars, types.int64)
+        return signature, _emitter(3, body)
+
+    return operation
+
+
+def _check(scalars: Any, *arrays: Any) -> None:
+    real = arrays[0].dtype
+    assert all(array.dtype == real and array.ndim == 1 and array.layout == "C" for array in arrays), arrays
+    assert all(scalar == real for scalar in scalars), scalars
+
+
+def _put_scaled(row: _Lanes, places: Any, scalars: Any) -> None:
+    row.store(row.mul(scalars[0], row.load(*places[1])), *places[0])
+
+
+def _add_scaled(row: _Lanes, places: Any, scalars: Any) -> None:
+    row.store(row.add(row.load(*places[0]), row.mul(scalars[0], row.load(*places[1]))), *places[0])
+
+
+def _as_of_now(row: _Lanes, weight: Any, moments: Any, factor: Any, moved: Any, floor: Any) -> ir.Value:
+    data, at = moments
+    m, v = row.load(data, at), row.load(data, row.builder.add(at, row.dim))
+    step = row.div(row.mul(moved, m), row.add(row.sqrt(v), floor))
+    return row.sub(row.mul(factor, row.load(*weight)), step)
+
+
+def _put_moved(row: _Lanes, places: Any, scalars: Any) -> None:
+    row.store(_as_of_now(row, places[1], places[2], *scalars), *places[0])
+
+
+def _add_moved(row: _Lanes, places: Any, scalars: Any) -> None:
+    row.store(row.add(row.load(*places[0]), _as_of_now(row, places[1], places[2], *scalars)), *places[0])
+
+
+def _descend(row: _Lanes, places: Any, scalars: Any) -> None:
+    row.store(row.sub(row.load(*places[0]), row.mul(scalars[0], row.load(*places[1]))), *places[0])
+
+
+def _adagrad(row: _Lanes, places: Any, scalars: Any) -> None:
+    rate, eps = scalars
+    g = row.load(*places[2])
+    total = row.add(row.load(*places[1]), row.mul(g, g))
+    row.store(total, *places[1])
+    step = row.div(row.mul(rate, g), row.add(row.sqrt(total), eps))
+    row.store(row.sub(row.load(*places[0]), step), *places[0])
+
+
+def _adam(row: _Lanes, places: Any, scalars: Any) -> None:
+    keep1, keep2, gain1, gain2, rate, root, eps = scalars[3:]
+    theta = _as_of_now(row, places[0], places[1], *scalars[:3])
+    _adam_step(row, places, theta, keep1, keep2, gain1, gain2, rate, root, eps)
+
+
+def _adam_at_rest(row: _Lanes, places: Any, scalars: Any) -> None:
+    _adam_step(row, places, row.mul(scalars[0], row.load(*places[0])), *scalars[3:])
+
+
+def _adam_step(
+    row: _Lanes, places: Any, theta: Any, keep1: Any, keep2: Any, gain1: Any, gain2: Any, rate: Any, root: Any, eps: Any
+) -> None:
+    (data, at), g = places[1], row.load(*places[2])
+    v_at = row.builder.add(at, row.dim)
+    m = row.add(row.mul(keep1, row.load(data, at)), row.mul(gain1, g))
+    v = row.add(row.mul(keep2, row.load(data, v_at)), row.mul(row.mul(gain2, g), g))
+    row.store(m, data, at)
+    row.store(v, data, v_at)
+    step = row.div(row.mul(rate, m), row.add(row.mul(row.sqrt(v), root), eps))
+    row.store(row.sub(theta, step), *places[0])
+
+
+put_scaled, add_scaled = _two_rows(_put_scaled), _two_rows(_add_scaled)
+"""put_scaled(out, at, row, at, (factor,), dim): out = factor row; add_scaled: out += factor row."""
+put_moved, add_moved = _three_rows(_put_moved), _three_rows(_add_moved)
+"""put_moved(out, at, weight, at, [m | v], at, (factor, moved, floor), dim):
+
+out = factor w - moved m / (sqrt(v) + floor).
+"""
+descend = _two_rows(_descend)
+"""descend(weight, at, grad, at, (rate,), dim): w -= rate g."""
+adagrad = _three_rows(_adagrad)
+"""adagrad(weight, at, sum, at, grad, at, (rate, eps), dim): sum += g^2; w -= rate g / (sqrt(sum) + eps)."""
+adam, adam_at_rest = _three_rows(_adam), _three_rows(_adam_at_rest)
+"""adam(weight, at, [m | v], at, grad, at, (factor, moved, floor, keep1, keep2, gain1, gain2, rate, root, eps), dim):
+
+theta = factor w - moved m / (sqrt(v) + floor); m = keep1 m + gain1 g; v = keep2 v + gain2 g^2;
+w = theta - rate m / (root sqrt(v) + eps). adam_at_rest: moved = 0.
+"""

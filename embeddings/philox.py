@@ -1,0 +1,75 @@
+"""Philox4x32-10, the counter-based generator behind every draw (Salmon et al., SC 2011), in numpy.
+
+A draw is a pure function of a key and a counter, so every backend, world size and sharding plan, and a resumed run, get
+the same one. The Numba form is in :mod:`embeddings.kernels.cpu`.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+NUM_ROUNDS = 10
+LANES = 4
+# Above this n a 32-bit word times n is visibly uneven (one part in 2^10), so two words are used.
+ONE_WORD_LIMIT = 1 << 22
+# The second word of a draw is the same lane of this other stream, so it is shared with no other sample or stream.
+LOW_WORD_STREAM = 1 << 31
+
+_MASK = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+
+
+def philox4x32(counter: tuple[np.ndarray | int, ...], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """The four 32-bit output words of each counter.
+
+    Args:
+        counter: four arrays (or numbers) of 32-bit words, broadcast together.
+        key: two 32-bit words.
+
+    Returns:
+        Four uint64 arrays that hold 32-bit words.
+    """
+    c0, c1, c2, c3 = np.broadcast_arrays(*[np.asarray(word, dtype=np.uint64) & _MASK for word in counter])
+    k0, k1 = np.uint64(key[0]), np.uint64(key[1])
+    m0, m1 = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
+    for _ in range(NUM_ROUNDS):
+        product0 = m0 * c0
+        product1 = m1 * c2
+        c0, c1, c2, c3 = (
+            (product1 >> _SHIFT) ^ c1 ^ k0,
+            product1 & _MASK,
+            (product0 >> _SHIFT) ^ c3 ^ k1,
+            product0 & _MASK,
+        )
+        k0 = np.uint64((int(k0) + WEYL[0]) & 0xFFFFFFFF)
+        k1 = np.uint64((int(k1) + WEYL[1]) & 0xFFFFFFFF)
+    return c0, c1, c2, c3
+
+
+def table_key(seed: int, table: str) -> tuple[int, int]:
+    """The key of a table's draws: (seed as uint32, crc32 of its name)."""
+    return seed & 0xFFFFFFFF, zlib.crc32(table.encode())
+
+
+def lane(words: tuple[np.ndarray, ...], lanes: np.ndarray) -> np.ndarray:
+    """Word ``lanes[i]`` of draw i."""
+    picked: np.ndarray = np.choose(lanes.astype(np.int64), words)
+    return picked
+
+
+def uniform_below(n: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """Uniform integers in [0, n) by multiply-shift: one word up to n = 2^22, else the high part of (high:low) * n.
+
+    Args:
+        n: the bound, 1 <= n <= 2^32.
+        high, low: uint64 arrays of 32-bit words; ``low`` is not looked at where one word is enough.
+    """
+    bound = np.uint64(n)
+    if n <= ONE_WORD_LIMIT:
+        return (high * bound) >> _SHIFT
+    carry = (low * bound) >> _SHIFT
+    return (high * bound + carry) >> _SHIFT

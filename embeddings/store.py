@@ -1,0 +1,87 @@
+"""The embedded feature store: immutable versions of item vectors, one atomic switch, readers that never wait.
+
+    STORE/collections/NAME/CURRENT               which version is served, which were, and why: replaced in one step
+                           versions/v000001/     manifest.json, items.arrow, frequencies of its views; never changed
+                           states/v000001.json   held (with reasons) or expired
+                           views/VIEW/g0001.json the view in anchor generation 1, and its frequencies
+                           LOCK                  one writer at a time
+
+A version's state follows from these: *published* if CURRENT names it, *superseded* if it did, *held* or *expired* if
+its state file says so, else *candidate*. The only commit is the replacement of CURRENT, compared under the writer lock
+with the version that the publisher started from: a publisher that was overtaken gets StaleParent. Readers take no lock.
+Fetching needs nothing but these files. Torch-free.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from embeddings.store_collection import NAME_PATTERN, VERSION_PATTERN, Collection
+from embeddings.store_files import (
+    CorruptStore,
+    GateHeld,
+    StaleParent,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    UnknownCollection,
+    UnknownVersion,
+    UnknownView,
+    ViewExists,
+)
+from embeddings.store_version import VersionReader
+from embeddings.store_views import default_view
+
+__all__ = [
+    "NAME_PATTERN", "VERSION_PATTERN", "Collection", "CorruptStore", "GateHeld", "StaleParent", "Store", "StoreBusy",
+    "StoreError", "StoreFull", "UnknownCollection", "UnknownVersion", "UnknownView", "VersionReader", "ViewExists",
+    "default_view", "open_store",
+]  # fmt: skip
+
+
+def open_store(url: str | Path) -> Store:
+    """The store at a path or ``file://`` URL; it need not exist yet. Raises ValueError for other schemes."""
+    text = os.fspath(url)
+    if "://" in text:
+        parts = urlparse(text)
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+            raise ValueError(f"store url '{text}': {parts.scheme}:// is not available yet: use a path or file:///PATH")
+        text = unquote(parts.path)
+    return Store(Path(text).absolute())
+
+
+class Store:
+    """Collections of item vectors under one directory. Thread-safe; any number of processes may have it open."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._collections: dict[str, Collection] = {}
+        self._lock = threading.Lock()
+
+    def collections(self) -> list[str]:
+        """Names of the collections that have a version (candidates count)."""
+        try:
+            names = sorted(path.name for path in (self.root / "collections").iterdir())
+        except FileNotFoundError:
+            return []
+        return [name for name in names if NAME_PATTERN.fullmatch(name) and self.collection(name).exists()]
+
+    def collection(self, name: str) -> Collection:
+        """The collection of that name, which comes into being with its first version. Raises ValueError for a name that
+        is not ``[a-z0-9][a-z0-9_-]{0,62}``."""
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"collection name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
+        with self._lock:
+            if name not in self._collections:
+                self._collections[name] = Collection(self, name)
+            return self._collections[name]
+
+    def view_collection(self, view: str) -> Collection:
+        """The collection a view belongs to: names of views are unique in a store. Raises UnknownView."""
+        for name in self.collections():
+            if view in self.collection(name).view_names():
+                return self.collection(name)
+        raise UnknownView(f"no collection has a view '{view}'")

@@ -1,0 +1,440 @@
+"""One collection of the embedded store: its versions, their states, the switch between them, its views."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embeddings.store_files import (
+    CorruptStore,
+    GateHeld,
+    StaleParent,
+    StoreError,
+    UnknownCollection,
+    UnknownVersion,
+    ViewExists,
+    Workspace,
+    disk_errors,
+    encode_document,
+    fsync_directory,
+    make_directory,
+    read_document,
+    replace_document,
+    sweep,
+    write_new,
+    writer_lock,
+)
+from embeddings.store_pointer import Pointer
+from embeddings.store_version import ITEMS_FILE, VersionReader, count_statuses, write_arrow, write_items
+from embeddings.store_views import ViewRegistry, define_view, frequencies_batch, utc_now
+from embeddings.vectors import Array, ItemVectors
+
+if TYPE_CHECKING:
+    from embeddings.store import Store
+
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+VERSION_PATTERN = re.compile(r"v\d{6,}")
+MANIFEST_FILE = "manifest.json"
+CACHED_READERS = 4
+
+
+class Collection:
+    """Versions and views of one collection."""
+
+    def __init__(self, store: Store, name: str):
+        self.name = name
+        self.directory = store.root / "collections" / name
+        self._store = store
+        self._versions = self.directory / "versions"
+        self._states = self.directory / "states"
+        self._views = ViewRegistry(self.directory / "views", name)
+        self._pointer = Pointer(self.directory / "CURRENT")
+        self._lock = threading.Lock()
+        self._manifests: dict[str, dict[str, Any]] = {}
+        self._readers: collections.OrderedDict[str, VersionReader] = collections.OrderedDict()
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """Whether there is any version."""
+        return bool(self._version_names())
+
+    def current(self) -> str | None:
+        """The version that is served, None before the first one. Sees another process's switch at once."""
+        return self._pointer.read().version
+
+    def history(self) -> list[dict[str, Any]]:
+        """The latest switches, oldest first: {version, at, kind: publish|promote, reason, override_gate}."""
+        return copy.deepcopy(self._pointer.read().history)
+
+    def versions(self) -> list[dict[str, Any]]:
+        """Manifests of all versions, oldest first, with their states."""
+        return [self.manifest(version) for version in self._version_names()]
+
+    def manifest(self, version: str = "current") -> dict[str, Any]:
+        """The manifest (contract.md) of a version or of the current one, with ``state`` and, if held, ``reasons``.
+        Raises UnknownVersion, UnknownCollection, CorruptStore."""
+        version = self._resolve(version)
+        manifest = self._stored_manifest(version)
+        served = self._pointer.read()
+        mark = read_document(self._states / f"{version}.json") or {}
+        if served.version == version:
+            state = "published"
+        elif mark.get("state") == "expired":
+            state = "expired"
+        elif version in served.versions:
+            state = "superseded"
+        else:
+            state = mark.get("state", "candidate")
+        switches = [switch for switch in served.history if switch["version"] == version]
+        return {
+            **copy.deepcopy(manifest),
+            "state": state,
+            "reasons": mark.get("reasons", []),
+            "published_at": switches[-1]["at"] if switches else None,
+        }
+
+    def open(self, version: str = "current") -> VersionReader:
+        """A reader of a version, or of the one current now; files are checked against the manifest's sha256 once per
+        process. Raises UnknownVersion, UnknownCollection, CorruptStore."""
+        for attempt in range(5):
+            name = self._resolve(version)
+            with self._lock:
+                reader = self._readers.get(name)
+                if reader is not None:
+                    self._readers.move_to_end(name)
+                    return reader
+            try:
+                reader = VersionReader(self._versions / name, self._stored_manifest(name))
+            except CorruptStore:
+                # A switch and a clean-up may both have happened since the pointer was read.
+                if version == "current" and self.current() != name and attempt < 4:
+                    continue
+                if (read_document(self._states / f"{name}.json") or {}).get("state") == "expired":
+                    raise UnknownVersion(
+                        f"version {name} of '{self.name}' has expired: its vectors were removed"
+                    ) from None
+                raise
+            with self._lock:
+                self._readers[name] = reader
+                while len(self._readers) > CACHED_READERS:
+                    self._readers.popitem(last=False)
+            return reader
+        raise AssertionError("unreachable")
+
+    def snapshot(self, path: Path | str, version: str = "current") -> Path:
+        """Writes a version to a Parquet file (see VersionReader.snapshot)."""
+        with disk_errors(Path(path)):
+            return self.open(version).snapshot(path)
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        items: ItemVectors,
+        *,
+        parent: str | None = None,
+        job: str | None = None,
+        anchor_generation: int = 1,
+        anchor_version: str | None = None,
+        missing: int = 0,
+        alignment: Mapping[str, Any] | None = None,
+        gate: Sequence[Mapping[str, Any]] = (),
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Writes a new immutable version in state candidate and returns its name; nothing that is served changes.
+
+        The rows of ``items`` are stored as they are: directions, all finite. Views of ``anchor_generation`` are
+        recorded with copies of their frequencies. Raises ValueError for no rows or rows that are not finite, StoreFull.
+        """
+        if not len(items):
+            raise ValueError(f"collection '{self.name}': there is no item vector to publish")
+        if not np.isfinite(items.vectors).all():
+            raise ValueError(f"collection '{self.name}': a vector is not finite; such rows are carried or left out")
+        with disk_errors(self.directory):
+            self._prepare()
+            with self._writing():
+                self.clean_locked()
+                workspace = Workspace(self._versions)
+            with workspace:
+                files = [write_items(workspace.path / ITEMS_FILE, items)]
+                views = self._views.all(anchor_generation)
+                for view in views:
+                    if view["kind"] == "rff":
+                        path = workspace.path / f"frequencies-{view['name']}.arrow"
+                        files.append(write_arrow(path, frequencies_batch(self._views.features(view).frequencies)))
+                with self._writing():
+                    version = self._next_version()
+                    manifest = {
+                        "collection": self.name,
+                        "version": version,
+                        "parent": parent,
+                        "anchor_generation": anchor_generation,
+                        "anchor_version": anchor_version or version,
+                        "job": job,
+                        "created_at": utc_now(),
+                        **count_statuses(items),
+                        "missing": missing,
+                        "dim": items.dim,
+                        "dtype": "float32",
+                        "id_type": "int64" if items.keys.dtype.kind == "i" else "string",
+                        "alignment": dict(alignment or {}),
+                        "gate": [dict(check) for check in gate],
+                        "views": [_public_view(view) for view in views],
+                        "files": files,
+                        **(extra or {}),
+                    }
+                    write_new(workspace.path / MANIFEST_FILE, encode_document(manifest))
+                    fsync_directory(workspace.path)
+                    os.rename(workspace.path, self._versions / version)
+                    fsync_directory(self._versions)
+        return version
+
+    def publish(self, version: str, expected_parent: str | None) -> None:
+        """Makes ``version`` the current one if ``expected_parent`` (None: no version) is current now; atomic and
+        durable. Does nothing where it is current already. Raises StaleParent, UnknownVersion, StoreFull."""
+        self._switch(version, kind="publish", reason="published", expected=expected_parent, compare=True)
+
+    def hold(self, version: str, reasons: Sequence[str]) -> None:
+        """Marks a candidate as held, with the reasons; what is served does not change."""
+        self._check_named(version)
+        with disk_errors(self.directory), self._writing():
+            state = self.manifest(version)["state"]
+            if state not in ("candidate", "held"):
+                raise StoreError(f"version {version} of '{self.name}' is {state}: only a candidate can be held")
+            replace_document(
+                self._states / f"{version}.json", {"state": "held", "reasons": list(reasons), "at": utc_now()}
+            )
+
+    def promote(self, version: str, reason: str, override_gate: bool = False, if_current: str | None = None) -> None:
+        """Makes any kept version the current one: an older one is the rollback, a held one needs ``override_gate``.
+
+        ``if_current``: refuse with StaleParent unless this one is current now. Raises GateHeld for a version the gate
+        did not pass, ValueError without a reason, UnknownVersion.
+        """
+        if not reason.strip():
+            raise ValueError("promote: a reason is kept in the history; say why")
+        self._check_named(version)
+        manifest = self.manifest(version)
+        failed = [str(check.get("metric")) for check in manifest["gate"] if check.get("verdict") == "fail"]
+        if (manifest["state"] == "held" or (manifest["state"] == "candidate" and failed)) and not override_gate:
+            why = "; ".join(manifest["reasons"]) or "gate failed on " + ", ".join(failed)
+            raise GateHeld(
+                f"version {version} of '{self.name}' is held: {why}. "
+                "To serve it all the same, promote it with override_gate"
+            )
+        self._switch(
+            version, kind="promote", reason=reason, override_gate=override_gate, expected=if_current,
+            compare=if_current is not None,
+        )  # fmt: skip
+
+    def retain(self, keep_last: int) -> list[str]:
+        """Expires old versions, keeping the last ``keep_last`` that were served, the current one, whatever is newer
+        than the oldest kept, and the anchor versions of those kept. Returns what was expired. Manifests stay; open
+        readers stay readable."""
+        if keep_last < 1:
+            raise ValueError(f"keep_last is {keep_last}: the current version is always kept")
+        with disk_errors(self.directory), self._writing():
+            served = self._pointer.read()
+            if served.version is None:
+                return []
+            kept = {*served.versions[-keep_last:], served.version}
+            kept |= {self._stored_manifest(version)["anchor_version"] for version in kept}
+            oldest = min(served.versions[-keep_last:], key=_number)
+            expired = []
+            for manifest in self.versions():
+                version = manifest["version"]
+                if version in kept or _number(version) > _number(oldest) or manifest["state"] == "expired":
+                    continue
+                mark = {"state": "expired", "reasons": manifest["reasons"], "at": utc_now(), "was": manifest["state"]}
+                replace_document(self._states / f"{version}.json", mark)
+                expired.append(version)
+            self._remove_expired()
+        return expired
+
+    def clean(self) -> None:
+        """Removes what killed writers left behind. Writing does this by itself."""
+        if self.directory.is_dir():
+            with self._writing():
+                self.clean_locked()
+
+    # --- views -----------------------------------------------------------------------------------------------------
+
+    def views(self, version: str = "current") -> list[dict[str, Any]]:
+        """Views that can be fetched at a version, by name; none before the first version."""
+        if version == "current" and self.current() is None:
+            return []
+        return [_public_view(view) for view in self._views.all(self.manifest(version)["anchor_generation"])]
+
+    def view(self, name: str, version: str = "current") -> dict[str, Any]:
+        """A view as {name, collection, kind, dim, sigma, seed, frequencies, materialized, dim_in, anchor_generation,
+        created_at, sha256 of U}. Raises UnknownView."""
+        return _public_view(self._views.get(name, self.manifest(version)["anchor_generation"]))
+
+    def view_names(self) -> list[str]:
+        """Names of views in any anchor generation."""
+        return self._views.names()
+
+    def has_view(self, name: str, anchor_generation: int) -> bool:
+        """Whether a view is defined for an anchor generation."""
+        return name in {view["name"] for view in self._views.all(anchor_generation)}
+
+    def create_view(
+        self,
+        name: str,
+        *,
+        kind: str = "rff",
+        dim: int | None = None,
+        sigma: float = 0.4,
+        seed: int = 0,
+        frequencies: str = "orthogonal",
+        dim_in: int | None = None,
+        anchor_generation: int | None = None,
+    ) -> dict[str, Any]:
+        """Creates a view (again with the same parameters: returns it) for the current anchor generation, or, before a
+        first publication, for the ``dim_in`` and ``anchor_generation`` given. Raises ViewExists, ValueError."""
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"view name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
+        if dim_in is None or anchor_generation is None:
+            manifest = self.manifest("current")
+            dim_in, anchor_generation = manifest["dim"], manifest["anchor_generation"]
+        parameters = define_view(name, dim_in, kind=kind, dim=dim, sigma=sigma, seed=seed, frequencies=frequencies)
+        for other in self._store.collections():
+            if other != self.name and name in self._store.collection(other).view_names():
+                raise ViewExists(
+                    f"view '{name}' exists in collection '{other}': names of views are unique; take another"
+                )
+        with disk_errors(self.directory):
+            self._prepare()
+            with self._writing():
+                return _public_view(self._views.create(parameters, dim_in, anchor_generation))
+
+    def delete_view(self, name: str) -> None:
+        """Removes a view in every anchor generation. Raises UnknownView."""
+        with self._writing():
+            self._views.delete(name)
+
+    def frequencies(self, view: str, version: str = "current") -> Array:
+        """U [m, d] float32 of an rff view, checked against its sha256."""
+        entry = self._views.get(view, self.manifest(version)["anchor_generation"])
+        if entry["kind"] != "rff":
+            raise ValueError(f"view '{view}' is {entry['kind']}: it has no frequencies")
+        return self._views.features(entry).frequencies
+
+    def view_transform(self, view: str, h: Array, version: str = "current") -> Array:
+        """phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of ``version``; zero rows (missing) stay zero."""
+        entry = self._views.get(view, self.manifest(version)["anchor_generation"])
+        if entry["kind"] == "identity":
+            return np.asarray(h, dtype=np.float32)
+        return self._views.features(entry).transform(h)
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        for directory in (self._versions, self._states, self.directory / "views"):
+            make_directory(directory)
+
+    def _writing(self) -> Any:
+        if not self.directory.is_dir():
+            raise UnknownCollection(f"there is no collection '{self.name}'")
+        return writer_lock(self.directory / "LOCK")
+
+    def clean_locked(self) -> None:
+        """``clean`` for a caller that holds the writer lock."""
+        for directory in (self.directory, self._versions, self._states):
+            sweep(directory)
+        self._views.clean()
+        self._remove_expired()
+
+    def _remove_expired(self) -> None:
+        for version in self._version_names():
+            if (read_document(self._states / f"{version}.json") or {}).get("state") == "expired":
+                for path in (self._versions / version).iterdir():
+                    if path.name != MANIFEST_FILE:
+                        path.unlink(missing_ok=True)
+
+    def _version_names(self) -> list[str]:
+        try:
+            names = [entry.name for entry in os.scandir(self._versions)]
+        except FileNotFoundError:
+            return []
+        return sorted((name for name in names if VERSION_PATTERN.fullmatch(name)), key=_number)
+
+    def _next_version(self) -> str:
+        names = self._version_names()
+        return f"v{(_number(names[-1]) if names else 0) + 1:06d}"
+
+    def _resolve(self, version: str) -> str:
+        if version == "current":
+            current = self.current()
+            if current is None:
+                kind = UnknownVersion if self.exists() else UnknownCollection
+                raise kind(f"collection '{self.name}' has no published version yet: run a job that publishes to it")
+            return current
+        if not VERSION_PATTERN.fullmatch(version) or not (self._versions / version).is_dir():
+            if not self.exists():
+                others = ", ".join(self._store.collections()) or "none"
+                raise UnknownCollection(f"there is no collection '{self.name}' (there are: {others})")
+            raise UnknownVersion(f"collection '{self.name}' has no version {version!r}")
+        return version
+
+    def _check_named(self, version: str) -> None:
+        """A change needs a version's own name: what ``current`` means may be another one by the time it happens."""
+        if version == "current":
+            raise UnknownVersion(f"'current' of '{self.name}' is no name of a version: name one, such as v000001")
+
+    def _stored_manifest(self, version: str) -> dict[str, Any]:
+        with self._lock:
+            manifest = self._manifests.get(version)
+        if manifest is None:
+            path = self._versions / version / MANIFEST_FILE
+            manifest = read_document(path)
+            if manifest is None:
+                raise CorruptStore(
+                    f"{path}: the manifest is gone: restore it from a backup, or promote another version"
+                )
+            with self._lock:
+                self._manifests[version] = manifest
+        return manifest
+
+    def _switch(
+        self, version: str, *, kind: str, reason: str, expected: str | None, compare: bool, override_gate: bool = False
+    ) -> None:
+        self._check_named(version)
+        with disk_errors(self.directory), self._writing():
+            served = self._pointer.read()
+            if served.version == version:
+                return
+            if compare and served.version != expected:
+                remedy = "look at what is served now, then decide again"
+                if kind == "publish":
+                    remedy = f"{version} rests on what is not served any more; refresh again from the current one"
+                raise StaleParent(f"version {served.version} of '{self.name}' is current, not {expected}: {remedy}")
+            state = self.manifest(version)["state"]
+            if state == "expired":
+                raise UnknownVersion(f"version {version} of '{self.name}' has expired: its vectors were removed")
+            if kind == "publish" and state != "candidate":
+                raise StoreError(
+                    f"version {version} of '{self.name}' is {state}: only a candidate is published; promote it"
+                )
+            self.open(version)
+            self._pointer.switch(
+                {"version": version, "at": utc_now(), "kind": kind, "reason": reason, "override_gate": override_gate}
+            )
+
+
+def _number(version: str) -> int:
+    return int(version[1:])
+
+
+def _public_view(view: Mapping[str, Any]) -> dict[str, Any]:
+    """A view without the entry of its file."""
+    return {name: value for name, value in view.items() if name != "file"}

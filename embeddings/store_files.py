@@ -1,0 +1,270 @@
+"""What the embedded store does to files: durable writes, checked documents, one writer at a time, and its errors.
+
+Every change that a reader can see is one ``os.replace`` or ``os.rename`` of something already on disk (fsynced), so
+that a reader, or a process killed at any point, meets the old state or the new one and nothing between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+LOCK_TIMEOUT_SECONDS = 30.0
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class StoreError(ValueError):
+    """Base of the store's errors: what happened, where, and the remedy."""
+
+
+class UnknownCollection(StoreError):
+    """No collection of that name has a version."""
+
+
+class UnknownVersion(StoreError):
+    """The collection has no such version, or its data was removed by retention."""
+
+
+class UnknownView(StoreError):
+    """The collection has no such view, or not for the anchor generation asked for."""
+
+
+class ViewExists(StoreError):
+    """A view of that name exists with other parameters or in another collection."""
+
+
+class StaleParent(StoreError):
+    """Another version became current in the meantime: what was about to happen rests on one that is not served any
+    more."""
+
+
+class GateHeld(StoreError):
+    """The version did not pass the gate, and the promotion did not override it."""
+
+
+class CorruptStore(StoreError):
+    """A file of the store is not what was written."""
+
+
+class StoreFull(StoreError):
+    """The disk, quota or file size limit ended a write. Nothing of it is left."""
+
+
+class StoreBusy(StoreError):
+    """Another process kept the collection's writer lock for too long."""
+
+
+@contextlib.contextmanager
+def disk_errors(where: Path) -> Iterator[None]:
+    """Turns "no space", "over quota" and "file too large" into StoreFull."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StoreFull(
+                f"{where}: {os.strerror(error.errno)}: nothing was published and what is served is unchanged; "
+                "free space or lower the number of versions kept, then run again"
+            ) from error
+        raise
+
+
+def fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Creates ``path`` and its parents, durably."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    fsync_directory(path.parent)
+
+
+class HashingFile:
+    """A file being written, with the sha256 and the size of what went through it; closing makes it durable."""
+
+    def __init__(self, path: Path):
+        self._file: IO[bytes] = open(path, "xb", buffering=0)  # noqa: SIM115
+        self._hash = hashlib.sha256()
+        self.num_bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._hash.update(view)
+        written = 0
+        while written < len(view):
+            written += self._file.write(view[written:]) or 0
+        self.num_bytes += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- documents: JSON with a checksum of its own ----------------------------------------------------------------------
+
+
+def encode_document(document: dict[str, Any]) -> bytes:
+    body = json.dumps(document, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    checksum = hashlib.sha256(body.encode()).hexdigest()
+    return (
+        json.dumps({"checksum": checksum, "document": document}, allow_nan=False, sort_keys=True, indent=1) + "\n"
+    ).encode()
+
+
+def decode_document(data: bytes, where: Path) -> dict[str, Any]:
+    """The document, or CorruptStore where its checksum is not that of its content."""
+    try:
+        outer = json.loads(data)
+        document = outer["document"]
+        body = json.dumps(document, allow_nan=False, sort_keys=True, separators=(",", ":"))
+        sound = outer["checksum"] == hashlib.sha256(body.encode()).hexdigest()
+    except (ValueError, KeyError, TypeError):
+        sound = False
+    if not sound or not isinstance(document, dict):
+        raise CorruptStore(f"{where}: the file is damaged (its checksum does not match): restore it from a backup")
+    return document
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """The document at ``path``, None where there is none."""
+    try:
+        return decode_document(path.read_bytes(), path)
+    except FileNotFoundError:
+        return None
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Writes a file that does not exist yet, durably."""
+    file = HashingFile(path)
+    try:
+        file.write(data)
+    finally:
+        file.close()
+
+
+def replace_document(path: Path, document: dict[str, Any]) -> None:
+    """Puts ``document`` at ``path`` in one step, durably."""
+    temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}")
+    try:
+        write_new(temporary, encode_document(document))
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+# --- one writer ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def writer_lock(path: Path, timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Iterator[None]:
+    """The exclusive lock of a file, for threads and processes alike; the kernel frees it when its holder dies."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        deadline = time.monotonic() + timeout_seconds
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise StoreBusy(
+                    f"{path}: another process has kept the writer lock for {timeout_seconds:g} s: "
+                    "end it if it is stuck (see: fuser FILE), then try again"
+                )
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class Workspace:
+    """A private directory ``.tmp-*`` under ``parent`` in which something is made before it is moved into place. The
+    lock on a file beside it lasts as long as its owner, so that ``sweep`` can tell what dead ones left. Make it under
+    the writer lock; use and close it without."""
+
+    def __init__(self, parent: Path):
+        self.path = parent / f".tmp-{uuid.uuid4().hex}"
+        self._lock = self.path.with_name(self.path.name + ".lock")
+        self._descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _try_lock(self._descriptor)
+            os.mkdir(self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Removes the directory, if it was not moved away."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def sweep(directory: Path) -> None:
+    """Removes what killed writers left in ``directory``: workspaces whose owner is dead, and half-written documents.
+    Only under the writer lock, where no document is being written and no workspace being made."""
+    for path in directory.glob(".tmp-*"):
+        if path.suffix == ".lock":
+            _sweep_workspace(path)
+        elif path.is_file():
+            path.unlink(missing_ok=True)
+
+
+def _sweep_workspace(lock: Path) -> None:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if _try_lock(descriptor):
+            shutil.rmtree(lock.with_name(lock.name.removesuffix(".lock")), ignore_errors=True)
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)

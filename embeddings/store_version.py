@@ -1,0 +1,216 @@
+"""One immutable version of a collection: how its items are written, and how they are read from memory-mapped Arrow.
+
+``items.arrow`` is an Arrow IPC file of one record batch, sorted by id: ``key`` (int64, or fixed-size binary: UTF-8
+padded with NUL), ``status`` (uint8), ``norm`` (float32), ``count`` (int64, -1 unknown), ``vector`` (fixed-size list of
+float32).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embeddings.store_files import CorruptStore, HashingFile, StoreError, file_sha256
+from embeddings.vectors import (
+    CARRIED,
+    FOUND,
+    MISSING,
+    STATUS_NAMES,
+    Array,
+    ItemVectors,
+    arrow_of,
+    as_list,
+    chunks,
+    find_rows,
+    keys_of,
+)
+
+ITEMS_FILE = "items.arrow"
+
+
+def write_items(path: Path, items: ItemVectors) -> dict[str, Any]:
+    """Writes ``items`` to ``path`` durably; the manifest's entry for the file."""
+    num_items = len(items)
+    keys = items.keys
+    if keys.dtype.kind == "i":
+        ids = pa.array(keys)
+    else:
+        keys = np.ascontiguousarray(keys)
+        ids = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(keys.dtype.itemsize), num_items, [None, pa.py_buffer(keys)]
+        )
+    counts = np.full(num_items, -1, dtype=np.int64) if items.counts is None else items.counts
+    flat = pa.array(np.ascontiguousarray(items.vectors).reshape(-1))
+    columns = {
+        "key": ids,
+        "status": pa.array(items.statuses),
+        "norm": pa.array(items.norms),
+        "count": pa.array(counts),
+        "vector": pa.FixedSizeListArray.from_arrays(flat, items.dim),
+    }
+    return write_arrow(path, pa.record_batch(columns))
+
+
+def write_arrow(path: Path, batch: pa.RecordBatch) -> dict[str, Any]:
+    """Writes one record batch as an Arrow IPC file, durably: {"name", "sha256", "bytes"}."""
+    file = HashingFile(path)
+    try:
+        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
+            writer.write_batch(batch)
+    finally:
+        file.close()
+    return {"name": path.name, "sha256": file.sha256, "bytes": file.num_bytes}
+
+
+_verified: set[tuple[str, int, int, int, str]] = set()
+
+
+def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
+    """The path of a file that a manifest lists, once its size and sha256 were checked (once per process and file).
+    Raises CorruptStore."""
+    path = directory / str(entry["name"])
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        raise CorruptStore(f"{path}: the file is gone though the manifest lists it: {_remedy(directory)}") from None
+    if status.st_size != entry["bytes"]:
+        sizes = f"{status.st_size} bytes, the manifest says {entry['bytes']}"
+        raise CorruptStore(f"{path}: {sizes}: the file is damaged; {_remedy(directory)}")
+    mark = (str(path), status.st_ino, status.st_mtime_ns, status.st_size, str(entry["sha256"]))
+    if mark not in _verified:
+        if file_sha256(path) != entry["sha256"]:
+            raise CorruptStore(f"{path}: the sha256 is not the manifest's: the file is damaged; {_remedy(directory)}")
+        _verified.add(mark)
+    return path
+
+
+def _remedy(directory: Path) -> str:
+    return f"restore {directory} from a backup, or promote another version"
+
+
+def read_arrow(path: Path) -> pa.RecordBatch:
+    """The one record batch of an Arrow IPC file, memory-mapped."""
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    if reader.num_record_batches != 1:
+        raise CorruptStore(f"{path}: {reader.num_record_batches} record batches, expected one")
+    return reader.get_batch(0)
+
+
+class VersionReader:
+    """Reads one version. Everything is memory-mapped and stays readable after later switches. Thread-safe.
+
+    Attributes: ``manifest``, ``version``, ``dim``, ``keys`` (sorted ids: int64 or bytes), ``vectors`` float32 [n, dim],
+    ``statuses`` uint8 [n], ``norms`` float32 [n], ``counts`` int64 [n] or None.
+    """
+
+    def __init__(self, directory: Path, manifest: dict[str, Any]):
+        entry = next(entry for entry in manifest["files"] if entry["name"] == ITEMS_FILE)
+        self._batch = batch = read_arrow(verify_file(directory, entry))
+        self.manifest = manifest
+        self.version: str = manifest["version"]
+        self.dim: int = manifest["dim"]
+        num_items = batch.num_rows
+        key = batch.column("key")
+        key_type = "<i8" if pa.types.is_int64(key.type) else f"S{key.type.byte_width}"
+        self.keys: Array = np.frombuffer(key.buffers()[1], dtype=key_type)[:num_items]
+        self.statuses: Array = batch.column("status").to_numpy()
+        self.norms: Array = batch.column("norm").to_numpy()
+        counts = batch.column("count").to_numpy()
+        self.counts: Array | None = counts if num_items and counts[0] >= 0 else None
+        self.vectors: Array = batch.column("vector").flatten().to_numpy().reshape(num_items, self.dim)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @functools.cached_property
+    def ids(self) -> pa.Array:
+        """Ids, sorted, as an Arrow array of int64 or string."""
+        return arrow_of(self.keys)
+
+    def items(self) -> ItemVectors:
+        """The whole version, without copies of the vectors."""
+        return ItemVectors(
+            self.keys, self.vectors, norms=self.norms, counts=self.counts, statuses=self.statuses,
+            evidence=self.statuses == FOUND,
+        )  # fmt: skip
+
+    def lookup(self, ids: Any) -> tuple[Array, Array]:
+        """(status uint8 [n], vectors float32 [n, dim]) of ``ids`` in the order asked for, duplicates kept. Status is 0
+        missing, 1 found, 2 carried; the vector of a missing id is zero. Raises ItemIdError for ids of another type."""
+        queries = keys_of(ids, query=True)
+        rows = find_rows(self.keys, queries)
+        absent = rows < 0
+        rows[absent] = 0
+        if not len(self.keys):
+            return np.full(len(queries), MISSING, dtype=np.uint8), np.zeros((len(queries), self.dim), dtype=np.float32)
+        status = self.statuses[rows]
+        vectors = self.vectors[rows]
+        status[absent] = MISSING
+        vectors[absent] = 0.0
+        return status, vectors
+
+    def neighbors(self, query: Any, k: int = 10) -> list[tuple[Any, float]]:
+        """The k items of highest cosine to ``query``, exactly, best first: (id, cosine). ``query`` is an id (itself
+        left out) or a vector [dim]. Raises StoreError for an id that is missing, ValueError for a vector that cannot
+        be."""
+        if k < 1:
+            raise ValueError(f"k is {k}, expected at least 1")
+        own_row = -1
+        if isinstance(query, (int, str, np.integer)) and not isinstance(query, bool):
+            own_row = int(find_rows(self.keys, keys_of([query], query=True))[0])
+            if own_row < 0:
+                raise StoreError(f"version {self.version} has no item {query!r}")
+            vector = self.vectors[own_row]
+        else:
+            vector = np.asarray(query, dtype=np.float32)
+            if vector.shape != (self.dim,) or not np.isfinite(vector).all() or not vector.any():
+                raise ValueError(f"a query vector has {self.dim} finite coordinates, not all zero")
+        vector = vector / np.float32(np.linalg.norm(vector))
+        cosines = np.empty(len(self.keys), dtype=np.float32)
+        for part in chunks(len(self.keys), 131_072):
+            rows = self.vectors[part]
+            cosines[part] = rows @ vector / np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), 1e-30)
+        if own_row >= 0:
+            cosines[own_row] = -np.inf
+        k = min(k, len(cosines) - (own_row >= 0))
+        best = np.argpartition(-cosines, k - 1)[:k] if k else np.empty(0, dtype=np.int64)
+        best = best[np.lexsort((best, -cosines[best]))]
+        return [(item, float(cosines[row])) for item, row in zip(as_list(self.keys[best]), best, strict=True)]
+
+    def snapshot(self, path: Path | str) -> Path:
+        """Writes the version to a Parquet file in one step: id, status (word), norm, count, vector. The file's metadata
+        names collection, version and anchor generation."""
+        path = Path(path)
+        names = pa.array(list(STATUS_NAMES))
+        metadata = {
+            f"evenkeel.{name}": str(self.manifest[name]) for name in ("collection", "version", "anchor_generation")
+        }
+        table = pa.table(
+            {
+                "id": self.ids,
+                "status": pa.DictionaryArray.from_arrays(pa.array(self.statuses, pa.int8()), names),
+                "norm": self._batch.column("norm"),
+                "count": self._batch.column("count"),
+                "vector": self._batch.column("vector"),
+            }
+        ).replace_schema_metadata(metadata)
+        temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}-{threading.get_ident()}")
+        try:
+            pq.write_table(table, temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return path
+
+
+def count_statuses(items: ItemVectors) -> dict[str, int]:
+    """Rows and carried rows, as the manifest has them."""
+    return {"rows": len(items), "carried": int(np.count_nonzero(items.statuses == CARRIED))}

@@ -1,0 +1,290 @@
+"""Embedding tables that are looked up, pooled and trained together: SSE, decay at read, and a fused row optimizer.
+
+tables = EmbeddingTables([TableConfig("item", 1000, 16, ("item",))], AdamAR(alpha=1e-4))
+pooled = tables(indices, offsets)    # [B, sum of dims], differentiable: backward records
+loss(pooled).backward()
+tables.step(1)                       # applies what backward recorded, once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from embeddings.config import SSEConfig, TableConfig
+from embeddings.decay import IdleCoefficients
+from embeddings.init import chunks, initial_rows
+from embeddings.kernels.layout import Kernel, Layout, Record, Swaps
+from embeddings.kernels.reference import ReferenceKernel
+from embeddings.optim import Adam, RowOptimizer
+
+DTYPES = (torch.float32, torch.float64)
+
+
+class EmbeddingTables(torch.nn.Module):
+    """A group of embedding tables with one row optimizer and one backend.
+
+    Rows are no ``torch.nn.Parameter``: dense optimizers, DDP and ``state_dict`` do not see them. Save and restore
+    ``weight``, ``state`` and ``completed_steps``.
+
+    Args:
+        tables: one config for each table; features are unique over all of them.
+        optimizer: what :meth:`step` applies.
+        sse: for each feature that takes part, its swap probability. Swaps happen in training mode only.
+        seed: of the initial rows and the SSE draws.
+        backend: ``numba`` (compiled, parallel over samples and rows) or ``reference`` (plain torch).
+        dtype: torch.float32 or torch.float64, of rows, state and output.
+        sse_outside: the caller swaps ids itself (:func:`embeddings.sse.swap`), because rows are split over ranks.
+
+    Attributes:
+        completed_steps: K, the number of steps applied; saved and restored with the tables.
+        features: the features in the order that ``forward`` takes and returns them.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        optimizer: RowOptimizer,
+        *,
+        sse: Mapping[str, SSEConfig] | None = None,
+        seed: int = 0,
+        backend: Literal["numba", "reference"] = "numba",
+        dtype: torch.dtype = torch.float32,
+        sse_outside: bool = False,
+    ) -> None:
+        super().__init__()
+        if not tables:
+            raise ValueError("EmbeddingTables needs at least one table")
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
+        self.optimizer = optimizer
+        self.layout = Layout(tables, optimizer, seed, dtype)
+        self.features: tuple[str, ...] = tuple(slot.name for slot in self.layout.slots)
+        self.completed_steps = 0
+        self._numbers = {table.name: t for t, table in enumerate(self.layout.tables)}
+        if len(self._numbers) != len(self.layout.tables) or len(set(self.features)) != len(self.features):
+            raise ValueError(
+                f"tables {[table.name for table in tables]} and features {self.features} must each be unique"
+            )
+        self._sample_offset = 0
+        self._records: list[Record] = []
+        self._idle = self._coefficients(optimizer.idle_alpha)
+        self._idle_without_decay: IdleCoefficients | None = None
+        self._probabilities = self._check_sse(dict(sse or {}), sse_outside)
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._kernel = _kernel(backend, self.layout)
+        self.reset()
+
+    def _check_sse(self, sse: Mapping[str, SSEConfig], sse_outside: bool) -> tuple[float, ...] | None:
+        unknown = sorted(set(sse) - set(self.features))
+        if unknown:
+            raise ValueError(f"sse names features {unknown}, which no table has (there are {list(self.features)})")
+        for slot in self.layout.slots:
+            table = self.layout.tables[slot.table]
+            if slot.name in sse and not table.whole and not sse_outside:
+                raise ValueError(
+                    f"feature '{slot.name}': the rows of table '{table.name}' are split, so SSE can't swap inside the "
+                    "lookup: call embeddings.sse.swap before ids are distributed, and pass sse_outside=True"
+                )
+        if sse_outside or all(config.probability == 0.0 for config in sse.values()):
+            return None
+        return tuple(sse[name].probability if name in sse else 0.0 for name in self.features)
+
+    def _coefficients(self, alpha: float) -> IdleCoefficients | None:
+        optimizer = self.optimizer
+        if not isinstance(optimizer, Adam) or (alpha == 0.0 and not optimizer.idle_momentum):
+            return None
+        return IdleCoefficients(
+            alpha=alpha, momentum=optimizer.idle_momentum, beta1=optimizer.beta1, beta2=optimizer.beta2
+        )
+
+    def reset(self) -> None:
+        """Initial rows and fresh optimizer state, as at step 0."""
+        self.completed_steps = 0
+        self._records.clear()
+        self.layout.vectors.zero_()
+        self.layout.last_steps.zero_()
+        for t, table in enumerate(self.layout.tables):
+            weight = self.layout.weight(t)
+            for start, end in chunks(table):
+                weight[start:end] = torch.from_numpy(initial_rows(table, self.layout.seed, start, end))
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def set_context(self, step: int, sample_offset: int = 0) -> None:
+        """Says which step is computed next, K + 1, and where in the global batch this rank's samples start."""
+        if step != self.completed_steps + 1:
+            raise ValueError(f"step {step} does not follow {self.completed_steps} completed steps")
+        self._sample_offset = sample_offset
+
+    def forward(
+        self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Looks rows up as of now, and pools them.
+
+        Args:
+            indices: local row numbers, int64 [n], feature by feature (in the order of ``features``), sample by sample.
+            offsets: int64 [F * B + 1], where each bag starts in ``indices``.
+            per_sample_weights: optional [n]; a row of weight 0 adds nothing and is not touched.
+
+        Returns:
+            [B, sum of dims], the features side by side. ``mean`` divides by the number of ids that are not padding; an
+            empty bag gives 0.
+
+        Raises:
+            ValueError: an id outside its table, or shapes and types that do not fit.
+        """
+        batch_size = self._check_input(indices, offsets, per_sample_weights)
+        output: torch.Tensor = _Lookup.apply(
+            self._anchor, self, indices.contiguous(), offsets.contiguous(), per_sample_weights, batch_size
+        )
+        return output
+
+    def _check_input(self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> int:
+        num_features = len(self.features)
+        if indices.dtype != torch.int64 or offsets.dtype != torch.int64:
+            raise ValueError(f"indices and offsets must be int64, not {indices.dtype} and {offsets.dtype}")
+        if indices.dim() != 1 or offsets.dim() != 1 or (offsets.numel() - 1) % num_features:
+            raise ValueError(
+                f"indices must be [n] and offsets [F * B + 1] with F = {num_features} features, "
+                f"not {list(indices.shape)} and {list(offsets.shape)}"
+            )
+        if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
+            raise ValueError(
+                f"offsets must run from 0 to the number of indices, {indices.numel()}, not from {int(offsets[0])} to "
+                f"{int(offsets[-1])}"
+            )
+        if weights is not None and (weights.shape != indices.shape or weights.requires_grad):
+            raise ValueError("per_sample_weights must have the shape of indices and need no gradient")
+        return (offsets.numel() - 1) // num_features
+
+    def _forward(
+        self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        swaps = None
+        if self.training and self._probabilities is not None:
+            swaps = Swaps(self._probabilities, self.completed_steps + 1, self._sample_offset)
+        return self._kernel.forward(indices, offsets, weights, batch_size, swaps, self._idle_now())
+
+    def _idle_now(self) -> IdleCoefficients | None:
+        return None if self._idle is None else self._idle.at(self.completed_steps)
+
+    @property
+    def num_records(self) -> int:
+        """How many backwards wait for :meth:`step`."""
+        return len(self._records)
+
+    def gradient_is_finite(self) -> bool:
+        """Whether every recorded output gradient is finite."""
+        return all(bool(torch.isfinite(record.grad).all()) for record in self._records)
+
+    def non_finite_tables(self) -> list[str]:
+        """Tables with a recorded output gradient that is not finite."""
+        return sorted(
+            {
+                self.layout.tables[slot.table].name
+                for record in self._records
+                if not bool(torch.isfinite(record.grad).all())
+                for slot in self.layout.slots
+                if not bool(torch.isfinite(record.grad[:, slot.column : slot.column + slot.dim]).all())
+            }
+        )
+
+    def step(self, k: int) -> None:
+        """Applies what backward recorded since the last step, once, as step ``k`` = completed_steps + 1."""
+        if k != self.completed_steps + 1:
+            raise ValueError(f"step {k} does not follow {self.completed_steps} completed steps")
+        records, self._records = self._records, []
+        if records:
+            self._kernel.update(records, k, self._idle_now())
+        self.completed_steps = k
+
+    def discard(self) -> None:
+        """Drops what backward recorded."""
+        self._records.clear()
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def weight(self, name: str) -> torch.Tensor:
+        """Rows of table ``name`` as stored, without what idleness owes them: a view [row_count, dim]."""
+        return self.layout.weight(self._number(name))
+
+    def state(self, name: str) -> dict[str, torch.Tensor]:
+        """Optimizer state of table ``name``, views: m and v, or sum, [rows, dim]; last_update_step int32 [rows]."""
+        t = self._number(name)
+        state = {vector: self.layout.vector(t, vector) for vector in self.layout.vector_names}
+        state["last_update_step"] = self.layout.last_update_step(t)
+        return state
+
+    def read(self, name: str, rows: torch.Tensor | None = None, *, decay: bool = True) -> torch.Tensor:
+        """Rows as dense semantics would have them after ``completed_steps`` steps: a copy [len(rows), dim].
+
+        With ``decay=False`` the movement of idle momentum is applied, but no decay since the last touch: what a
+        published direction is made of. Reading changes nothing.
+        """
+        t = self._number(name)
+        count = self.layout.tables[t].row_count
+        if rows is None:
+            rows = torch.arange(count)
+        elif rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
+            raise ValueError(f"table '{name}' has {count} rows: can't read rows {int(rows.min())} to {int(rows.max())}")
+        idle = self._idle_now() if decay else self._idle_undecayed()
+        return self._kernel.read(t, rows.contiguous(), idle)
+
+    def _idle_undecayed(self) -> IdleCoefficients | None:
+        if self._idle_without_decay is None:
+            self._idle_without_decay = self._coefficients(0.0)
+        return None if self._idle_without_decay is None else self._idle_without_decay.at(self.completed_steps)
+
+    def load(self, name: str, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the stored rows and the optimizer state of a table; set ``completed_steps`` beside it."""
+        t = self._number(name)
+        mine: dict[str, Any] = {"weight": self.weight(name), **self.state(name)}
+        given: dict[str, Any] = {"weight": weight, **state}
+        if set(mine) != set(given):
+            raise ValueError(f"table '{name}': state must hold {sorted(mine)}, not {sorted(given)}")
+        for part, target in mine.items():
+            if target.shape != given[part].shape:
+                raise ValueError(
+                    f"table '{self.layout.tables[t].name}': {part} must have shape {list(target.shape)}, "
+                    f"not {list(given[part].shape)}"
+                )
+        for part, target in mine.items():
+            target.copy_(given[part])
+
+    def _number(self, name: str) -> int:
+        if name not in self._numbers:
+            raise ValueError(f"there is no table '{name}' (there are {', '.join(self._numbers)})")
+        return self._numbers[name]
+
+    def extra_repr(self) -> str:
+        return "\n".join(f"{t.name}: {t.row_count} x {t.dim} {t.features}" for t in self.layout.tables)
+
+
+class _Lookup(torch.autograd.Function):
+    """Forward through the kernel; backward keeps (ids, output gradient) for the step."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tables: EmbeddingTables, indices, offsets, weights, batch_size):  # type: ignore[no-untyped-def]
+        output, used = tables._forward(indices, offsets, weights, batch_size)
+        ctx.tables, ctx.lookup = tables, (used, offsets, weights)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor):  # type: ignore[no-untyped-def, override]
+        used, offsets, weights = ctx.lookup
+        ctx.tables._records.append(Record(used, offsets, weights, grad.contiguous()))
+        return None, None, None, None, None, None
+
+
+def _kernel(backend: str, layout: Layout) -> Kernel:
+    if backend == "reference":
+        return ReferenceKernel(layout)
+    if backend == "numba":
+        # Numba takes a second to import: only who uses it pays.
+        from embeddings.kernels.cpu import NumbaKernel
+
+        return NumbaKernel(layout)
+    raise ValueError(f"backend '{backend}' is unknown: use numba or reference")

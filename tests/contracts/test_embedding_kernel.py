@@ -1,0 +1,179 @@
+"""What every kernel owes: the reference's swaps bit for bit, its rows to rounding, the same bits for any threads.
+
+A new backend joins by adding its name to CANDIDATES.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embeddings.config import InitConfig, SSEConfig, TableConfig
+from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowOptimizer
+from embeddings.tables import EmbeddingTables
+
+CANDIDATES = ("numba",)
+OPTIMIZERS: dict[str, RowOptimizer] = {
+    "sgd": SGD(0.1),
+    "adagrad": Adagrad(0.1),
+    "adam": Adam(0.01),
+    "adam-lazy": Adam(0.01, moments="lazy"),
+    "adam_ar": AdamAR(0.01, alpha=0.05),
+    "adam_ar-lazy": AdamAR(0.01, alpha=0.05, moments="lazy"),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A group of tables and the batches of some steps: one (ids, offsets, weights) or several for each step."""
+
+    tables: tuple[TableConfig, ...]
+    sse: dict[str, SSEConfig]
+    steps: tuple[tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], ...], ...]
+    sample_offset: int
+
+    def build(self, optimizer: RowOptimizer, backend: str, dtype: torch.dtype) -> EmbeddingTables:
+        return EmbeddingTables(self.tables, optimizer, sse=self.sse, seed=17, backend=backend, dtype=dtype)
+
+
+@st.composite
+def problems(draw) -> Problem:
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    tables, sse = [], {}
+    for t in range(draw(st.integers(1, 3))):
+        features = tuple(f"f{t}{i}" for i in range(draw(st.integers(1, 3))))
+        poolings = tuple(draw(st.sampled_from(["sum", "mean"])) for _ in features)
+        num_rows = draw(st.sampled_from([1, 3, 7, 40, 3000]))
+        tables.append(
+            TableConfig(
+                f"t{t}", num_rows, draw(st.sampled_from([1, 2, 5, 8, 16, 17, 33, 64])), features, poolings,
+                init=InitConfig("normal", 0.5), first_live_row=draw(st.sampled_from([0, 2])),
+            )
+        )  # fmt: skip
+        sse |= {feature: SSEConfig(p) for feature in features if (p := draw(st.sampled_from([0.0, 0.1, 1.0])))}
+    steps = []
+    for _ in range(draw(st.integers(1, 4))):
+        batches = []
+        for _ in range(draw(st.integers(1, 2))):
+            batch_size, longest = draw(st.sampled_from([0, 1, 3, 70])), draw(st.sampled_from([1, 2, 6]))
+            ids, lengths = [], []
+            for table in tables:
+                for _ in table.features:
+                    length = generator.integers(0, longest + 1, batch_size)
+                    # Half of the ids among the first few rows: repeated within bags and between them.
+                    few = min(table.num_rows, 4)
+                    size = int(length.sum())
+                    ids.append(
+                        np.where(
+                            generator.random(size) < 0.5, generator.integers(0, few, size),
+                            generator.integers(0, table.num_rows, size),
+                        )
+                    )  # fmt: skip
+                    lengths.append(length)
+            offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
+            flat = torch.from_numpy(np.concatenate(ids).astype(np.int64))
+            weights = None
+            if draw(st.booleans()):
+                values = generator.uniform(0.5, 2.0, len(flat)) * (generator.random(len(flat)) < 0.8)
+                weights = torch.from_numpy(values.astype(np.float32))
+            batches.append((flat, torch.from_numpy(offsets), weights))
+        steps.append(tuple(batches))
+    return Problem(tuple(tables), sse, tuple(steps), draw(st.integers(0, 5)))
+
+
+def run(tables: EmbeddingTables, problem: Problem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Trains through all steps; the pooled outputs and the ids that were looked up."""
+    outputs, used = [], []
+    for k, batches in enumerate(problem.steps, start=1):
+        tables.set_context(k, problem.sample_offset)
+        for batch in batches:
+            pooled = tables(*batch)
+            # A gradient of about 1 that is bounded away from 0, where Adam's first step would amplify rounding.
+            (pooled.square() / 2 + 2.0 * pooled).sum().backward()
+            outputs.append(pooled.detach())
+        used += [record.indices for record in tables._records]
+        tables.step(k)
+    return outputs, used
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@given(problem=problems(), dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_equals_the_reference(candidate, optimizer, problem, dtype):
+    """float32: 1e-6 for each unit of size, as sums of up to some hundred rows round; float64: 1e-12."""
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+    reference, other = (problem.build(optimizer, backend, dtype) for backend in ("reference", candidate))
+    outputs, swaps = run(reference, problem)
+    other_outputs, other_swaps = run(other, problem)
+    for expected, got in zip(swaps, other_swaps, strict=True):
+        assert torch.equal(expected, got)
+    for expected, got in zip(outputs, other_outputs, strict=True):
+        scale = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
+        torch.testing.assert_close(got, expected, rtol=tolerance * 10, atol=tolerance * scale)
+    for table in problem.tables:
+        expected, got = reference.read(table.name), other.read(table.name)
+        scale = max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(got, expected, rtol=tolerance * 10, atol=tolerance * scale)
+        last = [each.state(table.name)["last_update_step"] for each in (reference, other)]
+        assert torch.equal(*last)
+
+
+def zipf_steps(num_steps: int = 3) -> Problem:
+    """Large enough for several stripes, blocks and threads, with a row that occurs thousands of times."""
+    generator = np.random.default_rng(1)
+    tables = (
+        TableConfig("a", 50_000, 16, ("a",), init=InitConfig("normal", 0.5)),
+        TableConfig("b", 300, 5, ("b", "c"), ("sum", "mean"), init=InitConfig("normal", 0.5)),
+    )
+    steps = []
+    for _ in range(num_steps):
+        lengths = generator.integers(0, 12, (3, 2000))
+        ids = [np.minimum(generator.zipf(1.3, lengths[f].sum()), rows - 1) for f, rows in enumerate((50_000, 300, 300))]
+        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+        steps.append(((torch.from_numpy(np.concatenate(ids)), offsets, None),))
+    return Problem(tables, {"a": SSEConfig(0.1), "b": SSEConfig(0.1)}, tuple(steps), 0)
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+@pytest.mark.parametrize("optimizer", [OPTIMIZERS["adam_ar"], OPTIMIZERS["adagrad"]], ids=["adam_ar", "adagrad"])
+def test_bits_do_not_depend_on_the_number_of_threads(candidate, optimizer):
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 2):
+            torch.set_num_threads(count)
+            tables = zipf_steps().build(optimizer, candidate, torch.float32)
+            outputs, _ = run(tables, zipf_steps())
+            results.append((outputs[-1], tables.layout.weights, tables.layout.vectors))
+    finally:
+        torch.set_num_threads(threads)
+    for result in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(results[0], result, strict=True))
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+def test_many_duplicates_equal_the_reference(candidate):
+    """Sums of thousands of float32 gradients in the same order differ by rounding alone."""
+    problem = zipf_steps(2)
+    reference, other = (problem.build(OPTIMIZERS["adam_ar"], each, torch.float64) for each in ("reference", candidate))
+    run(reference, problem)
+    run(other, problem)
+    for name in "ab":
+        torch.testing.assert_close(other.read(name), reference.read(name), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+def test_the_number_of_torch_threads_is_left_alone(candidate):
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            run(zipf_steps(1).build(OPTIMIZERS["sgd"], candidate, torch.float32), zipf_steps(1))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,401 @@
+"""What every feature store promises, one suite run over each implementation (today: the embedded one)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embeddings.store import (
+    Collection,
+    GateHeld,
+    StaleParent,
+    Store,
+    StoreError,
+    UnknownCollection,
+    UnknownVersion,
+    UnknownView,
+    ViewExists,
+    open_store,
+)
+from embeddings.vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors
+
+
+def items(ids: object, fill: float = 1.0, dim: int = 4, **columns: object) -> ItemVectors:
+    num_ids = len(ids)  # type: ignore[arg-type]
+    vectors = np.random.default_rng(int(fill)).standard_normal((num_ids, dim)).astype(np.float32)
+    vectors[:, 0] = fill
+    return ItemVectors(ids, vectors, **columns)  # type: ignore[arg-type]
+
+
+def publish(collection: Collection, content: ItemVectors, **fields: object) -> str:
+    parent = collection.current()
+    version = collection.write(content, parent=parent, **fields)  # type: ignore[arg-type]
+    collection.publish(version, parent)
+    return version
+
+
+class StoreContract:
+    """Inherited by each implementation, which provides ``store``: a fresh, empty one."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def collection(self, store: Store) -> Collection:
+        return store.collection("items")
+
+    # --- what is not there -----------------------------------------------------------------------------------------
+
+    def test_an_empty_store_says_so(self, store: Store, collection: Collection) -> None:
+        assert store.collections() == []
+        assert not collection.exists()
+        assert collection.current() is None
+        assert collection.versions() == []
+        assert collection.views() == []
+        with pytest.raises(UnknownCollection, match="no published version yet"):
+            collection.open()
+        with pytest.raises(UnknownCollection, match="there is no collection 'items'"):
+            collection.manifest("v000001")
+        with pytest.raises(UnknownView):
+            store.view_collection("items_rff")
+        assert store.collections() == []
+
+    @pytest.mark.parametrize("name", ["", "..", "a/b", "Items", "-a", "a" * 64, "a b", "a\n"])
+    def test_names_that_cannot_be(self, store: Store, name: str) -> None:
+        with pytest.raises(ValueError, match="collection name"):
+            store.collection(name)
+
+    def test_unknown_versions(self, collection: Collection) -> None:
+        publish(collection, items([1]))
+        for version in ("v000002", "v1", "../v000001", "latest"):
+            with pytest.raises(UnknownVersion):
+                collection.open(version)
+
+    # --- versions and states ---------------------------------------------------------------------------------------
+
+    def test_a_candidate_is_not_served(self, store: Store, collection: Collection) -> None:
+        version = collection.write(items([1, 2]), job="j", missing=3)
+        assert version == "v000001"
+        assert collection.current() is None
+        with pytest.raises(UnknownVersion, match="no published version yet"):
+            collection.open()
+        assert store.collections() == ["items"]
+        manifest = collection.manifest(version)
+        assert manifest["state"] == "candidate"
+        assert manifest["published_at"] is None
+        for field, value in {
+            "collection": "items", "version": version, "parent": None, "anchor_generation": 1, "job": "j", "rows": 2,
+            "carried": 0, "missing": 3, "dim": 4, "dtype": "float32", "alignment": {}, "gate": [], "views": [],
+        }.items():  # fmt: skip
+            assert manifest[field] == value, field
+        assert {"name", "sha256", "bytes"} == set(manifest["files"][0])
+
+    def test_states_follow_the_switches(self, collection: Collection) -> None:
+        first = publish(collection, items([1], 1))
+        second = publish(collection, items([1], 2))
+        third = collection.write(items([1], 3), parent=second)
+        collection.hold(third, ["cosine_mean is 0.1, below 0.85: look"])
+        states = {manifest["version"]: manifest["state"] for manifest in collection.versions()}
+        assert states == {first: "superseded", second: "published", third: "held"}
+        assert collection.manifest(third)["reasons"] == ["cosine_mean is 0.1, below 0.85: look"]
+        assert collection.manifest()["version"] == second
+        assert collection.open().vectors[0, 0] == 2
+        assert collection.open(third).vectors[0, 0] == 3
+
+    def test_versions_stay_as_they_were(self, collection: Collection) -> None:
+        first = publish(collection, items([1, 2], 1))
+        reader = collection.open()
+        before = reader.vectors.copy()
+        publish(collection, items([1, 2, 3], 2))
+        assert reader.version == first
+        np.testing.assert_array_equal(reader.vectors, before)
+        np.testing.assert_array_equal(collection.open(first).vectors, before)
+
+    def test_publishing_is_fenced(self, collection: Collection) -> None:
+        first = publish(collection, items([1], 1))
+        ours = collection.write(items([1], 2), parent=first)
+        theirs = collection.write(items([1], 3), parent=first)
+        collection.publish(theirs, first)
+        with pytest.raises(StaleParent, match=f"version {theirs} of 'items' is current, not {first}"):
+            collection.publish(ours, first)
+        with pytest.raises(StaleParent):
+            collection.publish(ours, None)
+        assert collection.current() == theirs
+        # Publishing again what is current already is not an error: a retried run does it.
+        collection.publish(theirs, first)
+
+    def test_only_candidates_are_published_or_held(self, collection: Collection) -> None:
+        first = publish(collection, items([1], 1))
+        second = publish(collection, items([1], 2))
+        with pytest.raises(StoreError, match="superseded"):
+            collection.publish(first, second)
+        for version in (first, second):
+            with pytest.raises(StoreError, match="only a candidate can be held"):
+                collection.hold(version, ["no"])
+
+    def test_rollback(self, collection: Collection) -> None:
+        first = publish(collection, items([1], 1))
+        second = publish(collection, items([1], 2))
+        with pytest.raises(StaleParent):
+            collection.promote(first, "bad day", if_current=first)
+        collection.promote(first, "bad day", if_current=second)
+        assert collection.current() == first
+        assert collection.manifest(second)["state"] == "superseded"
+        assert collection.history()[-1]["reason"] == "bad day"
+        assert collection.history()[-1]["kind"] == "promote"
+        assert [switch["version"] for switch in collection.history()] == [first, second, first]
+        collection.promote(second, "it was fine")
+        assert collection.current() == second
+
+    def test_promotion_of_what_the_gate_held(self, collection: Collection) -> None:
+        first = publish(collection, items([1], 1))
+        held = collection.write(items([1], 2), parent=first)
+        collection.hold(held, ["too far"])
+        with pytest.raises(GateHeld, match="too far"):
+            collection.promote(held, "I know")
+        with pytest.raises(ValueError, match="say why"):
+            collection.promote(held, " ", override_gate=True)
+        assert collection.current() == first
+        collection.promote(held, "I know", override_gate=True)
+        assert collection.manifest(held)["state"] == "published"
+        assert collection.history()[-1]["override_gate"] is True
+        publish(collection, items([1], 3))
+        assert collection.manifest(held)["state"] == "superseded"
+
+    def test_changes_name_their_version(self, collection: Collection) -> None:
+        """'current' as a target would be written into the pointer as it is, and nothing could be served any more."""
+        first = publish(collection, items([1], 1))
+        second = publish(collection, items([1], 2))
+        for change in (
+            lambda: collection.promote("current", "again"),
+            lambda: collection.publish("current", second),
+            lambda: collection.hold("current", ["no"]),
+        ):
+            with pytest.raises(UnknownVersion, match="no name of a version"):
+                change()
+        assert collection.open().version == second
+        assert [switch["version"] for switch in collection.history()] == [first, second]
+
+    def test_promotion_of_a_candidate_that_failed_its_gate(self, collection: Collection) -> None:
+        failed = {"metric": "finite", "value": 0.5, "threshold": 1.0, "verdict": "fail"}
+        version = collection.write(items([1]), gate=[failed])
+        with pytest.raises(GateHeld, match="finite"):
+            collection.promote(version, "why not")
+
+    def test_retention(self, collection: Collection) -> None:
+        versions = [publish(collection, items([1], fill), anchor_version="v000001") for fill in range(1, 7)]
+        collection.promote(versions[3], "rollback")
+        held = collection.write(items([1], 9), parent=versions[3])
+        collection.hold(held, ["no"])
+        reader = collection.open(versions[1])
+        expired = collection.retain(2)
+        # Kept: the last two served (the fourth, current by rollback, and the sixth), what is newer than the older of
+        # them, and the anchor that the averages go back to.
+        assert expired == versions[1:3]
+        states = [manifest["state"] for manifest in collection.versions()]
+        assert states == ["superseded", "expired", "expired", "published", "superseded", "superseded", "held"]
+        assert reader.lookup([1])[1][0, 0] == 2
+        collection_again = open_store(collection.directory.parent.parent).collection("items")
+        for call in (lambda: collection_again.open(versions[1]), lambda: collection_again.promote(versions[1], "back")):
+            with pytest.raises(UnknownVersion, match="expired"):
+                call()
+        assert collection_again.open(versions[0]).vectors[0, 0] == 1
+        assert collection_again.manifest(versions[1])["rows"] == 1
+        assert collection.retain(2) == []
+        # Numbers are not used again.
+        assert publish(collection, items([1])) == "v000008"
+
+    # --- contents --------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("ids", [[30, 10, 20], ["c", "a", "b"], ["é", "z", "日本"]])
+    def test_lookup_in_request_order(self, collection: Collection, ids: list[object]) -> None:
+        content = items(ids, statuses=[FOUND, CARRIED, FOUND])
+        publish(collection, content)
+        reader = collection.open()
+        unknown: object = 99 if isinstance(ids[0], int) else "nobody"
+        asked = [ids[1], unknown, ids[0], ids[1], ids[2]]
+        status, vectors = reader.lookup(asked)
+        assert status.tolist() == [CARRIED, MISSING, FOUND, CARRIED, FOUND]
+        by_id = dict(zip(content.arrow_ids().to_pylist(), content.vectors, strict=True))
+        for wanted, vector in zip(asked, vectors, strict=True):
+            np.testing.assert_array_equal(vector, by_id.get(wanted, np.zeros(4)))
+        assert vectors.dtype == np.float32
+        assert reader.ids.to_pylist() == sorted(ids, key=lambda value: str(value).encode())
+        assert collection.manifest()["carried"] == 1
+
+    def test_no_ids_at_all(self, collection: Collection) -> None:
+        publish(collection, items(["a"]))
+        status, vectors = collection.open().lookup([])
+        assert status.shape == (0,)
+        assert vectors.shape == (0, 4)
+
+    def test_ids_of_the_wrong_type(self, collection: Collection) -> None:
+        publish(collection, items([1, 2]))
+        with pytest.raises(ItemIdError, match="the ids here are integers"):
+            collection.open().lookup(["1"])
+
+    @given(stored=st.sets(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40), data=st.data())
+    def test_lookup_is_a_dictionary(
+        self, tmp_path_factory: pytest.TempPathFactory, stored: set[int], data: st.DataObject
+    ) -> None:
+        collection = open_store(tmp_path_factory.mktemp("store")).collection("items")
+        ids = list(stored)
+        content = items(ids, dim=3)
+        publish(collection, content)
+        asked = data.draw(st.lists(st.sampled_from(ids) | st.integers(-(2**63), 2**63 - 1), max_size=20))
+        status, vectors = collection.open().lookup(np.array(asked, dtype=np.int64))
+        by_id = dict(zip(content.keys.tolist(), content.vectors, strict=True))
+        assert status.tolist() == [FOUND if wanted in by_id else MISSING for wanted in asked]
+        for wanted, vector in zip(asked, vectors, strict=True):
+            np.testing.assert_array_equal(vector, by_id.get(wanted, np.zeros(3)))
+
+    def test_what_cannot_be_written(self, collection: Collection) -> None:
+        broken = items([1, 2])
+        broken.vectors[1, 2] = np.nan
+        with pytest.raises(ValueError, match="not finite"):
+            collection.write(broken)
+        with pytest.raises(ValueError, match="no item vector"):
+            collection.write(ItemVectors([], np.empty((0, 4))))
+        assert collection.versions() == []
+
+    def test_neighbors_are_exact(self, collection: Collection) -> None:
+        rng = np.random.default_rng(0)
+        vectors = rng.standard_normal((500, 8)).astype(np.float32)
+        publish(collection, ItemVectors(np.arange(500) * 2, vectors))
+        reader = collection.open()
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        query = rng.standard_normal(8)
+        expected = np.argsort(-(unit @ (query / np.linalg.norm(query))))[:7]
+        found = reader.neighbors(query, 7)
+        assert [item for item, _ in found] == (expected * 2).tolist()
+        np.testing.assert_allclose(
+            [cosine for _, cosine in found], unit[expected] @ query / np.linalg.norm(query), atol=1e-6
+        )
+        own = reader.neighbors(84, 3)
+        assert 84 not in [item for item, _ in own]
+        assert [item for item, _ in own] == (np.argsort(-(unit @ unit[42]))[1:4] * 2).tolist()
+        assert len(reader.neighbors(84, 10_000)) == 499
+        assert len(reader.neighbors(query, 10_000)) == 500
+        with pytest.raises(StoreError, match="no item 85"):
+            reader.neighbors(85)
+        for bad in (np.zeros(8), np.ones(7), np.full(8, np.nan)):
+            with pytest.raises(ValueError, match="finite coordinates"):
+                reader.neighbors(bad)
+        with pytest.raises(ValueError, match="at least 1"):
+            reader.neighbors(84, 0)
+
+    def test_neighbors_of_a_single_item(self, collection: Collection) -> None:
+        publish(collection, items(["a"]))
+        assert collection.open().neighbors("a", 5) == []
+
+    @pytest.mark.parametrize("ids", [[3, 1, 2], ["c", "a", "b"]])
+    def test_snapshot(self, collection: Collection, tmp_path: Path, ids: list[object]) -> None:
+        content = items(ids, counts=[3, 1, 2], statuses=[CARRIED, FOUND, FOUND])
+        version = publish(collection, content)
+        path = collection.snapshot(tmp_path / "out.parquet")
+        table = pq.read_table(path)
+        assert table.column_names == ["id", "status", "norm", "count", "vector"]
+        assert table["id"].to_pylist() == sorted(ids)  # type: ignore[type-var]
+        assert table["status"].to_pylist() == ["found", "found", "carried"]
+        assert table["count"].to_pylist() == [1, 2, 3]
+        np.testing.assert_array_equal(np.stack(table["vector"].to_pylist()), content.vectors)
+        assert table.schema.metadata[b"evenkeel.version"] == version.encode()
+        assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".tmp")] == []
+
+    # --- views -----------------------------------------------------------------------------------------------------
+
+    def test_views(self, store: Store, collection: Collection) -> None:
+        with pytest.raises(UnknownCollection):
+            collection.create_view("items_rff")
+        publish(collection, items([1, 2], dim=6))
+        view = collection.create_view("items_rff")
+        assert {name: view[name] for name in ("name", "collection", "kind", "dim", "sigma", "seed", "frequencies")} == {
+            "name": "items_rff", "collection": "items", "kind": "rff", "dim": 12, "sigma": 0.4, "seed": 0,
+            "frequencies": "orthogonal",
+        }  # fmt: skip
+        assert view["anchor_generation"] == 1
+        assert view["materialized"] is False
+        assert collection.create_view("items_rff") == view
+        with pytest.raises(ViewExists, match="sigma"):
+            collection.create_view("items_rff", sigma=0.5)
+        other = store.collection("others")
+        publish(other, items([1]))
+        with pytest.raises(ViewExists, match="exists in collection 'items'"):
+            other.create_view("items_rff")
+        assert store.view_collection("items_rff") is collection
+        collection.create_view("plain", kind="identity")
+        assert [entry["name"] for entry in collection.views()] == ["items_rff", "plain"]
+        assert collection.view("plain")["dim"] == 6
+
+        status, vectors = collection.open().lookup([2, 5, 1])
+        phi = collection.view_transform("items_rff", vectors)
+        u = collection.frequencies("items_rff").astype(np.float64)
+        unit = vectors[[0, 2]] / np.linalg.norm(vectors[[0, 2]], axis=1, keepdims=True)
+        expected = np.hstack([np.cos(unit @ u.T), np.sin(unit @ u.T)]) / np.sqrt(6)
+        np.testing.assert_allclose(phi[[0, 2]], expected, atol=1e-6)
+        assert status[1] == MISSING
+        assert not phi[1].any()
+        np.testing.assert_array_equal(collection.view_transform("plain", vectors), vectors)
+
+        version = publish(collection, items([1, 2], 2, dim=6))
+        manifest = collection.manifest(version)
+        assert {entry["name"]: entry["sha256"] for entry in manifest["views"]} == {
+            "items_rff": view["sha256"],
+            "plain": None,
+        }
+        assert "frequencies-items_rff.arrow" in {entry["name"] for entry in manifest["files"]}
+
+        collection.delete_view("items_rff")
+        with pytest.raises(UnknownView, match=r"no view 'items_rff' \(there are: plain\)"):
+            collection.view("items_rff")
+        with pytest.raises(UnknownView):
+            collection.delete_view("items_rff")
+        assert collection.create_view("items_rff", sigma=0.5)["sigma"] == 0.5
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"name": "../x"}, "view name"),
+            ({"kind": "svd"}, "rff, identity"),
+            ({"dim": 5}, "even"),
+            ({"sigma": -1.0}, "positive"),
+            ({"frequencies": "halton"}, "orthogonal, gaussian"),
+            ({"kind": "identity", "dim": 9}, "identity view"),
+        ],
+    )
+    def test_views_that_cannot_be(self, collection: Collection, arguments: dict[str, object], message: str) -> None:
+        publish(collection, items([1]))
+        with pytest.raises(ValueError, match=message):
+            collection.create_view(**{"name": "v", **arguments})  # type: ignore[arg-type]
+        assert collection.views() == []
+
+    def test_a_view_belongs_to_an_anchor_generation(self, collection: Collection) -> None:
+        first = publish(collection, items([1], dim=4))
+        old = collection.create_view("v")
+        second = publish(collection, items([1], dim=6), anchor_generation=2)
+        with pytest.raises(UnknownView, match="not defined for anchor generation 2"):
+            collection.view("v")
+        assert collection.views() == []
+        new = collection.create_view("v")
+        assert (new["dim"], new["anchor_generation"]) == (12, 2)
+        assert collection.view("v", second) == new
+        assert collection.view("v", first) == old
+        assert collection.frequencies("v", first).shape == (4, 4)
+        assert collection.frequencies("v").shape == (6, 6)
+
+
+class TestEmbeddedStore(StoreContract):
+    @pytest.fixture(params=["path", "url"])
+    def store(self, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+        root = tmp_path / "a store"
+        return open_store(root if request.param == "path" else "file://" + str(root).replace(" ", "%20"))
+
+    def test_other_stores_are_not_available_yet(self) -> None:
+        with pytest.raises(ValueError, match=r"redis:// is not available yet"):
+            open_store("redis://localhost")

@@ -1,0 +1,270 @@
+"""Row optimizers against loops over every row at every step, and against torch.optim on dense gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+from embeddings.config import InitConfig, TableConfig
+from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowOptimizer
+from embeddings.tables import EmbeddingTables
+
+BACKENDS = ("reference", "numba")
+
+
+class EveryRow:
+    """Algorithm 1 of Li and Lyu for each row at each step, in float64. ``lazy``: moments of an idle row rest."""
+
+    def __init__(self, theta: np.ndarray, optimizer: Adam) -> None:
+        self.theta, self.optimizer = theta.copy(), optimizer
+        self.m, self.v = np.zeros_like(theta), np.zeros_like(theta)
+        self.s = np.zeros(len(theta), dtype=np.int64)
+
+    def step(self, k: int, grads: dict[int, np.ndarray]) -> None:
+        o = self.optimizer
+        for row in range(len(self.theta)):
+            touched = row in grads
+            decay = min(1.0, o.idle_alpha * (k - self.s[row] - 1)) if self.s[row] else 0.0
+            self.theta[row] *= 1.0 - decay
+            if touched or o.moments == "dense":
+                g = grads.get(row, np.zeros_like(self.theta[row]))
+                self.m[row] = o.beta1 * self.m[row] + (1 - o.beta1) * g
+                self.v[row] = o.beta2 * self.v[row] + (1 - o.beta2) * g**2
+                mhat, vhat = self.m[row] / (1 - o.beta1**k), self.v[row] / (1 - o.beta2**k)
+                self.theta[row] -= o.learning_rate * mhat / (np.sqrt(vhat) + o.eps)
+            if touched:
+                self.s[row] = k
+
+
+def touches(num_rows: int, num_steps: int) -> Iterator[tuple[int, list[int]]]:
+    """Irregular: some rows often, some every few hundred steps, one twice with a long gap, one never."""
+    generator = np.random.default_rng(3)
+    chance = np.array([0.0, 0.9, 0.3, 0.05, 0.01, 0.004, 0.001] + [0.02] * (num_rows - 7))
+    for k in range(1, num_steps + 1):
+        rows = np.flatnonzero(generator.random(num_rows) < chance).tolist()
+        if k in (2, num_steps - 3):
+            rows = sorted({*rows, 6})
+        yield k, rows
+
+
+OPTIMIZERS = [
+    pytest.param(Adam(0.05), id="adam-dense"),
+    pytest.param(Adam(0.05, moments="lazy"), id="adam-lazy"),
+    *[pytest.param(AdamAR(0.05, alpha=a), id=f"adam_ar-dense-{a}") for a in (1e-5, 1e-3, 0.02, 0.3, 3.0)],
+    *[pytest.param(AdamAR(0.05, alpha=a, moments="lazy"), id=f"adam_ar-lazy-{a}") for a in (1e-3, 0.3)],
+    pytest.param(AdamAR(0.05, beta1=0.5, beta2=0.9, alpha=1e-2), id="adam_ar-other-betas"),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_equals_the_loop_over_every_row(backend, optimizer):
+    num_rows, dim, num_steps = 12, 5, 1500
+    table = TableConfig("t", num_rows, dim, ("f",), init=InitConfig("normal", 1.0), first_live_row=0)
+    tables = EmbeddingTables([table], optimizer, backend=backend, dtype=torch.float64)
+    oracle = EveryRow(tables.weight("t").numpy(), optimizer)
+    generator = np.random.default_rng(5)
+    # Lazy moments: rounding alone. Dense: also eps to first order only, an error of (1e-8 / .03)^2.
+    tolerance = 1e-10 if optimizer.moments == "lazy" else 1e-9
+    for k, rows in touches(num_rows, num_steps):
+        ids = torch.tensor(rows, dtype=torch.int64)
+        pooled = tables(ids, torch.arange(len(rows) + 1))
+        np.testing.assert_allclose(pooled.detach().numpy(), oracle.theta[rows], rtol=tolerance, atol=tolerance)
+        grad = np.sign(generator.standard_normal((len(rows), dim))) * generator.uniform(0.5, 2.0, (len(rows), dim))
+        pooled.backward(torch.from_numpy(grad))
+        tables.step(k)
+        oracle.step(k, dict(zip(rows, grad, strict=True)))
+        if k % 50 == 0 or k > num_steps - 5:
+            np.testing.assert_allclose(tables.read("t").numpy(), oracle.theta, rtol=tolerance, atol=tolerance)
+    np.testing.assert_array_equal(tables.state("t")["last_update_step"].numpy(), oracle.s)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("optimizer", "dense"),
+    [
+        (SGD(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+        (Adagrad(0.1), lambda p: torch.optim.Adagrad(p, lr=0.1)),
+        (Adam(0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
+    ],
+)
+def test_equals_torch_when_every_row_is_touched(backend, optimizer, dense):
+    tables = EmbeddingTables(
+        [TableConfig("t", 6, 3, ("f",), init=InitConfig("normal", 1.0), first_live_row=0)],
+        optimizer, backend=backend, dtype=torch.float64,
+    )  # fmt: skip
+    weight = nn.Parameter(tables.weight("t").clone())
+    peer = dense([weight])
+    generator = torch.Generator().manual_seed(0)
+    for k in range(1, 30):
+        grad = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+        tables(torch.arange(6), torch.arange(7)).backward(grad)
+        tables.step(k)
+        weight.grad = grad
+        peer.step()
+    torch.testing.assert_close(tables.read("t"), weight.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lazy_adam_is_sparse_adam(backend):
+    """SparseAdam divides by sqrt(v) + eps before the bias correction of v; with a tiny eps the two are one."""
+    tables = EmbeddingTables(
+        [TableConfig("t", 20, 4, ("f",), init=InitConfig("normal", 1.0), first_live_row=0)],
+        Adam(0.1, eps=1e-14, moments="lazy"), backend=backend, dtype=torch.float64,
+    )  # fmt: skip
+    peer = nn.Embedding(20, 4, sparse=True, dtype=torch.float64)
+    peer.weight.data.copy_(tables.weight("t"))
+    optimizer = torch.optim.SparseAdam(peer.parameters(), lr=0.1, eps=1e-14)
+    generator = torch.Generator().manual_seed(0)
+    for k in range(1, 100):
+        ids = torch.randint(0, 20, (4,), generator=generator)
+        grad = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+        tables(ids, torch.arange(5)).backward(grad)
+        tables.step(k)
+        optimizer.zero_grad()
+        peer(ids).backward(grad)
+        optimizer.step()
+    torch.testing.assert_close(tables.weight("t"), peer.weight.detach(), rtol=1e-11, atol=1e-11)
+
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def clicks(num_steps: int = 200, batch: int = 128, rows: int = 2000) -> tuple[Batches, int]:
+    """Zipf ids of three features and clicks that depend on them; and the number of rows of each table."""
+    generator = np.random.default_rng(11)
+    taste = generator.standard_normal((3, rows))
+    batches = []
+    for _ in range(num_steps):
+        ids = np.minimum(generator.zipf(1.2, (3, batch)), rows - 1)
+        logit = sum(taste[f, ids[f]] for f in range(3))
+        label = generator.random(batch) < 1 / (1 + np.exp(-logit))
+        batches.append((torch.from_numpy(ids), torch.from_numpy(label).double()))
+    return batches, rows
+
+
+def amazon_sports(folder: Path, num_steps: int = 200, batch: int = 512) -> tuple[Batches, int]:
+    """Users and items of the file's interactions in random order, half of them with a random item instead, label 0."""
+    table = pq.read_table(folder / "amazon_sports.parquet", columns=["user", "item"])
+    generator = np.random.default_rng(0)
+    chosen = generator.choice(table.num_rows, num_steps * batch, replace=False)
+    user, item = (np.unique(table[name].to_numpy(), return_inverse=True)[1][chosen] for name in ("user", "item"))
+    label = generator.random(len(chosen)) < 0.5
+    item = np.where(label, item, generator.integers(0, item.max() + 1, len(chosen)))
+    ids = torch.from_numpy(np.stack([user, item]).reshape(2, num_steps, batch).transpose(1, 0, 2).copy())
+    labels = torch.from_numpy(label.reshape(num_steps, batch)).double()
+    return list(zip(ids, labels, strict=True)), int(max(user.max(), item.max())) + 1
+
+
+def tower(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 1)).double()
+
+
+def train_ours(data: tuple[Batches, int], optimizer: RowOptimizer, backend: str) -> torch.Tensor:
+    batches, rows = data
+    features = [f"f{i}" for i in range(len(batches[0][0]))]
+    tables = EmbeddingTables(
+        [TableConfig(name, rows, 8, (name,), first_live_row=0) for name in features],
+        optimizer,
+        backend=backend,
+        dtype=torch.float64,
+    )
+    mlp = tower(8 * len(features))
+    dense = torch.optim.Adam(mlp.parameters(), lr=0.01)
+    for k, (ids, label) in enumerate(batches, start=1):
+        pooled = tables(ids.reshape(-1), torch.arange(ids.numel() + 1))
+        loss = nn.functional.binary_cross_entropy_with_logits(mlp(pooled)[:, 0], label)
+        dense.zero_grad()
+        loss.backward()
+        dense.step()
+        tables.step(k)
+    return torch.cat([tables.read(name) for name in features])
+
+
+def train_torch(data: tuple[Batches, int], eps: float, disturbance: float = 0.0) -> torch.Tensor:
+    batches, rows = data
+    tables = [nn.Embedding(rows, 8, dtype=torch.float64) for _ in batches[0][0]]
+    generator = torch.Generator().manual_seed(1)
+    for table in tables:
+        table.weight.data.copy_(disturbance * torch.randn(rows, 8, generator=generator, dtype=torch.float64))
+    mlp = tower(8 * len(tables))
+    rows_optimizer = torch.optim.Adam([table.weight for table in tables], lr=0.01, eps=eps)
+    dense = torch.optim.Adam(mlp.parameters(), lr=0.01)
+    for ids, label in batches:
+        pooled = torch.cat([table(ids[f]) for f, table in enumerate(tables)], dim=1)
+        loss = nn.functional.binary_cross_entropy_with_logits(mlp(pooled)[:, 0], label)
+        dense.zero_grad()
+        rows_optimizer.zero_grad()
+        loss.backward()
+        dense.step()
+        rows_optimizer.step()
+    return torch.cat([table.weight.detach() for table in tables])
+
+
+def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.fixture(scope="module", params=["synthetic", pytest.param("amazon_sports", marks=pytest.mark.data)])
+def training(request) -> tuple[Batches, int]:
+    """200 steps of batches of a click model with zero init."""
+    if request.param == "synthetic":
+        return clicks()
+    return amazon_sports(request.getfixturevalue("real_data"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_hundred_steps_of_training_equal_dense_adam(backend, training):
+    difference = relative(train_ours(training, Adam(0.01, eps=1e-13), backend), train_torch(training, eps=1e-13))
+    assert difference < 1e-5
+
+
+def test_at_the_usual_eps_closer_than_a_tiny_perturbation(training):
+    """Training from zero is chaotic: the yardstick is what 1e-9 on the initial table does to torch's own result."""
+    theirs = train_torch(training, eps=1e-8)
+    yardstick = relative(train_torch(training, eps=1e-8, disturbance=1e-9), theirs)
+    assert relative(train_ours(training, Adam(0.01), "numba"), theirs) < yardstick
+
+
+def test_lazy_moments_are_not_dense_adam():
+    """The comparison above can fail: what lazy moments drop is far larger than its tolerance."""
+    theirs = train_torch(clicks(), eps=1e-13)
+    assert relative(train_ours(clicks(), Adam(0.01, eps=1e-13, moments="lazy"), "numba"), theirs) > 0.05
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_adam_ar_lowers_a_convex_loss(backend):
+    table = TableConfig("t", 10, 4, ("f",), init=InitConfig("normal", 1.0), first_live_row=0)
+    tables = EmbeddingTables([table], AdamAR(0.05, alpha=1e-5), backend=backend)
+    losses = []
+    for k in range(1, 200):
+        loss = (tables(torch.arange(10), torch.arange(11)) - 1.0).square().sum()
+        loss.backward()
+        tables.step(k)
+        losses.append(loss.item())
+    assert losses[-1] < 1e-3 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGD(-1.0), "learning_rate"),
+        (lambda: Adagrad(0.1, eps=0.0), "eps"),
+        (lambda: Adam(beta1=1.0), "beta1"),
+        (lambda: Adam(beta1=0.99, beta2=0.9), "beta1 < beta2"),
+        (lambda: Adam(moments="sparse"), "dense or lazy"),
+        (lambda: AdamAR(alpha=0.0), "use Adam"),
+        (lambda: AdamAR(alpha=math.nan), "alpha"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
