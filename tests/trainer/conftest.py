@@ -1,0 +1,97 @@
+"""A small click log with a pattern to learn, and jobs on it that train in a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainer.rundir import Run, read_run, write_run
+from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
+
+NUM_ITEMS = 120
+
+
+def write_rows(path: Path, *, num_rows: int = 3000, seed: int = 0, num_items: int = NUM_ITEMS) -> Path:
+    """user, item, click: items are bad, fair or good (number modulo 3), for one user in four the other way round."""
+    rng = np.random.default_rng(seed)
+    user, item = rng.integers(0, 60, num_rows), (rng.random(num_rows) ** 2 * num_items).astype(np.int64)
+    quality = np.where(user % 4 == 0, 2 - item % 3, item % 3)
+    click = (rng.random(num_rows) < np.array([0.05, 0.4, 0.95])[quality]).astype(np.int64)
+    pq.write_table(pa.table({"user": user, "item": item, "click": click}), path)
+    return path
+
+
+def small_dataset(path: Path) -> DatasetSpec:
+    features = {"user": {"type": "id"}, "item": {"type": "id"}}
+    return parse_dataset({"name": "clicks", "uri": str(path), "features": features, "label": {"column": "click"}})
+
+
+def small_job(**changes: Any) -> JobSpec:
+    """25 steps an epoch of 96 examples, with AdamAR and SSE."""
+    document: dict[str, Any] = {
+        "name": "small",
+        "dataset": {"name": "clicks"},
+        "model": {"kind": "two_tower", "embedding_dim": 4, "hidden": [8]},
+        "optimizer": {"kind": "adam_ar", "learning_rate": 0.1, "alpha": 0.003},
+        "dense_optimizer": {"kind": "adam", "learning_rate": 0.02},
+        "sse": {"item": {"probability": 0.05}},
+        "epochs": 2,
+        "batch_size": 96,
+        "checkpoint": {"every_steps": 10},
+        "resources": {"num_workers": 1},
+    }
+    return parse_job(document | changes)
+
+
+def metrics_of(directory: Path, split: str) -> list[dict[str, Any]]:
+    return [event for event in events_of(directory, "metric") if event["split"] == split]
+
+
+def events_of(directory: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (directory / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+
+@pytest.fixture(scope="session")
+def small() -> SimpleNamespace:
+    """The functions above: test modules are no package that they could be imported from."""
+    return SimpleNamespace(
+        write_rows=write_rows, dataset=small_dataset, job=small_job, metrics=metrics_of, events=events_of
+    )
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "clicks.parquet")
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, rows: Path) -> Callable[..., Run]:
+    """``make_run(name, job fields ..., uri=..., init_checkpoint=...)``: a run directory, ready to be led."""
+
+    def make(name: str = "run", **changes: Any) -> Run:
+        places = {
+            key: changes.pop(key)
+            for key in ("init_checkpoint", "parent_version", "attempt", "ray_address")
+            if key in changes
+        }
+        dataset = small_dataset(changes.pop("uri", rows))
+        directory = write_run(
+            tmp_path / name,
+            run_id=name,
+            job=small_job(**changes),
+            dataset=dataset,
+            store_url=str(tmp_path / "store"),
+            **places,
+        )
+        return read_run(directory)
+
+    return make

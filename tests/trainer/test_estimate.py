@@ -1,0 +1,93 @@
+"""Predictions against what preparing really makes."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainer import estimate as module
+from trainer.data.errors import DataError
+from trainer.data.preparation import prepare
+from trainer.estimate import estimate
+from trainer.generate import ClickLog, generate
+from trainer.spec import parse_dataset, parse_job
+
+JOB = {
+    "name": "job",
+    "dataset": {"name": "log"},
+    "model": {"kind": "dnn", "embedding_dim": 8},
+    "optimizer": {"kind": "adam"},
+    "batch_size": 100,
+    "epochs": 3,
+    "resources": {"num_workers": 2},
+}
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    generate(ClickLog(num_rows=5000, num_days=5), tmp_path / "log")
+    features = {name: {"type": "id"} for name in ("user", "item", "query")}
+    history = {"previous": "item", "by": "user", "order": "timestamp", "length": 4}
+    features["history"] = {"type": "id_list", "derive": history, "shares": "item"}
+    document = {"name": "log", "uri": str(tmp_path / "log"), "features": features, "label": {"column": "click"}}
+    return parse_dataset({**document, "timestamp": "timestamp", "partition": "date"})
+
+
+def test_rows_are_an_upper_bound_and_exact_without_held_out_rows(dataset, tmp_path):
+    job = parse_job({**JOB, "evaluation": {"split": {"validation": 0, "test": 0}}})
+    predicted = estimate(job, dataset)
+    data = prepare(dataset, job, tmp_path / "data")
+    assert {name: table["rows"] for name, table in predicted["tables"].items()} == {
+        name: table.num_rows for name, table in data.tables.items()
+    }
+    assert predicted["steps_per_epoch"] == data.steps_per_epoch
+    assert predicted["steps"] == 3 * data.steps_per_epoch
+    held = parse_job(JOB)
+    data = prepare(dataset, held, tmp_path / "data")
+    predicted = estimate(held, dataset)
+    assert all(predicted["tables"][name]["rows"] >= table.num_rows for name, table in data.tables.items())
+    assert predicted["steps_per_epoch"] == pytest.approx(data.steps_per_epoch, rel=0.05)
+
+
+@pytest.mark.parametrize(("kind", "vectors"), [("sgd", 0), ("adagrad", 1), ("adam", 2), ("adam_ar", 2)])
+def test_bytes_follow_the_optimizer(kind, vectors, dataset):
+    predicted = estimate(parse_job({**JOB, "optimizer": {"kind": kind}}), dataset)
+    rows = sum(table["rows"] for table in predicted["tables"].values())
+    total = rows * (8 * 4 * (1 + vectors) + 8)
+    assert predicted["table_bytes_per_rank"] == total // 2
+    assert predicted["peak_memory_bytes_per_rank"] > total // 2
+    assert predicted["peak_memory_bytes"] > 2 * predicted["peak_memory_bytes_per_rank"]
+    json.dumps(predicted)  # goes over REST
+    assert any(f"{total:,} bytes / 2 workers" in line for line in predicted["arithmetic"])
+
+
+def test_window_and_negatives(dataset):
+    window = parse_job({**JOB, "dataset": {"name": "log", "window": {"start": "2026-01-02", "days": 2}}})
+    assert estimate(window, dataset)["rows"] == 2000
+    document = dataset.model_dump(mode="json")
+    drawn = parse_dataset({**document, "label": {"negatives": {"of": "item", "per_positive": 3}}})
+    assert estimate(parse_job(JOB), drawn)["steps_per_epoch"] == 160  # 5000 x 4 x 0.8 / 100
+
+
+def test_large_files_are_bounded_from_statistics(dataset, monkeypatch):
+    exact = estimate(parse_job(JOB), dataset)
+    monkeypatch.setattr(module, "EXACT_ROWS", 1000)
+    bound = estimate(parse_job(JOB), dataset)
+    assert bound["rows"] == exact["rows"] == 5000
+    for name, table in exact["tables"].items():
+        assert table["rows"] <= bound["tables"][name]["rows"] <= 5002
+    # item: the catalogue's ids span no more than the catalogue
+    assert bound["tables"]["item"]["rows"] <= ClickLog(num_rows=5000).num_items + 2
+    assert "file statistics" in bound["arithmetic"][0]
+
+
+def test_bad_data_are_found_without_a_run(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"user": [1], "click": [1]}), path)
+    features = {"user": {"type": "id"}, "item": {"type": "id"}}
+    dataset = parse_dataset({"name": "log", "uri": str(path), "features": features, "label": {"column": "click"}})
+    with pytest.raises(DataError, match="no column 'item'"):
+        estimate(parse_job(JOB), dataset)

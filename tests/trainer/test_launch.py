@@ -1,0 +1,146 @@
+"""Real child trees: started detached, recognised by pid and creation time, ended without leaving one orphan."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainer import launch
+
+# A run that ignores SIGTERM, with the children that are hard to find: one in its own process group (as Ray makes them),
+# one in its own session whose parent died (it moves to init), one with an empty environment, each with a grandchild.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleep = [sys.executable, "-c", "import signal, subprocess, sys, time; signal.signal(15, signal.SIG_IGN);"
+         " subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"]
+subprocess.Popen(sleep, process_group=0)
+subprocess.Popen(sleep, env={})
+orphan = "import subprocess, sys; subprocess.Popen({!r}, start_new_session=True)".format(sleep)
+subprocess.run([sys.executable, "-c", orphan])
+print("ready", flush=True)
+time.sleep(600)
+"""
+POLITE = """
+import signal, sys, time
+def stop(*_):
+    print("stopped politely", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def start(directory: Path, code: str) -> subprocess.Popen[bytes]:
+    """A process recorded and marked as launch() does it, running ``code`` instead of a training."""
+    environment = {**os.environ, launch.RUN_DIR_VARIABLE: str(directory.resolve())}
+    with open(directory / "log.txt", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+    launch._write_process_file(directory, process.pid)
+    launch._children[process.pid] = process
+    wait_for(lambda: b"ready" in (directory / "log.txt").read_bytes())
+    return process
+
+
+def wait_for(condition, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not within the time"
+        time.sleep(0.02)
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def test_terminate_leaves_no_process_of_a_stubborn_tree(tmp_path):
+    start(tmp_path, STUBBORN)
+    wait_for(lambda: len(launch.processes(tmp_path)) == 7)
+    pids = [process.pid for process in launch.processes(tmp_path)]
+    assert launch.terminate(tmp_path, grace_seconds=0.3) is False
+    assert alive(pids) == []
+    assert launch.processes(tmp_path) == []
+    assert not launch.is_alive(tmp_path)
+
+
+def test_terminate_lets_a_polite_run_end_itself(tmp_path):
+    start(tmp_path, POLITE)
+    assert launch.is_alive(tmp_path)
+    assert launch.terminate(tmp_path, grace_seconds=10) is True
+    assert "stopped politely" in (tmp_path / "log.txt").read_text()
+    assert not launch.is_alive(tmp_path)
+
+
+def test_terminate_ends_a_stopped_run(tmp_path):
+    process = start(tmp_path, POLITE)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert launch.is_alive(tmp_path)
+    assert launch.terminate(tmp_path, grace_seconds=0.2) is False
+    assert not launch.is_alive(tmp_path)
+
+
+def test_terminate_clears_what_a_killed_run_left_behind(tmp_path):
+    process = start(tmp_path, STUBBORN)
+    wait_for(lambda: len(launch.processes(tmp_path)) == 7)
+    marked = [child for child in launch.processes(tmp_path) if child.pid != process.pid]
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: not launch.is_alive(tmp_path))
+    launch.terminate(tmp_path)
+    assert alive([child.pid for child in marked]) == []
+
+
+def test_another_run_is_left_alone(tmp_path):
+    first, second = tmp_path / "run", tmp_path / "run-2"
+    first.mkdir()
+    second.mkdir()
+    start(first, POLITE)
+    start(second, POLITE)
+    launch.terminate(first, grace_seconds=5)
+    assert launch.is_alive(second)
+    launch.terminate(second, grace_seconds=5)
+
+
+def test_a_reused_pid_is_not_the_run(tmp_path):
+    (tmp_path / launch.PROCESS_FILE).write_text(json.dumps({"pid": os.getpid(), "create_time": 1.0}))
+    assert not launch.is_alive(tmp_path)
+    assert launch.terminate(tmp_path) is True  # and this test lives on
+
+
+def test_a_run_that_was_never_started_is_not_alive(tmp_path):
+    assert not launch.is_alive(tmp_path)
+    assert launch.terminate(tmp_path) is True
+    (tmp_path / launch.PROCESS_FILE).write_text("{half")
+    assert not launch.is_alive(tmp_path)
+
+
+def test_launch_detaches_marks_and_logs(tmp_path, monkeypatch):
+    for name in launch.SERVICE_SECRETS:
+        monkeypatch.setenv(name, "secret")
+    (tmp_path / "run.json").write_text(json.dumps({"run_id": "r1"}))  # no job: the run says so and fails
+    pid = launch.launch(tmp_path)
+    recorded = json.loads((tmp_path / launch.PROCESS_FILE).read_text())
+    assert recorded["pid"] == pid
+    assert os.getsid(pid) == pid
+    environment = psutil.Process(pid).environ()
+    assert not set(launch.SERVICE_SECRETS) & set(environment)
+    assert environment[launch.RUN_ID_VARIABLE] == "r1"
+    assert environment[launch.RUN_DIR_VARIABLE] == str(tmp_path.resolve())
+    with pytest.raises(RuntimeError, match="still running"):
+        launch.launch(tmp_path)
+    wait_for(lambda: not launch.is_alive(tmp_path), 60)
+    assert "run.json" in (tmp_path / launch.LOG_FILE).read_text()
+    assert json.loads((tmp_path / launch.EXIT_FILE).read_text())["code"] == launch.EXIT_FAILED
+
+
+def test_launch_is_torch_free():
+    code = "import sys, trainer.launch; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

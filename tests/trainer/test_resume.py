@@ -1,0 +1,98 @@
+"""SIGKILL at a random step, again and again: the run goes on from its last checkpoint and ends with the same bits."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.checkpoint import Checkpoint, latest_valid
+from trainer.driver import execute
+from trainer.on_host import start_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = """
+import sys
+from trainer.driver import execute
+from trainer.on_host import start_ranks
+from trainer.rundir import read_run
+sys.exit(execute(read_run(sys.argv[1]), start_ranks))
+"""
+EPOCHS = 30
+
+
+def start(directory: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with open(directory / "log.txt", "ab") as log:
+        return subprocess.Popen([sys.executable, "-c", RUN, str(directory)], stdout=log, stderr=log, env=environment)
+
+
+def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    found = dict(checkpoint.read_dense())
+    for table in checkpoint.tables:
+        weight, state = checkpoint.read_rows(table)
+        found |= {f"{table}.weight": weight, **{f"{table}.{key}": value for key, value in state.items()}}
+    return found
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_steps_ends_with_the_same_bits(make_run, small, tmp_path):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    # Rare items: rows that are touched once an epoch and idle, decaying, across every cut.
+    uri = small.write_rows(tmp_path / "rare.parquet", num_items=3000)
+    settings = {"uri": uri, "epochs": EPOCHS, "checkpoint": {"every_steps": 7}}
+    whole = make_run("whole", **settings)
+    assert execute(whole, start_ranks) == 0
+
+    run = make_run("killed", **settings)
+    kept = []
+    for attempt in (1, 2):
+        run = make_run("killed", attempt=attempt, **settings)
+        process = start(run.directory)
+        deadline = time.monotonic() + 90
+        before = kept[-1] if kept else 0
+        while not ((found := newest_step(run.checkpoints)) is not None and found > before):
+            assert process.poll() is None, (run.directory / "log.txt").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.6))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "it ended before it was killed: train for longer"
+        kept.append(latest_valid(run.checkpoints).extra["position"]["step"])
+        assert kept[-1] > before
+
+    run = make_run("killed", attempt=3, **settings)
+    assert execute(run, start_ranks) == 0
+    openings = [event for event in small.events(run.directory, "info") if "alpha" in event]
+    assert [event["resumed_from_step"] for event in openings] == [None, *kept]
+    first_told = next(event for event in small.events(run.directory, "progress") if event["attempt"] == 3)
+    assert first_told["step"] > kept[-1]
+    ended, expected = everything(latest_valid(run.checkpoints)), everything(latest_valid(whole.checkpoints))
+    assert ended.keys() == expected.keys()
+    assert [name for name in ended if not torch.equal(ended[name], expected[name])] == []
+    last = ended["item.last_update_step"]
+    steps = latest_valid(run.checkpoints).step
+    assert bool(((last > 0) & (last < steps - 20)).any())  # rows did idle
+    metrics = [(m["epoch"], m["split"], m.get("auc"), m.get("loss")) for m in small.events(whole.directory, "metric")]
+    again = {(m["epoch"], m["split"]): m for m in small.events(run.directory, "metric")}
+    assert [(*key, m.get("auc"), m.get("loss")) for key, m in sorted(again.items(), key=_position)] == metrics
+
+
+def _position(item) -> tuple[int, int]:
+    (epoch, split), _ = item
+    return epoch, ("train", "validation", "test").index(split)
+
+
+def newest_step(folder: Path) -> int | None:
+    """Without reading: the run is writing there at this moment."""
+    names = sorted(path.name for path in folder.glob("step-*"))
+    return int(names[-1].removeprefix("step-").split(".")[0]) if names else None

@@ -1,0 +1,478 @@
+"""A sharded model trains like one device: same draws, weights and losses on 1 and 2 ranks, in every plan."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from embeddings.config import InitConfig, SSEConfig, TableConfig
+from embeddings.optim import SGD, AdamAR
+from embeddings.tables import EmbeddingTables
+from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
+from trainer.models import DNN
+
+DIM = 8
+INIT = InitConfig("normal", 0.3)
+TABLES = (
+    TableConfig("user", 101, DIM, ("user",), init=INIT),
+    TableConfig("item", 57, DIM, ("item", "history"), pooling=("sum", "mean"), init=INIT),
+    TableConfig("context", 23, DIM, ("context",), init=INIT),
+)
+FEATURES = ("user", "item", "history", "context")
+SSE = {"item": SSEConfig(0.2), "history": SSEConfig(0.1), "user": SSEConfig(0.1)}
+OPTIMIZER = AdamAR(learning_rate=0.01, alpha=1e-3)
+# Whole batches, an uneven one, and one of a single sample: then one of two ranks has none.
+BATCH_SIZES = (32, 32, 32, 7, 32, 32, 1)
+
+TABLE_WISE = {"user": "table_wise", "item": "table_wise", "context": "table_wise"}
+ROW_WISE = {"user": "row_wise", "item": "row_wise", "context": "row_wise"}
+MIXED = {"user": "row_wise", "item": "table_wise", "context": "row_wise"}
+PLANS = (TABLE_WISE, ROW_WISE, MIXED)
+SHARES = {
+    "table_wise": {1: [[(0, 101)], [(0, 57)], [(0, 23)]]},
+    "row_wise": {
+        1: [[(0, 101)], [(0, 57)], [(0, 23)]],
+        2: [[(0, 51), (51, 50)], [(0, 29), (29, 28)], [(0, 12), (12, 11)]],
+    },
+}
+
+
+def make_batch(step):
+    """(ids by feature as (indices, offsets), labels) of the global batch of this step."""
+    rng = np.random.default_rng((11, step))
+    size = BATCH_SIZES[step % len(BATCH_SIZES)]
+    rows = {feature: table.num_rows for table in TABLES for feature in table.features}
+    features = {}
+    for feature in FEATURES:
+        lengths = rng.integers(0, 5, size) if feature == "history" else np.ones(size, dtype=np.int64)
+        # Few rows of each table are common and many are rare, so that some lie idle for long.
+        ids = (rows[feature] * rng.random(lengths.sum()) ** 3).astype(np.int64)
+        features[feature] = torch.from_numpy(ids), torch.from_numpy(np.concatenate([[0], lengths.cumsum()]))
+    return features, torch.from_numpy((rng.random(size) < 0.3).astype(np.float32))
+
+
+def cut(batch, start, stop):
+    """The samples [start, stop) of a batch as (KeyedJaggedTensor, labels)."""
+    from torchrec import KeyedJaggedTensor
+
+    features, labels = batch
+    ids, lengths = [], []
+    for feature in FEATURES:
+        indices, offsets = features[feature]
+        ids.append(indices[offsets[start] : offsets[stop]])
+        lengths.append(offsets[start : stop + 1].diff())
+    kjt = KeyedJaggedTensor(list(FEATURES), torch.cat(ids), lengths=torch.cat(lengths), stride=stop - start)
+    return kjt, labels[start:stop]
+
+
+def my_range(size):
+    import torch.distributed as dist
+
+    edges = [-(-size * rank // dist.get_world_size()) for rank in (dist.get_rank(), dist.get_rank() + 1)]
+    return edges[0], edges[1]
+
+
+def make_model(plan, dtype, backend, sse=SSE, optimizer=OPTIMIZER, seed=0):
+    from trainer.sharding import embedding_bag_collection, shard_model
+
+    dtype = getattr(torch, dtype)
+    model = DNN(embedding_bag_collection(TABLES), FEATURES, dim=DIM, hidden=(16,), seed=seed, dtype=dtype)
+    return shard_model(model, TABLES, optimizer, sse, plan, seed=3, backend=backend, dtype=dtype)
+
+
+def make_dense_optimizer(sharded):
+    return torch.optim.Adam([parameter for _, parameter in sharded.dense_parameters()], lr=0.01)
+
+
+def run_steps(sharded, dense, first, last):
+    """Steps first, ..., last; this rank's part of each loss."""
+    losses = []
+    for step in range(first, last + 1):
+        batch = make_batch(step)
+        size = len(batch[1])
+        start, stop = my_range(size)
+        features, labels = cut(batch, start, stop)
+        sharded.set_context(step, start, size)
+        logits = sharded.module(features)
+        loss = binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").sum() / size
+        dense.zero_grad()
+        loss.backward()
+        sharded.all_reduce_gradients()
+        assert sharded.non_finite_tables() == []
+        dense.step()
+        sharded.step_tables(step)
+        losses.append(loss.item())
+    return losses
+
+
+def snapshot(sharded):
+    """This rank's rows with their state, and the dense tensors, as plain copies."""
+    shards, dense = sharded.state_for_checkpoint()
+    tables = {
+        s.name: (s.row_start, {"weight": s.weight.clone(), **{k: v.clone() for k, v in s.state.items()}})
+        for s in shards
+    }
+    return tables, {name: value.clone() for name, value in dense.items()}
+
+
+def train(plan, num_steps, dtype, backend):
+    """(loss parts, rows and dense tensors, live shares) after ``num_steps`` on this rank."""
+    sharded = make_model(plan, dtype, backend)
+    losses = run_steps(sharded, make_dense_optimizer(sharded), 1, num_steps)
+    return losses, snapshot(sharded), sharded.shares()
+
+
+def whole(snapshots):
+    """Tables of several ranks put together: {table: {weight, m, v, last_update_step}}."""
+    joined = {}
+    for table in TABLES:
+        held = sorted((tables[table.name] for tables, _ in snapshots if table.name in tables), key=lambda part: part[0])
+        joined[table.name] = {part: torch.cat([values[part] for _, values in held]) for part in held[0][1]}
+    return joined
+
+
+class OneDevice:
+    """The same training without TorchRec, process group or sharding: tables, a DNN and a plain loop."""
+
+    def __init__(self, dtype, backend):
+        self.tables = EmbeddingTables(TABLES, OPTIMIZER, sse=SSE, seed=3, backend=backend, dtype=dtype)
+        tower = DNN(torch.nn.Identity(), FEATURES, dim=DIM, hidden=(16,), seed=0, dtype=dtype).tower
+        self.tower, self.optimizer = tower, torch.optim.Adam(tower.parameters(), lr=0.01)
+
+    def run(self, num_steps):
+        losses = []
+        for step in range(1, num_steps + 1):
+            features, labels = make_batch(step)
+            order = self.tables.features
+            indices = torch.cat([features[name][0] for name in order])
+            lengths = torch.cat([features[name][1].diff() for name in order])
+            self.tables.set_context(step)
+            pooled = self.tables(indices, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
+            blocks = dict(zip(order, pooled.split(DIM, dim=1), strict=True))
+            logits = self.tower(torch.cat([blocks[name] for name in FEATURES], dim=1)).squeeze(1)
+            loss = binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.tables.step(step)
+            losses.append(loss.item())
+        return losses
+
+    def rows(self):
+        return {t.name: {"weight": self.tables.weight(t.name), **self.tables.state(t.name)} for t in TABLES}
+
+
+def train_one_device(num_steps, dtype, backend):
+    run = OneDevice(getattr(torch, dtype), backend)
+    return run.run(num_steps), run.rows(), [parameter.detach() for parameter in run.tower.parameters()]
+
+
+@pytest.fixture(scope="module")
+def one_device_float64(ranks):
+    return ranks(1).run(train_one_device, 100, "float64", "reference")[0]
+
+
+@pytest.fixture(scope="module")
+def one_device_float32(ranks):
+    return ranks(1).run(train_one_device, 100, "float32", "numba")[0]
+
+
+def assert_really_split(shares, plan, world_size):
+    """Live shares: row-wise tables in halves, table-wise ones whole on one rank, and not all on the same."""
+    for number, table in enumerate(TABLES):
+        if plan[table.name] == "row_wise":
+            assert shares[table.name] == SHARES["row_wise"][world_size][number]
+        else:
+            assert sorted(shares[table.name]) == sorted([(0, table.num_rows), *[(0, 0)] * (world_size - 1)])
+    if world_size == 2 and plan == TABLE_WISE:
+        assert all(any(held[rank][1] for held in shares.values()) for rank in (0, 1))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("plan", PLANS)
+def test_float64_weights_after_100_steps_are_those_of_one_device(ranks, one_device_float64, plan, world_size):
+    expected_losses, expected_rows, expected_dense = one_device_float64
+    results = ranks(world_size).run(train, plan, 100, "float64", "reference")
+    assert_really_split(results[0][2], plan, world_size)
+    rows = whole([snapshot for _, snapshot, _ in results])
+    for table in TABLES:
+        # Bit-equal: the rows that each step touched, and with them every SSE draw.
+        assert torch.equal(rows[table.name]["last_update_step"], expected_rows[table.name]["last_update_step"])
+        for part in ("weight", "m", "v"):
+            torch.testing.assert_close(rows[table.name][part], expected_rows[table.name][part], rtol=0, atol=1e-10)
+    for _, (_, dense), _ in results:
+        for found, expected in zip(dense.values(), expected_dense, strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    losses = np.sum([losses for losses, _, _ in results], axis=0)
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
+    # It learns, or the comparison would prove little.
+    assert np.mean(expected_losses[-30:]) < np.mean(expected_losses[:30]) - 0.02
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("plan", PLANS)
+def test_float32_loss_curves_are_those_of_one_device(ranks, one_device_float32, plan, world_size):
+    expected_losses, expected_rows, _ = one_device_float32
+    results = ranks(world_size).run(train, plan, 100, "float32", "numba")
+    assert_really_split(results[0][2], plan, world_size)
+    losses = np.sum([losses for losses, _, _ in results], axis=0)
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-5)
+    rows = whole([snapshot for _, snapshot, _ in results])
+    for table in TABLES:
+        assert torch.equal(rows[table.name]["last_update_step"], expected_rows[table.name]["last_update_step"])
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def make_shares(plan):
+    sharded = make_model(plan, "float32", "reference")
+    return sharded.plan(), sharded.shares()
+
+
+def test_the_planner_decides_for_tables_left_out_and_keeps_to_the_rest(ranks):
+    for kind in ("table_wise", "row_wise"):
+        first, second = ranks(2).run(make_shares, {"item": kind})
+        assert first == second
+        assert first[0].keys() == {table.name for table in TABLES}
+        assert first[0]["item"] == kind
+        assert_really_split(first[1], first[0], 2)
+
+
+def refuse(what):
+    from torch import nn
+
+    from trainer.sharding import embedding_bag_collection, shard_model
+
+    try:
+        if what == "two collections":
+            model = nn.ModuleList([embedding_bag_collection(TABLES), embedding_bag_collection(TABLES)])
+            shard_model(model, TABLES, SGD(), {}, TABLE_WISE, seed=0)
+        elif isinstance(what, dict):
+            make_model(what, "float32", "reference")
+        else:
+            make_model(TABLE_WISE, "float32", "reference").set_context(*what)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"itme": "row_wise"}, "sharding.itme: no such table (there are context, item, user)"),
+        ({"item": "grid"}, "sharding.item: grid is not available yet: use one of table_wise, row_wise"),
+        ((2, 0, 8), "step 2 does not follow 0 completed steps"),
+        ((1, 9, 8), "sample_offset 9 does not lie in a batch of 8"),
+        ("two collections", "the model must hold one EmbeddingBagCollection, not 2"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_reason(ranks, what, message):
+    assert ranks(1).run(refuse, what) == [message]
+
+
+def test_without_a_process_group_the_remedy_is_named():
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        make_model(TABLE_WISE, "float32", "reference")
+
+
+def test_ranks_are_mapped_to_devices_and_backends():
+    from trainer.sharding import choose_backend, choose_device
+
+    assert choose_backend(0) == "gloo"
+    assert choose_backend(1) == "cpu:gloo,cuda:nccl"
+    assert choose_device(3, 0) == torch.device("cpu")
+    assert [choose_device(rank, 2) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    with pytest.raises(ValueError, match=r"rank 2 of this host has no GPU of its own \(there are 2\)"):
+        choose_device(2, 2)
+
+
+# --- dense parameters and single calls -------------------------------------------------------------------------------
+
+
+def dense_parts():
+    """What a rank has of dense parameters and of their summed gradients, one of which it never computed."""
+    import torch.distributed as dist
+
+    sharded = make_model(ROW_WISE, "float32", "reference", seed=dist.get_rank())
+    parameters = dict(sharded.dense_parameters())
+    for number, parameter in enumerate(parameters.values()):
+        if (number, dist.get_rank()) != (1, 1):
+            parameter.grad = torch.full_like(parameter, 10.0 * (number + 1) + dist.get_rank())
+    sharded.all_reduce_gradients()
+    return {name: (p.detach().clone(), p.grad.unique().tolist()) for name, p in parameters.items()}
+
+
+def test_dense_parameters_are_rank_0s_and_their_gradients_are_summed(ranks):
+    first, second = ranks(2).run(dense_parts)
+    expected = DNN(torch.nn.Identity(), FEATURES, dim=DIM, hidden=(16,), seed=0)
+    assert list(first) == [name for name, _ in expected.named_parameters()]
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(first[name][0], parameter)
+        assert torch.equal(second[name][0], parameter)
+    assert [sums for _, sums in first.values()] == [[21.0], [20.0], [61.0], [81.0]]
+    assert [sums for _, sums in second.values()] == [[21.0], [20.0], [61.0], [81.0]]
+
+
+def discard_then_step(poison):
+    """Rows before and after a step whose gradients were dropped, and the tables that had one that is not finite."""
+    sharded = make_model(MIXED, "float32", "reference")
+    before, _ = snapshot(sharded)
+    features, _ = cut(make_batch(1), *my_range(32))
+    sharded.set_context(1, my_range(32)[0], 32)
+    loss = sharded.module(features).sum()
+    (loss * float("nan") if poison else loss).backward()
+    bad = sharded.non_finite_tables()
+    sharded.discard()
+    sharded.step_tables(1)
+    after, _ = snapshot(sharded)
+    same = all(torch.equal(after[name][1][part], v) for name in before for part, v in before[name][1].items())
+    return same, bad, sorted(before), sharded.completed_steps
+
+
+def test_discarded_gradients_change_nothing_and_bad_ones_are_named(ranks):
+    for poison in (False, True):
+        for same, bad, held, completed in ranks(2).run(discard_then_step, poison):
+            assert same
+            assert bad == (held if poison else [])
+            assert completed == 1
+
+
+def gathered(plan, num_steps):
+    sharded = make_model(plan, "float32", "reference")
+    run_steps(sharded, make_dense_optimizer(sharded), 1, num_steps)
+    tables = {(t.name, decay): sharded.gather_table(t.name, decay=decay) for t in TABLES for decay in (True, False)}
+    return {key: None if found is None else tuple(found) for key, found in tables.items()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_gathered_tables_are_the_rows_as_of_now(ranks, world_size):
+    run = OneDevice(torch.float32, "reference")
+    run.run(40)
+    for plan in (TABLE_WISE, MIXED):
+        first, *others = ranks(world_size).run(gathered, plan, 40)
+        for table in TABLES:
+            for decay in (True, False):
+                rows, last_update_step = first[table.name, decay]
+                # float32 training in another order of sums.
+                torch.testing.assert_close(rows, run.tables.read(table.name, decay=decay), rtol=1e-3, atol=1e-4)
+                assert torch.equal(last_update_step, run.tables.state(table.name)["last_update_step"].long())
+            assert not torch.equal(first[table.name, True][0], first[table.name, False][0])
+        for other in others:
+            assert set(other.values()) == {None}
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def save_after(plan, num_steps, directory):
+    """Trains, saves; this rank's rows and dense tensors, with those of the dense optimizer."""
+    sharded = make_model(plan, "float32", "reference")
+    dense = make_dense_optimizer(sharded)
+    run_steps(sharded, dense, 1, num_steps)
+    sharded.save(directory, dense_optimizer=dense, extra={"position": {"step": num_steps}})
+    return snapshot(sharded)[0], sharded.state_for_checkpoint(dense)[1]
+
+
+def load_and_go_on(plan, directory, last):
+    """Loads in this plan; rows, dense tensors and extra as loaded, and the same after steps up to ``last``."""
+    sharded = make_model(plan, "float32", "reference", seed=9)
+    dense = make_dense_optimizer(sharded)
+    extra = sharded.load_from(latest_valid(directory), dense_optimizer=dense)
+    loaded = snapshot(sharded)[0], {k: v.clone() for k, v in sharded.state_for_checkpoint(dense)[1].items()}
+    run_steps(sharded, dense, sharded.completed_steps + 1, last)
+    return loaded, extra, (snapshot(sharded)[0], sharded.state_for_checkpoint(dense)[1])
+
+
+def assert_bit_equal(found, expected):
+    """(tables, dense) of all ranks, whatever their plans."""
+    rows, expected_rows = whole(found), whole(expected)
+    for table in TABLES:
+        assert rows[table.name].keys() == expected_rows[table.name].keys() == {"weight", "m", "v", "last_update_step"}
+        for part, value in expected_rows[table.name].items():
+            assert torch.equal(rows[table.name][part], value)
+    for _, dense in found:
+        assert dense.keys() == expected[0][1].keys()
+        assert any(name.startswith("optimizer/") for name in dense)
+        for name, value in expected[0][1].items():
+            assert torch.equal(dense[name], value)
+
+
+@pytest.mark.parametrize("saved_by", [(1, TABLE_WISE), (2, TABLE_WISE), (2, ROW_WISE), (2, MIXED)])
+def test_what_one_plan_saves_every_plan_loads_bit_for_bit(ranks, tmp_path, saved_by):
+    world_size, plan = saved_by
+    saved = ranks(world_size).run(save_after, plan, 12, str(tmp_path))
+    for other in (1, 2):
+        for other_plan in PLANS:
+            results = ranks(other).run(load_and_go_on, other_plan, str(tmp_path), 12)
+            assert_bit_equal([loaded for loaded, _, _ in results], saved)
+            assert all(extra == {"completed_steps": 12, "position": {"step": 12}} for _, extra, _ in results)
+
+
+@pytest.mark.parametrize(("world_size", "plan"), [(1, TABLE_WISE), (2, MIXED)])
+def test_a_resumed_run_ends_with_the_same_bits(ranks, tmp_path, world_size, plan):
+    uninterrupted = ranks(world_size).run(save_after, plan, 30, str(tmp_path / "whole"))
+    ranks(world_size).run(save_after, plan, 13, str(tmp_path / "cut"))
+    results = ranks(world_size).run(load_and_go_on, plan, str(tmp_path / "cut"), 30)
+    assert_bit_equal([end for _, _, end in results], uninterrupted)
+    # A row that was idle across the cut, with decay pending there, is among them.
+    steps = whole(uninterrupted)["user"]["last_update_step"]
+    assert ((steps > 0) & (steps < 8)).any()
+
+
+def load_into(changes, directory, grow):
+    """The error of loading into tables of other sizes, or (rows as loaded, rows as initial) of this rank."""
+    import dataclasses
+
+    from trainer.sharding import embedding_bag_collection, shard_model
+
+    tables = [dataclasses.replace(t, num_rows=changes.get(t.name, t.num_rows), row_count=-1) for t in TABLES]
+    hidden = changes.get("hidden", 16)
+
+    def make():
+        model = DNN(embedding_bag_collection(tables), FEATURES, dim=DIM, hidden=(hidden,))
+        return shard_model(model, tables, OPTIMIZER, {}, ROW_WISE, seed=3, backend="reference")
+
+    sharded, initial = make(), make()
+    try:
+        sharded.load_from(Checkpoint(directory), grow=grow)
+    except CheckpointError as error:
+        return str(error)
+    return snapshot(sharded)[0], snapshot(initial)[0]
+
+
+def test_a_warm_start_keeps_known_rows_and_leaves_new_ones(ranks, tmp_path):
+    saved = whole(ranks(2).run(save_after, MIXED, 5, str(tmp_path)))
+    # With 220 rows rank 1 holds rows from 110 on alone, none of which the checkpoint knows.
+    results = ranks(2).run(load_into, {"user": 220, "item": 70}, str(tmp_path / "step-000000000005"), True)
+    loaded, initial = (whole([(result[number], {}) for result in results]) for number in (0, 1))
+    for table in TABLES:
+        for part, value in saved[table.name].items():
+            assert torch.equal(loaded[table.name][part][: table.num_rows], value)
+            assert torch.equal(loaded[table.name][part][table.num_rows :], initial[table.name][part][table.num_rows :])
+    assert len(loaded["user"]["weight"]) == 220
+
+
+@pytest.mark.parametrize(
+    ("changes", "grow", "message"),
+    [
+        ({"user": 220}, False, "it holds tables"),
+        ({"user": 100}, True, "it holds tables"),
+        ({"hidden": 8}, False, "the dense parts differ from the model's in model/tower.0.bias, model/tower.0.weight"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_on_every_rank(ranks, tmp_path, changes, grow, message):
+    ranks(2).run(save_after, MIXED, 1, str(tmp_path))
+    for told in ranks(2).run(load_into, changes, str(tmp_path / "step-000000000001"), grow):
+        assert message in told
+
+
+def test_a_damaged_file_is_found_before_loading(ranks, tmp_path):
+    ranks(2).run(save_after, ROW_WISE, 1, str(tmp_path))
+    path = tmp_path / "step-000000000001"
+    file = max(path.glob("table-*rank-00001*"))
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    for told in ranks(2).run(load_into, {}, str(path), False):
+        assert f"{file} was changed" in told

@@ -1,0 +1,274 @@
+"""Specs: what the contract shows is accepted, what is wrong is named, what is not built yet is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.spec import SpecError, load_documents, parse_dataset, parse_job, parse_rule
+
+DATASET: dict[str, Any] = {
+    "name": "sports",
+    "uri": "sports.parquet",
+    "features": {
+        "user": {"type": "id"},
+        "item": {"type": "id"},
+        "attribute": {
+            "type": "id",
+            "join": {"uri": "attrs.parquet", "on": "item", "column": "attrs", "take": "last"},
+        },
+        "history": {
+            "type": "id_list",
+            "derive": {"previous": "item", "by": "user", "order": "pos", "length": 5},
+            "shares": "item",
+            "pooling": "mean",
+        },
+    },
+    "label": {"negatives": {"per_positive": 1, "of": "item", "distribution": "uniform", "seed": 7}},
+    "order": "pos",
+    "partition": "date",
+}
+
+JOB: dict[str, Any] = {
+    "spec_version": 1,
+    "name": "sports-dnn",
+    "dataset": {"name": "sports", "window": {"start": "{firing_date}", "days": 1}},
+    "init_from": {"collection": "items", "version": "current"},
+    "model": {"kind": "dnn", "embedding_dim": 16, "hidden": [128, 64], "init": {"kind": "hash", "std": 0.01}},
+    "optimizer": {
+        "kind": "adam_ar",
+        "learning_rate": 0.001,
+        "alpha": "default",
+        "moments": "dense",
+        "decay": "at_read",
+        "schedule": {"kind": "constant"},
+        "clip_norm": None,
+    },
+    "dense_optimizer": {"kind": "adam", "learning_rate": 0.001},
+    "sse": {"item": {"probability": 0.01}, "label": {"probability": 0.0}},
+    "regularizers": {"dropout": 0.0},
+    "kernel": "evenkeel",
+    "epochs": 4,
+    "batch_size": 2048,
+    "seed": 1,
+    "resources": {"num_workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0, "timeout_seconds": None},
+    "sharding": {"item": "row_wise"},
+    "evaluation": {"split": {"kind": "random", "validation": 0.1, "test": 0.1}, "metrics": ["auc", "logloss"]},
+    "checkpoint": {"every_steps": 500, "keep_last": 3},
+    "retries": 2,
+    "labels": {"team": "ads"},
+}
+
+PUBLISH = {
+    "collection": "items",
+    "feature": "item",
+    "align": True,
+    "ema": {"new_weight": 0.3, "reset_below_cosine": 0.65},
+    "gate": {"mode": "enforce"},
+    "views": [{"name": "items_rff", "kind": "rff"}],
+}
+
+
+def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    document = copy.deepcopy(document)
+    *parents, last = path.split(".")
+    place = document
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place[last] = value
+    return document
+
+
+def test_the_contract_s_documents_are_accepted_and_come_back_the_same() -> None:
+    dataset, job = parse_dataset(DATASET), parse_job(JOB)
+    assert parse_dataset(dataset.model_dump(mode="json")) == dataset
+    assert parse_job(job.model_dump(mode="json")) == job
+    assert job.against(dataset) is job
+
+
+def test_specs_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse_job(JOB).epochs = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.kind", "wukong"),
+        ("optimizer.kind", "adamw"),
+        ("optimizer.alpha", "auto"),
+        ("optimizer.decay", "at_update"),
+        ("optimizer.first_touch", "literal"),
+        ("optimizer.weight_decay", 0.1),
+        ("optimizer.eps_inside_root", True),
+        ("optimizer.schedule.kind", "cosine"),
+        ("optimizer.clip_norm", 1.0),
+        ("sse.user", {"probability": 0.01, "graph": "trust", "rho": 50}),
+        ("sse.label.probability", 0.1),
+        ("regularizers.dropout", 0.5),
+        ("kernel", "fbgemm"),
+        ("resources.gpus_per_worker", 1),
+        ("sharding.item", "column_wise"),
+        ("evaluation.metrics", ["gauc"]),
+        ("publish", PUBLISH),
+    ],
+)
+def test_what_is_not_built_yet_is_refused_by_name(path: str, value: Any) -> None:
+    with pytest.raises(SpecError, match="yet") as caught:
+        parse_job(changed(JOB, path, value))
+    assert path.split(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("uri", "s3://bucket/rows"),
+        ("features.attribute.join.uri", "s3://bucket/attributes.parquet"),
+        ("features.price", {"type": "dense"}),
+        ("label.negatives.distribution", "popularity"),
+        ("graphs", {"trust": {"uri": "t.parquet", "source": "a", "target": "b", "of": "user"}}),
+    ],
+)
+def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) -> None:
+    with pytest.raises(SpecError, match="not available yet") as caught:
+        parse_dataset(changed(DATASET, path, value))
+    assert path.split(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("epoch", 3, "check the spelling"),
+        ("optimizer.lr", 0.1, "check the spelling"),
+        ("name", "Sports DNN", "pattern"),
+        ("epochs", 0, "greater than or equal to 1"),
+        ("seed", -1, "greater than or equal to 0"),
+        ("seed", 2**32, "less than"),
+        ("optimizer.learning_rate", float("nan"), "finite"),
+        ("optimizer.alpha", 0.0, "greater than 0"),
+        ("evaluation.split", {"kind": "random", "validation": 0.5, "test": 0.5}, "no row is left"),
+        ("dataset.window.start", "yesterday", "YYYY-MM-DD"),
+        ("init_from", {"collection": "items", "job": "j1"}, "collection"),
+        ("spec_version", 2, "1"),
+        ("model", {"kind": "bpr", "hidden": [32]}, "bpr has no hidden layers"),
+    ],
+)
+def test_what_is_wrong_is_named(path: str, value: Any, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        parse_job(changed(JOB, path, value))
+    assert path.split(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("features.history.shares", "itm", "no feature 'itm'"),
+        ("features.history.shares", None, "needs shares: item"),
+        ("label.negatives.of", "thing", "no feature 'thing'"),
+        ("label", {"column": "click", "rule": "rating >= 4"}, "exactly one"),
+        ("label", {"rule": "rating >= __import__('os')"}, "COLUMN COMPARISON NUMBER"),
+        ("timestamp", "ts", "not both"),
+        ("features", {}, "at least 1"),
+    ],
+)
+def test_what_is_wrong_in_a_dataset_is_named(path: str, value: Any, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        parse_dataset(changed(DATASET, path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("sse.itme", {"probability": 0.1}, "sse.itme: no such feature"),
+        ("sharding.history", "row_wise", "sharding.history: no such table"),
+        ("dataset.name", "other", "the dataset is 'sports'"),
+    ],
+)
+def test_what_does_not_fit_the_dataset_is_named(path: str, value: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_job(changed(JOB, path, value)).against(parse_dataset(DATASET))
+
+
+def test_publishing_models_fit_or_say_why() -> None:
+    dataset = changed(DATASET, "label", {"rule": "rating >= 4"})
+    del dataset["features"]["attribute"]
+    job = changed(changed(JOB, "model.kind", "two_tower"), "publish", PUBLISH)
+    assert parse_job(job).against(parse_dataset(dataset)).publish is not None
+    with pytest.raises(ValueError, match="no such feature 'thing'"):
+        parse_job(changed(job, "publish.feature", "thing")).against(parse_dataset(dataset))
+    del dataset["features"]["user"]
+    with pytest.raises(ValueError, match="needs a feature named 'user'"):
+        parse_job(job).against(parse_dataset(dataset))
+
+
+def test_an_unquoted_off_is_off(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "{name: x, dataset: {name: d}, model: {kind: bpr}, publish: {collection: c, feature: item, gate: {mode: off}}}"
+    )
+    _, job = load_documents(path)
+    assert job is not None
+    assert job.publish is not None
+    assert job.publish.gate.mode == "off"
+
+
+def test_an_unquoted_on_is_on(tmp_path: Path) -> None:
+    path = tmp_path / "dataset.yaml"
+    path.write_text(
+        "name: d\nuri: rows.parquet\nlabel: {column: click}\n"
+        "features: {item: {}, shelf: {join: {uri: shelves.parquet, on: item, column: shelf}}}\n"
+    )
+    dataset, _ = load_documents(path)
+    assert dataset is not None
+    assert dataset.features["shelf"].join is not None
+    assert dataset.features["shelf"].join.on == "item"
+
+
+@given(
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,10}", fullmatch=True),
+    st.sampled_from([">=", "<=", "==", "!=", ">", "<"]),
+    st.integers(-1000, 1000),
+)
+def test_rules_parse(column: str, comparison: str, number: int) -> None:
+    assert parse_rule(f" {column} {comparison} {number} ") == (column, comparison, float(number))
+
+
+def test_a_file_may_hold_a_dataset_and_a_job(tmp_path: Path) -> None:
+    import yaml
+
+    path = tmp_path / "both.yaml"
+    path.write_text(yaml.safe_dump_all([DATASET, JOB]))
+    dataset, job = load_documents(path)
+    assert dataset == parse_dataset(DATASET)
+    assert job == parse_job(JOB)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("", "is empty"), ("a: [", "is not YAML"), ("- 1", "mapping"), ("name: x\nmodel: 3", "model")]
+)
+def test_bad_files_are_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=says) as caught:
+        load_documents(path)
+    assert "bad.yaml" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="No such file"):
+        load_documents(tmp_path / "absent.yaml")
+
+
+def test_specs_load_without_torch() -> None:
+    code = "import sys, trainer.spec, trainer.events, trainer.available; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

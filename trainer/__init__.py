@@ -1,0 +1,1 @@
+"""One run, from a JobSpec to published item vectors."""

@@ -1,0 +1,128 @@
+"""What this version can run. Every field of the schema that it cannot honour is refused here, with the remedy.
+
+One place to read, and one place to shrink as features arrive. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.spec import DatasetSpec, JobSpec
+
+MODELS = ("dnn", "two_tower", "bpr")
+OPTIMIZERS = ("sgd", "adagrad", "adam", "adam_ar")
+SHARDING = ("table_wise", "row_wise")
+PUBLISHING_MODELS = ("two_tower", "bpr")
+
+
+def refuse(problems: Iterator[str]) -> None:
+    """Raises one ValueError that names every problem."""
+    found = list(problems)
+    if found:
+        raise ValueError("; ".join(found))
+
+
+def dataset_problems(spec: DatasetSpec) -> Iterator[str]:
+    joins = {f"features.{name}.join.uri": feature.join.uri for name, feature in spec.features.items() if feature.join}
+    for field, uri in {"uri": spec.uri, **joins}.items():
+        scheme = uri.partition("://")[0] if "://" in uri else "file"
+        if scheme != "file":
+            yield f"{field}: {scheme}:// is not available yet: use a local path or file://"
+    for name, feature in spec.features.items():
+        if feature.type == "dense":
+            yield f"features.{name}.type: dense is not available yet: use id or id_list"
+    negatives = spec.label.negatives
+    if negatives is not None and negatives.distribution != "uniform":
+        yield f"label.negatives.distribution: {negatives.distribution} is not available yet: use uniform"
+    if spec.graphs:
+        yield "graphs: SSE-Graph is not available yet: leave graphs out"
+
+
+def job_problems(spec: JobSpec) -> Iterator[str]:
+    if spec.model.kind not in MODELS:
+        yield f"model.kind: {spec.model.kind} is not available yet: use one of {', '.join(MODELS)}"
+    if spec.model.kind == "bpr" and spec.model.hidden not in ((), type(spec.model).model_fields["hidden"].default):
+        yield "model.hidden: bpr has no hidden layers: leave it out"
+    optimizer = spec.optimizer
+    if optimizer.kind not in OPTIMIZERS:
+        yield f"optimizer.kind: {optimizer.kind} is not available yet: use one of {', '.join(OPTIMIZERS)}"
+    if optimizer.alpha == "auto":
+        yield "optimizer.alpha: auto is not available yet: use default or a number"
+    if optimizer.decay != "at_read":
+        yield "optimizer.decay: at_update is not available yet: use at_read"
+    if optimizer.first_touch != "keep":
+        yield "optimizer.first_touch: literal is not available yet: use keep"
+    if optimizer.weight_decay:
+        yield "optimizer.weight_decay is not available yet: leave it 0"
+    if optimizer.eps_inside_root:
+        yield "optimizer.eps_inside_root is not available yet: leave it false"
+    if optimizer.schedule.kind != "constant":
+        yield f"optimizer.schedule.kind: {optimizer.schedule.kind} is not available yet: use constant"
+    if optimizer.clip_norm is not None:
+        yield "optimizer.clip_norm is not available yet: leave it null"
+    for feature, sse in spec.sse.items():
+        if feature == "label":
+            if sse.probability > 0:
+                yield "sse.label.probability: label-side SSE is not available yet: leave it 0"
+            continue
+        if sse.graph is not None or sse.rho != 1.0:
+            yield f"sse.{feature}.graph: SSE-Graph is not available yet: leave graph and rho out"
+    if spec.regularizers.dropout:
+        yield "regularizers.dropout is not available yet: leave it 0"
+    if spec.kernel != "evenkeel":
+        yield f"kernel: {spec.kernel} is not available yet: use evenkeel"
+    if spec.resources.gpus_per_worker:
+        yield "resources.gpus_per_worker: the GPU kernel is not available yet: leave it 0"
+    for table, kind in spec.sharding.items():
+        if kind not in SHARDING:
+            yield f"sharding.{table}: {kind} is not available yet: use one of {', '.join(SHARDING)}"
+    if "gauc" in spec.evaluation.metrics:
+        yield "evaluation.metrics: gauc is not available yet: use auc and logloss"
+    if spec.publish is not None:
+        if spec.model.kind not in PUBLISHING_MODELS:
+            yield (
+                f"publish: vectors of {spec.model.kind} are not determined by its loss and are not published yet: "
+                f"use one of {', '.join(PUBLISHING_MODELS)}"
+            )
+        for view in spec.publish.views:
+            if view.materialized:
+                yield f"publish.views.{view.name}: materialized is not available yet: views are computed at fetch"
+
+
+def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+    """What of the job does not fit the dataset it names."""
+    names = ", ".join(sorted(dataset.features))
+    if job.dataset.name != dataset.name:
+        yield f"dataset.name: the job names '{job.dataset.name}', the dataset is '{dataset.name}'"
+    if job.dataset.window is not None and dataset.partition is None:
+        yield f"dataset.window: dataset '{dataset.name}' has no partition column"
+    for feature in job.sse:
+        if feature != "label" and feature not in dataset.features:
+            yield f"sse.{feature}: no such feature (there are {names})"
+    tables = {feature.shares or name for name, feature in dataset.features.items()}
+    for table in job.sharding:
+        if table not in tables:
+            yield f"sharding.{table}: no such table (there are {', '.join(sorted(tables))})"
+    if job.publish is not None and job.publish.feature not in dataset.features:
+        yield f"publish.feature: no such feature '{job.publish.feature}' (there are {names})"
+    if job.model.kind in PUBLISHING_MODELS:
+        for feature in ("user", "item"):
+            if feature not in dataset.features:
+                yield f"model.kind: {job.model.kind} needs a feature named '{feature}' (there are {names})"
+        if job.publish is not None and job.publish.feature != "item":
+            yield f"publish.feature: {job.model.kind} publishes 'item'"
+        joined = [
+            name for name, feature in dataset.features.items() if feature.join is not None and feature.join.on == "item"
+        ]
+        if job.model.kind == "two_tower" and joined:
+            yield f"model.kind: item-side features ({', '.join(joined)}) in two_tower are not available yet"
+    split = job.evaluation.split
+    if split.kind == "time" and dataset.ordering is None:
+        yield f"evaluation.split.kind: time needs order or timestamp in dataset '{dataset.name}'"
+    if split.kind == "per_user_last":
+        if dataset.ordering is None:
+            yield f"evaluation.split.kind: per_user_last needs order or timestamp in dataset '{dataset.name}'"
+        if "user" not in dataset.features:
+            yield f"evaluation.split.kind: per_user_last needs a feature named 'user' (there are {names})"

@@ -1,0 +1,27 @@
+"""What is wrong with the user's data: what, where, and the remedy. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DataError(ValueError):
+    """Rows that cannot be trained on as the spec asks.
+
+    ``where`` names file, column and row (counted from 0, as pandas and pyarrow do); ``remedy`` says what to do.
+    """
+
+    code = "bad_data"
+
+    def __init__(self, what: str, *, where: str, remedy: str):
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+        super().__init__(f"{where}: {what} ({remedy})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.what, self.where, self.remedy)
+
+
+def _rebuild(what: str, where: str, remedy: str) -> DataError:
+    return DataError(what, where=where, remedy=remedy)

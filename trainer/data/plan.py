@@ -1,0 +1,193 @@
+"""What has to be read for a dataset and a job: which column goes into which table, and how. Torch-free."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from trainer.data import values
+from trainer.data.errors import DataError
+from trainer.data.join import JoinTable
+from trainer.data.source import Source, Window, beside
+from trainer.data.values import Kind
+from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems, parse_rule
+
+NEGATIVE_SUFFIX = "__negative"
+
+
+class ColumnUse(NamedTuple):
+    """Column ``column`` of the rows, coded by the ids of ``domain`` (a table's name, or ``by:COLUMN``)."""
+
+    column: str
+    domain: str
+    is_list: bool = False
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """One feature: its table and exactly one of ``use``, ``join`` and ``derive``."""
+
+    name: str
+    table: str
+    is_list: bool
+    pooling: str
+    use: ColumnUse | None = None
+    join: Join | None = None
+    join_on: str = ""
+    derive: PreviousItems | None = None
+    previous: ColumnUse | None = None
+    by: ColumnUse | None = None
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    dataset: DatasetSpec
+    job: JobSpec
+    source: Source
+    features: tuple[FeaturePlan, ...]
+    joins: dict[str, JoinTable]  # by feature
+    kinds: dict[str, Kind]  # by domain
+    uses: tuple[ColumnUse, ...]
+    order_columns: tuple[str, ...]
+
+    @property
+    def is_bpr(self) -> bool:
+        return self.job.model.kind == "bpr"
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(feature.table for feature in self.features))
+
+    @property
+    def label_column(self) -> str | None:
+        label = self.dataset.label
+        if label.rule is not None:
+            return parse_rule(label.rule)[0]
+        return label.column
+
+    @property
+    def join_columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(feature.join_on for feature in self.features if feature.join is not None))
+
+    def columns(self) -> list[str]:
+        """Every column of the rows that is read."""
+        found = [use.column for use in self.uses] + [*self.join_columns, *self.order_columns]
+        return list(dict.fromkeys([*found, *([self.label_column] if self.label_column else [])]))
+
+    def feature(self, name: str) -> FeaturePlan | None:
+        return next((feature for feature in self.features if feature.name == name), None)
+
+    def direct(self, name: str) -> ColumnUse | None:
+        """The column behind an id feature that reads one; None for lists, joins and what is not there."""
+        feature = self.feature(name)
+        return None if feature is None or feature.is_list else feature.use
+
+
+def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
+    """The partition window of a job. Raises DataError while it still holds a template."""
+    window = job.dataset.window
+    if window is None:
+        return None
+    if window.start == FIRING_DATE:
+        raise DataError(
+            f"window.start is {FIRING_DATE}, which a schedule fills in",
+            where=f"job '{job.name}', dataset.window",
+            remedy="submit it through a schedule, or give a date (YYYY-MM-DD)",
+        )
+    if dataset.partition is None:
+        raise DataError(
+            "has no partition column", where=f"dataset '{dataset.name}'", remedy="set partition, or leave window out"
+        )
+    last = datetime.date.fromisoformat(window.start)
+    return Window(dataset.partition, last - datetime.timedelta(days=window.days - 1), last)
+
+
+def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
+    """Checks the spec against the files' columns. Raises DataError, and ValueError where the job does not fit."""
+    job.against(dataset)
+    source = Source(dataset.uri, window_of(dataset, job))
+    column_of = {
+        name: feature.column or name
+        for name, feature in dataset.features.items()
+        if feature.join is None and feature.derive is None
+    }
+    features: list[FeaturePlan] = []
+    uses: list[ColumnUse] = []
+    for name, spec in dataset.features.items():
+        table = spec.shares or name
+        planned = FeaturePlan(name, table, spec.type == "id_list", spec.pooling)
+        if spec.join is not None:
+            on = column_of.get(spec.join.on, spec.join.on)
+            planned = replace(planned, join=spec.join, join_on=on)
+        elif spec.derive is not None:
+            previous = ColumnUse(column_of.get(spec.derive.previous, spec.derive.previous), table)
+            column = column_of.get(spec.derive.by, spec.derive.by)
+            by = ColumnUse(column, f"by:{column}")
+            for other, feature in dataset.features.items():
+                if column_of.get(other) == column and feature.type == "id":
+                    by = ColumnUse(column, feature.shares or other)
+            planned = replace(planned, derive=spec.derive, previous=previous, by=by)
+            uses += [previous, by]
+        else:
+            use = ColumnUse(column_of[name], table, planned.is_list)
+            planned = replace(planned, use=use)
+            uses.append(use)
+        features.append(planned)
+    orders = [feature.derive.order for feature in features if feature.derive is not None]
+    if job.evaluation.split.kind != "random" and dataset.ordering is not None:
+        orders.append(dataset.ordering)
+    plan = DataPlan(
+        dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders))
+    )
+    _check_roles(plan)
+    source.require(plan.columns())
+    joins = {f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri)) for f in features if f.join is not None}
+    return replace(plan, joins=joins, kinds=_kinds(plan, joins))
+
+
+def _check_roles(plan: DataPlan) -> None:
+    """user and item must read a column where rows are split by them or negatives drawn for them."""
+    needs: list[tuple[str, tuple[str, ...]]] = []
+    if plan.dataset.label.negatives is not None:
+        needs.append(("label.negatives", (plan.dataset.label.negatives.of, "user")))
+    if plan.job.evaluation.split.kind == "per_user_last":
+        needs.append(("evaluation.split.kind: per_user_last", ("user",)))
+    if plan.is_bpr:
+        needs.append(("model.kind: bpr", ("user", "item")))
+    for field, roles in needs:
+        for role in roles:
+            if plan.direct(role) is None:
+                raise DataError(
+                    f"{field} needs '{role}' as a feature of type id that reads a column",
+                    where=f"dataset '{plan.dataset.name}', features.{role}",
+                    remedy=f"describe '{role}' so, without join or derive, or change {field.partition(':')[0]}",
+                )
+
+
+def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
+    """Integers or strings for each domain: as its first column says; the others are converted to it."""
+    kinds: dict[str, Kind] = {}
+    owners_first = sorted(plan.features, key=lambda feature: feature.table != feature.name)
+    for feature in owners_first:
+        if feature.table in kinds:
+            continue
+        if feature.join is not None:
+            kinds[feature.table] = joins[feature.name].kind
+        else:
+            use = feature.use or feature.previous
+            assert use is not None
+            kinds[feature.table] = _column_kind(plan.source, use)
+    for use in plan.uses:
+        kinds.setdefault(use.domain, _column_kind(plan.source, use))
+    return kinds
+
+
+def _column_kind(source: Source, use: ColumnUse) -> Kind:
+    where = f"{source.uri}, column '{use.column}'"
+    type_: pa.DataType = source.column_type(use.column)
+    if values.is_list(type_) and not use.is_list:
+        raise DataError("holds lists", where=where, remedy="set type: id_list")
+    return values.id_kind(values.element_type(type_), where)

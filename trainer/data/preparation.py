@@ -1,0 +1,188 @@
+"""``prepare``: from a dataset and a job to a directory of memory-mapped columns, all or nothing. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from trainer.data.arrays import OFFSET, Appender
+from trainer.data.encode import encode
+from trainer.data.errors import DataError
+from trainer.data.hashing import id_keys
+from trainer.data.plan import NEGATIVE_SUFFIX, DataPlan, make_plan
+from trainer.data.prepared import FORMAT_VERSION, MANIFEST, PreparedData
+from trainer.data.source import Source
+from trainer.data.values import as_ids, id_kind
+from trainer.data.writing import NUM_SPECIAL_ROWS, codes_to_rows, finish_tables, write_splits
+from trainer.spec import DatasetSpec, JobSpec
+
+_EDGE_BYTES = 1 << 16
+
+
+def prepare(
+    dataset: DatasetSpec,
+    job: JobSpec,
+    directory: Path | str,
+    *,
+    base_vocabulary: Mapping[str, pa.Array] | None = None,
+    log: Callable[[str], Any] = lambda message: None,
+) -> PreparedData:
+    """Reads the dataset, splits it, and writes coded columns under ``directory``, which ranks then open.
+
+    A directory that already holds exactly this (same specs, same files by size and time, same ``base_vocabulary``) is
+    reused. ``base_vocabulary`` (table -> raw ids, from a warm start) keeps the rows of old ids; new ids follow. The
+    directory appears complete, on disk and by one rename, so a crash leaves nothing half-written.
+
+    Raises DataError, naming file, column, row and the remedy.
+    """
+    directory = Path(directory)
+    plan = make_plan(dataset, job)
+    base_vocabulary = {
+        table: ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+        for table, ids in (base_vocabulary or {}).items()
+    }
+    fingerprint = _fingerprint(plan, base_vocabulary)
+    if PreparedData.fingerprint_of(directory) == fingerprint:
+        log(f"prepared data reused: {directory}")
+        return PreparedData.open(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(directory)
+    work = directory.parent / f".{directory.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.preparing"
+    try:
+        _write(plan, work, fingerprint, base_vocabulary, log)
+        _make_durable(work)
+        if directory.exists():
+            shutil.rmtree(directory)
+        os.rename(work, directory)
+        _fsync(directory.parent)
+    except OSError as error:
+        raise DataError(
+            f"cannot be written: {error.strerror or error}",
+            where=str(error.filename or directory),
+            remedy="free disk space, or check the directory's permissions",
+        ) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return PreparedData.open(directory)
+
+
+def _write(
+    plan: DataPlan,
+    work: Path,
+    fingerprint: str,
+    base_vocabulary: Mapping[str, pa.Array],
+    log: Callable[[str], Any],
+) -> None:
+    scratch = work / "scratch"
+    scratch.mkdir(parents=True)
+    encoded = encode(plan, scratch)
+    writers, seen = write_splits(plan, encoded, work)
+    vocabulary, row_counts, rows_of = finish_tables(plan, encoded, work, base_vocabulary)
+    unknown_share = codes_to_rows(plan, work, rows_of, log)
+    seen.write(work, rows_of, row_counts)
+    (work / "tables").mkdir()
+    tables: dict[str, Any] = {}
+    for table, ids in vocabulary.items():
+        with pa.OSFile(str(work / "tables" / f"{table}.arrow"), "wb") as file:
+            batch = pa.record_batch([ids], names=["id"])
+            with pa.ipc.new_file(file, batch.schema) as writer:
+                writer.write_batch(batch)
+        counts = Appender(work / "tables" / f"{table}.counts.bin", OFFSET)
+        counts.append(row_counts[table])
+        counts.close()
+        tables[table] = {"num_rows": len(ids) + NUM_SPECIAL_ROWS}
+    keys = [{"name": f.name, "table": f.table, "is_list": f.is_list, "pooling": f.pooling} for f in plan.features]
+    if plan.is_bpr:
+        item = plan.feature("item")
+        assert item is not None
+        keys.append({"name": "item" + NEGATIVE_SUFFIX, "table": item.table, "is_list": False, "pooling": item.pooling})
+    num_examples = {name: writer.num_examples for name, writer in writers.items()}
+    manifest = {
+        "format": FORMAT_VERSION,
+        "fingerprint": fingerprint,
+        "dataset_fingerprint": dataset_fingerprint(plan),
+        "keys": keys,
+        "is_bpr": plan.is_bpr,
+        "tables": tables,
+        "num_rows_read": encoded.num_rows,
+        "num_examples": num_examples,
+        "num_positives": {name: writer.num_positives for name, writer in writers.items()},
+        "unknown_share": unknown_share,
+        "seed": plan.job.seed,
+        "batch_size": plan.job.batch_size,
+    }
+    shutil.rmtree(scratch)
+    (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
+    log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
+
+
+def dataset_fingerprint(plan: DataPlan) -> str:
+    """What the rows are, for lineage: sha256 of the dataset spec without its place, the window, and of each file its
+    size and its first and last 64 KiB (a Parquet file's footer: schema, counts, statistics)."""
+    content = []
+    for source in _sources(plan):
+        for file in source.files:
+            size = file.path.stat().st_size
+            with open(file.path, "rb") as stream:
+                head = stream.read(_EDGE_BYTES)
+                stream.seek(max(0, size - _EDGE_BYTES))
+                digest = hashlib.sha256(head + stream.read()).hexdigest()
+            content.append([file.path.name, list(file.partitions), size, digest])
+    spec = plan.dataset.model_dump(mode="json", exclude={"uri", "name"})
+    return _sha256([FORMAT_VERSION, spec, str(plan.source.window), content])
+
+
+def _fingerprint(plan: DataPlan, base_vocabulary: Mapping[str, pa.Array]) -> str:
+    base = {table: _ids_digest(ids) for table, ids in sorted(base_vocabulary.items())}
+    job = plan.job
+    relevant = [job.model.kind == "bpr", job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
+    files = [source.fingerprint_files() for source in _sources(plan)]
+    spec = plan.dataset.model_dump(mode="json")
+    return _sha256([FORMAT_VERSION, spec, str(plan.source.window), relevant, files, base])
+
+
+def _ids_digest(ids: pa.Array) -> str:
+    # Hashes of the ids in their order: Arrow's own buffers differ for equal arrays (offsets, padding).
+    keys = id_keys(as_ids(ids, id_kind(ids.type, "base_vocabulary"), "base_vocabulary"))
+    return hashlib.sha256(keys.tobytes()).hexdigest()
+
+
+def _sources(plan: DataPlan) -> list[Source]:
+    return [plan.source, *(join.source for join in plan.joins.values())]
+
+
+def _sha256(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _make_durable(directory: Path) -> None:
+    """Everything below is on disk before the rename is: a machine that goes down must not leave a manifest beside
+    columns that are short or full of zeros, which would be trained on."""
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            _fsync(Path(folder) / name)
+        _fsync(Path(folder))
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """What a killed process left beside ``directory`` while it prepared."""
+    for path in directory.parent.glob(f".{directory.name}.*.preparing"):
+        pid = path.name.split(".")[-3]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path, ignore_errors=True)

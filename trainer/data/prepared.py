@@ -1,0 +1,164 @@
+"""What :func:`trainer.data.prepare` wrote, opened by every rank. Torch is imported with the first batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.arrays import CODE, LABEL, OFFSET, map_array, map_jagged
+from trainer.data.errors import DataError
+from trainer.data.hashing import UInt64s, derive_key, id_keys
+from trainer.data.jagged import Jagged
+from trainer.data.negatives import SeenItems
+from trainer.data.order import GlobalOrder
+
+if TYPE_CHECKING:
+    from trainer.data.batches import Batch
+
+FORMAT_VERSION = 1
+MANIFEST = "prepared.json"
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """One embedding table: row 0 is padding, row 1 the unknown id, row r >= 2 is ``vocabulary[r - 2]``."""
+
+    name: str
+    num_rows: int
+    features: tuple[str, ...]
+    vocabulary_path: Path
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the batches' KeyedJaggedTensor."""
+
+    name: str
+    table: str
+    is_list: bool
+    pooling: str
+
+
+class PreparedData:
+    """Memory-mapped splits, vocabularies, and the deterministic batches over them."""
+
+    directory: Path
+    tables: dict[str, TableInfo]
+    keys: tuple[Key, ...]
+    """In the order of the batches: the dataset's features, then ``item__negative`` for BPR."""
+    num_examples: dict[str, int]
+    """By split: train, validation, test."""
+    num_positives: dict[str, int]
+    unknown_share: dict[str, dict[str, float]]
+    """Share of ids at row 1, by feature and split."""
+    dataset_fingerprint: str
+    seed: int
+    batch_size: int
+
+    def __init__(self, directory: Path, manifest: dict[str, Any]):
+        self.directory = directory
+        self.keys = tuple(Key(**key) for key in manifest["keys"])
+        self.tables = {
+            name: TableInfo(
+                name,
+                table["num_rows"],
+                tuple(key.name for key in self.keys if key.table == name),
+                directory / "tables" / f"{name}.arrow",
+            )
+            for name, table in manifest["tables"].items()
+        }
+        self.is_bpr = bool(manifest["is_bpr"])
+        self.num_rows_read = int(manifest["num_rows_read"])
+        self.num_examples = manifest["num_examples"]
+        self.num_positives = manifest["num_positives"]
+        self.unknown_share = manifest["unknown_share"]
+        self.fingerprint = manifest["fingerprint"]
+        self.dataset_fingerprint = manifest["dataset_fingerprint"]
+        self.seed = manifest["seed"]
+        self.batch_size = manifest["batch_size"]
+
+    @staticmethod
+    def open(directory: Path | str) -> PreparedData:
+        """Raises DataError where nothing (or something of another version) was prepared."""
+        directory = Path(directory)
+        try:
+            manifest = json.loads((directory / MANIFEST).read_text("utf-8"))
+        except (OSError, ValueError):
+            manifest = {}
+        if manifest.get("format") != FORMAT_VERSION:
+            raise DataError("holds no prepared data of this version", where=str(directory), remedy="prepare it again")
+        return PreparedData(directory, manifest)
+
+    @staticmethod
+    def fingerprint_of(directory: Path | str) -> str | None:
+        """Fingerprint of what ``directory`` holds; None if that is nothing usable."""
+        try:
+            return PreparedData.open(directory).fingerprint
+        except DataError:
+            return None
+
+    # --- tables
+
+    def vocabulary(self, table: str) -> pa.Array:
+        """Raw ids (int64 or large_string), memory-mapped: row r >= 2 is entry r - 2."""
+        with pa.memory_map(str(self.tables[table].vocabulary_path)) as file:
+            return pa.ipc.open_file(file).get_batch(0).column(0)
+
+    def row_keys(self, table: str) -> UInt64s:
+        """A stable hash of each row's raw id, uint64 [num_rows]: the seed of its hash initial value."""
+        special = np.array([derive_key(0), derive_key(1)], dtype=np.uint64)
+        return np.concatenate([special, id_keys(self.vocabulary(table))])
+
+    def row_counts(self, table: str) -> npt.NDArray[np.int64]:
+        """Occurrences of each row in the training split, over all features of the table."""
+        return np.asarray(map_array(self.directory / "tables" / f"{table}.counts.bin", OFFSET))
+
+    # --- batches
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_examples["train"] // self.batch_size)
+
+    def train_batches(
+        self, epoch: int, start_step_in_epoch: int = 0, rank: int = 0, world_size: int = 1
+    ) -> Iterator[Batch]:
+        """Batches of ``epoch`` (from 0) from a step on. Every rank sees the same steps, and its own slice of each."""
+        from trainer.data.batches import train_batches
+
+        return train_batches(self, epoch, start_step_in_epoch, rank, world_size)
+
+    def eval_batches(
+        self, split: str, batch_size: int | None = None, rank: int = 0, world_size: int = 1
+    ) -> Iterator[Batch]:
+        """Batches of a split in row order: ``validation``, ``test``, or ``train`` itself."""
+        from trainer.data.batches import eval_batches
+
+        return eval_batches(self, split, batch_size or self.batch_size, rank, world_size)
+
+    def order(self) -> GlobalOrder:
+        """The order of training rows; a new one for each reader, because it keeps the window it is in."""
+        return GlobalOrder(self.num_examples["train"], self.seed)
+
+    @cached_property
+    def seen_items(self) -> tuple[SeenItems, npt.NDArray[np.int64]]:
+        """BPR: what each user had, and the item rows that negatives are drawn from."""
+        parts = {
+            name: map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")
+        }
+        return SeenItems(parts["shifted"], parts["starts"], len(parts["items"])), parts["items"]
+
+    def labels(self, split: str) -> npt.NDArray[np.uint8]:
+        return map_array(self.directory / split / "labels.bin", LABEL)
+
+    def column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:
+        """Table rows of one feature in a split."""
+        stem = self.directory / split / key.name
+        return map_jagged(stem, CODE) if key.is_list else map_array(stem.with_name(key.name + ".bin"), CODE)

@@ -1,0 +1,216 @@
+"""Splits on disk: examples appended per split, vocabulary from training, codes turned into rows. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.arrays import CODE, LABEL, OFFSET, Appender, JaggedAppender, map_array
+from trainer.data.encode import Encoded
+from trainer.data.errors import DataError
+from trainer.data.jagged import Jagged, sorted_unique
+from trainer.data.negatives import SeenItems
+from trainer.data.plan import DataPlan
+from trainer.data.rows import ExampleRows, Examples, take
+from trainer.data.split import DROPPED, SPLIT_NAMES, TRAIN
+from trainer.data.values import as_ids
+
+NUM_SPECIAL_ROWS = 2  # row 0 is padding, row 1 the unknown id
+UNKNOWN_ROW = 1
+_REMAP_ROWS = 1 << 22
+
+
+class SplitWriter:
+    """Appends examples of one split: ``labels.bin``, and ``<feature>.bin`` or ``<feature>.{values,offsets}.bin``."""
+
+    def __init__(self, directory: Path, plan: DataPlan):
+        self.directory = directory
+        self.num_examples = 0
+        self.num_positives = 0
+        self._labels = Appender(directory / "labels.bin", LABEL)
+        self._flat = {f.name: Appender(directory / f"{f.name}.bin", CODE) for f in plan.features if not f.is_list}
+        self._lists = {f.name: JaggedAppender(directory / f.name, CODE) for f in plan.features if f.is_list}
+
+    def append(self, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
+        labels = examples.labels[chosen]
+        self.num_examples += len(labels)
+        self.num_positives += int(labels.sum())
+        self._labels.append(labels)
+        for name, appender in self._flat.items():
+            column = take(examples.features[name], chosen)
+            assert not isinstance(column, Jagged)
+            appender.append(column)
+        for name, lists in self._lists.items():
+            column = take(examples.features[name], chosen)
+            # A join may give single ids to an id_list feature: a list of one, or an empty one.
+            if not isinstance(column, Jagged):
+                column = Jagged(column[column >= 0], np.concatenate([[0], np.cumsum(column >= 0)]))
+            lists.append(column.values, column.lengths)
+
+    def close(self) -> None:
+        self._labels.close()
+        for appender in self._flat.values():
+            appender.close()
+        for lists in self._lists.values():
+            lists.close()
+
+
+def code_files(plan: DataPlan, directory: Path) -> dict[str, Path]:
+    """The file of codes of each feature."""
+    return {f.name: directory / (f"{f.name}.values.bin" if f.is_list else f"{f.name}.bin") for f in plan.features}
+
+
+def write_splits(plan: DataPlan, encoded: Encoded, directory: Path) -> tuple[dict[str, SplitWriter], SeenPairs]:
+    """All examples, still as codes. In BPR mode the training split keeps positives only."""
+    seen = SeenPairs(plan, encoded)
+    writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}
+    num_dropped = 0
+    try:
+        for examples in ExampleRows(plan, encoded).chunks():
+            seen.add(examples)
+            num_dropped += int((examples.sides == DROPPED).sum())
+            for side, name in enumerate(SPLIT_NAMES):
+                chosen = examples.sides == side
+                if plan.is_bpr and side == TRAIN:
+                    chosen &= examples.labels == 1
+                writers[name].append(examples, np.flatnonzero(chosen))
+    finally:
+        for writer in writers.values():
+            writer.close()
+    train = writers["train"]
+    where = f"dataset '{plan.dataset.name}', training split"
+    if train.num_examples == 0:
+        what = "has no positive row, and BPR trains on positives" if plan.is_bpr else "has no rows"
+        raise DataError(what, where=where, remedy="check the label, lower evaluation.split's shares, or add data")
+    if not plan.is_bpr and train.num_positives in (0, train.num_examples):
+        raise DataError(
+            f"every one of its {train.num_examples} labels is {int(train.num_positives > 0)}",
+            where=where,
+            remedy="check the label's column or rule; where every row is a positive use label: {negatives: ...}",
+        )
+    return writers, seen
+
+
+class SeenPairs:
+    """(user, item) codes of the training split's own rows, for BPR."""
+
+    def __init__(self, plan: DataPlan, encoded: Encoded):
+        self._enabled = plan.is_bpr
+        self._user, self._item = plan.direct("user"), plan.direct("item")
+        if not self._enabled:
+            return
+        assert self._user is not None
+        assert self._item is not None
+        self._num_items = len(encoded.codes[self._item.domain].ids)
+        self._parts: list[npt.NDArray[np.int64]] = []
+
+    def add(self, examples: Examples) -> None:
+        if self._enabled:
+            users, items = examples.features["user"], examples.features["item"]
+            assert not isinstance(users, Jagged)
+            assert not isinstance(items, Jagged)
+            kept = (examples.sides == TRAIN) & ~examples.drawn & (users >= 0) & (items >= 0)
+            self._parts.append(sorted_unique(users[kept].astype(np.int64) * self._num_items + items[kept]))
+
+    def write(
+        self,
+        directory: Path,
+        rows_of: Mapping[str, npt.NDArray[np.int32]],
+        row_counts: Mapping[str, npt.NDArray[np.int64]],
+    ) -> None:
+        """``seen.items.bin``: the rows that negatives are drawn from (items that occur in this training split: a row
+        that only a warm start brought is left alone); ``seen.{shifted,starts}.bin``: SeenItems by user row."""
+        if not self._enabled:
+            return
+        assert self._user is not None
+        assert self._item is not None
+        pairs = np.concatenate(self._parts)
+        users, items = (
+            rows_of[self._user.domain][pairs // self._num_items],
+            rows_of[self._item.domain][pairs % self._num_items],
+        )
+        counts = row_counts[self._item.domain]
+        drawable = np.flatnonzero(counts[NUM_SPECIAL_ROWS:] > 0) + NUM_SPECIAL_ROWS
+        position = np.full(len(counts), -1, dtype=np.int64)
+        position[drawable] = np.arange(len(drawable))
+        live = (users >= NUM_SPECIAL_ROWS) & (position[items] >= 0)
+        num_users = len(row_counts[self._user.domain])
+        seen = SeenItems.from_pairs(users[live], position[items[live]], num_users, len(drawable))
+        for name, array in (("items", drawable), ("shifted", seen.shifted), ("starts", seen.starts)):
+            appender = Appender(directory / f"seen.{name}.bin", OFFSET)
+            appender.append(array)
+            appender.close()
+
+
+def finish_tables(
+    plan: DataPlan,
+    encoded: Encoded,
+    directory: Path,
+    base_vocabulary: Mapping[str, pa.Array],
+) -> tuple[dict[str, pa.Array], dict[str, npt.NDArray[np.int64]], dict[str, npt.NDArray[np.int32]]]:
+    """Per table: the vocabulary, training occurrences per row, and the row of each code (the last entry: missing).
+
+    The vocabulary is ``base_vocabulary`` in its order, then the training split's other ids in ascending order.
+    """
+    vocabulary, row_counts, rows_of = {}, {}, {}
+    files = code_files(plan, directory / "train")
+    for table in plan.tables:
+        ids = encoded.codes[table].ids
+        counts = np.zeros(len(ids) + 1, dtype=np.int64)  # codes shifted by one: entry 0 counts the missing
+        for feature in plan.features:
+            if feature.table == table:
+                for codes in _pieces(map_array(files[feature.name], CODE)):
+                    counts += np.bincount(codes.astype(np.int64) + 1, minlength=len(counts))
+        base = pa.array([], ids.type)
+        if table in base_vocabulary:
+            base = _as_type_of(ids, base_vocabulary[table], table)
+        rows = np.full(len(ids) + 1, UNKNOWN_ROW, dtype=np.int32)
+        old = encoded.codes[table].encode(base)
+        rows[old[old >= 0]] = (np.arange(len(base)) + NUM_SPECIAL_ROWS)[old >= 0]
+        new = np.flatnonzero((counts[1:] > 0) & (rows[:-1] == UNKNOWN_ROW))
+        rows[new] = np.arange(len(new)) + NUM_SPECIAL_ROWS + len(base)
+        vocabulary[table] = pa.concat_arrays([base, ids.take(pa.array(new))])
+        row_counts[table] = np.zeros(len(vocabulary[table]) + NUM_SPECIAL_ROWS, dtype=np.int64)
+        np.add.at(row_counts[table], rows, np.append(counts[1:], counts[0]))
+        rows_of[table] = rows
+    return vocabulary, row_counts, rows_of
+
+
+def codes_to_rows(
+    plan: DataPlan, directory: Path, rows_of: Mapping[str, npt.NDArray[np.int32]], log: Callable[[str], Any]
+) -> dict[str, dict[str, float]]:
+    """Rewrites every code as its table row, in place. Returns (and logs) the share of unknown per feature and split."""
+    shares: dict[str, dict[str, float]] = {}
+    for name in SPLIT_NAMES:
+        for feature, path in code_files(plan, directory / name).items():
+            planned = plan.feature(feature)
+            assert planned is not None
+            array = map_array(path, CODE, mode="r+")
+            unknown = 0
+            for piece in _pieces(array):
+                piece[:] = rows_of[planned.table][piece]
+                unknown += int((piece == UNKNOWN_ROW).sum())
+            shares.setdefault(feature, {})[name] = unknown / len(array) if len(array) else 0.0
+    for feature, by_split in shares.items():
+        log(f"unknown ids of {feature}: " + ", ".join(f"{name} {share:.2%}" for name, share in by_split.items()))
+    return shares
+
+
+def _pieces(array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    return [array[start : start + _REMAP_ROWS] for start in range(0, len(array), _REMAP_ROWS)]
+
+
+def _as_type_of(ids: pa.Array, base: pa.Array, table: str) -> pa.Array:
+    kind: Any = "int" if pa.types.is_int64(ids.type) else "string"
+    if pa.types.is_integer(base.type) != (kind == "int"):
+        raise DataError(
+            f"the warm start's ids are {base.type}, this data's are {ids.type}",
+            where=f"table '{table}'",
+            remedy="convert the column to the earlier type, or start without init_from",
+        )
+    return as_ids(base, kind, f"table '{table}'")

@@ -1,0 +1,262 @@
+"""The training loop of one rank: fetch, step, log, checkpoint, evaluate. The same code for one rank and for many.
+
+Whatever a run does next is a function of ``Position`` and the seeds, so that a run that was killed and resumed from a
+checkpoint ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from trainer.failures import Cancelled, NonFiniteError
+from trainer.metrics import auc, logloss
+from trainer.spec import JobSpec
+
+EVALUATION_BATCH_SIZE = 8192
+PROGRESS_SECONDS = 1.0
+HELD_OUT = ("validation", "test")
+
+Emit = Callable[..., None]
+"""``emit(kind, **fields)``: an event of the run (trainer.events). Called on rank 0 alone."""
+
+
+@dataclass
+class Position:
+    """How far a run is.
+
+    ``step``: completed steps of this job. ``first_step``: steps that its tables had before it (warm start).
+    ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the epoch under way.
+    """
+
+    step: int = 0
+    first_step: int = 0
+    evaluated: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+
+
+class Model(Protocol):
+    """What the loop needs of a model on many ranks: trainer.sharding.ShardedModel, and the baselines of benchmarks."""
+
+    module: Any
+
+    @property
+    def tables(self) -> Mapping[str, Any]: ...
+
+    def train(self, mode: bool = True) -> Any: ...
+    def eval(self) -> Any: ...
+    def set_context(self, step: int, sample_offset: int, global_size: int) -> None: ...
+    def all_reduce_gradients(self) -> None: ...
+    def non_finite_tables(self) -> list[str]: ...
+    def step_tables(self, k: int) -> None: ...
+    def discard(self) -> None: ...
+    def dense_parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
+
+
+class Trainer:
+    """One rank of a run: its model, its place in the data, and the verbs that move it on."""
+
+    # what is trained, on what
+    job: JobSpec
+    data: Any
+    sharded: Model
+    dense_optimizer: torch.optim.Optimizer | None
+    splits: tuple[str, ...]
+
+    # where
+    rank: int
+    world_size: int
+
+    # how far
+    position: Position
+    steps_per_epoch: int
+    num_steps: int
+    history: list[dict[str, Any]]
+    stop_asked: bool
+
+    # told to
+    emit: Emit
+    should_stop: Callable[[], str | None]
+    save: Callable[[Trainer], None]
+
+    def __init__(
+        self,
+        job: JobSpec,
+        data: Any,
+        sharded: Model,
+        dense_optimizer: torch.optim.Optimizer | None,
+        *,
+        position: Position | None = None,
+        history: Sequence[dict[str, Any]] = (),
+        emit: Emit = lambda kind, **fields: None,
+        should_stop: Callable[[], str | None] = lambda: None,
+        save: Callable[[Trainer], None] = lambda trainer: None,
+    ):
+        """``should_stop`` gives the reason once this rank is to stop. ``save`` writes a checkpoint (collective)."""
+        self.job, self.data, self.sharded, self.dense_optimizer = job, data, sharded, dense_optimizer
+        self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.splits = tuple(split for split in HELD_OUT if data.num_examples[split])
+        self.position, self.history = position or Position(), list(history)
+        self.steps_per_epoch = data.steps_per_epoch
+        self.num_steps = job.epochs * data.steps_per_epoch
+        self.stop_asked = False
+        self.emit, self.should_stop, self.save = emit, should_stop, save
+        self._saved_step = self.position.step if position is not None else -1
+        self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Trains from ``position`` to the last epoch. Raises NonFiniteError, with nothing of that step applied, and
+        Cancelled, after a checkpoint."""
+        self.evaluate_if_due()
+        self.sharded.train()
+        for batch in self.batches():
+            self.train_step(batch)
+            self.log_progress(batch)
+            self.evaluate_if_due()
+            self.checkpoint_if_due()
+            self.stop_if_asked()
+        self.checkpoint()
+
+    def batches(self) -> Iterator[Any]:
+        """This rank's part of every batch from ``position`` on, over all epochs that are left."""
+        while self.position.step < self.num_steps:
+            epoch, start = divmod(self.position.step, self.steps_per_epoch)
+            yield from self.data.train_batches(epoch, start, self.rank, self.world_size)
+
+    def train_step(self, batch: Any) -> None:
+        """One step on all ranks, or on none."""
+        step = self.position.first_step + self.position.step + 1
+        self.sharded.set_context(step, batch.sample_offset, batch.global_size)
+        for _, parameter in self.sharded.dense_parameters():
+            parameter.grad = None
+        loss = self.sharded.module.loss(batch).sum() / batch.global_size
+        loss.backward()
+        self.sharded.all_reduce_gradients()
+        mean_loss = self._agree(step, loss.item())
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.step()
+        self.sharded.step_tables(step)
+        self.position.step += 1
+        self.position.loss_sum += mean_loss * batch.global_size
+        self.position.loss_count += batch.global_size
+        self._examples += batch.global_size
+
+    def _agree(self, step: int, loss: float) -> float:
+        """The batch's mean loss over all ranks. Raises NonFiniteError on every rank if loss, rows' gradients or dense
+        gradients are not finite on any; also agrees on whether to stop."""
+        tables = list(self.sharded.tables)
+        bad = set(self.sharded.non_finite_tables())
+        flags = [float(self.should_stop() is not None), *(float(name in bad) for name in tables)]
+        everyone = torch.tensor([loss, *flags], dtype=torch.float64)
+        if self.world_size > 1:
+            dist.all_reduce(everyone)
+        mean_loss, stop, *counts = everyone.tolist()
+        self.stop_asked = stop > 0
+        names = [] if math.isfinite(mean_loss) else ["loss"]
+        names += [f"table {name}" for name, count in zip(tables, counts, strict=True) if count > 0]
+        # Their gradients are sums over ranks by now: the same on each.
+        names += [
+            f"parameter {name}"
+            for name, parameter in self.sharded.dense_parameters()
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+        ]
+        if names:
+            self.sharded.discard()
+            raise NonFiniteError(step, tuple(names))
+        return mean_loss
+
+    # --- telling and keeping -----------------------------------------------------------------------------------------
+
+    def log_progress(self, batch: Any) -> None:
+        """A progress event, at most one each second and one at the end."""
+        now = time.monotonic()
+        if self.rank != 0 or (now - self._told_at < PROGRESS_SECONDS and self.position.step < self.num_steps):
+            return
+        rate = (self._examples - self._told_examples) / max(now - self._told_at, 1e-9)
+        self._told_at, self._told_examples = now, self._examples
+        self.emit(
+            "progress",
+            epoch=(self.position.step - 1) // self.steps_per_epoch + 1,
+            epochs=self.job.epochs,
+            step=self.position.step,
+            steps=self.num_steps,
+            examples=(self.position.step - 1) // self.steps_per_epoch * self.data.num_examples["train"]
+            + self.position.loss_count,
+            examples_per_second=round(rate, 1),
+        )
+
+    def checkpoint_if_due(self) -> None:
+        if self.position.step % self.job.checkpoint.every_steps == 0 and self.position.step < self.num_steps:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Saves where the run is, unless that is where it was resumed or saved before."""
+        if self._saved_step != self.position.step:
+            self.save(self)
+            self._saved_step = self.position.step
+
+    def stop_if_asked(self) -> None:
+        """Leaves with a checkpoint if any rank was asked to stop. Ranks agreed on it within the step."""
+        if self.stop_asked:
+            self.checkpoint()
+            raise Cancelled(self.should_stop() or "another rank was asked to stop")
+
+    def evaluate_if_due(self) -> None:
+        """At the end of each epoch, once: mean training loss, then AUC and logloss of each held-out split."""
+        epoch, inside = divmod(self.position.step, self.steps_per_epoch)
+        if inside or epoch == self.position.evaluated:
+            return
+        count = max(self.position.loss_count, 1)
+        self._metric({"epoch": epoch, "split": "train", "loss": self.position.loss_sum / count})
+        self.position.loss_sum, self.position.loss_count = 0.0, 0
+        for split in self.splits:
+            self._metric({"epoch": epoch, "split": split, **self.evaluate(split)})
+        self.position.evaluated = epoch
+        self.sharded.train()
+
+    @torch.no_grad()
+    def evaluate(self, split: str) -> dict[str, Any]:
+        """Exact AUC and logloss over the whole split, on rank 0 ({} elsewhere). A metric without a value is None."""
+        self.sharded.eval()
+        logits, labels = [np.empty(0)], [np.empty(0)]
+        for batch in self.data.eval_batches(split, EVALUATION_BATCH_SIZE, self.rank, self.world_size):
+            z, y = self.sharded.module.evaluate(batch)
+            logits.append(z.double().numpy())
+            labels.append(y.double().numpy())
+        mine = (np.concatenate(logits), np.concatenate(labels))
+        everyone: list[Any] = [mine]
+        if self.world_size > 1:
+            everyone = [None] * self.world_size
+            dist.gather_object(mine, everyone if self.rank == 0 else None)
+            if self.rank != 0:
+                return {}
+        z, y = (np.concatenate([part[i] for part in everyone]) for i in (0, 1))
+        values = {"auc": auc(z, y), "logloss": logloss(z, y)}
+        kept = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        return {**{name: kept[name] for name in self.job.evaluation.metrics if name in kept}, "examples": int(y.size)}
+
+    def _metric(self, fields: dict[str, Any]) -> None:
+        if self.rank == 0:
+            self.history.append(fields)
+            self.emit("metric", **fields)
+
+
+def dense_optimizer(job: JobSpec, sharded: Model) -> torch.optim.Optimizer | None:
+    """torch's own optimizer for what is not an embedding table; None where there is nothing (bpr)."""
+    parameters = [parameter for _, parameter in sharded.dense_parameters()]
+    if not parameters:
+        return None
+    spec = job.dense_optimizer
+    if spec.kind == "adam":
+        return torch.optim.Adam(parameters, lr=spec.learning_rate)
+    return torch.optim.SGD(parameters, lr=spec.learning_rate)

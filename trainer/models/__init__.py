@@ -1,0 +1,7 @@
+"""Single-device models by name. Sharding is applied around them, in trainer/sharding.py; none of them knows of it."""
+
+from trainer.models.bpr import BPR
+from trainer.models.dnn import DNN
+from trainer.models.two_tower import TwoTower
+
+MODELS: dict[str, type[DNN] | type[TwoTower] | type[BPR]] = {"dnn": DNN, "two_tower": TwoTower, "bpr": BPR}

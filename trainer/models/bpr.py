@@ -1,0 +1,60 @@
+"""BPR: matrix factorization trained on pairs (Rendle et al., Bayesian Personalized Ranking, UAI 2009)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from trainer.models.base import Batch, RankingModel
+
+USER, ITEM, NEGATIVE = "user", "item", "item__negative"
+
+
+class BPR(RankingModel):
+    """score(u, i) = <e_u, e_i> + b_i; loss = -log sigmoid(score(u, i) - score(u, j)), j the batch's ``item__negative``.
+
+    ``b_i`` is one more column at the end of the item's row, so table ``item`` is ``dim + 1`` wide: popularity goes
+    there and not into the direction of the item vectors, which are the first ``dim`` columns. There are no dense
+    parameters; ``hidden``, ``seed`` and ``dtype`` are the common signature's, without a tower to shape.
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        hidden: Sequence[int] = (),
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__()
+        missing = {USER, ITEM, NEGATIVE} - set(features)
+        if missing:
+            raise ValueError(f"bpr needs the features user, item and item__negative: {sorted(missing)} missing")
+        self.embeddings = embeddings
+        self.dim = dim
+
+    @staticmethod
+    def table_dim(table: str, dim: int) -> int:
+        return dim + 1 if table == ITEM else dim
+
+    def forward(self, features: Any) -> Tensor:
+        """Scores of the batch's items, [b]: positives in training, whatever is labelled in evaluation."""
+        return self._scores(features)[0]
+
+    def loss(self, batch: Batch) -> Tensor:
+        positive, negative = self._scores(batch.features)
+        return -logsigmoid(positive - negative)
+
+    def _scores(self, features: Any) -> tuple[Tensor, Tensor]:
+        blocks = self.embeddings(features).to_dict()
+        user = blocks[USER]
+        positive, negative = (
+            (user * row[:, : self.dim]).sum(1) + row[:, self.dim] for row in (blocks[ITEM], blocks[NEGATIVE])
+        )
+        return positive, negative

@@ -1,0 +1,149 @@
+"""Ranks in Ray Train: an own cluster on this host, or one that is joined. They speak gloo, and NCCL where
+they have GPUs.
+
+Never a bare ``ray.init``: it takes up whatever cluster a stale file names. Never ``ray stop``: it ends every Ray on the
+host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+from trainer.driver import RanksFailed
+from trainer.failures import Cancelled, ResourceError
+from trainer.launch import LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
+from trainer.rundir import Run, choose_backend
+
+ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS = 120.0
+MAX_SOCKET_BYTES = 107
+RAY_SOCKET_BYTES = 64
+"""What Ray appends to its folder: ``/session_DATE_TIME_PID/sockets/plasma_store``."""
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Ranks exchange nothing through Ray's object store: what Ray asks for at least, and a little."""
+
+
+def start_ranks(run: Run) -> None:
+    """Trains on ``resources.num_workers`` Ray Train workers. Raises RanksFailed, ResourceError."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
+    os.environ["RAY_AUTH_MODE"] = "token"
+    temporary = None
+    if run.ray_address is None:
+        # An own token for an own cluster: none is written into the home directory.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        temporary = _temporary_directory(run)
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        _connect(run, temporary)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # ray.init takes SIGTERM for itself
+        _check_resources(run)
+        trainer = TorchTrainer(
+            _rank,
+            train_loop_config={"directory": str(run.directory)},
+            torch_config=TorchConfig(backend=choose_backend(run.job.resources.gpus_per_worker)),
+            scaling_config=ScalingConfig(
+                num_workers=run.job.resources.num_workers,
+                resources_per_worker={"CPU": run.job.resources.cpus_per_worker},
+            ),
+            # Retries are the service's: a new attempt from the newest checkpoint. Ray's would hide the failure.
+            run_config=RunConfig(
+                name=f"attempt-{run.attempt}",
+                storage_path=str(run.directory / "ray"),
+                failure_config=FailureConfig(max_failures=0),
+            ),
+        )
+        try:
+            trainer.fit()
+        except (Cancelled, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise RanksFailed(str(error)) from error
+    finally:
+        ray.shutdown()
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rank(config: dict[str, str]) -> None:
+    # What a rank says goes straight into the run's log: through Ray it comes late, prefixed, between Ray's own lines.
+    log = os.open(Path(config["directory"]) / LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # Ray's workers log at level INFO, and FBGEMM has a line for each of its libraries.
+    logging.getLogger().setLevel(logging.WARNING)
+    from trainer.worker import train_rank
+
+    train_rank(config["directory"])
+
+
+def _connect(run: Run, temporary: Path | None) -> None:
+    import ray
+
+    # Workers of a joined cluster find this code too, and carry the run's marker.
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+        RUN_ID_VARIABLE: run.run_id,
+        RUN_DIR_VARIABLE: str(run.directory),
+    }
+    try:
+        if run.ray_address is not None:
+            ray.init(address=run.ray_address, runtime_env={"env_vars": environment}, log_to_driver=False)
+            return
+        needed = run.job.resources.num_workers * run.job.resources.cpus_per_worker
+        ray.init(
+            address="local",
+            # Ray's CPUs are tokens: a host with fewer cores runs the ranks all the same, more slowly.
+            num_cpus=max(os.cpu_count() or 1, math.ceil(needed)),
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            runtime_env={"env_vars": environment},
+            _temp_dir=str(temporary),
+        )
+    except Exception as error:
+        where = run.ray_address or "on this host"
+        raise ResourceError(f"Ray {where}: {type(error).__name__}: {str(error).strip()[:500]}") from error
+
+
+def _check_resources(run: Run) -> None:
+    """A cluster that is too small would keep the run waiting without a word."""
+    import ray
+
+    resources = run.job.resources
+    per_node = [
+        int(node["Resources"].get("CPU", 0.0) // resources.cpus_per_worker) for node in ray.nodes() if node["Alive"]
+    ]
+    if sum(per_node) < resources.num_workers:
+        raise ResourceError(
+            f"{resources.num_workers} workers of {resources.cpus_per_worker} CPUs were asked for, the cluster at "
+            f"{run.ray_address or 'this host'} has room for {sum(per_node)}: ask for fewer, or add nodes"
+        )
+
+
+def _temporary_directory(run: Run) -> Path:
+    """Ray's folder of logs and sockets. The name is the run's, so that what a killed attempt left is cleared by the
+    next. A socket's path may have 107 bytes, some of which Ray takes: so not the run directory, and not a long
+    TMPDIR either."""
+    name = f"evenkeel-ray-{hashlib.sha256(str(run.directory).encode()).hexdigest()[:12]}"
+    folder = Path(tempfile.gettempdir()) / name
+    if len(os.fsencode(folder)) + RAY_SOCKET_BYTES > MAX_SOCKET_BYTES:
+        folder = Path("/tmp") / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    return folder

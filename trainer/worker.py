@@ -1,0 +1,175 @@
+"""What one rank of a run does, wherever it was started: open the data, build or restore the model, train."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numba
+import torch
+import torch.distributed as dist
+
+from trainer.build import build, choose_alpha
+from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
+from trainer.data import PreparedData
+from trainer.failures import Cancelled, record
+from trainer.loop import Position, Trainer, dense_optimizer
+from trainer.models import bpr
+from trainer.report import Reporter
+from trainer.rundir import Run, read_run
+from trainer.spec import JobSpec
+from trainer.warm_start import check_fits, inherited_alpha, parent_checkpoint, save_vocabulary
+
+
+def train_rank(directory: str) -> None:
+    """Trains this rank's part of the run at ``directory``. The process group is the caller's.
+
+    A rank that was asked to stop has written a checkpoint when this returns. Any other end than the last epoch is an
+    exception, recorded in the run directory for the driver.
+    """
+    quiet()
+    run = read_run(directory)
+    use_threads(int(run.job.resources.cpus_per_worker))
+    rank = dist.get_rank()
+    reporter = Reporter(run, rank)
+    try:
+        with contextlib.suppress(Cancelled):
+            _trainer(run, reporter).train()
+    except BaseException as error:
+        record(run.failures, rank, error)
+        raise
+    finally:
+        reporter.close()
+
+
+def _trainer(run: Run, reporter: Reporter) -> Trainer:
+    data = PreparedData.open(run.data)
+    own = _agreed(lambda: latest_valid(run.checkpoints))
+    start = own or _agreed(lambda: parent_checkpoint(run))
+    if own is not None:
+        _check_same_job(own, run.job)
+        alpha = own.extra["alpha"]
+    elif start is not None:
+        check_fits(run.job, data, start)
+        alpha = inherited_alpha(run.job, start.extra)
+    else:
+        alpha = choose_alpha(run.job, data.steps_per_epoch)
+    sharded = build(run.job, data, alpha=alpha)
+    optimizer = dense_optimizer(run.job, sharded)
+    position, history = Position(), []
+    if start is not None:
+        extra = sharded.load_from(start, dense_optimizer=optimizer, verify=own is None, grow=own is None)
+        position = Position(first_step=sharded.completed_steps)
+        if own is not None:
+            position, history = Position(**extra["position"]), extra["history"]
+    facts = {
+        "job": _identity(run.job),
+        "run_id": run.run_id,
+        "optimizer": run.job.optimizer.kind,
+        "alpha": alpha,
+        "batch_size": run.job.batch_size,
+        "vocabulary": save_vocabulary(data, run.vocabulary) if dist.get_rank() == 0 else {},
+    }
+
+    def save(trainer: Trainer) -> None:
+        extra = {**facts, "position": asdict(trainer.position), "history": trainer.history}
+        keep_last = run.job.checkpoint.keep_last
+        sharded.save(run.checkpoints, dense_optimizer=optimizer, extra=extra, keep_last=keep_last)
+
+    def should_stop() -> str | None:
+        with contextlib.suppress(FileNotFoundError):
+            return run.cancel_file.read_text("utf-8")
+        return None
+
+    shares = sharded.shares()
+    reporter.emit("state", state="running")
+    reporter.emit(
+        "info",
+        message=_opening(own, start, position, alpha) + _unread(run.job, data),
+        alpha=alpha,
+        resumed_from_step=position.step if own is not None else None,
+        sharding=sharded.plan(),
+        rows_per_rank={name: [count for _, count in share] for name, share in shares.items()},
+        steps_per_epoch=data.steps_per_epoch,
+        unknown_share=data.unknown_share,
+    )
+    return Trainer(
+        run.job,
+        data,
+        sharded,
+        optimizer,
+        position=position,
+        history=history,
+        emit=reporter.emit,
+        should_stop=should_stop,
+        save=save,
+    )
+
+
+def _agreed(find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+    """The checkpoint that rank 0 finds: it reads every byte, the others take its word, so that all start from one even
+    if a newer one is written meanwhile. Raises CheckpointError on every rank."""
+    found: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            checkpoint = find()
+            found = [None if checkpoint is None else str(checkpoint.path), None]
+        except CheckpointError as error:
+            found = [None, str(error)]
+    dist.broadcast_object_list(found, 0)
+    path, problem = found
+    if problem is not None:
+        raise CheckpointError(problem)
+    return None if path is None else Checkpoint(path)
+
+
+def use_threads(number: int) -> None:
+    """As many threads as the rank has CPUs, wherever it runs: sums inside torch depend on how they are split, and a
+    retried run must end with the same bits."""
+    torch.set_num_threads(max(1, number))
+    numba.set_num_threads(max(1, min(number, numba.config.NUMBA_NUM_THREADS)))
+
+
+def quiet() -> None:
+    """TorchRec's planner warns of its own defaults, in every run, to whoever reads the log of a training."""
+    logging.getLogger("torchrec.distributed.planner").setLevel(logging.ERROR)
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="HeuristicalStorageReservation", category=FutureWarning)
+
+
+# What may differ between attempts that go on from each other.
+_FREE = {"name", "labels", "retries", "resources", "sharding", "checkpoint", "publish", "epochs"}
+
+
+def _identity(job: JobSpec) -> dict[str, Any]:
+    return job.model_dump(mode="json", exclude=_FREE)
+
+
+def _check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
+    mine, theirs = _identity(job), checkpoint.extra["job"]
+    differ = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+    if differ:
+        raise ValueError(
+            f"{checkpoint.path} is of a job with another {', '.join(differ)}: resume it with the same spec, or use "
+            "a new run directory"
+        )
+
+
+def _opening(own: Checkpoint | None, start: Checkpoint | None, position: Position, alpha: float | None) -> str:
+    what = "training from initial values"
+    if own is not None:
+        what = f"resuming after step {position.step} from {own.path.name}"
+    elif start is not None:
+        what = f"warm start from {start.path}"
+    return what + (f"; alpha {alpha:.3g}" if alpha is not None else "")
+
+
+def _unread(job: JobSpec, data: PreparedData) -> str:
+    """Features that the model has no use for: it is trained all the same, and its owner should know."""
+    read = (bpr.USER, bpr.ITEM, bpr.NEGATIVE)
+    unread = [key.name for key in data.keys if key.name not in read]
+    return f"; bpr does not read {', '.join(unread)}" if job.model.kind == "bpr" and unread else ""
