@@ -1,0 +1,1 @@
+"""HTTP control plane: jobs, datasets, schedules, keys, feature fetch. Never imports torch."""

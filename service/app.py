@@ -1,0 +1,215 @@
+"""The application: ``create_app(settings)`` builds it, ``serve(settings, host, port)`` runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import importlib
+import logging
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+
+from embeddings.store import open_store
+from service import errors, keys, middleware, routes, scheduler
+from service.auth import Authenticator
+from service.database import Database
+from service.errors import ProblemBody
+from service.metrics import Metrics
+from service.pulse import Pulse
+from service.runner import Executor, Runner
+from service.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
+from service.text import refuse_odd_text
+from trainer import launch
+
+log = logging.getLogger("evenkeel")
+
+
+def create_app(settings: Settings, executor: Executor = launch) -> FastAPI:
+    """The service over ``settings``. ``app.state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
+
+    Its lifespan migrates the database, creates the first key, and in the roles ``all`` and ``scheduler`` runs the job
+    runner and the scheduler. Ending it leaves training runs running.
+    """
+    app = FastAPI(
+        title="Evenkeel",
+        version="1",
+        description="Distributed recommender training whose item vectors stay put.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan,
+        dependencies=[Depends(refuse_odd_text)],
+        responses=errors.responses(401, 403, 413, 421, 422, 503),
+    )
+    app.state.settings = settings
+    app.state.database = Database(settings.database_url)
+    app.state.store = open_store(settings.store_url)
+    app.state.authenticator = Authenticator(app.state.database)
+    app.state.metrics = Metrics()
+    app.state.first_key = None
+    app.state.pulses = ()
+    app.state.executor = executor
+    errors.install(app)
+    middleware.install(app, settings)
+    for name in routes.for_role(settings.role):
+        app.include_router(importlib.import_module(f"service.routes.{name}").router)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    database: Database = app.state.database
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.runs.mkdir(mode=0o700, exist_ok=True)
+    await database.start()
+    app.state.first_key = await keys.create_first(database, settings)
+    _show(settings, app.state.first_key)
+    try:
+        async with _background(app):
+            yield
+    finally:
+        await database.stop()
+
+
+@contextlib.asynccontextmanager
+async def _background(app: FastAPI) -> AsyncIterator[None]:
+    """Runner and scheduler, where the role has them. Ending them touches no run."""
+    state = app.state
+    tasks = []
+    if state.settings.role in ("all", "scheduler"):
+        runner = Runner(state.database, state.settings, state.store, state.executor)
+        errors_of = state.metrics.background_errors
+        state.pulses = pulses = (Pulse("runner"), Pulse("scheduler"))
+        tasks = [
+            asyncio.create_task(runner.run(pulses[0], errors_of.labels("runner").inc)),
+            asyncio.create_task(
+                scheduler.run(
+                    state.database, state.settings.schedule_seconds, pulses[1], errors_of.labels("scheduler").inc
+                )
+            ),
+        ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _shown(database_url: str) -> str:
+    try:
+        return make_url(database_url).render_as_string(hide_password=True)
+    except SQLAlchemyError:
+        return "EVENKEEL_DATABASE_URL is no database URL"
+
+
+async def _try_start(settings: Settings) -> None:
+    """Home, database and first key, so that what is wrong is said in one line and not in a traceback of the server."""
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.runs.mkdir(mode=0o700, exist_ok=True)
+    database = Database(settings.database_url)
+    try:
+        await database.start()
+        _show(settings, await keys.create_first(database, settings))
+    finally:
+        await database.stop()
+
+
+def _show(settings: Settings, first_key: str | None) -> None:
+    if first_key is not None and sys.stdout.isatty():
+        print(f"Admin key (also in {settings.admin_key_file}): {first_key}", flush=True)
+
+
+def _why_not(settings: Settings, error: Exception) -> str:
+    """Why the service cannot start, and the remedy, in one line."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if type(error) is DatabaseError:  # SQLite's word for a file that is damaged, or none of its own
+        reason += ": restore a backup, or move the file away to begin anew (published vectors stay)"
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(settings.home).free
+        if free < MIN_FREE_BYTES:
+            reason += f": {free} bytes are free under {settings.home}, make room"
+    ours = isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename == str(settings.home))
+    if ours:
+        return f"cannot start in EVENKEEL_HOME {settings.home}: {reason}"
+    return f"the database ({_shown(settings.database_url)}) cannot be used: {reason}"
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with the problem body that every error response refers to."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        template = "#/components/schemas/{model}"
+        schema = ProblemBody.model_json_schema(ref_template=template)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(schema.pop("$defs", {}))
+        schemas["ProblemBody"] = schema
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def serve(
+    settings: Settings,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    role: Role | None = None,
+    executor: Executor = launch,
+) -> int:
+    """Runs until SIGTERM or Ctrl-C and returns the exit code: 0, or 1 where it could not start (port taken, ...).
+
+    Ending the service does not end training runs: the next start finds them. Port 0 takes a free one; the address is
+    printed once the socket listens.
+    """
+    if role is not None:
+        settings = dataclasses.replace(settings, role=role)
+    if host not in (*LOCAL_HOSTS, "0.0.0.0", "::"):
+        settings = dataclasses.replace(settings, allowed_hosts=(*settings.allowed_hosts, host.lower()))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        remedy = "choose another with --port, or end what listens there" if port else "check the host name"
+        print(f"evenkeel: cannot listen on {host}:{port}: {error.strerror}: {remedy}", file=sys.stderr)
+        return 1
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    try:
+        asyncio.run(_try_start(settings))
+    except (SQLAlchemyError, ImportError, OSError, RuntimeError) as error:
+        listener.close()
+        print(f"evenkeel: {_why_not(settings, error)}", file=sys.stderr)
+        return 1
+    app = create_app(settings, executor)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, server_header=False, lifespan="on"
+    )
+    server = uvicorn.Server(config)
+    listener.listen(2048)  # who reads the address below may connect at once, and waits until the start is done
+    shown = f"[{host}]" if family == socket.AF_INET6 else host
+    print(f"Evenkeel on http://{shown}:{listener.getsockname()[1]}", flush=True)
+
+    def stop(number: int, frame: object) -> None:
+        server.should_exit = True
+
+    # uvicorn raises the signal that ended it once more when it is done: to an orderly end, and exit code 0.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    with listener:
+        server.run(sockets=[listener])
+    return 0 if server.started else 1

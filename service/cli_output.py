@@ -1,0 +1,170 @@
+"""How the CLI speaks: tables or JSON on stdout, errors (what, where, remedy) on stderr, progress bars on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+FAILED, USAGE, HELD = 1, 2, 3
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class CommandError(Exception):
+    """A command that cannot go on for a reason the user can mend."""
+
+    def __init__(self, message: str, remedy: str = "", code: int = FAILED):
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.code = code
+
+
+def out() -> Console:
+    """A console on the stdout of now (tests replace it); never wraps what a pipe reads."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def error(message: str, remedy: str = "") -> None:
+    """One error on stderr."""
+    console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    console.print(f"[bold red]error:[/] {escape(message)}")
+    if remedy:
+        console.print(f"[bold]remedy:[/] {escape(remedy)}")
+
+
+def note(message: str) -> None:
+    """A remark for people, kept off stdout so that pipes stay clean."""
+    Console(file=sys.stderr, highlight=False, soft_wrap=True).print(escape(message))
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2 if sys.stdout.isatty() else None, default=str) + "\n")
+
+
+def print_yaml(value: Any) -> None:
+    import yaml
+
+    sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str) -> None:
+    """Rows as a table; ``columns`` maps a field to its heading. Without a terminal: tab-separated lines, no colour."""
+    if not sys.stdout.isatty():
+        sys.stdout.write("\t".join(columns.values()) + "\n")
+        for row in rows:
+            sys.stdout.write("\t".join(cell(row.get(field)) for field in columns) + "\n")
+        return
+    if not rows:
+        out().print(escape(empty))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in columns.values():
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(_coloured(field, cell(row.get(field))) for field in columns))
+    out().print(table)
+
+
+def print_fields(fields: Mapping[str, Any]) -> None:
+    """``name: value`` lines; what is absent is left out."""
+    width = max((len(name) for name in fields), default=0)
+    for name, value in fields.items():
+        if value not in (None, "", [], {}):
+            sys.stdout.write(f"{name:<{width}}  {cell(value)}\n")
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={cell(one)}" for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell(one) for one in value)
+    return str(value)
+
+
+def size(num_bytes: float) -> str:
+    """``1.7 GB``: decimal units."""
+    if num_bytes < 1000:
+        return f"{num_bytes:.0f} bytes"
+    power = min(int(math.log10(num_bytes) / 3), 4)
+    return f"{num_bytes / 1000**power:.1f} {('', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+_COLOURS = {
+    **dict.fromkeys(("succeeded", "published", "ok", "found", "current"), "green"),
+    **dict.fromkeys(("running", "starting", "publishing", "carried"), "cyan"),
+    **dict.fromkeys(("failed", "fail", "missing"), "red"),
+    **dict.fromkeys(("held", "warn", "cancelling", "paused"), "yellow"),
+}
+
+
+def _coloured(field: str, text: str) -> str:
+    colour = _COLOURS.get(text) if field in ("state", "status", "verdict", "level") else None
+    return f"[{colour}]{escape(text)}[/]" if colour else escape(text)
+
+
+class JobProgress:
+    """Shows a job as it goes: a bar on a terminal, one line per change of state or epoch elsewhere. All on stderr."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+        self._said: tuple[Any, ...] = ()
+
+    def update(self, job: Mapping[str, Any]) -> None:
+        progress = job.get("progress") or {}
+        epoch, epochs = progress.get("epoch") or 0, progress.get("epochs") or 0
+        if self._bar is None:
+            said = (job["state"], epoch)
+            if said != self._said:
+                self._said = said
+                note(f"{job['id']}  {job['state']}" + (f"  epoch {epoch} of {epochs}" if epochs else ""))
+            return
+        rate = progress.get("examples_per_second")
+        total = progress.get("steps")
+        step = progress.get("step") or 0
+        done = step if total else max(epoch - 1, 0) + (1 if job["state"] in ("publishing", "succeeded") else 0)
+        self._bar.update(
+            self._task,
+            total=total or epochs or None,
+            completed=done,
+            state=job["state"],
+            detail=(f"epoch {epoch}/{epochs}  step {step}" if epochs else "")
+            + (f"  {rate:,.0f} examples/s" if rate else ""),
+        )
+
+
+@contextlib.contextmanager
+def job_progress() -> Iterator[JobProgress]:
+    shown = JobProgress()
+    if not sys.stderr.isatty():
+        yield shown
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.fields[state]}"),
+        BarColumn(),
+        TextColumn("{task.fields[detail]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        shown._bar = bar
+        shown._task = bar.add_task("", state="queued", detail="")
+        yield shown

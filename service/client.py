@@ -1,0 +1,338 @@
+"""Python client of the service: plain calls over HTTP, dictionaries as the REST contract names them, vectors as numpy.
+
+    from service.client import Client
+
+    with Client() as client:                      # EVENKEEL_URL, EVENKEEL_API_KEY, else $EVENKEEL_HOME/admin.key
+        job = client.wait(client.submit(spec)["id"])
+        vectors = client.vectors("items", [17, 42])
+        vectors.vectors[vectors.found]            # float32 [n, dim]
+
+Nothing but httpx is imported until vectors are asked for.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx
+
+from service.client_http import Json, ProblemError, ServiceError, Session, Unreachable, default_key, home
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from service.client_vectors import Vectors
+
+__all__ = ["Client", "ProblemError", "ServiceError", "Unreachable", "default_key", "home"]
+
+TERMINAL_STATES = ("succeeded", "failed", "cancelled")
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+
+
+class Client(Session):
+    """A session with one service. Thread-safe as httpx.Client is; close it, or use it as a context manager.
+
+    Every method raises :class:`ProblemError` for an answer that says no and :class:`Unreachable` for no answer.
+    """
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Any, *, idempotency_key: str | None = None) -> Json:
+        """Submits a JobSpec (or a mapping of one) and returns the job. The key makes a repeated call the same job."""
+        key = idempotency_key or str(uuid.uuid4())
+        return self.json("POST", "/jobs", json=_plain(job), headers={"Idempotency-Key": key})
+
+    def estimate(self, job: Any) -> Json:
+        """Validates a job without running it: the service's prediction of memory and time (``dry_run``)."""
+        return self.json("POST", "/jobs", json=_plain(job), params={"dry_run": "true"})
+
+    def jobs(
+        self, *, state: str | None = None, name: str | None = None, label: str | None = None, limit: int | None = None
+    ) -> list[Json]:
+        """Jobs, newest first; ``limit`` is how many in all."""
+        return list(self.items("/jobs", limit, state=state, name=name, label=label))
+
+    def job(self, job_id: str) -> Json:
+        return self.json("GET", f"/jobs/{_part(job_id)}")
+
+    def cancel(self, job_id: str) -> Json:
+        return self.json("POST", f"/jobs/{_part(job_id)}/cancel")
+
+    def retry(self, job_id: str) -> Json:
+        return self.json("POST", f"/jobs/{_part(job_id)}/retry")
+
+    def delete_job(self, job_id: str) -> None:
+        self.request("DELETE", f"/jobs/{_part(job_id)}")
+
+    def wait(
+        self,
+        job_id: str,
+        *,
+        timeout_seconds: float | None = None,
+        poll_seconds: float = 0.5,
+        on_update: Callable[[Json], None] | None = None,
+    ) -> Json:
+        """The job once it has ended (succeeded, failed or cancelled). Raises TimeoutError; the job goes on then.
+
+        A service that is restarted meanwhile is waited for: up to a minute without an answer is not an error.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        last_answer = time.monotonic()
+        while True:
+            try:
+                job = self.job(job_id)
+                last_answer = time.monotonic()
+                if on_update is not None:
+                    on_update(job)
+                if job["state"] in TERMINAL_STATES:
+                    return job
+            except Unreachable:
+                if time.monotonic() - last_answer > 60:
+                    raise
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {job_id} has not ended after {timeout_seconds:g} seconds; it goes on")
+            time.sleep(poll_seconds)
+
+    def logs(self, job_id: str, offset: int = 0) -> tuple[str, int]:
+        """The log's text from byte ``offset`` on (a megabyte at most), and the offset to ask for next."""
+        answer = self.request(
+            "GET", f"/jobs/{_part(job_id)}/logs", params={"offset": offset}, headers={"Accept": "text/plain"}
+        )
+        body = answer.content
+        # A character of several bytes may be cut by the end of what there is so far: it is left for the next call.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(body)
+        return text, offset + len(body) - len(decoder.getstate()[0])
+
+    def read_logs(self, job_id: str) -> Iterator[str]:
+        """The log as it is now, in pieces."""
+        text, offset = self.logs(job_id)
+        while text:
+            yield text
+            text, offset = self.logs(job_id, offset)
+
+    def follow_logs(self, job_id: str, *, poll_seconds: float = 0.5) -> Iterator[str]:
+        """The log as it grows, until the job has ended and all of it was read."""
+        offset = 0
+        while True:
+            ended = self.job(job_id)["state"] in TERMINAL_STATES
+            text, offset = self.logs(job_id, offset)
+            if text:
+                yield text
+            elif ended:
+                return
+            else:
+                time.sleep(poll_seconds)
+
+    def events(self, job_id: str, last_event_id: str | None = None) -> Iterator[Json]:
+        """Server-sent events of a job, ``{"id", "event", "data"}`` with decoded data, until the service ends them."""
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
+        timeout = httpx.Timeout(60, read=None)
+        answer = self.request("GET", f"/jobs/{_part(job_id)}/events", stream=True, headers=headers, timeout=timeout)
+        try:
+            event: Json = {"id": None, "event": "message", "data": ""}
+            for line in answer.iter_lines():
+                if line:
+                    field, _, value = line.partition(":")
+                    value = value.removeprefix(" ")
+                    if field == "data":
+                        event["data"] += ("\n" if event["data"] else "") + value
+                    elif field in ("id", "event"):
+                        event[field] = value
+                elif event["data"]:
+                    yield event | {"data": json.loads(event["data"])}
+                    event = {"id": event["id"], "event": "message", "data": ""}
+        finally:
+            answer.close()
+
+    # --- datasets ----------------------------------------------------------------------------------------------------
+
+    def datasets(self) -> list[Json]:
+        return list(self.items("/datasets", None))
+
+    def dataset(self, name: str) -> Json:
+        return self.json("GET", f"/datasets/{_part(name)}")
+
+    def add_dataset(self, dataset: Any) -> Json:
+        """Registers a DatasetSpec (or a mapping of one)."""
+        return self.json("POST", "/datasets", json=_plain(dataset))
+
+    def delete_dataset(self, name: str) -> None:
+        self.request("DELETE", f"/datasets/{_part(name)}")
+
+    def profile(self, name: str) -> Json:
+        return self.json("GET", f"/datasets/{_part(name)}/profile")
+
+    def infer_dataset(self, uri: str, name: str | None = None) -> Json:
+        """A manifest proposed for a file that the service can read."""
+        return self.json("POST", "/datasets/infer", json={"uri": uri} | ({"name": name} if name else {}))
+
+    # --- schedules ---------------------------------------------------------------------------------------------------
+
+    def schedules(self) -> list[Json]:
+        return list(self.items("/schedules", None))
+
+    def schedule(self, name: str) -> Json:
+        return self.json("GET", f"/schedules/{_part(name)}")
+
+    def add_schedule(self, schedule: Mapping[str, Any]) -> Json:
+        """Creates a schedule: ``name, cron, timezone, job, catchup, misfire_grace_seconds, overlap, paused``."""
+        return self.json("POST", "/schedules", json=_plain(schedule))
+
+    def change_schedule(self, name: str, **changes: Any) -> Json:
+        return self.json("PATCH", f"/schedules/{_part(name)}", json=changes)
+
+    def delete_schedule(self, name: str) -> None:
+        self.request("DELETE", f"/schedules/{_part(name)}")
+
+    def trigger(self, name: str, **body: Any) -> Json:
+        """Fires a schedule now."""
+        return self.json("POST", f"/schedules/{_part(name)}/trigger", json=body)
+
+    def firings(self, name: str, limit: int | None = None) -> list[Json]:
+        return list(self.items(f"/schedules/{_part(name)}/firings", limit))
+
+    # --- collections and views ---------------------------------------------------------------------------------------
+
+    def collections(self) -> list[Json]:
+        return list(self.items("/collections", None))
+
+    def collection(self, collection: str) -> Json:
+        return self.json("GET", f"/collections/{_part(collection)}")
+
+    def versions(self, collection: str, limit: int | None = None) -> list[Json]:
+        """Manifests, newest first."""
+        return list(self.items(f"/collections/{_part(collection)}/versions", limit))
+
+    def version(self, collection: str, version: str = "current") -> Json:
+        return self.json("GET", f"/collections/{_part(collection)}/versions/{_part(version)}")
+
+    def promote(
+        self, collection: str, version: str, reason: str, *, override_gate: bool = False, if_current: str | None = None
+    ) -> Json:
+        """Makes a version the current one; an older version is the rollback. 409 if ``if_current`` is stale."""
+        body: Json = {"reason": reason, "override_gate": override_gate}
+        if if_current is not None:
+            body["if_current"] = if_current
+        return self.json("POST", f"/collections/{_part(collection)}/versions/{_part(version)}/promote", json=body)
+
+    def snapshot(self, collection: str, path: Path | str, version: str = "current") -> Path:
+        """Downloads all vectors of a version as Parquet. The file appears whole or not at all."""
+        path = Path(path)
+        unfinished = path.with_name(path.name + ".unfinished")
+        path_of = f"/collections/{_part(collection)}/versions/{_part(version)}/snapshot"
+        answer = self.request("GET", path_of, stream=True, headers={"Accept": "*/*"})
+        try:
+            with open(unfinished, "wb") as file:
+                for chunk in answer.iter_bytes():
+                    file.write(chunk)
+            os.replace(unfinished, path)
+        except httpx.TransportError as error:
+            raise Unreachable(f"the snapshot broke off: {error or type(error).__name__}", "try again") from None
+        finally:
+            answer.close()
+            unfinished.unlink(missing_ok=True)
+        return path
+
+    def views(self) -> list[Json]:
+        return list(self.items("/views", None))
+
+    def view(self, name: str) -> Json:
+        return self.json("GET", f"/views/{_part(name)}")
+
+    def add_view(self, view: Any) -> Json:
+        """Creates a view: ``name, collection, kind, dim, sigma, seed, frequencies``."""
+        return self.json("POST", "/views", json=_plain(view))
+
+    def layer(self, name: str, version: str = "current") -> bytes:
+        """A view's frontend layer as a safetensors file: tensor ``frequencies`` U [m, d], the view in its metadata."""
+        headers = {"Accept": "application/octet-stream"}
+        return self.request("GET", f"/views/{_part(name)}/layer", params={"version": version}, headers=headers).content
+
+    def delete_view(self, name: str) -> None:
+        self.request("DELETE", f"/views/{_part(name)}")
+
+    def neighbors(self, collection: str, *, id: Any = None, vector: Any = None, k: int = 10) -> Json:
+        """The ``k`` nearest items by cosine, to an id or to a vector of the collection's dim."""
+        query = {"id": _scalar(id)} if id is not None else {"vector": [float(x) for x in vector]}
+        return self.json("POST", f"/collections/{_part(collection)}/neighbors", json=query | {"k": k})
+
+    def vectors_table(
+        self,
+        collection: str | None = None,
+        ids: Any = (),
+        *,
+        view: str | None = None,
+        version: str = "current",
+        dtype: str = "float32",
+    ) -> pa.Table:
+        """As :meth:`vectors`, as a pyarrow Table with columns ``id, status, vector`` (null where missing)."""
+        from service.client_vectors import table_of
+
+        if (collection is None) == (view is None):
+            raise ValueError("give a collection (its default view is served) or view=NAME, not both")
+        path = f"/views/{_part(view)}/vectors" if view is not None else f"/collections/{_part(str(collection))}/vectors"
+        body = {"ids": [_scalar(one) for one in _plain(ids)], "version": version, "dtype": dtype}
+        return table_of(self.request("POST", path, json=body, headers={"Accept": ARROW_STREAM}).content)
+
+    def vectors(
+        self,
+        collection: str | None = None,
+        ids: Any = (),
+        *,
+        view: str | None = None,
+        version: str = "current",
+        dtype: str = "float32",
+    ) -> Vectors:
+        """Vectors of up to 10,000 ids, in the order asked for, duplicates kept.
+
+        ``collection`` serves its default view (RFF); ``view=NAME`` serves that view. See
+        :class:`service.client_vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is missing.
+        """
+        from service.client_vectors import vectors_of
+
+        return vectors_of(self.vectors_table(collection, ids, view=view, version=version, dtype=dtype))
+
+    # --- keys and health ---------------------------------------------------------------------------------------------
+
+    def keys(self) -> list[Json]:
+        return list(self.items("/keys", None))
+
+    def create_key(self, name: str, scopes: Iterable[str]) -> Json:
+        """A new key; the answer holds the key itself, which is never shown again."""
+        return self.json("POST", "/keys", json={"name": name, "scopes": list(scopes)})
+
+    def revoke_key(self, key_id: str) -> None:
+        self.request("DELETE", f"/keys/{_part(key_id)}")
+
+    def ready(self) -> Json:
+        """The service's own word on whether it is ready (``/readyz``)."""
+        return self.json("GET", "/readyz", prefix="")
+
+
+def _part(text: str) -> str:
+    """One path segment: a name with a slash in it must not become another route."""
+    return quote(str(text), safe="")
+
+
+def _plain(value: Any) -> Any:
+    """Pydantic models and arrays as what JSON can hold."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if hasattr(value, "to_pylist"):
+        return value.to_pylist()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

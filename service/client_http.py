@@ -1,0 +1,169 @@
+"""HTTP under the client: address, key, pages, and answers that say no as exceptions with a remedy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+Json = dict[str, Any]
+
+
+class ServiceError(Exception):
+    """The service could not be asked, or said no: what, and the remedy."""
+
+    def __init__(self, message: str, remedy: str = ""):
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.remedy)
+
+
+class Unreachable(ServiceError):
+    """No answer from the service's address."""
+
+
+class ProblemError(ServiceError):
+    """An answer of RFC 9457 ``application/problem+json``: ``status``, ``title``, ``detail`` and ``errors``.
+
+    ``errors`` is a list of ``{field, message, remedy}``.
+    """
+
+    def __init__(self, status: int, title: str, detail: str = "", errors: Iterable[Mapping[str, Any]] = ()):
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.errors = [dict(error) for error in errors]
+        remedies = list(dict.fromkeys(str(error["remedy"]) for error in self.errors if error.get("remedy")))
+        said = detail
+        for remedy in remedies:  # it has a line of its own
+            said = said.replace(remedy, "").strip()
+        lines = [said or title or f"HTTP {status}"]
+        for error in self.errors:
+            field, message = error.get("field"), error.get("message", "")
+            line = f"{field}: {message}" if field else str(message)
+            if line and line not in lines and str(message) not in lines:
+                lines.append(line)
+        super().__init__("\n".join(lines), "; ".join(remedies))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProblemError, (self.status, self.title, self.detail, self.errors)
+
+
+def home() -> Path:
+    """``$EVENKEEL_HOME`` (default ``.evenkeel``)."""
+    return Path(os.environ.get("EVENKEEL_HOME") or ".evenkeel")
+
+
+def default_key() -> str | None:
+    """``EVENKEEL_API_KEY``, else the admin key that the service wrote to ``$EVENKEEL_HOME/admin.key``, else None."""
+    key = os.environ.get("EVENKEEL_API_KEY")
+    if key:
+        return key.strip()
+    try:
+        return (home() / "admin.key").read_text("utf-8").strip() or None
+    except OSError:
+        return None
+
+
+class Session:
+    """An address, a key and a pool of connections; :class:`service.client.Client` adds the calls by name."""
+
+    def __init__(self, url: str | None = None, api_key: str | None = None, *, timeout_seconds: float = 60.0):
+        self.url = (url or os.environ.get("EVENKEEL_URL") or DEFAULT_URL).rstrip("/")
+        key = api_key or default_key()
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ServiceError("the API key holds characters that no key has", "set EVENKEEL_API_KEY to the key alone")
+        headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        try:
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_seconds)
+        except httpx.InvalidURL as error:
+            raise Unreachable(f"'{self.url}' is not a usable address: {error}", "set EVENKEEL_URL") from None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the service is on this machine."""
+        return self._http.base_url.host in ("127.0.0.1", "localhost", "::1")
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def items(self, path: str, limit: int | None, **filters: str | None) -> Iterator[Json]:
+        """The items of a list, page after page, ``limit`` in all (None: all of them)."""
+        params: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
+        left = limit
+        while left is None or left > 0:
+            page = self.json("GET", path, params=params | ({} if left is None else {"limit": min(left, 100)}))
+            items = page["items"] if left is None else page["items"][:left]
+            yield from items
+            left = None if left is None else left - len(items)
+            if not page.get("next_cursor"):
+                return
+            params["cursor"] = page["next_cursor"]
+
+    def json(self, method: str, path: str, **options: Any) -> Any:
+        """The decoded body of an answer; ``{}`` where there is none."""
+        answer = self.request(method, path, **options)
+        try:
+            return answer.json() if answer.content else {}
+        except ValueError:
+            raise ServiceError(
+                f"{self.url} answered with something that is not JSON", "is EVENKEEL_URL an Evenkeel service?"
+            ) from None
+
+    def request(
+        self, method: str, path: str, *, prefix: str = "/v1", stream: bool = False, **options: Any
+    ) -> httpx.Response:
+        """One answer. With ``stream`` its body is not read yet: close it. Raises ProblemError, Unreachable."""
+        try:
+            request = self._http.build_request(method, prefix + path, **options)
+            answer = self._http.send(request, stream=stream)
+            if answer.is_error and stream:
+                answer.read()
+        except httpx.ConnectError:
+            raise Unreachable(
+                f"no service answers at {self.url}", "start one with `evenkeel serve`, or set EVENKEEL_URL"
+            ) from None
+        except httpx.TimeoutException:
+            raise Unreachable(
+                f"{self.url} did not answer in time", "look at the service's log, then try again"
+            ) from None
+        except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
+            raise Unreachable(f"{self.url}: {error or type(error).__name__}", "check EVENKEEL_URL") from None
+        if answer.is_success or answer.status_code == 304:
+            return answer
+        raise _problem(answer)
+
+
+def _problem(answer: httpx.Response) -> ProblemError:
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        return ProblemError(
+            answer.status_code, answer.reason_phrase, f"HTTP {answer.status_code} {answer.reason_phrase}"
+        )
+    errors = body.get("errors")
+    return ProblemError(
+        answer.status_code,
+        str(body.get("title") or answer.reason_phrase),
+        str(body.get("detail") or ""),
+        [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else (),
+    )

@@ -1,0 +1,145 @@
+"""Registered datasets: checked against their files, listed, profiled, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service import paths, tables
+from service.database import Database
+from service.errors import Problem, invalid, not_found
+from service.settings import Settings
+from trainer import infer
+from trainer.data.errors import DataError
+from trainer.spec import DatasetSpec, parse_rule
+
+
+def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
+    """The dataset with absolute paths, once its files were opened and every column it names was found in them.
+
+    Raises 422 naming each field at fault. Reads footers and headers only; blocking.
+    """
+    absolute = paths.resolved(settings, spec)
+    columns = set(_columns(absolute.uri, "uri"))
+    problems = []
+    for field, column in named_columns(absolute):
+        if column not in columns:
+            problems.append((field, f"no column '{column}' in {spec.uri} (there are {', '.join(sorted(columns))})"))
+    for name, feature in absolute.features.items():
+        if feature.join is not None:
+            field = f"features.{name}.join"
+            joined = _columns(feature.join.uri, f"{field}.uri")
+            for part, column in (("on", feature.join.on), ("column", feature.join.column)):
+                if column not in joined:
+                    there = ", ".join(sorted(joined))
+                    problems.append(
+                        (f"{field}.{part}", f"no column '{column}' in {feature.join.uri} (there are {there})")
+                    )
+    if problems:
+        raise invalid(problems, "name a column of the file, or correct the file")
+    return absolute
+
+
+def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
+    """(field, column) for each column of the main file that the dataset names, a feature's own name included."""
+
+    def column_of(name: str) -> str:
+        feature = spec.features.get(name)
+        return (
+            feature.column or name if feature is not None and feature.join is None and feature.derive is None else name
+        )
+
+    for name, feature in spec.features.items():
+        if feature.join is not None:
+            yield f"features.{name}.join.on", column_of(feature.join.on)
+        elif feature.derive is not None:
+            yield f"features.{name}.derive.previous", column_of(feature.derive.previous)
+            yield f"features.{name}.derive.by", column_of(feature.derive.by)
+            yield f"features.{name}.derive.order", feature.derive.order
+        else:
+            yield f"features.{name}", feature.column or name
+    if spec.label.column is not None:
+        yield "label.column", spec.label.column
+    if spec.label.rule is not None:
+        yield "label.rule", parse_rule(spec.label.rule)[0]
+    for field in ("order", "timestamp", "partition"):
+        column = getattr(spec, field)
+        if column is not None:
+            yield field, column
+
+
+def _columns(path: str, field: str) -> list[str]:
+    """The columns of a file or directory. Raises 422 where there is nothing, or nothing readable as what it claims."""
+    try:
+        return infer.column_names(path)
+    except DataError as error:
+        raise data_problem(error, field) from None
+
+
+def data_problem(error: DataError, field: str) -> Problem:
+    """What is wrong with a user's data, as 422 at ``field``."""
+    return invalid([(field, f"{error.where}: {error.what}")], error.remedy)
+
+
+async def register(database: Database, connection: AsyncConnection, spec: DatasetSpec) -> tuple[dict[str, Any], bool]:
+    """(the dataset as shown, whether it is new). The same spec again is no conflict; another under its name is 409."""
+    document = spec.model_dump(mode="json")
+    await database.exclusive(connection, f"dataset {spec.name}")
+    existing = await _row(connection, spec.name)
+    if existing is not None:
+        if existing["spec"] == document:
+            return view(existing), False
+        remedy = "Delete it first, or register this one under another name."
+        raise Problem(409, "dataset-exists", f"A different dataset '{spec.name}' is registered. {remedy}")
+    row = {"name": spec.name, "spec": document, "created_at": tables.now()}
+    await connection.execute(tables.dataset.insert().values(row))
+    return view(row), True
+
+
+async def get(connection: AsyncConnection, name: str) -> dict[str, Any]:
+    row = await _row(connection, name)
+    if row is None:
+        raise not_found("dataset", name)
+    return row
+
+
+async def delete(connection: AsyncConnection, name: str) -> None:
+    """Forgets the dataset; its files stay, and so do the jobs, which hold a copy of its spec."""
+    await get(connection, name)
+    users = await connection.execute(sa.select(tables.schedule.c.name, tables.schedule.c.job))
+    using = sorted(row.name for row in users if row.job["dataset"]["name"] == name)
+    if using:
+        detail = f"Dataset '{name}' is used by the schedules {', '.join(using)}. Delete or change them first."
+        raise Problem(409, "dataset-in-use", detail)
+    await connection.execute(tables.dataset.delete().where(tables.dataset.c.name == name))
+
+
+async def _row(connection: AsyncConnection, name: str) -> dict[str, Any] | None:
+    query = sa.select(tables.dataset).where(tables.dataset.c.name == name)
+    row = (await connection.execute(query)).mappings().first()
+    return None if row is None else dict(row)
+
+
+def view(row: dict[str, Any]) -> dict[str, Any]:
+    """The spec's own fields and ``created_at``."""
+    return {**row["spec"], "created_at": row["created_at"]}
+
+
+def profile(settings: Settings, spec: DatasetSpec) -> dict[str, Any]:
+    """Rows, label rate, and nulls and distinct ids per feature (trainer.infer.profile). Reads every row; blocking."""
+    try:
+        return infer.profile(check_files(settings, spec))
+    except DataError as error:
+        raise data_problem(error, "uri") from None
+
+
+def propose(settings: Settings, uri: str, name: str | None) -> dict[str, Any]:
+    """A manifest proposed for a file under the data roots, with the uri as given. Raises 422; blocking."""
+    path = paths.allowed(settings, uri, "uri")
+    try:
+        return {**infer.infer(path, name), "uri": uri}
+    except DataError as error:
+        raise data_problem(error, "uri") from None

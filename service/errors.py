@@ -1,0 +1,175 @@
+"""Errors as users see them: RFC 9457 ``application/problem+json``, each saying what, where and the remedy."""
+
+from __future__ import annotations
+
+import http
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+from trainer.spec import NAME_PATTERN
+
+MEDIA_TYPE = "application/problem+json"
+REMEDIES = {
+    "job": "'evenkeel jobs' (GET /v1/jobs) lists them",
+    "dataset": "'evenkeel datasets list' (GET /v1/datasets) lists them",
+    "schedule": "'evenkeel schedules list' (GET /v1/schedules) lists them",
+    "key": "'evenkeel keys list' (GET /v1/keys) lists them, by their ids",
+}
+MAX_PROBLEMS = 20
+MAX_FIELD_LENGTH = 200
+log = logging.getLogger("evenkeel")
+
+FieldErrors = Iterable[Mapping[str, str]]
+
+
+class FieldError(BaseModel):
+    """One thing wrong: the path of the field in the request, what is wrong with it, what to do."""
+
+    field: str
+    message: str
+    remedy: str = ""
+
+
+class ProblemBody(BaseModel):
+    """RFC 9457 problem details."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldError] = []
+
+
+class Problem(Exception):
+    """Raised anywhere below a route, answered as problem+json.
+
+    ``code`` is a stable word such as ``job-not-found`` (its URN is ``type``); ``errors`` lists the fields at fault,
+    each with ``field``, ``message`` and, where there is one, ``remedy``.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        errors: FieldErrors = (),
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.errors = [{"field": "", "message": "", "remedy": "", **error} for error in errors]
+        self.headers = dict(headers or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Problem, (self.status, self.code, self.detail, self.errors, self.headers)
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "type": f"urn:evenkeel:{self.code}",
+            "title": self.code.replace("-", " ").capitalize(),
+            "status": self.status,
+            "detail": self.detail,
+            "errors": self.errors,
+        }
+
+    def response(self) -> Response:
+        return JSONResponse(self.body(), self.status, headers=self.headers, media_type=MEDIA_TYPE)
+
+
+def not_found(kind: str, name: str) -> Problem:
+    """404 for an object that a path names."""
+    detail = f"There is no {kind} '{name}'."
+    remedy = REMEDIES.get(kind)
+    return Problem(404, f"{kind}-not-found", detail, [{"message": detail, "remedy": remedy}] if remedy else ())
+
+
+def invalid(problems: Iterable[tuple[str, str]], remedy: str = "") -> Problem:
+    """422 from (field, message) pairs such as ``trainer.spec.SpecError.problems``."""
+    errors = [{"field": field, "message": message, "remedy": remedy} for field, message in problems]
+    said = "; ".join(
+        f"{error['field']}: {error['message']}" if error["field"] else error["message"] for error in errors
+    )
+    return Problem(422, "invalid-request", said or "The request is not valid.", errors)
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The ``responses=`` of a route: each status documented as problem+json."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
+    return {status: {"description": http.HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
+def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
+    """Another status that is no error, for the ``responses=`` of a route."""
+    return {status: {"description": description}}
+
+
+def _validation(error: RequestValidationError) -> Problem:
+    problems = []
+    found = error.errors()
+    for item in found[:MAX_PROBLEMS]:
+        where = [str(part) for part in item["loc"]]
+        if where and where[0] in ("body", "query", "path", "header", "cookie"):
+            where = where[1:]
+        message = str(item["msg"]).removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "no such field: check the spelling"
+        elif item["type"] == "json_invalid":
+            where, message = [], f"the body is not JSON: {item.get('ctx', {}).get('error', '')}"
+        elif item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == NAME_PATTERN:
+            message = "a name is 1 to 63 of a-z, 0-9, _ and -, and begins with a letter or digit"
+        problems.append((".".join(where)[:MAX_FIELD_LENGTH], message))
+    if len(found) > MAX_PROBLEMS:
+        problems.append(("", f"and {len(found) - MAX_PROBLEMS} more"))
+    return invalid(problems)
+
+
+def install(app: FastAPI) -> None:
+    """Every way a request can fail ends as problem+json: ours, validation, the router's 404 and 405, the database. (A
+    bug too: :class:`service.middleware.Guard` answers it, headers included.)"""
+
+    @app.exception_handler(Problem)
+    async def _problem(request: Request, error: Problem) -> Response:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
+        return _validation(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 400:  # FastAPI's, for a body that is not even text
+            return invalid([("", "the body is not JSON")]).response()
+        phrase = http.HTTPStatus(error.status_code).phrase
+        detail = error.detail if error.detail != phrase else f"{phrase}: {request.method} {request.url.path}"
+        return Problem(error.status_code, phrase.lower().replace(" ", "-"), detail, headers=error.headers).response()
+
+    @app.exception_handler(DatabaseError)
+    async def _damaged(request: Request, error: DatabaseError) -> Response:
+        if type(error) is not DatabaseError:
+            raise error  # a statement that the database refuses is a bug of ours
+        log.error("database: %s", error)
+        remedy = "stop the service and restore a backup of the database; runs and published vectors are whole"
+        detail = f"The database is damaged: {error.orig}."
+        return Problem(503, "database-damaged", detail, [{"message": str(error.orig), "remedy": remedy}]).response()
+
+    @app.exception_handler(OperationalError)
+    @app.exception_handler(PoolTimeoutError)
+    @app.exception_handler(InterfaceError)
+    @app.exception_handler(ConnectionError)
+    async def _database(request: Request, error: Exception) -> Response:
+        log.error("database: %s", error)
+        # SQLite says what is the matter and nothing more; a server's error may tell strangers where it is.
+        cause = f": {error.orig}" if isinstance(error, DatabaseError) and request.app.state.database.is_sqlite else ""
+        detail = f"The database cannot be used{cause}. Runs go on; make room if a disk is full, and see the log."
+        return Problem(503, "database-unavailable", detail, headers={"Retry-After": "5"}).response()

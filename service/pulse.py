@@ -1,0 +1,59 @@
+"""How the background tasks are doing, for /readyz, /metrics and the log: one :class:`Pulse` each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+log = logging.getLogger("evenkeel")
+
+TROUBLE_SECONDS = 10.0
+"""A task that fails for less is not worth a page: the next round may succeed."""
+SILENT_SECONDS = 120.0
+SAID_AGAIN_SECONDS = 300.0
+
+
+class Pulse:
+    """The rounds of one task. What fails round after round is logged once, and then every five minutes: the log of a
+    night must have room for its beginning."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
+        self.name = name
+        self._clock = clock
+        self._last = clock()
+        self._note = "ok"
+        self._error = ""
+        self._failing_since: float | None = None
+        self._said: dict[str, float] = {}
+
+    def good(self, note: str = "ok") -> None:
+        """A round went well. ``note``: what to know about it, said in the log when it changes."""
+        now = self._clock()
+        if self._failing_since is not None:
+            log.warning("%s: well again after %.0f s", self.name, now - self._failing_since)
+            self._failing_since = None
+            self._said.clear()
+        if note not in ("ok", self._note):
+            log.warning("%s: %s", self.name, note)
+        self._last, self._note = now, note
+
+    def failed(self, error: Exception) -> None:
+        """A round failed: called where it was caught, so that the log has the traceback."""
+        now = self._clock()
+        self._last = now
+        if self._failing_since is None:
+            self._failing_since = now
+        self._error = f"{type(error).__name__}: {error}".splitlines()[0]
+        if now - self._said.get(self._error, -SAID_AGAIN_SECONDS) >= SAID_AGAIN_SECONDS:
+            self._said[self._error] = now
+            log.exception("%s: a round failed; it is tried again", self.name)
+
+    def verdict(self) -> tuple[bool, str]:
+        """(fit for work, ``ok`` or what to know)."""
+        now = self._clock()
+        if self._failing_since is not None and now - self._failing_since >= TROUBLE_SECONDS:
+            return False, f"fails since {now - self._failing_since:.0f} s: {self._error}"
+        if now - self._last >= SILENT_SECONDS:
+            return False, f"has not come round for {now - self._last:.0f} s"
+        return True, self._note

@@ -1,0 +1,87 @@
+"""Pages from templates: the Jinja environment, its filters, and the addresses of static files."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+_HERE = Path(__file__).resolve().parent
+STATIC = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+def page(template: str, **values: Any) -> str:
+    """A template's HTML; every value is escaped."""
+    return _templates().get_template(template).render(values)
+
+
+@functools.cache
+def static_file(name: str) -> tuple[bytes, str]:
+    """A static file and the short hash in its address, by which a browser takes a new one at once."""
+    body = (_HERE / "static" / name).read_bytes()
+    return body, hashlib.sha256(body).hexdigest()[:12]
+
+
+def _address(name: str) -> str:
+    return f"/static/{name}?v={static_file(name)[1]}"
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= FILTERS
+    environment.globals |= {"static": _address, "dict": dict}
+    return environment
+
+
+def instant(at: datetime.datetime | str) -> str:
+    """RFC 3339, for ``<time datetime>``."""
+    return (
+        at if isinstance(at, str) else at.astimezone(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    )
+
+
+def utc(at: datetime.datetime | str) -> str:
+    moment = datetime.datetime.fromisoformat(at) if isinstance(at, str) else at
+    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def duration(seconds: float | None) -> str:
+    """``47 s``, ``3 min 12 s``, ``2 h 5 min``."""
+    if seconds is None:
+        return "–"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def thousands(number: float | None) -> str:
+    return "–" if number is None else f"{number:,.0f}"
+
+
+def figure(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def verdicts(gate: list[dict[str, Any]]) -> str:
+    """``6 passed`` or ``2 failed of 8``."""
+    failed = sum(check.get("verdict") == "fail" for check in gate)
+    return f"{failed} failed of {len(gate)}" if failed else f"{len(gate)} passed"
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (instant, utc, duration, thousands, figure, verdicts)
+}

@@ -1,0 +1,23 @@
+"""HTTP routes, one module per kind of object; each exposes ``router``. :data:`MODULES` is what the app includes."""
+
+MODULES: tuple[str, ...] = (
+    "health",
+    "keys",
+    "datasets",
+    "jobs",
+    "schedules",
+    "collections",
+    "vectors",
+    "views",
+    "dashboard",
+)
+FEATURE_MODULES: tuple[str, ...] = ("health", "collections", "vectors", "views")
+
+
+def for_role(role: str) -> tuple[str, ...]:
+    """The modules that a process in this role answers with: a scheduler health alone, ``vectors`` what fetch needs."""
+    if role == "scheduler":
+        return ("health",)
+    if role == "vectors":
+        return tuple(module for module in FEATURE_MODULES if module in MODULES)
+    return MODULES

@@ -1,0 +1,163 @@
+"""Training jobs: submitted, listed, cancelled, retried, followed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import HTMLResponse, StreamingResponse
+from pydantic import AwareDatetime, BaseModel
+
+from service import errors, job_output, jobs, pages, submission, tables
+from service.auth import require
+from service.keys import Principal
+from service.pages import Page
+from service.report import as_html, report
+from trainer.spec import JobSpec
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+READ = [Depends(require("jobs:read"))]
+WRITE = [Depends(require("jobs:write"))]
+
+State = Literal["queued", "starting", "running", "publishing", "cancelling", "succeeded", "failed", "cancelled"]
+
+
+class JobView(BaseModel):
+    """A job. ``reason`` says why it waits; ``progress`` and ``metrics`` come from the run's own events."""
+
+    id: str
+    name: str
+    state: State
+    reason: str | None
+    created_at: AwareDatetime
+    started_at: AwareDatetime | None
+    finished_at: AwareDatetime | None
+    attempt: int
+    progress: dict[str, Any] | None
+    metrics: list[dict[str, Any]]
+    publication: dict[str, Any] | None
+    error: dict[str, Any] | None
+    dataset: str
+    schedule: str | None
+    parent_version: str | None
+    labels: dict[str, str]
+    spec: dict[str, Any]
+
+
+class DryRun(BaseModel):
+    """The job would be accepted; what it is predicted to take."""
+
+    valid: Literal[True] = True
+    estimate: dict[str, Any]
+
+
+DRY_RUN: dict[int | str, dict[str, Any]] = {
+    200: {"model": DryRun, "description": "With dry_run: nothing was submitted."}
+}
+
+
+@router.post("", status_code=202, response_model=JobView | DryRun, responses=DRY_RUN | errors.responses(409))
+async def submit(
+    request: Request,
+    response: Response,
+    body: JobSpec,
+    principal: Annotated[Principal, Depends(require("jobs:write"))],
+    dry_run: bool = False,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> Any:
+    state = request.app.state
+    if dry_run:
+        response.status_code = 200
+        return {"valid": True, "estimate": await submission.estimate(state.database, state.settings, body)}
+    job = await submission.submit(state.database, state.settings, body, principal, idempotency_key)
+    response.headers["Location"] = f"/v1/jobs/{job['id']}"
+    return job
+
+
+@router.get("", dependencies=READ)
+async def list_jobs(
+    request: Request,
+    state: State | None = None,
+    name: str | None = None,
+    label: Annotated[str | None, Query(description="`key=value`, or `key` for any value")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: str | None = None,
+) -> Page[JobView]:
+    query = jobs.listing(state, name, label)
+    async with request.app.state.database.read() as connection:
+        rows, following = await pages.newest_first(connection, query, tables.job.c.id, limit, cursor)
+        items = await jobs.views(connection, rows)
+    return Page(items=[JobView(**item) for item in items], next_cursor=following)
+
+
+@router.get("/{job_id}", dependencies=READ, responses=errors.responses(404))
+async def get(request: Request, job_id: str) -> JobView:
+    return JobView(**await _shown(request, job_id))
+
+
+@router.post(
+    "/{job_id}/cancel",
+    status_code=202,
+    dependencies=WRITE,
+    responses={200: {"model": JobView, "description": "Cancelled before."}, **errors.responses(404, 409)},
+)
+async def cancel(request: Request, response: Response, job_id: str) -> JobView:
+    """202; 200 where it was cancelled before; 409 where it has succeeded or failed."""
+    async with request.app.state.database.write() as connection:
+        row, changed = await jobs.cancel(connection, job_id)
+        shown = await jobs.view(connection, row)
+    response.status_code = 202 if changed else 200
+    return JobView(**shown)
+
+
+@router.post("/{job_id}/retry", status_code=202, dependencies=WRITE, responses=errors.responses(404, 409))
+async def retry(request: Request, job_id: str) -> JobView:
+    """Queues a failed or cancelled job again, from its last checkpoint."""
+    async with request.app.state.database.write() as connection:
+        row = await jobs.retry(connection, job_id)
+        return JobView(**await jobs.view(connection, row))
+
+
+@router.delete("/{job_id}", status_code=204, dependencies=WRITE, responses=errors.responses(404, 409))
+async def delete(request: Request, job_id: str) -> None:
+    await jobs.delete(request.app.state.database, request.app.state.settings, job_id)
+
+
+@router.get("/{job_id}/logs", dependencies=READ, response_class=Response, responses=errors.responses(404))
+async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Response:
+    """The log from byte ``offset`` on, at most 1 MiB; ``Evenkeel-Next-Offset`` says where to go on."""
+    await _shown(request, job_id)
+    text = await asyncio.to_thread(job_output.read_log, request.app.state.settings.run_dir(job_id), offset)
+    headers = {"Evenkeel-Next-Offset": str(offset + len(text))}
+    return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+@router.get(
+    "/{job_id}/events",
+    dependencies=READ,
+    response_class=StreamingResponse,
+    responses=errors.also(204, "The job has ended and all was said.") | errors.responses(404),
+)
+async def events(request: Request, job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
+    """``state``, ``metric``, ``progress`` and ``log`` events; 204 where the job has ended and all was said."""
+    at = job_output.position(last_event_id)
+    await _shown(request, job_id)
+    state = request.app.state
+    first = await job_output.batch(state.database, state.settings, job_id, at)
+    if first.ended:
+        return Response(status_code=204)
+    body = job_output.stream(state.database, state.settings, job_id, first)
+    return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+@router.get("/{job_id}/report", dependencies=READ, response_model=None, responses=errors.responses(404))
+async def get_report(request: Request, job_id: str) -> Response | dict[str, Any]:
+    """JSON, or HTML where Accept prefers it."""
+    found = report(JobView(**await _shown(request, job_id)).model_dump(mode="json"))
+    return HTMLResponse(as_html(found)) if "text/html" in request.headers.get("accept", "") else found
+
+
+async def _shown(request: Request, job_id: str) -> dict[str, Any]:
+    async with request.app.state.database.read() as connection:
+        return await jobs.view(connection, await jobs.get(connection, job_id))

@@ -1,0 +1,205 @@
+"""Fetching vectors by id, as an Arrow stream or as JSON: of a collection (its default view) or of a view.
+
+Touches the feature store's mapped files alone; the key comes from a bounded cache. The body is read by hand and the
+answer written by Arrow or orjson: a response model would take longer than everything else together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from embeddings.store import Collection, default_view
+from embeddings.vectors import MISSING, STATUS_NAMES, Array
+from service import errors
+from service.auth import require
+from service.features import accepted, ids_as, in_store, store_of, unchanged
+from service.routes.collections import existing
+
+router = APIRouter(prefix="/v1", tags=["vectors"], dependencies=[Depends(require("features:read"))])
+
+ARROW = "application/vnd.apache.arrow.stream"
+JSON = "application/json"
+MAX_IDS = 10_000
+MAX_VALUES = {ARROW: 2**26, JSON: 2**24}
+"""Numbers in one answer. Ten thousand vectors of the usual dims are far below."""
+DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+
+_DOCUMENTED: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["ids"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "ids": {
+                            "type": "array",
+                            "maxItems": MAX_IDS,
+                            "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+                        },
+                        "version": {"type": "string", "default": "current"},
+                        "dtype": {"enum": list(DTYPES), "default": "float32"},
+                    },
+                }
+            }
+        },
+    }
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Vectors in request order, duplicates kept.", "content": {ARROW: {}, JSON: {}}},
+    **errors.also(304, "If-None-Match names what would be sent."),
+    **errors.responses(404, 406),
+}
+
+
+class Wanted(NamedTuple):
+    """A request's body."""
+
+    ids: list[Any]
+    version: str
+    dtype: str
+
+
+class Fetched(NamedTuple):
+    """What is sent: ids in the collection's type, status uint8 [n], vectors [n, dim] (zero where missing)."""
+
+    id_type: str
+    ids: list[Any]
+    status: Array
+    vectors: Array
+
+
+@router.post("/collections/{collection}/vectors", openapi_extra=_DOCUMENTED, responses=_ANSWERS)
+async def of_collection(request: Request, collection: str) -> Response:
+    """Vectors of a collection's default view."""
+    return await _fetch(request, default_view(collection), collection)
+
+
+@router.post("/views/{name}/vectors", openapi_extra=_DOCUMENTED, responses=_ANSWERS)
+async def of_view(request: Request, name: str) -> Response:
+    """Vectors of a view; an identity view gives the published vectors themselves."""
+    return await _fetch(request, name, None)
+
+
+async def _fetch(request: Request, view: str, collection: str | None) -> Response:
+    media_type = accepted(request.headers.get("accept"), (JSON, ARROW))
+    body = await request.body()
+    wanted = parse(body)
+
+    def answer() -> Response:
+        found = existing(request, collection) if collection is not None else store_of(request).view_collection(view)
+        reader = found.open(wanted.version)
+        # Everything below is of this one version, whatever is switched meanwhile.
+        entry = found.view(view, reader.version)
+        etag = etag_of(body, media_type, reader.manifest, entry)
+        headers = {"Evenkeel-Version": reader.version, "ETag": etag, "Vary": "Accept"}
+        if unchanged(request, etag):
+            return Response(status_code=304, headers=headers)
+        check_size(len(wanted.ids), reader.dim if entry["kind"] == "identity" else entry["dim"], media_type)
+        ids = ids_as(reader.manifest["id_type"], wanted.ids)
+        status, vectors = reader.lookup(ids)
+        vectors = features_of(found, entry, reader.version, status, vectors)
+        with np.errstate(over="ignore"):
+            vectors = vectors.astype(DTYPES[wanted.dtype], copy=False)
+        fetched = Fetched(reader.manifest["id_type"], ids, status, vectors)
+        encode = arrow_stream if media_type == ARROW else json_body
+        return Response(encode(fetched, reader.version, view), headers=headers, media_type=media_type)
+
+    return await in_store(answer)
+
+
+def parse(body: bytes) -> Wanted:
+    """The body's fields. Raises a 422 that names the field."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise errors.invalid([("", f"the body is not JSON: {error}")]) from None
+    if not isinstance(document, dict):
+        raise errors.invalid([("", 'the body is an object such as {"ids": [1, 2]}')])
+    problems = [(name, "no such field: check the spelling") for name in document if name not in Wanted._fields]
+    ids, version, dtype = document.get("ids"), document.get("version", "current"), document.get("dtype", "float32")
+    if not isinstance(ids, list):
+        ids = []
+        problems.append(("ids", "give a list of ids"))
+    elif len(ids) > MAX_IDS:
+        problems.append(("ids", f"{len(ids)} ids, at most {MAX_IDS} in one request: send several"))
+    if not isinstance(version, str):
+        problems.append(("version", "give the name of a version, or current"))
+    if dtype not in DTYPES:
+        problems.append(("dtype", f"is not one of {', '.join(DTYPES)}"))
+    if problems:
+        raise errors.invalid(problems)
+    return Wanted(ids, version, dtype)
+
+
+def check_size(num_ids: int, dim: int, media_type: str) -> None:
+    """Raises a 422 for an answer that would take memory (Arrow) or hold up the others (JSON) beyond measure."""
+    at_most = MAX_VALUES[media_type] // dim
+    if num_ids > at_most:
+        instead = ", or ask for Arrow" if media_type == JSON else ""
+        message = f"{num_ids} vectors of {dim} numbers are too many for one answer"
+        raise errors.invalid([("ids", message)], f"send at most {at_most} ids at once{instead}")
+
+
+def features_of(collection: Collection, entry: dict[str, Any], version: str, status: Array, vectors: Array) -> Array:
+    """The view's map of the rows that are there; zero rows stay zero."""
+    if entry["kind"] == "identity":
+        return vectors
+    present = status != MISSING
+    if present.all():
+        return collection.view_transform(entry["name"], vectors, version)
+    mapped = np.zeros((len(vectors), entry["dim"]), dtype=np.float32)
+    mapped[present] = collection.view_transform(entry["name"], vectors[present], version)
+    return mapped
+
+
+def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[str, Any]) -> str:
+    """Same request, same version, same view: same bytes."""
+    served = (
+        media_type,
+        manifest["collection"],
+        manifest["version"],
+        manifest["created_at"],
+        entry["name"],
+        entry["sha256"],
+    )
+    digest = hashlib.blake2b(orjson.dumps(served), digest_size=16)
+    digest.update(body)
+    return f'"{digest.hexdigest()}"'
+
+
+def arrow_stream(fetched: Fetched, version: str, view: str) -> bytes:
+    """An Arrow IPC stream of one record batch: id, status, vector (null where missing)."""
+    missing = fetched.status == MISSING
+    dim = fetched.vectors.shape[1]
+    flat = pa.array(fetched.vectors.reshape(-1))
+    mask = pa.array(missing) if missing.any() else None
+    columns = {
+        "id": pa.array(fetched.ids, pa.int64() if fetched.id_type == "int64" else pa.string()),
+        "status": pa.DictionaryArray.from_arrays(pa.array(fetched.status, pa.int8()), pa.array(list(STATUS_NAMES))),
+        "vector": pa.FixedSizeListArray.from_arrays(flat, dim, mask=mask),
+    }
+    batch = pa.record_batch(columns).replace_schema_metadata({"version": version, "view": view})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def json_body(fetched: Fetched, version: str, view: str) -> bytes:
+    """The same as JSON; a missing id's vector is null."""
+    items = [
+        {"id": one, "status": STATUS_NAMES[status], "vector": vector if status != MISSING else None}
+        for one, status, vector in zip(fetched.ids, fetched.status.tolist(), fetched.vectors, strict=True)
+    ]
+    document = {"version": version, "view": view, "dim": fetched.vectors.shape[1], "items": items}
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,187 @@
+"""Schedules: created, changed, fired. A firing and the job it starts are one transaction, and a firing's primary key is
+(schedule, instant): whatever races or crashes, an instant fires once."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service import cron, jobs, tables
+from service.database import Database
+from service.errors import Problem, invalid, not_found
+from trainer.spec import FIRING_DATE, JobSpec, Name
+
+Row = dict[str, Any]
+Cron = Annotated[str, AfterValidator(cron.check_cron)]
+Zone = Annotated[str, AfterValidator(cron.check_zone)]
+Catchup = Literal["none", "last", "all"]
+Overlap = Literal["forbid", "queue", "replace"]
+Grace = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]
+
+
+class ScheduleSpec(BaseModel):
+    """A schedule as sent. ``{firing_date}`` in the job's window becomes the firing's date in ``timezone``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    cron: Cron
+    timezone: Zone = "UTC"
+    job: JobSpec
+    catchup: Catchup = "none"
+    misfire_grace_seconds: Grace = 3600
+    overlap: Overlap = "forbid"
+    paused: bool = False
+
+
+class SchedulePatch(BaseModel):
+    """The fields to change. Null is not a value of any."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cron: Cron = ""
+    timezone: Zone = ""
+    job: JobSpec = None  # type: ignore[assignment]
+    catchup: Catchup = "none"
+    misfire_grace_seconds: Grace = 0
+    overlap: Overlap = "forbid"
+    paused: bool = False
+
+
+async def create(database: Database, connection: AsyncConnection, spec: ScheduleSpec) -> Row:
+    """Raises 409 for a name that is taken, 422 where the job does not fit its dataset."""
+    await database.exclusive(connection, f"schedule {spec.name}")
+    if await connection.scalar(sa.select(tables.schedule.c.id).where(tables.schedule.c.name == spec.name)):
+        detail = f"There is a schedule '{spec.name}' already. Change it with PATCH, or delete it first."
+        raise Problem(409, "schedule-exists", detail)
+    await jobs.check(connection, spec.job)
+    now = tables.now()
+    row = {
+        "id": tables.new_id("schedule"),
+        **spec.model_dump(mode="json"),
+        "created_at": now,
+        "next_fire_at": None if spec.paused else cron.next_firing(spec.cron, spec.timezone, now),
+    }
+    await connection.execute(tables.schedule.insert().values(row))
+    return row
+
+
+async def get(connection: AsyncConnection, name: str, lock: bool = False) -> Row:
+    query = sa.select(tables.schedule).where(tables.schedule.c.name == name)
+    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().first()
+    if row is None:
+        raise not_found("schedule", name)
+    return dict(row)
+
+
+async def change(connection: AsyncConnection, name: str, patch: SchedulePatch) -> Row:
+    """Applies the fields that were sent. What was due while a schedule was paused is not caught up."""
+    row = await get(connection, name, lock=True)
+    values = patch.model_dump(mode="json", exclude_unset=True)
+    if "job" in values:
+        await jobs.check(connection, patch.job)
+    row.update(values)
+    if {"cron", "timezone", "paused"} & values.keys():
+        values["next_fire_at"] = None if row["paused"] else cron.next_firing(row["cron"], row["timezone"], tables.now())
+        row.update(values)
+    if values:
+        await connection.execute(tables.schedule.update().where(tables.schedule.c.id == row["id"]).values(values))
+    return row
+
+
+async def delete(connection: AsyncConnection, name: str) -> None:
+    """Removes the schedule and its list of firings; the jobs it started stay."""
+    row = await get(connection, name, lock=True)
+    await connection.execute(tables.schedule.delete().where(tables.schedule.c.id == row["id"]))
+
+
+def view(row: Row) -> dict[str, Any]:
+    names = (
+        "name", "cron", "timezone", "job", "catchup", "misfire_grace_seconds", "overlap", "paused", "created_at",
+        "next_fire_at",
+    )  # fmt: skip
+    return {name: row[name] for name in names}
+
+
+def firing_view(row: Row, schedule: str) -> dict[str, Any]:
+    names = ("firing_date", "kind", "outcome", "job_id", "reason", "created_at")
+    return {"schedule": schedule, "fire_at": row["fire_at_utc"], **{name: row[name] for name in names}}
+
+
+def job_of(row: Row, firing_date: str) -> JobSpec:
+    """The job of one firing: its window begins where the template says ``{firing_date}``."""
+    document = dict(row["job"])
+    window = document["dataset"].get("window")
+    if window is not None and window["start"] == FIRING_DATE:
+        document["dataset"] = {**document["dataset"], "window": {**window, "start": firing_date}}
+    return JobSpec.model_validate(document)
+
+
+async def trigger(connection: AsyncConnection, name: str, firing_date: datetime.date | None) -> dict[str, Any]:
+    """Fires now, paused or not, for ``firing_date`` (default: today in the schedule's zone). Raises 409 where a job of
+    the schedule has not ended and overlap is ``forbid``, 422 where its job cannot be submitted any more."""
+    row = await get(connection, name, lock=True)
+    now = tables.now()
+    date = firing_date.isoformat() if firing_date else cron.firing_date(now, row["timezone"])
+    fired = await fire(connection, row, now, "trigger", date)
+    assert fired is not None
+    if fired["outcome"] == "skipped":
+        raise Problem(409, "schedule-busy", f"Schedule '{name}' did not fire: {fired['reason']}.")
+    if fired["outcome"] == "failed":
+        raise invalid([("job", fired["reason"])])
+    return firing_view(fired, name)
+
+
+async def fire(
+    connection: AsyncConnection, row: Row, at: datetime.datetime, kind: str, date: str, missed: str | None = None
+) -> Row | None:
+    """Records the firing of a locked schedule at one instant and starts its job. None where that instant has fired."""
+    firing: Row = {
+        "schedule_id": row["id"],
+        "fire_at_utc": at,
+        "kind": kind,
+        "outcome": "missed",
+        "firing_date": date,
+        "job_id": None,
+        "reason": missed,
+        "created_at": tables.now(),
+    }
+    inserted = await connection.execute(_insert_once(connection, firing))
+    if inserted.rowcount != 1:
+        return None
+    if missed is None:
+        outcome = await _start(connection, row, date)
+        mine = sa.and_(tables.firing.c.schedule_id == row["id"], tables.firing.c.fire_at_utc == at)
+        await connection.execute(tables.firing.update().where(mine).values(outcome))
+        firing.update(outcome)
+    return firing
+
+
+def _insert_once(connection: AsyncConnection, firing: Row) -> sa.Insert:
+    if connection.dialect.name == "sqlite":
+        return sqlite.insert(tables.firing).values(firing).on_conflict_do_nothing()
+    return postgresql.insert(tables.firing).values(firing).on_conflict_do_nothing()
+
+
+async def _start(connection: AsyncConnection, row: Row, date: str) -> dict[str, Any]:
+    """The job of a firing, or why there is none."""
+    active = await jobs.active_of(connection, row["id"])
+    if active and row["overlap"] == "forbid":
+        return {"outcome": "skipped", "reason": f"job {active[0]} has not ended, and overlap is forbid"}
+    try:
+        spec = job_of(row, date)
+        dataset = await jobs.check(connection, spec)
+    except Problem as problem:
+        return {"outcome": "failed", "reason": problem.detail}
+    except ValueError as error:  # a template that a newer version reads more strictly
+        return {"outcome": "failed", "reason": str(error)}
+    if row["overlap"] == "replace":
+        for job_id in active:
+            await jobs.cancel(connection, job_id)
+    job = await jobs.create(connection, spec, dataset, (row["id"], row["name"]))
+    return {"outcome": "started", "job_id": job["id"], "reason": None}

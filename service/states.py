@@ -1,0 +1,59 @@
+"""The states of a job and the one pure function that moves between them. No clock, no database."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+STATES = ("queued", "starting", "running", "publishing", "cancelling", "succeeded", "failed", "cancelled")
+ACTIVE = ("starting", "running", "publishing", "cancelling")
+TERMINAL = ("succeeded", "failed", "cancelled")
+
+Happening = Literal[
+    "claimed",  # a runner takes it from the queue
+    "running", "publishing", "succeeded", "failed", "cancelled",  # the run reports
+    "interrupted",  # an infrastructure failure with a retry left
+    "lost",  # an infrastructure failure with none left
+    "cancel", "retry",  # the user asks
+]  # fmt: skip
+
+_FORWARD = {"starting": 0, "running": 1, "publishing": 2}
+
+
+class Refused(NamedTuple):
+    """The happening does not fit the state. ``ignored``: a late or repeated report, of no consequence."""
+
+    ignored: bool
+
+
+def transition(state: str, happening: Happening) -> str | Refused:
+    """The state after ``happening``.
+
+    A run never moves backward by its own report. A cancel that was accepted ends as cancelled, unless the run had
+    already succeeded when the cancel reached it: then what it published stands, and the job says so.
+    """
+    if happening == "cancel":
+        if state == "queued":
+            return "cancelled"
+        if state in _FORWARD:
+            return "cancelling"
+        return Refused(ignored=state in ("cancelling", "cancelled"))
+    if happening == "retry":
+        return "queued" if state in ("failed", "cancelled") else Refused(ignored=False)
+    if happening == "claimed":
+        return "starting" if state == "queued" else Refused(ignored=False)
+    if state == "cancelling":
+        if happening in ("running", "publishing"):
+            return Refused(ignored=True)
+        return "succeeded" if happening == "succeeded" else "cancelled"
+    if state in _FORWARD:
+        if happening in ("running", "publishing"):
+            return happening if _FORWARD[happening] > _FORWARD[state] else Refused(ignored=True)
+        if happening == "interrupted":
+            return "queued"
+        return "failed" if happening == "lost" else happening
+    return Refused(ignored=True)
+
+
+def backoff_seconds(failures: int, base_seconds: float) -> float:
+    """Wait before the attempt after the ``failures``-th failure: base, 2 base, 4 base, ... at most 64 base."""
+    return base_seconds * 2 ** min(failures - 1, 6)

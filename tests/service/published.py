@@ -1,0 +1,64 @@
+"""Real versions in a real store, for tests of what serves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embeddings.store import Collection, Store, default_view, open_store
+from embeddings.vectors import CARRIED, FOUND, ItemVectors
+from service.settings import Settings
+
+DIM = 8
+
+
+def store_at(settings: Settings) -> Store:
+    return open_store(Path(settings.store_url))
+
+
+def directions(num_items: int, seed: int, dim: int = DIM) -> np.ndarray:
+    """Unit rows, float32 [num_items, dim]."""
+    rows = np.random.default_rng(seed).standard_normal((num_items, dim))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def write(
+    collection: Collection,
+    ids: Any,
+    vectors: np.ndarray,
+    *,
+    carried: tuple[int, ...] = (),
+    gate: Any = (),
+    **fields: Any,
+) -> str:
+    """A candidate; ``carried`` are positions."""
+    statuses = np.full(len(vectors), FOUND, dtype=np.uint8)
+    statuses[list(carried)] = CARRIED
+    return collection.write(ItemVectors(ids, vectors, statuses=statuses), gate=gate, **fields)
+
+
+def publish(
+    settings: Settings, name: str = "items", *, ids: Any = None, seed: int = 0, num_items: int = 50, **fields: Any
+) -> tuple[str, np.ndarray]:
+    """A published version with the default view, and its vectors. Ids are 10, 20, 30, ... unless given."""
+    collection = store_at(settings).collection(name)
+    ids = np.arange(1, num_items + 1) * 10 if ids is None else ids
+    vectors = directions(len(ids), seed)
+    if not collection.exists():
+        collection.create_view(default_view(name), dim_in=DIM, anchor_generation=1)
+    parent = collection.current()
+    version = write(collection, ids, vectors, parent=parent, **fields)
+    collection.publish(version, parent)
+    return version, vectors
+
+
+def hold(settings: Settings, name: str = "items", *, seed: int = 99) -> str:
+    """A version that the gate held."""
+    collection = store_at(settings).collection(name)
+    ids = np.arange(1, 51) * 10
+    gate = [{"metric": "mean_cosine", "value": 0.1, "threshold": 0.85, "verdict": "fail"}]
+    version = write(collection, ids, directions(50, seed), parent=collection.current(), gate=gate)
+    collection.hold(version, ["mean_cosine 0.10 is below 0.85"])
+    return version

@@ -1,0 +1,68 @@
+"""What the service's tests share: a client over ASGI, a job's body, waiting, writers that race in other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service.app import create_app
+from service.settings import Settings
+
+ORIGIN = "http://127.0.0.1:8080"
+BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgresql"], indirect=True)
+"""Runs a test (or, as ``pytestmark``, a module) on each kind of database."""
+
+
+def client_of(app: FastAPI, key: str | None = None, **options: Any) -> httpx.AsyncClient:
+    """An HTTP client of ``app``; errors of the app come back as its 500, as over a socket."""
+    transport = httpx.ASGITransport(
+        app=app, raise_app_exceptions=False, client=options.pop("peer", ("127.0.0.1", 1234))
+    )
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.AsyncClient(transport=transport, base_url=ORIGIN, headers=headers, **options)
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings, **options: Any) -> AsyncIterator[FastAPI]:
+    """The application with its lifespan entered."""
+    app = create_app(settings, **options)
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+def job_body(behave: str = "succeed", **fields: Any) -> dict[str, Any]:
+    """A JobSpec whose run behaves as asked (small_run.py)."""
+    labels = {"behave": behave, **fields.pop("labels", {})}
+    return {"name": "small", "dataset": {"name": "ratings"}, "model": {"kind": "two_tower"}, "labels": labels, **fields}
+
+
+async def until(look: Callable[[], Awaitable[Any]], seconds: float = 15.0) -> Any:
+    """The first true value of ``look``; fails after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = await look()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"nothing came within {seconds} s"
+        await asyncio.sleep(0.03)
+
+
+async def state_of(client: httpx.AsyncClient, job_id: str) -> str:
+    return str((await client.get(f"/v1/jobs/{job_id}")).json()["state"])
+
+
+async def wait_for(client: httpx.AsyncClient, job_id: str, *states: str) -> dict[str, Any]:
+    """The job, once it is in one of these states."""
+
+    async def look() -> Any:
+        job = (await client.get(f"/v1/jobs/{job_id}")).json()
+        return job if job["state"] in states else None
+
+    return dict(await until(look))

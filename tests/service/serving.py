@@ -1,0 +1,100 @@
+"""A real ``evenkeel serve`` process for tests of what talks to it over a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from service.settings import Settings
+
+EVENKEEL = Path(sys.executable).with_name("evenkeel")
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A running service: its address, its first key, its home, the directory for data, its process."""
+
+    url: str
+    key: str
+    home: Path
+    data: Path
+    process: subprocess.Popen[str]
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(home=self.home)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """For a process that is to talk to it."""
+        return {**os.environ, "EVENKEEL_URL": self.url, "EVENKEEL_HOME": str(self.home), **more}
+
+    def set_job(self, job_id: str, **columns: Any) -> None:
+        """Writes a job's columns as the runner would: role ``api`` runs nothing by itself."""
+        values = [json.dumps(value) if isinstance(value, dict) else value for value in columns.values()]
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        with contextlib.closing(sqlite3.connect(self.home / "evenkeel.db", timeout=10)) as database, database:
+            database.execute(f"UPDATE job SET {assignments} WHERE id = ?", [*values, job_id])
+
+    def add_metrics(self, job_id: str, aucs: list[float]) -> None:
+        rows = [(job_id, epoch, "test", json.dumps({"auc": auc})) for epoch, auc in enumerate(aucs, 1)]
+        with contextlib.closing(sqlite3.connect(self.home / "evenkeel.db", timeout=10)) as database, database:
+            database.executemany('INSERT INTO job_metric (job_id, epoch, split, "values") VALUES (?, ?, ?, ?)', rows)
+
+
+@contextlib.contextmanager
+def serving(directory: Path, role: str = "api") -> Iterator[Served]:
+    """Starts one over ``directory/home`` with data root ``directory/data``; ends it with SIGTERM."""
+    home, data = directory / "home", directory / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(data)}
+    for name in ("EVENKEEL_API_KEY", "EVENKEEL_URL", "EVENKEEL_STORE_URL", "EVENKEEL_DATABASE_URL"):
+        environment.pop(name, None)
+    command = [str(EVENKEEL), "serve", "--role", role, "--port", "0"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None, "the service did not say where it listens"
+        key_file = home / "admin.key"
+        yield Served(found[0], key_file.read_text().strip() if _appears(key_file) else "", home, data, process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        process.stdout.close()
+
+
+def _appears(path: Path, seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return path.exists()
+
+
+def dataset(data: Path, name: str = "clicks") -> dict[str, Any]:
+    """A dataset whose file is there."""
+    file = data / f"{name}.parquet"
+    pq.write_table(pa.table({"user": [1, 2, 3], "item": [3, 4, 3], "click": [0, 1, 1]}), file)
+    return {
+        "name": name,
+        "uri": str(file),
+        "features": {"user": {"type": "id"}, "item": {"type": "id"}},
+        "label": {"column": "click"},
+    }
+
+
+def job(name: str = "daily", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "dataset": {"name": "clicks"}, "model": {"kind": "dnn"}, "epochs": 2, **fields}

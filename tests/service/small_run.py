@@ -1,0 +1,112 @@
+"""A real process in the place of ``trainer.run``: it speaks the run's event file, and behaves as the job's label
+``behave`` says. Needs neither torch nor Ray, so that the control plane's tests are quick.
+
+succeed | fail | retryable | die (kill -9 of itself, first attempt only) | always_die | hang (until SIGTERM) |
+stubborn (ignores SIGTERM) | slow (0.1 s an epoch) | told (slow, until a file ``finish`` is there) | held
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from trainer import launch as real
+from trainer.events import EventWriter
+
+
+class SmallRuns:
+    """An executor: launches this file, watches and ends it with trainer.launch's own functions."""
+
+    def __init__(self) -> None:
+        self.launched: list[Path] = []
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def launch(self, run_dir: Path) -> int:
+        self.launched.append(run_dir)
+        environment = {
+            **os.environ,
+            real.RUN_DIR_VARIABLE: str(run_dir.resolve()),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        with open(run_dir / real.LOG_FILE, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, __file__, str(run_dir)],
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        self._children.append(process)
+        document = {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
+        real.write_json(run_dir / real.PROCESS_FILE, document)
+        return process.pid
+
+    def is_alive(self, run_dir: Path) -> bool:
+        for child in self._children:
+            child.poll()
+        return real.is_alive(run_dir)
+
+    def terminate(self, run_dir: Path, grace_seconds: float) -> bool:
+        return real.terminate(run_dir, grace_seconds)
+
+    def end_all(self) -> None:
+        """What a test leaves running ends with it."""
+        for child in self._children:
+            child.kill()
+            child.wait()
+
+
+def main(directory: Path) -> int:
+    run = json.loads((directory / "run.json").read_text())
+    attempt, job = run["attempt"], run["job"]
+    behave = job["labels"].get("behave", "succeed")
+    events = EventWriter(directory, attempt)
+
+    def end(state: str, retryable: bool = False) -> int:
+        events.write("state", state=state)
+        time.sleep(0.1)  # the gap in which the control plane must wait for exit.json
+        real.write_json(directory / real.EXIT_FILE, {"attempt": attempt, "state": state, "retryable": retryable})
+        return 0
+
+    def stop(number: int, frame: object) -> None:
+        if behave != "stubborn":
+            end("cancelled")
+            os._exit(real.EXIT_CANCELLED)
+
+    signal.signal(signal.SIGTERM, stop)
+    print(f"attempt {attempt} begins", flush=True)
+    events.write("state", state="starting")
+    events.write("state", state="running")
+    epochs = job["epochs"]
+    for epoch in range(1, epochs + 1):
+        events.write("progress", epoch=epoch, epochs=epochs, step=epoch * 10, examples=100, examples_per_second=5.0)
+        events.write("metric", epoch=epoch, split="validation", auc=0.7 + 0.01 * epoch, logloss=0.5)
+        print(f"epoch {epoch}", flush=True)
+        if behave == "always_die" or (behave == "die" and attempt == 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if behave in ("slow", "told"):
+            time.sleep(0.1)
+        if behave == "told" and (directory / "finish").exists():
+            break
+    if behave in ("fail", "retryable"):
+        events.write("error", code="bad_data", message="row 7 is bad", remedy="correct it")
+        return end("failed", behave == "retryable")
+    while behave in ("hang", "stubborn"):
+        time.sleep(0.05)
+    if job["publish"]:
+        events.write("state", state="publishing")
+        status, reasons = ("held", ["cosine .3 below .85"]) if behave == "held" else ("published", [])
+        collection = job["publish"]["collection"]
+        events.write("publication", status=status, collection=collection, version="v000001", reasons=reasons, gate=[])
+    return end("succeeded")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,20 @@
+"""The service in a process of its own, with small runs in the place of training: for tests that kill it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from small_run import SmallRuns
+
+from service.app import serve
+from service.settings import Settings
+
+if __name__ == "__main__":
+    settings = dataclasses.replace(
+        Settings.from_environment(), follow_seconds=0.05, schedule_seconds=0.1, retry_backoff_seconds=0.05
+    )
+    sys.exit(serve(settings, port=0, executor=SmallRuns()))

@@ -1,0 +1,328 @@
+"""The Python client against a real service, and against what is no service."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import published
+import pyarrow.parquet as pq
+import pytest
+import serving
+from safetensors.numpy import load
+from serving import Served
+
+from embeddings.rff import RandomFourierFeatures
+from service.client import Client, ProblemError, ServiceError, Unreachable, default_key
+from trainer.spec import parse_job
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving.serving(tmp_path_factory.mktemp("served")) as served:
+        yield served
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with Client(served.url, served.key, timeout_seconds=20) as client:
+        yield client
+
+
+@pytest.fixture
+def clicks(served: Served, client: Client) -> str:
+    client.add_dataset(serving.dataset(served.data))
+    return "clicks"
+
+
+def test_address_and_key_come_from_the_environment(served: Served, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EVENKEEL_URL", served.url + "/")
+    monkeypatch.setenv("EVENKEEL_HOME", str(served.home))
+    monkeypatch.delenv("EVENKEEL_API_KEY", raising=False)
+    with Client() as client:
+        assert isinstance(client.jobs(), list)
+        assert client.ready()["status"] == "ok"
+    monkeypatch.setenv("EVENKEEL_API_KEY", " ek_other_key\n")
+    assert default_key() == "ek_other_key"
+    with Client() as client, pytest.raises(ProblemError) as caught:
+        client.jobs()
+    assert caught.value.status == 401
+    assert "admin.key" in caught.value.remedy
+
+
+def test_datasets(served: Served, client: Client):
+    document = serving.dataset(served.data, "others")
+    assert client.add_dataset(document)["name"] == "others"
+    assert client.dataset("others")["uri"] == document["uri"]
+    assert "others" in [one["name"] for one in client.datasets()]
+    assert client.profile("others")["rows"] == 3
+    client.delete_dataset("others")
+    with pytest.raises(ProblemError) as caught:
+        client.dataset("others")
+    assert caught.value.status == 404
+
+
+def test_job_is_submitted_listed_and_cancelled(client: Client, clicks: str):
+    job = client.submit(parse_job(serving.job("from-a-spec", labels={"team": "ads"})))
+    assert job["state"] == "queued"
+    assert client.job(job["id"])["spec"]["epochs"] == 2
+    assert [one["id"] for one in client.jobs(name="from-a-spec")] == [job["id"]]
+    assert [one["id"] for one in client.jobs(label="team=ads", state="queued")] == [job["id"]]
+    assert client.cancel(job["id"])["state"] == "cancelled"
+    assert client.cancel(job["id"])["state"] == "cancelled"
+    assert client.retry(job["id"])["state"] == "queued"
+    client.cancel(job["id"])
+    client.delete_job(job["id"])
+    with pytest.raises(ProblemError, match="no job"):
+        client.job(job["id"])
+
+
+def test_same_idempotency_key_is_the_same_job(client: Client, clicks: str):
+    first = client.submit(serving.job(), idempotency_key="once")
+    assert client.submit(serving.job(), idempotency_key="once")["id"] == first["id"]
+    with pytest.raises(ProblemError) as caught:
+        client.submit(serving.job("another"), idempotency_key="once")
+    assert caught.value.status == 422
+
+
+def test_listing_goes_through_all_pages(client: Client, clicks: str):
+    ids = [client.submit(serving.job("paged"))["id"] for _ in range(55)]
+    assert [one["id"] for one in client.jobs(name="paged")] == ids[::-1]
+    assert [one["id"] for one in client.jobs(name="paged", limit=52)] == ids[::-1][:52]
+    assert client.jobs(name="paged", limit=0) == []
+
+
+def test_a_bad_spec_names_field_and_remedy(client: Client):
+    with pytest.raises(ProblemError) as caught:
+        client.submit(serving.job(epohcs=3))
+    assert caught.value.status == 422
+    assert "epohcs: no such field" in caught.value.message
+    with pytest.raises(ProblemError) as caught:
+        client.submit(serving.job() | {"dataset": {"name": "nowhere"}})
+    assert "evenkeel datasets add" in caught.value.remedy
+
+
+def test_wait_returns_the_ended_job_and_tells_of_each_change(served: Served, client: Client, clicks: str):
+    job_id = client.submit(serving.job("awaited"))["id"]
+    seen: list[str] = []
+
+    def end() -> None:
+        served.set_job(job_id, state="running")
+        time.sleep(0.3)
+        served.set_job(job_id, state="succeeded", publication={"status": "none", "reasons": []})
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    job = client.wait(job_id, poll_seconds=0.05, on_update=lambda job: seen.append(job["state"]))
+    ending.join()
+    assert job["state"] == "succeeded"
+    assert seen[-2:] == ["running", "succeeded"]
+
+
+def test_wait_gives_up_in_time(client: Client, clicks: str):
+    job_id = client.submit(serving.job("never"))["id"]
+    with pytest.raises(TimeoutError, match=f"{job_id} has not ended after 0.2 seconds"):
+        client.wait(job_id, timeout_seconds=0.2, poll_seconds=0.05)
+
+
+def test_logs_and_events(served: Served, client: Client, clicks: str):
+    job_id = client.submit(serving.job("talks"))["id"]
+    assert client.logs(job_id) == ("", 0)
+    log = served.home / "runs" / job_id / "log.txt"
+    log.parent.mkdir(parents=True)
+    text = "epoch 1 ü\nepoch 2 ✓\n"
+    log.write_bytes(text.encode()[:-3])
+    said, offset = client.logs(job_id)
+    assert said == "epoch 1 ü\nepoch 2 "
+    log.write_bytes(text.encode())
+    assert client.logs(job_id, offset)[0] == "✓\n"
+    log.write_bytes(b"x" * (2**20 + 100))
+    assert "".join(client.read_logs(job_id)) == "x" * (2**20 + 100)
+    log.write_text(text)
+    served.set_job(job_id, state="succeeded", released=True)
+    assert "".join(client.follow_logs(job_id, poll_seconds=0.05)) == text
+    events = list(client.events(job_id))
+    assert events[0]["event"] == "state"
+    assert events[0]["data"]["state"] == "queued"
+    assert events[-1]["event"] == "log"
+    assert list(client.events(job_id, events[0]["id"])) == events[1:]
+
+
+def test_schedules(client: Client, clicks: str):
+    client.add_schedule({"name": "nightly", "cron": "0 3 * * *", "timezone": "Europe/Berlin", "job": serving.job()})
+    assert client.schedule("nightly")["next_fire_at"]
+    assert client.change_schedule("nightly", paused=True)["next_fire_at"] is None
+    fired = client.trigger("nightly", firing_date="2026-01-02")
+    assert fired["firing_date"] == "2026-01-02"
+    assert client.job(fired["job_id"])["schedule"] == "nightly"
+    assert [one["job_id"] for one in client.firings("nightly", limit=5)] == [fired["job_id"]]
+    assert [one["name"] for one in client.schedules()] == ["nightly"]
+    client.delete_schedule("nightly")
+    assert client.schedules() == []
+
+
+def test_keys(served: Served, client: Client):
+    made = client.create_key("reader", ["features:read"])
+    with Client(served.url, made["key"]) as reader:
+        assert isinstance(reader.collections(), list)
+        with pytest.raises(ProblemError) as caught:
+            reader.jobs()
+        assert caught.value.status == 403
+        assert "jobs:read" in caught.value.remedy
+        client.revoke_key(made["id"])
+        with pytest.raises(ProblemError) as caught:
+            reader.collections()
+        assert caught.value.status == 401
+    listed = client.keys()
+    assert made["id"] in [one["id"] for one in listed]
+
+
+def test_versions_promotion_and_snapshot(served: Served, client: Client, tmp_path: Path):
+    first, vectors = published.publish(served.settings, "books", seed=1)
+    second, _ = published.publish(served.settings, "books", seed=2)
+    assert [one["version"] for one in client.versions("books")] == [second, first]
+    assert [one["version"] for one in client.versions("books", limit=1)] == [second]
+    assert client.version("books")["version"] == second
+    with pytest.raises(ProblemError) as caught:
+        client.promote("books", first, "why", if_current=first)
+    assert caught.value.status == 409
+    client.promote("books", first, "the newer one is worse", if_current=second)
+    assert client.collection("books")["current"] == first
+    file = client.snapshot("books", tmp_path / "books.parquet")
+    table = pq.read_table(file)
+    np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), dtype=np.float32), vectors)
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(ProblemError):
+        client.snapshot("books", tmp_path / "none.parquet", "v000099")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_vectors_as_numpy_and_as_arrow(served: Served, client: Client):
+    version, vectors = published.publish(served.settings, "films", carried=(1,))
+    client.add_view({"name": "films_raw", "collection": "films", "kind": "identity"})
+    got = client.vectors(view="films_raw", ids=np.array([20, 11, 10, 20]))
+    assert (got.version, got.view, got.dim, len(got)) == (version, "films_raw", 8, 4)
+    assert got.status.tolist() == ["carried", "missing", "found", "carried"]
+    assert got.found.tolist() == [True, False, True, True]
+    np.testing.assert_array_equal(got.vectors[got.found], vectors[[1, 0, 1]])
+    assert np.isnan(got.vectors[1]).all()
+    rff = client.vectors("films", [10, 20], dtype="float16")
+    assert rff.view == "films_rff"
+    assert rff.vectors.dtype == np.float16
+    assert client.vectors_table("films", [10, 11])["vector"].null_count == 1
+    assert client.vectors("films", []).vectors.shape == (0, 16)
+    for call in (lambda: client.vectors("films", [1], view="films_raw"), lambda: client.vectors(ids=[1])):
+        with pytest.raises(ValueError, match="collection"):
+            call()
+    assert {"films_raw", "films_rff"} <= {view["name"] for view in client.views()}
+    assert client.view("films_raw")["kind"] == "identity"
+    best = client.neighbors("films", id=np.int64(10), k=2)["items"]
+    assert len(best) == 2
+    assert client.neighbors("films", vector=vectors[0], k=1)["items"][0]["id"] == 10
+    frequencies = load(client.layer("films_rff"))["frequencies"]
+    phi = RandomFourierFeatures.from_frequencies(frequencies).transform(vectors[:1])
+    np.testing.assert_allclose(client.vectors("films", [10]).vectors, phi, atol=1e-6)  # another order of summing
+    client.delete_view("films_raw")
+    with pytest.raises(ProblemError):
+        client.view("films_raw")
+
+
+def test_names_cannot_become_other_routes(client: Client):
+    with pytest.raises(ProblemError) as caught:
+        client.collection("../keys")
+    assert caught.value.status in (404, 422)
+
+
+# --- what is no service ----------------------------------------------------------------------------------------------
+
+
+def test_nobody_listens():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with Client(url, "k") as client, pytest.raises(Unreachable, match="no service answers") as caught:
+            client.jobs()
+    assert "evenkeel serve" in caught.value.remedy
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "ftp://127.0.0.1", "127.0.0.1:8080"])
+def test_unusable_addresses(url: str):
+    with pytest.raises(Unreachable):
+        with Client(url, "k") as client:
+            client.jobs()
+
+
+def test_key_with_characters_that_no_key_has():
+    with pytest.raises(ServiceError, match="characters"):
+        Client("http://127.0.0.1:1", "ek_ü")
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    answers: dict[str, tuple[int, str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        status, kind, body = next(answer for path, answer in self.answers.items() if self.path.startswith(path))
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body) + (100 if "snapshot" in self.path else 0)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def other_program() -> Iterator[str]:
+    """Something else that speaks HTTP on the port."""
+    _Handler.answers = {
+        "/v1/jobs/page": (200, "text/html", b"<html>"),
+        "/v1/jobs/proxy": (502, "text/html", b"<html>bad gateway"),
+        "/v1/jobs/list": (400, "application/json", json.dumps([1]).encode()),
+        "/v1/collections": (200, "application/octet-stream", b"cut short"),
+    }
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_another_program_on_the_port(other_program: str, tmp_path: Path):
+    with Client(other_program, "k") as client:
+        with pytest.raises(ServiceError, match="not JSON"):
+            client.job("page")
+        with pytest.raises(ProblemError, match="502"):
+            client.job("proxy")
+        with pytest.raises(ProblemError, match="400"):
+            client.job("list")
+        with pytest.raises(Unreachable, match="broke off"):
+            client.snapshot("items", tmp_path / "s.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_survive_pickling():
+    problem = ProblemError(422, "Invalid", "bad", [{"field": "a", "message": "b", "remedy": "c"}])
+    again = pickle.loads(pickle.dumps(problem))
+    assert (again.status, again.message, again.remedy) == (422, "bad\na: b", "c")
+    assert pickle.loads(pickle.dumps(Unreachable("x", "y"))).remedy == "y"
+
+
+def test_import_is_light():
+    """The client is for other people's programs: no torch, and no numpy or Arrow before vectors are asked for."""
+    heavy = "('torch', 'pyarrow', 'numpy', 'fastapi')"
+    code = f"import sys, service.client; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

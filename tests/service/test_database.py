@@ -1,0 +1,131 @@
+"""No update is lost, migrations match the tables, and processes that start together do not step on each other."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from racers import COUNTER, add_in_process
+from service_kit import BOTH
+
+from service import keys, tables
+from service.database import Database, migrate
+from service.settings import Settings
+
+pytestmark = [pytest.mark.anyio, BOTH]
+
+
+async def prepare_counter(database: Database) -> None:
+    row = {"name": COUNTER, "spec": {"count": 0}, "created_at": tables.now()}
+    async with database.write() as connection:
+        await connection.execute(tables.dataset.insert().values(row))
+
+
+async def count(database: Database) -> int:
+    async with database.read() as connection:
+        spec = await connection.scalar(sa.select(tables.dataset.c.spec).where(tables.dataset.c.name == COUNTER))
+    return int(spec["count"])
+
+
+async def test_no_update_is_lost_among_12_writers_in_3_processes(database_url: str) -> None:
+    database = Database(database_url)
+    await database.start()
+    await prepare_counter(database)
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(3)
+    workers = [context.Process(target=add_in_process, args=(database_url, barrier, 4, 20)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    await asyncio.to_thread(lambda: [worker.join(60) for worker in workers])
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert await count(database) == 3 * 4 * 20
+    await database.stop()
+
+
+async def test_a_failed_write_leaves_nothing(database_url: str) -> None:
+    database = Database(database_url)
+    await database.start()
+
+    async def fail_after_writing() -> None:
+        async with database.write() as connection:
+            await connection.execute(tables.dataset.insert().values(name="a", spec={}, created_at=tables.now()))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail_after_writing()
+    async with database.read() as connection:
+        assert await connection.scalar(sa.select(sa.func.count()).select_from(tables.dataset)) == 0
+    await database.stop()
+
+
+async def test_migrations_make_the_tables_and_go_back(database_url: str) -> None:
+    database = Database(database_url)
+    await database.start()
+
+    def difference(connection: sa.Connection) -> list[object]:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(context, tables.metadata))
+
+    async with database.read() as connection:
+        assert await connection.run_sync(difference) == []
+    async with database.write() as connection:
+        await connection.run_sync(migrate, "base")
+    async with database.read() as connection:
+        left = await connection.run_sync(lambda raw: sa.inspect(raw).get_table_names())
+        assert left == ["alembic_version"]
+    await database.start()
+    async with database.read() as connection:
+        assert await connection.run_sync(difference) == []
+    await database.stop()
+
+
+async def test_a_database_of_a_newer_version_is_refused(database_url: str) -> None:
+    database = Database(database_url)
+    await database.start()
+    async with database.write() as connection:
+        await connection.execute(sa.text("UPDATE alembic_version SET version_num = 'f00d'"))
+    with pytest.raises(RuntimeError, match=r"revision f00d.*newer"):
+        await database.start()
+    await database.stop()
+
+
+async def test_five_starts_at_once_make_one_schema_and_one_key(settings: Settings) -> None:
+    databases = [Database(settings.database_url) for _ in range(5)]
+
+    async def start(database: Database) -> str | None:
+        await database.start()
+        return await keys.create_first(database, settings)
+
+    made = [key for key in await asyncio.gather(*(start(database) for database in databases)) if key]
+    assert len(made) == 1
+    assert settings.admin_key_file.read_text().strip() == made[0]
+    async with databases[0].read() as connection:
+        assert await connection.scalar(sa.select(sa.func.count()).select_from(tables.api_key)) == 1
+        principal = await keys.find(connection, made[0])
+    assert principal is not None
+    assert principal.scopes == ("admin",)
+    for database in databases:
+        await database.stop()
+
+
+async def test_times_keep_their_instant(database_url: str) -> None:
+    database = Database(database_url)
+    await database.start()
+    at = tables.now()
+    async with database.write() as connection:
+        await connection.execute(tables.dataset.insert().values(name="a", spec={}, created_at=at))
+    async with database.read() as connection:
+        assert await connection.scalar(sa.select(tables.dataset.c.created_at)) == at
+    await database.stop()
+
+
+async def test_a_url_may_leave_the_driver_out(database_url: str) -> None:
+    database = Database(database_url.replace("+asyncpg", "").replace("+aiosqlite", ""))
+    await database.start()
+    await prepare_counter(database)
+    assert await count(database) == 0
+    await database.stop()

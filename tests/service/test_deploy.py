@@ -1,0 +1,121 @@
+"""The image and the compose file: what they must never lose. Neither is run here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMPOSE = ROOT / "docker-compose.yml"
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
+BIN = Path(sys.executable).parent
+
+
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+    return found
+
+
+def words(service: dict[str, Any]) -> str:
+    """Everything that a service runs."""
+    return " ".join(str(part) for key in ("entrypoint", "command") for part in service.get(key) or [])
+
+
+def joins_ray(service: dict[str, Any]) -> bool:
+    return "ray start" in words(service) or "EVENKEEL_RAY_ADDRESS" in (service.get("environment") or {})
+
+
+def test_there_is_what_the_service_needs():
+    assert {"api", "postgres", "redis", "ray-head", "ray-worker", "secrets"} <= set(services())
+    assert {name for name, service in services().items() if joins_ray(service)} == {"api", "ray-head", "ray-worker"}
+
+
+@pytest.mark.parametrize("name", ["api", "ray-head", "ray-worker"])
+def test_every_ray_process_takes_the_token(name: str):
+    """`ray start` without it opens a cluster on which whoever reaches it can run code."""
+    service = services()[name]
+    environment = service["environment"]
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert environment["RAY_AUTH_TOKEN_PATH"] == "/run/evenkeel/ray_token"
+    assert "secrets:/run/evenkeel:ro" in service["volumes"]
+
+
+def test_every_secret_that_is_read_is_generated():
+    generated = words(services()["secrets"])
+    read = set(re.findall(r"/run/evenkeel/(\w+)", COMPOSE.read_text()))
+    assert {"ray_token", "postgres_password", "pgpass"} <= read
+    for name in read:
+        assert name in generated, name
+    assert "secrets.token_hex(32)" in generated
+    assert "umask 077" in generated
+
+
+def test_secrets_are_generated_once_and_stay(tmp_path: Path):
+    """The script of the secrets service, run as it stands."""
+    (script,) = services()["secrets"]["command"]
+    script = script.replace("$$", "$").replace("/run/evenkeel", str(tmp_path)).replace("python ", f"{sys.executable} ")
+    seen = []
+    for _ in range(2):
+        subprocess.run(["sh", "-ceu", script], check=True)
+        seen.append({path.name: path.read_text() for path in tmp_path.iterdir()})
+    first, second = seen
+    assert first == second
+    assert set(first) == {"ray_token", "postgres_password", "redis_password", "pgpass"}
+    assert re.fullmatch(r"[0-9a-f]{64}", first["ray_token"])
+    assert first["pgpass"] == f"postgres:5432:*:evenkeel:{first['postgres_password']}\n"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+
+
+def test_no_secret_is_written_down():
+    text = COMPOSE.read_text()
+    assert not re.search(r"(?i)(password|token|key)\s*[:=]\s*['\"]?[a-z0-9]{8,}", text)
+    assert "POSTGRES_PASSWORD:" not in text
+
+
+def test_only_the_api_is_published_and_only_on_this_host():
+    published = {name: service["ports"] for name, service in services().items() if "ports" in service}
+    assert published == {"api": ["127.0.0.1:8080:8080"]}
+
+
+def test_every_long_running_service_has_a_health_check():
+    dockerfile = DOCKERFILE.read_text()
+    assert "HEALTHCHECK" in dockerfile
+    for name, service in services().items():
+        if name not in ("secrets", "api"):
+            assert service["healthcheck"]["test"], name
+
+
+def test_image_runs_as_a_user_and_installs_from_the_lock():
+    text = DOCKERFILE.read_text()
+    user = re.findall(r"(?m)^USER (\S+)", text)[-1]
+    assert user.split(":")[0] not in ("root", "0")
+    assert "deploy/setup.sh" in text
+    stages = re.findall(r"(?m)^FROM (\S+)", text)
+    assert len(stages) == 2
+    assert all(re.fullmatch(r"python:3\.11-\S+", stage) for stage in stages)
+
+
+def test_what_the_image_copies_is_there_and_not_ignored():
+    kept = [
+        line[1:] for line in (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().splitlines() if line[0] == "!"
+    ]
+    for line in re.findall(r"(?m)^COPY (?!--from)(.*)$", DOCKERFILE.read_text()):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            assert any(Path(source).match(pattern) or source.startswith(pattern) for pattern in kept), source
+
+
+def test_validators():
+    checks = {
+        "check-jsonschema": ["--builtin-schema", "vendor.compose-spec", str(COMPOSE)],
+        "hadolint": [str(DOCKERFILE)],
+    }
+    for program, arguments in checks.items():
+        done = subprocess.run([BIN / program, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
