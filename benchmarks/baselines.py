@@ -1,0 +1,120 @@
+"""Peers in plain torch, behind the interface that the training loop asks of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.build import table_configs
+from trainer.data import PreparedData
+from trainer.models import MODELS
+from trainer.sharding import ShardedModel
+from trainer.spec import JobSpec
+
+
+class _Pooled(nn.Module):
+    """torch.nn.EmbeddingBag for each feature, tables shared as in the job; gives what TorchRec's collection gives."""
+
+    def __init__(self, weights: Mapping[str, Tensor], features: Mapping[str, tuple[str, str]], *, trainable: bool):
+        """``features``: (table, pooling) by feature. Row 0 is padding: it adds nothing and has no gradient."""
+        super().__init__()
+        self.rows = nn.ParameterDict(
+            {name: nn.Parameter(w.clone(), requires_grad=trainable) for name, w in weights.items()}
+        )
+        self._features = dict(features)
+
+    def forward(self, features: Any) -> _Blocks:
+        blocks = {}
+        for name, (table, pooling) in self._features.items():
+            bag = features[name]
+            blocks[name] = nn.functional.embedding_bag(
+                bag.values(), self.rows[table], bag.offsets()[:-1], mode=pooling, padding_idx=0
+            )
+        return _Blocks(blocks)
+
+
+class _Blocks:
+    def __init__(self, blocks: dict[str, Tensor]):
+        self._blocks = blocks
+
+    def to_dict(self) -> dict[str, Tensor]:
+        return self._blocks
+
+
+class TorchModel:
+    """A model on one process whose embeddings torch.optim.Adam trains on dense gradients, or nobody does.
+
+    Implements trainer.loop.Model.
+    """
+
+    def __init__(self, module: nn.Module, embeddings: _Pooled, job: JobSpec):
+        self.module = module
+        self._embeddings = embeddings
+        trainable = [row for row in embeddings.rows.values() if row.requires_grad]
+        spec = job.optimizer
+        self._optimizer = (
+            torch.optim.Adam(trainable, spec.learning_rate, (spec.beta1, spec.beta2), spec.eps, fused=True)
+            if trainable
+            else None
+        )
+
+    @classmethod
+    def like(cls, job: JobSpec, data: PreparedData, model: ShardedModel, *, frozen_std: float | None) -> TorchModel:
+        """The model with the initial values of ``model``, or with rows frozen at normal(0, frozen_std)."""
+        configs = table_configs(job, data)
+        weights = {}
+        generator = torch.Generator().manual_seed(job.seed)
+        for config in configs:
+            gathered = model.gather_table(config.name)
+            assert gathered is not None
+            weights[config.name] = gathered.rows
+            if frozen_std is not None:
+                weights[config.name] = frozen_std * torch.randn(gathered.rows.shape, generator=generator)
+        pooling = {
+            feature: (config.name, pooling)
+            for config in configs
+            for feature, pooling in zip(config.features, tuple(config.pooling), strict=True)
+        }
+        embeddings = _Pooled(weights, pooling, trainable=frozen_std is None)
+        module = MODELS[job.model.kind](
+            embeddings,
+            [key.name for key in data.keys],
+            dim=job.model.embedding_dim,
+            hidden=job.model.hidden,
+            seed=job.seed,
+        )
+        return cls(module, embeddings, job)
+
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        return dict(self._embeddings.rows.items())
+
+    def dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.module.named_parameters() if not name.startswith("embeddings.")]
+
+    def train(self, mode: bool = True) -> TorchModel:
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> TorchModel:
+        return self.train(False)
+
+    def set_context(self, step: int, sample_offset: int, global_size: int) -> None:
+        if self._optimizer is not None:
+            self._optimizer.zero_grad(set_to_none=True)
+
+    def all_reduce_gradients(self) -> None:
+        """One process: nothing to sum."""
+
+    def non_finite_tables(self) -> list[str]:
+        return []
+
+    def step_tables(self, k: int) -> None:
+        if self._optimizer is not None:
+            self._optimizer.step()
+
+    def discard(self) -> None:
+        """Gradients are dropped before the next step."""

@@ -1,0 +1,130 @@
+"""How ours and a peer are timed: interleaved in one process, on the same fresh inputs, with the same threads.
+
+One JSON object per line: ``ours_ms`` and ``peer_ms`` are medians, ``ratio`` = ours / peer (below 1 is better), ``iqr``
+the interquartile range of each in milliseconds, ``best`` the fastest of each: where ``iqr`` is as large as the median,
+others were using the machine, and only ``best`` says something. Compilation happens in the warm-up, which is not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+PACKAGES = ("torch", "fbgemm_gpu-cpu", "numba", "numpy")
+MIN_ITERATIONS = 15
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Tables of one size, one id for each feature and sample, drawn ``zipf`` or ``uniform``."""
+
+    distribution: str
+    num_tables: int
+    num_rows: int
+    dim: int
+    batch_size: int
+
+    def __str__(self) -> str:
+        return f"{self.distribution} T{self.num_tables} N{self.num_rows} D{self.dim} B{self.batch_size}"
+
+    def sampler(self, seed: int = 0) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        """A function that draws fresh (indices, offsets), feature by feature. Row 0 is never drawn."""
+        generator = np.random.default_rng(seed)
+        count, live = self.num_tables * self.batch_size, self.num_rows - 2
+        offsets = torch.arange(count + 1)
+        if self.distribution == "uniform":
+            return lambda: (torch.from_numpy(generator.integers(2, self.num_rows, count)), offsets)
+        # Exponent 1.05, as click logs have; which row is frequent has nothing to do with where it lies.
+        cumulative = np.cumsum(np.arange(1, live + 1, dtype=np.float64) ** -1.05)
+        cumulative /= cumulative[-1]
+        places = generator.permutation(live) + 2
+
+        def draw() -> tuple[torch.Tensor, torch.Tensor]:
+            ranks = np.minimum(np.searchsorted(cumulative, generator.random(count)), live - 1)
+            return torch.from_numpy(places[ranks]), offsets
+
+        return draw
+
+
+WORKLOADS = tuple(Workload(kind, 8, 200_000, dim, 4096) for kind in ("zipf", "uniform") for dim in (16, 64))
+
+
+def interleave(
+    make_input: Callable[[], Any], *contestants: Callable[[Any], Any], iterations: int, warm_up: int = 3
+) -> np.ndarray:
+    """Milliseconds [iterations, contestants]; each iteration has an input of its own, the order turns."""
+    if iterations < MIN_ITERATIONS:
+        raise ValueError(f"a median of {iterations} is no figure: take at least {MIN_ITERATIONS} iterations")
+    times = np.empty((iterations, len(contestants)))
+    for i in range(-warm_up, iterations):
+        given = make_input()
+        for j in range(len(contestants)):
+            j = (i + j) % len(contestants)
+            start = time.perf_counter()
+            contestants[j](given)
+            if i >= 0:
+                times[i, j] = 1e3 * (time.perf_counter() - start)
+    return times
+
+
+def line(bench: str, case: str, peer: str, times: np.ndarray, **more: Any) -> dict[str, Any]:
+    """The line of two contestants (ours first), printed and returned. ``more`` adds fields."""
+    ours, theirs = np.median(times, axis=0)
+    low, high = np.percentile(times, [25, 75], axis=0)
+    found = {
+        "bench": bench, "case": case, "threads": torch.get_num_threads(),
+        "ours_ms": round(float(ours), 4), "peer": peer, "peer_ms": round(float(theirs), 4),
+        "ratio": round(float(ours / theirs), 4),
+        "iqr": {"ours_ms": round(float(high[0] - low[0]), 4), "peer_ms": round(float(high[1] - low[1]), 4)},
+        "best": {"ours_ms": round(float(times[:, 0].min()), 4), "peer_ms": round(float(times[:, 1].min()), 4)},
+        **more, "iterations": len(times), "versions": versions(), "cpu": cpu(),
+    }  # fmt: skip
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu() -> str:
+    """Model and number of cores, as the kernel names them."""
+    model = platform.processor() or platform.machine()
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        names = [row.partition(":")[2].strip() for row in path.read_text().splitlines() if row.startswith("model name")]
+        model = names[0] if names else model
+    return f"{model}, {torch.get_num_threads()} of {len(os.sched_getaffinity(0))} cores"
+
+
+def main(run: Callable[[Workload, int], Iterable[dict[str, Any]]], description: str) -> argparse.Namespace:
+    """Command line of a kernel benchmark: each workload with 1 and 2 threads, or as its options, returned, choose."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--iterations", type=int, default=31)
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--case", default="", help="only workloads whose name contains this")
+    options = parser.parse_args()
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        for workload in WORKLOADS:
+            if options.case in str(workload):
+                for _ in run(workload, options.iterations):
+                    pass
+    return options

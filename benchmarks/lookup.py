@@ -1,0 +1,45 @@
+"""Lookup and pooling: ``plain`` (rows as stored) and ``training`` (AdamAR: decay and idle momentum at read).
+
+The peer of both is FBGEMM's plain lookup of as many rows: what reading them as of now costs on top is in the ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks import peers
+from benchmarks.harness import Workload, interleave, line, main
+from embeddings.optim import SGD, AdamAR
+
+# Steps of training before the timed lookups: most rows have then been idle for longer than momentum lives, some not.
+NUM_STEPS = 500
+
+
+def call(module: Any) -> Callable[[Any], Any]:
+    return lambda given: module(*given)
+
+
+def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
+    draw = workload.sampler()
+    tables = peers.ours(workload, SGD(0.1))
+    peer = peers.fbgemm(workload, tables)
+    given = draw()
+    torch.testing.assert_close(tables(*given), peer(*given))
+    with torch.no_grad():
+        times = interleave(draw, call(tables), call(peer), iterations=iterations)
+    yield line("plain", str(workload), "fbgemm", times, equal="outputs")
+    for moments, optimizer in {
+        "dense": AdamAR(1e-3, alpha=1e-5),
+        "lazy": AdamAR(1e-3, alpha=1e-5, moments="lazy"),
+    }.items():
+        tables = peers.ours(workload, optimizer)
+        peers.train(tables, draw, NUM_STEPS)
+        times = interleave(draw, call(tables), call(peer), iterations=iterations)
+        yield line("training", f"{workload} adam_ar {moments}", "fbgemm", times, equal="rows read")
+
+
+if __name__ == "__main__":
+    main(run, __doc__ or "")

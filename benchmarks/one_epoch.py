@@ -1,0 +1,280 @@
+"""One-epoch overfitting on real data: the same job with five ways of training its embeddings, test AUC by epoch.
+
+``python -m benchmarks.one_epoch examples/epinions.yaml [--seeds 3] [--methods ...]``. One committed spec; runs differ
+in the embeddings' optimizer alone: same rows, same order, same initial values, same MLP and its optimizer. Methods:
+
+=============  ======================================================================================================
+adam           Adam with ``moments: dense`` (ours)
+adam_lazy      Adam with ``moments: lazy`` (ours)
+adam_ar        AdamAR with dense moments (ours), alpha chosen on the *validation* split: see :func:`choose_alpha`
+torch_adam     torch.optim.Adam on the dense gradients of torch.nn.EmbeddingBag: the peer
+frozen         embeddings frozen at a random normal start, the MLP alone is trained: what must be beaten
+=============  ======================================================================================================
+
+Prints one JSON line per run and epoch, a Markdown table of means over seeds, and the conditions under test as PASS or
+FAIL with their numbers; exit code 1 if one fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.baselines import TorchModel
+from trainer.build import build, default_alpha
+from trainer.data import PreparedData, prepare
+from trainer.loop import Trainer, dense_optimizer
+from trainer.on_host import leave, single_rank_group
+from trainer.spec import DatasetSpec, JobSpec
+from trainer.train import read_spec
+from trainer.worker import quiet, use_threads
+
+METHODS = ("adam", "adam_lazy", "adam_ar", "torch_adam", "frozen")
+PROTOCOLS = ("epinions", "amazon_sports")
+FROZEN_STD = 1.0
+"""torch.nn.Embedding's own start."""
+HALF_DECADE = math.sqrt(10.0)
+
+
+@dataclass
+class Result:
+    """AUC by epoch, [epochs] each."""
+
+    method: str
+    seed: int
+    alpha: float | None
+    validation: list[float] = field(default_factory=list)
+    test: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Replayed:
+    """Prepared data whose training batches are made once and kept: every method sees the very same ones."""
+
+    def __init__(self, data: PreparedData):
+        self._data = data
+        self._epochs: dict[int, list[Any]] = {}
+        self._splits: dict[str, list[Any]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def train_batches(self, epoch: int, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
+        if epoch not in self._epochs:
+            self._epochs[epoch] = list(self._data.train_batches(epoch))
+        return iter(self._epochs[epoch][start:])
+
+    def eval_batches(self, split: str, batch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
+        if split not in self._splits:
+            self._splits[split] = list(self._data.eval_batches(split, batch_size))
+        return iter(self._splits[split])
+
+
+def run(job: JobSpec, data: Any, method: str, alpha: float | None = None) -> Result:
+    """Trains and evaluates once."""
+    result = Result(method, job.seed, alpha)
+    started = time.perf_counter()
+    kind = "adam_ar" if method == "adam_ar" else "adam"
+    moments = "lazy" if method == "adam_lazy" else "dense"
+    optimizer = job.optimizer.model_copy(update={"kind": kind, "moments": moments})
+    job = job.model_copy(update={"optimizer": optimizer})
+    model: Any = build(job, data, alpha=alpha)
+    if method in ("torch_adam", "frozen"):
+        model = TorchModel.like(job, data, model, frozen_std=FROZEN_STD if method == "frozen" else None)
+
+    def emit(event: str, **fields: Any) -> None:
+        if event == "metric" and fields["split"] in ("validation", "test"):
+            getattr(result, fields["split"]).append(fields["auc"])
+
+    Trainer(job, data, model, dense_optimizer(job, model), emit=emit).train()
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def choose_alpha(job: JobSpec, data: Any, tell: Any) -> float:
+    """The alpha of the grid 10^(n/2) with the highest validation AUC after the last epoch, one seed.
+
+    The curve over alpha has one hump, so the search starts at the half decade nearest to the default and climbs.
+    """
+    start = round(2 * math.log10(default_alpha(data.steps_per_epoch)))
+    known: dict[int, float] = {}
+
+    def score(n: int) -> float:
+        if n not in known:
+            result = run(job, data, "adam_ar", HALF_DECADE**n)
+            known[n] = result.validation[-1]
+            tell({"case": "alpha", "alpha": HALF_DECADE**n, "validation_auc": result.validation, "seed": job.seed})
+        return known[n]
+
+    best = start
+    while True:
+        neighbours = [best - 1, best, best + 1]
+        top = max(neighbours, key=score)
+        if top == best:
+            return HALF_DECADE**best
+        best = top
+
+
+# --- what must be seen -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A statement about the table of means, with the figure behind it."""
+
+    name: str
+    holds: bool
+    figures: str
+
+    def __str__(self) -> str:
+        return f"{'PASS' if self.holds else 'FAIL'}  {self.name}: {self.figures}"
+
+
+def conditions(dataset: str, auc: dict[str, np.ndarray]) -> list[Condition]:
+    """The conditions that the methods at hand allow to be judged. ``auc``: mean test AUC by method, [epochs].
+
+    On data sets other than PROTOCOLS, where Adam may well fall below frozen embeddings, runs are judged by their best.
+    """
+    found = []
+
+    def add(name: str, value: float, limit: float, what: str, above: bool = True) -> None:
+        holds = value >= limit if above else value <= limit
+        found.append(
+            Condition(name, holds, f"{what} = {value:+.4f} ({'at least' if above else 'at most'} {limit:.3f})")
+        )
+
+    have = auc.keys()
+    if dataset == "epinions" and "adam" in have:
+        add("i. Adam falls", auc["adam"].max() - auc["adam"][-1], 0.01, "its best - its last epoch")
+    if "adam_ar" in have:
+        add(
+            "ii. AdamAR stays",
+            auc["adam_ar"].max() - auc["adam_ar"][-1],
+            0.01,
+            "its best - its last epoch",
+            above=False,
+        )
+    if {"adam", "adam_ar"} <= have and dataset == "amazon_sports":
+        add("iii. AdamAR wins", auc["adam_ar"].max() - auc["adam"].max(), 0.012, "best of AdamAR - best of Adam")
+    if {"adam", "adam_ar"} <= have and dataset == "epinions":
+        first = f"AdamAR - Adam after the last epoch (after the first: {auc['adam_ar'][0] - auc['adam'][0]:+.4f})"
+        add("iii. AdamAR ends above", auc["adam_ar"][-1] - auc["adam"][-1], 0.01, first)
+    if {"adam", "torch_adam"} <= have:
+        gap = float(np.abs(auc["adam"] - auc["torch_adam"]).max())
+        add("iv. Dense moments are torch's", gap, 0.005, "largest gap to torch.optim.Adam over the epochs", above=False)
+    if {"adam", "adam_lazy"} <= have and dataset in PROTOCOLS:
+        gain = float((auc["adam"] - auc["adam_lazy"])[:2].min())
+        found.append(
+            Condition("iv. Dense above lazy", gain > 0, f"smaller gain of epochs 1 and 2 = {gain:+.4f} (above 0)")
+        )
+    if "frozen" in have:
+        for method in auc:
+            if method != "frozen":
+                which, of_run = ("worst", auc[method].min()) if dataset in PROTOCOLS else ("best", auc[method].max())
+                what = f"its {which} epoch - best with frozen embeddings"
+                add(f"v. {method} learns embeddings", of_run - auc["frozen"].max(), 0.01, what)
+    return found
+
+
+def table(results: Sequence[Result]) -> str:
+    """Mean test AUC over seeds (and their standard deviation) as Markdown."""
+    epochs = max(len(result.test) for result in results)
+    lines = [
+        "| method | " + " | ".join(f"epoch {e + 1}" for e in range(epochs)) + " | seconds |",
+        "|---" * (epochs + 2) + "|",
+    ]
+    for method, runs in by_method(results).items():
+        auc = np.array([result.test for result in runs])
+        cells = [f"{mean:.4f} ± {spread:.4f}" for mean, spread in zip(auc.mean(0), auc.std(0), strict=True)]
+        alpha = "" if runs[0].alpha is None else f" (alpha {runs[0].alpha:.1e})"
+        lines.append(f"| {method}{alpha} | {' | '.join(cells)} | {np.mean([r.seconds for r in runs]):.0f} |")
+    return "\n".join(lines)
+
+
+def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.method, []).append(result)
+    return {method: found[method] for method in METHODS if method in found}
+
+
+# --- command ---------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.one_epoch", description=__doc__.split("\n")[0])
+    parser.add_argument("spec", type=Path, help="YAML file with dataset and job")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 0 .. N-1: split, order, MLP and negatives")
+    parser.add_argument("--methods", default=",".join(METHODS), help=f"comma-separated, of {', '.join(METHODS)}")
+    parser.add_argument("--alpha", type=float, help="AdamAR's alpha, instead of choosing it on validation")
+    parser.add_argument(
+        "--set", dest="changes", action="append", default=[], metavar="PATH=VALUE", help="job field to change"
+    )
+    parser.add_argument("--work", type=Path, help="folder for prepared data (default: a temporary one)")
+    options = parser.parse_args(arguments)
+    methods = [name for name in options.methods.split(",") if name]
+    unknown = [name for name in methods if name not in METHODS]
+    if unknown:
+        parser.error(f"no such method: {', '.join(unknown)} (there are {', '.join(METHODS)})")
+    dataset, job = read_spec(options.spec, options.changes)
+    quiet()
+    use_threads(int(job.resources.cpus_per_worker))
+
+    def tell(fields: dict[str, Any]) -> None:
+        print(json.dumps({"bench": "one_epoch", "dataset": dataset.name, **fields}), flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="evenkeel-one-epoch-") as folder, single_rank_group():
+        results = compare(dataset, job, methods, options.seeds, options.alpha, options.work or Path(folder), tell)
+    print()
+    print(table(results))
+    print()
+    means = {name: np.array([result.test for result in runs]).mean(0) for name, runs in by_method(results).items()}
+    judged = conditions(dataset.name, means)
+    for condition in judged:
+        print(condition)
+    return 0 if all(condition.holds for condition in judged) else 1
+
+
+def compare(
+    dataset: DatasetSpec,
+    job: JobSpec,
+    methods: Sequence[str],
+    num_seeds: int,
+    alpha: float | None,
+    folder: Path,
+    tell: Any,
+) -> list[Result]:
+    """Every method with every seed. alpha is chosen with the first seed, on validation, and kept for the others."""
+    results = []
+    for seed in range(num_seeds):
+        seeded = job.model_copy(update={"seed": seed})
+        data = Replayed(prepare(dataset, seeded, folder / f"seed-{seed}"))
+        if "adam_ar" in methods and alpha is None:
+            alpha = choose_alpha(seeded, data, tell)
+        for method in methods:
+            result = run(seeded, data, method, alpha if method == "adam_ar" else None)
+            results.append(result)
+            tell(
+                {
+                    "case": method,
+                    "seed": seed,
+                    "alpha": result.alpha,
+                    "test_auc": [round(value, 5) for value in result.test],
+                    "validation_auc": [round(value, 5) for value in result.validation],
+                    "seconds": round(result.seconds, 1),
+                }
+            )
+    return results
+
+
+if __name__ == "__main__":
+    leave(main())

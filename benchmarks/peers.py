@@ -1,0 +1,81 @@
+"""The peers of the kernel benchmarks, and ours beside them with the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+
+from benchmarks.harness import Workload
+from embeddings.config import InitConfig, SSEConfig, TableConfig
+from embeddings.optim import RowOptimizer
+from embeddings.tables import EmbeddingTables
+
+
+def ours(workload: Workload, optimizer: RowOptimizer, sse: float | None = None) -> EmbeddingTables:
+    """Our tables with normal rows; ``sse``: the swap probability of every feature."""
+    return EmbeddingTables(table_configs(workload), optimizer, sse=swaps(workload, sse))
+
+
+def table_configs(workload: Workload) -> list[TableConfig]:
+    """Table ``t0`` of feature ``f0`` and so on, with normal rows."""
+    return [
+        TableConfig(f"t{t}", workload.num_rows, workload.dim, (f"f{t}",), init=InitConfig("normal", 0.1))
+        for t in range(workload.num_tables)
+    ]
+
+
+def swaps(workload: Workload, sse: float | None) -> dict[str, SSEConfig]:
+    """SSE of every feature, or of none."""
+    return {} if sse is None else {f"f{t}": SSEConfig(sse) for t in range(workload.num_tables)}
+
+
+def fbgemm(
+    workload: Workload, like: EmbeddingTables, optimizer: Any = EmbOptimType.EXACT_ADAGRAD, **settings: Any
+) -> Any:
+    """FBGEMM's table-batched embedding on CPU, with the rows of ``like``."""
+    peer = SplitTableBatchedEmbeddingBagsCodegen(
+        [(workload.num_rows, workload.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * workload.num_tables,
+        optimizer=optimizer,
+        **settings,
+    )
+    for t, weight in enumerate(peer.split_embedding_weights()):
+        weight.copy_(like.weight(f"t{t}"))
+    return peer
+
+
+class TorchSparseAdam:
+    """One torch.nn.EmbeddingBag with sparse gradients per table, and torch.optim.SparseAdam."""
+
+    def __init__(self, workload: Workload, like: EmbeddingTables, learning_rate: float, eps: float) -> None:
+        self.batch_size = workload.batch_size
+        self.bags = [
+            torch.nn.EmbeddingBag(workload.num_rows, workload.dim, mode="sum", sparse=True, include_last_offset=True)
+            for _ in range(workload.num_tables)
+        ]
+        for t, bag in enumerate(self.bags):
+            bag.weight.data.copy_(like.weight(f"t{t}"))
+        self.optimizer = torch.optim.SparseAdam([bag.weight for bag in self.bags], lr=learning_rate, eps=eps)
+
+    def step(self, indices: torch.Tensor, grad: torch.Tensor) -> None:
+        offsets = torch.arange(self.batch_size + 1)
+        self.optimizer.zero_grad()
+        pooled = [bag(ids, offsets) for bag, ids in zip(self.bags, indices.view(len(self.bags), -1), strict=True)]
+        torch.cat(pooled, dim=1).backward(grad)
+        self.optimizer.step()
+
+
+def train(tables: EmbeddingTables, draw: Any, num_steps: int) -> None:
+    """Real steps, so that rows have the ages and moments that training gives them."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(num_steps):
+        k = tables.completed_steps + 1
+        pooled = tables(*draw())
+        pooled.backward(1e-3 * torch.randn(pooled.shape, generator=generator))
+        tables.step(k)

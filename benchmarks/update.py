@@ -1,0 +1,145 @@
+"""Backward and row update. Every contestant gets the same ids and the same output gradient.
+
+Peers ``fbgemm_adagrad`` and ``fbgemm_rowwise_adagrad``: backward + update against FBGEMM's fused ones (rowwise Adagrad
+keeps one number for a row where we keep one or two vectors: less work, and said so). ``torch_sparse_adam``: lookup +
+backward + step against torch.nn.EmbeddingBag with torch.optim.SparseAdam. ``copy``: bytes that the update must move
+for each second, over what a plain copy moves on the same threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+from benchmarks import peers
+from benchmarks.harness import Workload, interleave, line, main
+from embeddings.optim import Adagrad, Adam, AdamAR
+from embeddings.tables import EmbeddingTables
+
+EPS = 1e-8
+# SparseAdam adds eps before it corrects the bias of v: with a small one both do the same.
+SPARSE_EPS = 1e-12
+COPY_BYTES = 1 << 28
+
+
+def update_of(tables: Any, pooled: dict[int, torch.Tensor], number: int, grad: torch.Tensor) -> Callable[[Any], None]:
+    """Backward and update of the output ``pooled[number]``."""
+
+    def update(_: Any) -> None:
+        pooled[number].backward(grad)
+        if isinstance(tables, EmbeddingTables):
+            tables.step(tables.completed_steps + 1)
+
+    return update
+
+
+def time_updates(
+    draw: Any, grad: torch.Tensor, contestants: list[Any], iterations: int
+) -> tuple[np.ndarray, list[int]]:
+    """Milliseconds of backward + update, [iterations, contestants]; and distinct rows touched in each iteration."""
+    touched: list[int] = []
+    pooled: dict[int, torch.Tensor] = {}
+
+    def prepare() -> None:
+        indices, offsets = draw()
+        rows = indices.view(grad.shape[1] // contestants[0].layout.tables[0].dim, -1)
+        touched.append(sum(len(torch.unique(each)) for each in rows))
+        for j, contestant in enumerate(contestants):
+            pooled[j] = contestant(indices, offsets)
+
+    updates = [update_of(contestant, pooled, j, grad) for j, contestant in enumerate(contestants)]
+    times = interleave(prepare, *updates, iterations=iterations)
+    return times, touched[-iterations:]
+
+
+def bytes_moved(workload: Workload, rows: float, num_vectors: int) -> float:
+    """Each touched row and its state read and written, its last step too; each output gradient read."""
+    row_bytes = 4 * workload.dim
+    return rows * (2 * row_bytes * (1 + num_vectors) + 8) + workload.num_tables * workload.batch_size * row_bytes
+
+
+def copy_bandwidth(repetitions: int = 15) -> float:
+    """Bytes read and written for each second by a copy far larger than the caches, on torch's threads."""
+    source, target = torch.ones(COPY_BYTES // 4), torch.zeros(COPY_BYTES // 4)
+    seconds = []
+    for _ in range(repetitions + 1):
+        start = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    return 2 * COPY_BYTES / float(np.median(seconds[1:]))
+
+
+def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
+    draw = workload.sampler()
+    grad = 1e-2 * torch.randn(workload.batch_size, workload.num_tables * workload.dim)
+    optimizers = {
+        "adagrad": Adagrad(0.01, eps=EPS),
+        "adam_ar dense": AdamAR(1e-3, alpha=1e-5),
+        "adam_ar lazy": AdamAR(1e-3, alpha=1e-5, moments="lazy"),
+    }
+    for peer_name, kind in {
+        "fbgemm_adagrad": EmbOptimType.EXACT_ADAGRAD,
+        "fbgemm_rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    }.items():
+        for name, optimizer in optimizers.items():
+            tables = peers.ours(workload, optimizer)
+            peer = peers.fbgemm(workload, tables, kind, learning_rate=0.01, eps=EPS)
+            times, touched = time_updates(draw, grad, [tables, peer], iterations)
+            same = name == "adagrad" and peer_name == "fbgemm_adagrad"
+            if same:
+                for t, weight in enumerate(peer.split_embedding_weights()):
+                    torch.testing.assert_close(tables.read(f"t{t}"), weight, rtol=1e-4, atol=1e-5)
+            yield line(
+                "update", f"{workload} {name}", peer_name, times, equal="outputs" if same else "ids and gradients"
+            )
+            if peer_name == "fbgemm_adagrad":
+                yield against_copy(workload, name, times[:, 0], touched, len(optimizer.state_names) - 1)
+            del tables, peer
+    yield from against_sparse_adam(workload, draw, grad, iterations)
+
+
+def against_copy(
+    workload: Workload, name: str, ours_ms: np.ndarray, touched: list[int], num_vectors: int
+) -> dict[str, Any]:
+    moved = bytes_moved(workload, float(np.mean(touched)), num_vectors)
+    copy = copy_bandwidth()
+    times = np.stack([ours_ms, np.full(len(ours_ms), 1e3 * moved / copy)], axis=1)
+    bandwidth = moved / float(np.median(ours_ms)) * 1e3
+    return line(
+        "update", f"{workload} {name}", "copy", times, bandwidth_ratio=round(bandwidth / copy, 4),
+        gb_per_second=round(bandwidth / 1e9, 2), copy_gb_per_second=round(copy / 1e9, 2),
+    )  # fmt: skip
+
+
+def against_sparse_adam(workload: Workload, draw: Any, grad: torch.Tensor, iterations: int) -> Iterator[dict[str, Any]]:
+    for name, optimizer in {
+        "adam lazy": Adam(1e-3, eps=SPARSE_EPS, moments="lazy"),
+        "adam dense": Adam(1e-3, eps=SPARSE_EPS),
+    }.items():
+        tables = peers.ours(workload, optimizer)
+        peer = peers.TorchSparseAdam(workload, tables, 1e-3, SPARSE_EPS)
+
+        def ours(given: Any, tables: EmbeddingTables = tables) -> None:
+            tables(*given).backward(grad)
+            tables.step(tables.completed_steps + 1)
+
+        def theirs(given: Any, peer: peers.TorchSparseAdam = peer) -> None:
+            peer.step(given[0], grad)
+
+        times = interleave(draw, ours, theirs, iterations=iterations)
+        if name == "adam lazy":
+            for t, bag in enumerate(peer.bags):
+                # Gradients that nearly cancel keep the rounding of the order in which they were summed.
+                off = (tables.weight(f"t{t}") - bag.weight.detach()).abs() > 1e-5
+                assert off.float().mean() < 1e-5, f"table {t}: {int(off.sum())} elements differ"
+        equal = "outputs" if name == "adam lazy" else "ids and gradients"
+        yield line("update", f"{workload} {name}", "torch_sparse_adam", times, equal=equal)
+
+
+if __name__ == "__main__":
+    main(run, __doc__ or "")

@@ -1,0 +1,174 @@
+"""The demo ends in DEMO OK, and breaking any one of its parts takes that line away."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+
+from trainer.spec import Publish
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROWS = 20_000
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.ray, pytest.mark.slow]
+
+
+def load_demo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+demo = load_demo()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A demo whose service runs and has published its first version."""
+    started = demo.Demo(tmp_path_factory.mktemp("demo"), num_rows=ROWS)
+    started.prepare_data()
+    started.start_service()
+    try:
+        started.register()
+        started.publish()
+        yield started
+    finally:
+        started.stop()
+
+
+def lead(running: Any, kind: type, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Runs the phases of ``kind`` on a service that already runs, and leaves that alone."""
+    broken = kind(running.home, num_rows=ROWS)
+    broken.__dict__.update({name: value for name, value in running.__dict__.items() if name != "seconds"})
+    monkeypatch.setattr(broken, "stop", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return int(demo.lead(broken, keep=True))
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_ends_in_demo_ok(tmp_path: Path) -> None:
+    """As `make demo` runs it, with an environment that would lead it astray, and nothing left behind."""
+    environment = os.environ | {"TMPDIR": str(tmp_path), "EVENKEEL_URL": "http://127.0.0.1:9", "EVENKEEL_API_KEY": "x"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "demo.py"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "DEMO OK"
+    assert not list(tmp_path.glob("evenkeel-demo-*"))
+    assert not processes_under(tmp_path)
+
+
+def test_what_the_parts_show_when_nothing_is_broken(
+    published: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Intact(demo.Demo):  # type: ignore[name-defined, misc]
+        def run(self) -> None:
+            self.hold_broken_refresh()
+            self.fetch()
+
+    assert lead(published, Intact, monkeypatch) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "DEMO OK"
+
+
+def test_a_gate_that_is_off_takes_demo_ok_away(
+    published: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class GateOff(demo.Demo):  # type: ignore[name-defined, misc]
+        def run(self) -> None:
+            self.hold_broken_refresh()
+
+        def broken_settings(self) -> Publish:
+            settings: Publish = super().broken_settings()
+            return settings.model_copy(update={"gate": settings.gate.model_copy(update={"mode": "off"})})
+
+    before = published.client.version("items")["version"]
+    assert lead(published, GateOff, monkeypatch) == 1
+    output = capsys.readouterr().out
+    assert "shuffled ids was published, not held" in output
+    assert "DEMO OK" not in output
+    published.client.promote("items", before, "the test broke it")
+
+
+def test_an_absent_view_takes_demo_ok_away(
+    published: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fetch(demo.Demo):  # type: ignore[name-defined, misc]
+        def run(self) -> None:
+            self.fetch()
+
+    views = published.home / "evenkeel" / "store" / "collections" / "items" / "views"
+    aside = views.with_name("aside")
+    shutil.move(views, aside)
+    views.mkdir()
+    try:
+        assert lead(published, Fetch, monkeypatch) == 1
+    finally:
+        views.rmdir()
+        shutil.move(aside, views)
+    output = capsys.readouterr().out
+    assert "items_rff" in output
+    assert "DEMO OK" not in output
+
+
+def test_a_killed_worker_takes_demo_ok_away(
+    published: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class WorkerKilled(demo.Demo):  # type: ignore[name-defined, misc]
+        def run(self) -> None:
+            killer = threading.Thread(target=kill_workers, args=(self,), daemon=True)
+            killer.start()
+            self.compare_optimizers()
+
+        def job(self, name: str, **changes: Any) -> dict[str, Any]:
+            job: dict[str, Any] = super().job(name, **changes)
+            return job | {"retries": 0, "epochs": 300}
+
+    assert lead(published, WorkerKilled, monkeypatch) == 1
+    output = capsys.readouterr().out
+    assert "DEMO FAILED: job demo-adam failed" in output
+    assert "DEMO OK" not in output
+
+
+def kill_workers(running: Any) -> None:
+    """SIGKILL to the ranks of the job that trains (Ray starts a rank anew that dies before it does)."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for job in running.client.jobs(state="running"):
+            if (job["progress"] or {}).get("step"):
+                record = running.home / "evenkeel" / "runs" / job["id"] / "process.json"
+                driver = psutil.Process(json.loads(record.read_text())["pid"])
+                # Ray titles a worker with the method that it runs.
+                for process in driver.children(recursive=True):
+                    if "RayTrainWorker" in " ".join(process.cmdline()):
+                        process.kill()
+                return
+        time.sleep(0.1)
+
+
+def processes_under(folder: Path) -> list[psutil.Process]:
+    """Processes whose environment names a path under ``folder``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and str(folder) in " ".join(process.environ().values()):
+                found.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
