@@ -1,0 +1,24 @@
+"""Mean pooling of split rows: divided where the sum is complete."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchrec import KeyedJaggedTensor, KeyedTensor
+
+
+def num_ids(features: KeyedJaggedTensor, feature: str, padding_row: int) -> Tensor:
+    """How many ids of ``feature`` are not padding, at least 1: [B] int64."""
+    bag = features[feature]
+    real = torch.cat([torch.zeros(1, dtype=torch.int64), (bag.values() != padding_row).cumsum(0)])
+    offsets = bag.offsets().long()
+    return (real[offsets[1:]] - real[offsets[:-1]]).clamp(min=1)
+
+
+def divide(pooled: KeyedTensor, names: list[str], divisor: Tensor) -> KeyedTensor:
+    """Sums to means: block ``names[i]`` divided by divisor[:, i]."""
+    blocks = list(pooled.values().split(pooled.length_per_key(), dim=1))
+    for column, name in enumerate(names):
+        number = pooled.keys().index(name)
+        blocks[number] = blocks[number] / divisor[:, column : column + 1].to(blocks[number].dtype)
+    return KeyedTensor(pooled.keys(), pooled.length_per_key(), torch.cat(blocks, dim=1), key_dim=1)
