@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,11 +62,46 @@ def events_of(directory: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["type"] == kind]
 
 
+@contextlib.contextmanager
+def meanwhile(condition: Callable[[], Any], action: Callable[[], None]) -> Iterator[None]:
+    """Does ``action`` once, in another thread, as soon as ``condition`` holds while the body runs.
+
+    The thread ends with the body: it never acts on what a later test does. Raises what it raised, and fails if the body
+    ended before the condition held.
+    """
+    ended, problems = threading.Event(), []
+
+    def watch() -> None:
+        try:
+            while not condition():
+                if ended.wait(0.02):
+                    problems.append(AssertionError("the body ended before the condition held"))
+                    return
+            action()
+        except Exception as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=watch, name="meanwhile")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if problems:
+        raise problems[0]
+
+
 @pytest.fixture(scope="session")
 def small() -> SimpleNamespace:
     """The functions above: test modules are no package that they could be imported from."""
     return SimpleNamespace(
-        write_rows=write_rows, dataset=small_dataset, job=small_job, metrics=metrics_of, events=events_of
+        write_rows=write_rows,
+        dataset=small_dataset,
+        job=small_job,
+        metrics=metrics_of,
+        events=events_of,
+        meanwhile=meanwhile,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -11,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -167,23 +167,30 @@ def test_running_out_of_time_is_a_failure_that_keeps_its_work(make_run, small):
     assert latest_valid(run.checkpoints) is not None
 
 
+def spawned_ranks() -> set[psutil.Process]:
+    """Live children that multiprocessing spawned: no tracker of its, no rank of tests/pool.py. Pids tell no age: they
+    start again from low numbers."""
+    found = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "multiprocessing.spawn" in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child)
+    return found
+
+
 def test_a_worker_killed_is_worth_another_try(make_run, small):
     """Two ranks; one is killed without a word while the other waits for it."""
     run = make_run(epochs=1000, resources={"num_workers": 2})
+    (run.directory / "events.jsonl").touch()
+    before = spawned_ranks()
 
     def kill_one() -> None:
-        while not small.events(run.directory, "metric"):
-            time.sleep(0.05)
-        child = max(child.pid for child in psutil.Process().children())
-        os.kill(child, signal.SIGKILL)
+        first, _ = sorted(spawned_ranks() - before, key=lambda process: process.pid)
+        first.kill()
 
-    (run.directory / "events.jsonl").touch()
-    thread = threading.Thread(target=kill_one, daemon=True)
-    thread.start()
-    fails_with(run, small, "worker_died", exit_code=launch.EXIT_RETRYABLE)
-    assert psutil.Process().children() == [] or all(
-        "trainer" not in " ".join(child.cmdline()) for child in psutil.Process().children()
-    )
+    with small.meanwhile(lambda: small.events(run.directory, "metric"), kill_one):
+        fails_with(run, small, "worker_died", exit_code=launch.EXIT_RETRYABLE)
+    assert spawned_ranks() == before
 
 
 def test_two_processes_cannot_lead_one_run(make_run):
@@ -197,22 +204,17 @@ def test_two_processes_cannot_lead_one_run(make_run):
 
 
 def test_sigterm_writes_a_checkpoint_and_cancels_and_the_next_attempt_goes_on(make_run, small):
+    handler = signal.getsignal(signal.SIGTERM)
     run = make_run(epochs=1000, checkpoint={"every_steps": 100_000})
     (run.directory / "events.jsonl").touch()
-
-    def stop() -> None:
-        while not small.events(run.directory, "metric"):
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop, daemon=True).start()
-    assert execute(run, start_ranks) == launch.EXIT_CANCELLED
+    with small.meanwhile(lambda: small.events(run.directory, "metric"), lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        assert execute(run, start_ranks) == launch.EXIT_CANCELLED
     assert states(small.events(run.directory, "state")) == ["starting", "running", "cancelled"]
     assert small.events(run.directory, "error") == []
     assert exit_of(run)["state"] == "cancelled"
     step = latest_valid(run.checkpoints).extra["position"]["step"]
     assert step > 0
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == handler
 
     run = make_run(epochs=1 + step // 25, attempt=2)
     assert execute(run, start_ranks) == 0
