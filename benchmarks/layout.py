@@ -15,7 +15,7 @@ import torch
 from numba import njit
 
 from benchmarks.harness import Workload, interleave, line, main
-from embeddings.kernels import simd
+from embeddings.kernels.cpu import simd
 from embeddings.kernels.layout import _zeros
 
 AHEAD = 12

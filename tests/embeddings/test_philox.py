@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.kernels import cpu
+from embeddings.kernels.cpu import philox
 from embeddings.philox import LOW_WORD_STREAM, ONE_WORD_LIMIT, philox4x32, table_key, uniform_below
 from embeddings.sse import ROW_STREAM
 
@@ -38,7 +38,7 @@ def test_counters_are_broadcast():
 
 @given(counter=st.tuples(WORD, WORD, WORD, WORD), key=st.tuples(WORD, WORD))
 def test_compiled_equals_numpy(counter, key):
-    compiled = cpu._philox(*[np.uint64(word) for word in (*counter, *key)])
+    compiled = philox.philox4x32(*[np.uint64(word) for word in (*counter, *key)])
     assert [int(word) for word in compiled] == [int(word) for word in philox4x32(counter, key)]
 
 
@@ -58,7 +58,7 @@ def test_compiled_draws_equal_numpy(n, words, lane):
     step, group, place = words
     counter = [(step, group, place, stream) for stream in (ROW_STREAM, ROW_STREAM + LOW_WORD_STREAM)]
     high, low = (philox4x32(each, (7, 9))[lane] for each in counter)
-    compiled = cpu._draw(*[np.uint64(word) for word in words], lane, np.uint64(7), np.uint64(9), np.uint64(n))
+    compiled = philox.draw_below(*[np.uint64(word) for word in words], lane, np.uint64(7), np.uint64(9), np.uint64(n))
     assert compiled == int(uniform_below(n, high, low))
 
 

@@ -3,8 +3,6 @@
 Numba must assume that two slices overlap and that a loop may be short, so a row of 16 floats costs it a scalar loop.
 The intrinsics here load whole vectors before they store, so rows of an output must not overlap their inputs. Arrays are
 flat and contiguous; ``at`` arguments are element numbers.
-
-Numba's disk cache looks at the file of the function that it compiled: after a change here, touch cpu.py as well.
 """
 
 from __future__ import annotations
