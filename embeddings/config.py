@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-Pooling = Literal["sum", "mean"]
-POOLINGS = ("sum", "mean")
+Pooling = Literal["sum", "mean", "none"]
+POOLINGS = ("sum", "mean", "none")
 INITS = ("zero", "normal", "hash")
 
 
@@ -40,13 +40,15 @@ class SSEConfig:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """One embedding table, or the shard of its rows that this rank holds.
+    """One embedding table, or the shard of its rows, or columns, that this rank holds.
 
     Rows below ``first_live_row`` are reserved: row 0 is padding (adds nothing, never learns), row 1 the unknown id. SSE
     draws among ``[first_live_row, num_rows)``. With ``first_live_row=0`` there is no padding row.
 
     ``pooling`` is one word for all features, or one for each (a mapping, or a sequence in the order of ``features``).
+    ``none`` is no pooling: one output row for each id (sequences); either all features of a lookup are so, or none.
     A shard holds rows ``[row_start, row_start + row_count)`` of the table; ids given to the lookup are then local.
+    A column shard holds columns ``[column_start, column_start + dim)`` of ``total_dim`` (0: ``dim``).
     ``row_keys`` (uint64, one for each row of the table or of the shard) are hashes of the raw ids, for init ``hash``.
     """
 
@@ -59,6 +61,8 @@ class TableConfig:
     first_live_row: int = 2
     row_start: int = 0
     row_count: int = -1
+    column_start: int = 0
+    total_dim: int = 0
     row_keys: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +79,13 @@ class TableConfig:
         if not (self.row_start >= 0 and self.row_count >= 0 and self.row_start + self.row_count <= self.num_rows):
             raise ValueError(
                 f"{where}: rows [{self.row_start}, {self.row_start + self.row_count}) are not in [0, {self.num_rows})"
+            )
+        if self.total_dim == 0:
+            object.__setattr__(self, "total_dim", self.column_start + self.dim)
+        if not 0 <= self.column_start <= self.total_dim - self.dim:
+            raise ValueError(
+                f"{where}: columns [{self.column_start}, {self.column_start + self.dim}) are not in "
+                f"[0, {self.total_dim}): total_dim is the dim of the whole table"
             )
         if self.first_live_row < 0:
             raise ValueError(f"{where}: first_live_row must be at least 0, not {self.first_live_row}")
@@ -99,7 +110,7 @@ class TableConfig:
             poolings = tuple(self.pooling)
         if len(poolings) != len(self.features) or any(pooling not in POOLINGS for pooling in poolings):
             raise ValueError(
-                f"{where}: pooling must be sum or mean for each of {len(self.features)} features, not {poolings}"
+                f"{where}: pooling must be sum, mean or none for each of {len(self.features)} features, not {poolings}"
             )
         return poolings
 

@@ -3,6 +3,7 @@
 Standard normals come from Philox4x32-10 by Box and Muller (1958). Four words of one counter make the four columns
 4c .. 4c+3 of a row; the counter is (low and high half of the row's number or key, c, a stream of its own), which no SSE
 draw uses.
+Columns count from the start of the whole table.
 """
 
 from __future__ import annotations
@@ -28,15 +29,22 @@ def initial_rows(table: TableConfig, seed: int, start: int, end: int) -> np.ndar
             keys = table.local_keys
             assert keys is not None
             identity, stream = keys[start:end], KEY_STREAM
-        rows[:] = table.init.std * standard_normal(identity, table.dim, table_key(seed, table.name), stream)
+        key = table_key(seed, table.name)
+        rows[:] = table.init.std * standard_normal(identity, table.dim, key, stream, table.column_start)
     if start <= table.padding_row < end:
         rows[table.padding_row - start] = 0.0
     return rows
 
 
-def standard_normal(identity: np.ndarray, dim: int, key: tuple[int, int], stream: int) -> np.ndarray:
-    """Standard normals, float64 [len(identity), dim], row i a function of identity[i] (uint64) and the key alone."""
-    groups = np.arange((dim + 3) // 4, dtype=np.uint64)[None, :]
+def standard_normal(
+    identity: np.ndarray, dim: int, key: tuple[int, int], stream: int, first_column: int = 0
+) -> np.ndarray:
+    """Standard normals, float64 [len(identity), dim], row i a function of identity[i] (uint64) and the key alone.
+
+    Columns are those from ``first_column`` of the whole row.
+    """
+    first_group = first_column // 4
+    groups = np.arange(first_group, (first_column + dim + 3) // 4, dtype=np.uint64)[None, :]
     low, high = identity & np.uint64(0xFFFFFFFF), identity >> np.uint64(32)
     words = philox4x32((low[:, None], high[:, None], groups, stream), key)
     columns = np.empty((len(identity), groups.shape[1], 4))
@@ -46,7 +54,8 @@ def standard_normal(identity: np.ndarray, dim: int, key: tuple[int, int], stream
         angle = words[pair + 1] * (2.0 * np.pi * 2.0**-32)
         columns[..., pair] = radius * np.cos(angle)
         columns[..., pair + 1] = radius * np.sin(angle)
-    return columns.reshape(len(identity), -1)[:, :dim]
+    skip = first_column - 4 * first_group
+    return columns.reshape(len(identity), -1)[:, skip : skip + dim]
 
 
 def chunks(table: TableConfig) -> list[tuple[int, int]]:

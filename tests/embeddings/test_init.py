@@ -22,9 +22,13 @@ def test_rows_are_standard_normal_and_uncorrelated():
 
 
 @given(
-    dim=st.integers(1, 20), start=st.integers(0, 50), count=st.integers(1, 50), kind=st.sampled_from(["normal", "hash"])
+    dim=st.integers(1, 20),
+    start=st.integers(0, 50),
+    count=st.integers(1, 50),
+    columns=st.tuples(st.integers(0, 19), st.integers(1, 20)),
+    kind=st.sampled_from(["normal", "hash"]),
 )
-def test_a_shard_starts_as_the_whole_does(dim, start, count, kind):
+def test_a_shard_starts_as_the_whole_does(dim, start, count, columns, kind):
     keys = np.random.default_rng(0).integers(0, 2**63, 100).astype(np.uint64)
     common = {
         "name": "t",
@@ -38,6 +42,17 @@ def test_a_shard_starts_as_the_whole_does(dim, start, count, kind):
     shard = TableConfig(**common, row_start=start, row_count=count)
     part = EmbeddingTables([shard], SGD(), seed=3, backend="reference").weight("t")
     assert torch.equal(part, whole[start : start + count])
+    first = columns[0] % dim
+    width = min(columns[1], dim - first)
+    sliced = TableConfig(**common | {"dim": width}, row_start=start, row_count=count, column_start=first, total_dim=dim)
+    part = EmbeddingTables([sliced], SGD(), seed=3, backend="reference").weight("t")
+    assert torch.equal(part, whole[start : start + count, first : first + width])
+
+
+@pytest.mark.parametrize(("start", "total"), [(-1, 8), (5, 8), (1, 3)])
+def test_columns_outside_the_table_are_refused(start, total):
+    with pytest.raises(ValueError, match=r"table 't': columns .* total_dim is the dim of the whole table"):
+        TableConfig("t", 10, 4, ("f",), column_start=start, total_dim=total)
 
 
 def test_hash_follows_the_key_and_normal_the_row():
