@@ -8,6 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from embeddings.graph import Graph
+
 Pooling = Literal["sum", "mean", "none"]
 POOLINGS = ("sum", "mean", "none")
 INITS = ("zero", "normal", "hash")
@@ -29,13 +31,23 @@ class InitConfig:
 
 @dataclass(frozen=True)
 class SSEConfig:
-    """Stochastic Shared Embeddings of one feature: the probability that an id is swapped for another (p0, eq. 5)."""
+    """Stochastic Shared Embeddings of one feature (Wu et al., NeurIPS 2019): p(j, j) = 1 - probability.
+
+    Without ``graph`` a swapped id becomes each other live row equally often (SSE-SE, equation 5). With it each
+    neighbour is ``rho`` times as likely as each other row (SSE-Graph, equation 3); ``rho`` = 1 is SSE-SE.
+    """
 
     probability: float = 0.01
+    graph: Graph | None = None
+    rho: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.probability <= 1.0:
             raise ValueError(f"SSE probability must lie in [0, 1], not {self.probability}")
+        if not 1.0 <= self.rho < float("inf"):
+            raise ValueError(f"SSE rho must be a finite number of at least 1, not {self.rho}")
+        if self.graph is None and self.rho != 1.0:
+            raise ValueError(f"SSE rho = {self.rho} needs a graph: pass one, or leave rho out")
 
 
 @dataclass(frozen=True)
