@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Triton reads it when it is imported: tests run its kernels by the interpreter; `make gpu-check` says 0, for the GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 settings.register_profile(
     "ci", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
