@@ -14,10 +14,14 @@ MOMENTS = ("dense", "lazy")
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """``state_names``: the tensors kept for each row; ``last_update_step`` is the step of its last touch, 0 = never."""
+    """``state_names``: the tensors kept for each row; ``last_update_step`` is the step of its last touch, 0 = never.
+
+    ``row_state_names``: those of them that hold one number for each row, not one for each of its elements.
+    """
 
     learning_rate: float = 0.01
     state_names: ClassVar[tuple[str, ...]] = ("last_update_step",)
+    row_state_names: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.learning_rate < float("inf"):
@@ -45,6 +49,22 @@ class Adagrad(RowOptimizer):
 
     eps: float = 1e-10
     state_names: ClassVar[tuple[str, ...]] = ("sum", "last_update_step")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive("eps", self.eps)
+
+
+@dataclass(frozen=True)
+class RowwiseAdagrad(RowOptimizer):
+    """sum <- sum + mean(g^2); theta <- theta - eta g / (sqrt(sum) + eps), with one ``sum`` for each row.
+
+    FBGEMM's EXACT_ROWWISE_ADAGRAD: a quarter of Adagrad's state at dim 4, a 64th at dim 64.
+    """
+
+    eps: float = 1e-10
+    state_names: ClassVar[tuple[str, ...]] = ("sum", "last_update_step")
+    row_state_names: ClassVar[tuple[str, ...]] = ("sum",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,7 +34,8 @@ class EmbeddingTables(torch.nn.Module):
         optimizer: what :meth:`step` applies.
         sse: for each feature that takes part, its swap probability. Swaps happen in training mode only.
         seed: of the initial rows and the SSE draws.
-        backend: ``numba`` (compiled, parallel over samples and rows) or ``reference`` (plain torch).
+        backend: ``numba`` (compiled, parallel over samples and rows), ``fbgemm`` (its fused SGD, Adagrad and rowwise
+            Adagrad) or ``reference`` (plain torch).
         dtype: torch.float32 or torch.float64, of rows, state and output.
         sse_outside: the caller swaps ids itself (:func:`embeddings.sse.swap`), because rows are split over ranks.
 
@@ -50,7 +51,7 @@ class EmbeddingTables(torch.nn.Module):
         *,
         sse: Mapping[str, SSEConfig] | None = None,
         seed: int = 0,
-        backend: Literal["numba", "reference"] = "numba",
+        backend: Literal["numba", "fbgemm", "reference"] = "numba",
         dtype: torch.dtype = torch.float32,
         sse_outside: bool = False,
     ) -> None:
@@ -105,6 +106,7 @@ class EmbeddingTables(torch.nn.Module):
         self.completed_steps = 0
         self._records.clear()
         self.layout.vectors.zero_()
+        self.layout.row_values.zero_()
         self.layout.last_steps.zero_()
         for t, table in enumerate(self.layout.tables):
             weight = self.layout.weight(t)
@@ -212,9 +214,13 @@ class EmbeddingTables(torch.nn.Module):
         return self.layout.weight(self._number(name))
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """Optimizer state of table ``name``, views: m and v, or sum, [rows, dim]; last_update_step int32 [rows]."""
+        """Optimizer state of table ``name``, views: m and v, or sum, [rows, dim]; last_update_step int32 [rows].
+
+        RowwiseAdagrad's sum is [rows].
+        """
         t = self._number(name)
         state = {vector: self.layout.vector(t, vector) for vector in self.layout.vector_names}
+        state |= {name: self.layout.row_value(t, name) for name in self.layout.row_names}
         state["last_update_step"] = self.layout.last_update_step(t)
         return state
 
@@ -282,9 +288,19 @@ class _Lookup(torch.autograd.Function):
 def _kernel(backend: str, layout: Layout) -> Kernel:
     if backend == "reference":
         return ReferenceKernel(layout)
+    if backend == "fbgemm":
+        # FBGEMM takes a second to import: only who uses it pays.
+        from embeddings.kernels.fbgemm import FbgemmKernel
+
+        return FbgemmKernel(layout)
+    if layout.row_names:
+        raise ValueError(
+            f"backend '{backend}' has no {type(layout.optimizer).__name__}: use backend 'fbgemm' (kernel: fbgemm), or "
+            "an optimizer with state for each element, such as Adagrad"
+        )
     if backend == "numba":
-        # Numba takes a second to import: only who uses it pays.
+        # Numba takes a second to import, too.
         from embeddings.kernels.cpu import NumbaKernel
 
         return NumbaKernel(layout)
-    raise ValueError(f"backend '{backend}' is unknown: use numba or reference")
+    raise ValueError(f"backend '{backend}' is unknown: use numba, fbgemm or reference")

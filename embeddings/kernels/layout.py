@@ -79,14 +79,21 @@ class Layout:
     lookup reads one (docs/adr/0002 has the measurement).
 
     Attributes:
-        weights, vectors: flat tensors of ``dtype``; last_steps: int32, flat.
+        weights, vectors, row_values: flat tensors of ``dtype``; last_steps: int32, flat.
         weight_base, vector_base, step_base: int64 [T], where each table starts in them.
         slots: one FeatureSlot for each feature, tables in order.
     """
 
     def __init__(self, tables: Sequence[TableConfig], optimizer: RowOptimizer, seed: int, dtype: torch.dtype) -> None:
         self.tables, self.optimizer, self.seed, self.dtype = tuple(tables), optimizer, seed, dtype
-        self.vector_names = optimizer.state_names[:-1]
+        self.row_names = optimizer.row_state_names
+        split = next((table for table in self.tables if self.row_names and table.dim != table.total_dim), None)
+        if split is not None:
+            raise ValueError(
+                f"table '{split.name}': {type(optimizer).__name__} takes the mean over all columns of a row, which "
+                "can't be split: use table_wise or row_wise sharding, or Adagrad"
+            )
+        self.vector_names = tuple(name for name in optimizer.state_names[:-1] if name not in self.row_names)
         self.slots = _slots(self.tables)
         self.total_dim = sum(slot.dim for slot in self.slots)
         elements = [table.row_count * table.dim for table in self.tables]
@@ -95,6 +102,7 @@ class Layout:
         self.step_base, num_steps = _bases([table.row_count for table in self.tables])
         self.weights = _zeros(num_weights, dtype)
         self.vectors = _zeros(num_vectors, dtype)
+        self.row_values = _zeros(len(self.row_names) * num_steps, dtype)
         self.last_steps = _zeros(num_steps, torch.int32)
 
     def weight(self, t: int) -> torch.Tensor:
@@ -109,6 +117,11 @@ class Layout:
         base, width = int(self.vector_base[t]), len(self.vector_names) * table.dim
         rows = self.vectors[base : base + table.row_count * width].view(table.row_count, width)
         return rows[:, position * table.dim : (position + 1) * table.dim]
+
+    def row_value(self, t: int, name: str) -> torch.Tensor:
+        """State ``name`` of table ``t`` that is one number for each row, [row_count], a contiguous view."""
+        base = self.row_names.index(name) * len(self.last_steps) + int(self.step_base[t])
+        return self.row_values[base : base + self.tables[t].row_count]
 
     def last_update_step(self, t: int) -> torch.Tensor:
         """The step of each row's last touch, 0 = never, int32 [row_count], a contiguous view."""
@@ -134,7 +147,7 @@ class Layout:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
         twin = copy.copy(self)
-        for name in ("weights", "vectors", "last_steps"):
+        for name in ("weights", "vectors", "row_values", "last_steps"):
             setattr(twin, name, getattr(self, name).clone())
         memo[id(self)] = twin
         return twin

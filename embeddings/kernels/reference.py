@@ -8,7 +8,7 @@ import torch
 
 from embeddings.decay import IdleCoefficients
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
-from embeddings.optim import SGD, Adagrad, Adam
+from embeddings.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from embeddings.sse import swap
 
 
@@ -113,6 +113,11 @@ class ReferenceKernel:
             second = total[rows] + grad**2
             total[rows] = second
             theta = theta - optimizer.learning_rate * grad / (second.sqrt() + optimizer.eps)
+        elif isinstance(optimizer, RowwiseAdagrad):
+            totals = layout.row_value(t, "sum")
+            mean_square = totals[rows] + grad.square().mean(dim=1)
+            totals[rows] = mean_square
+            theta = theta - optimizer.learning_rate * grad / (mean_square.sqrt() + optimizer.eps)[:, None]
         else:
             assert isinstance(optimizer, SGD)
             theta = theta - optimizer.learning_rate * grad
