@@ -2,8 +2,9 @@
 
 A checkpoint is a directory ``step-000000000500`` that appears whole or not at all: every rank writes the rows it holds
 into a temporary directory beside it, rank 0 adds the dense tensors and the manifest, everything is fsynced, and one
-rename makes it visible. Rows are stored under table names and global row numbers, so what two ranks saved row-wise, one
-rank reads table-wise. All files are safetensors or JSON: reading one runs no code (docs/adr/0003-checkpoint-format.md).
+rename makes it visible. Rows are stored under table names, global row numbers and global columns, so what two ranks
+saved row-wise, four read column-wise. All files are safetensors, Arrow or JSON: reading one runs no code
+(docs/adr/0003-checkpoint-format.md). :mod:`trainer.background_save` writes the same without holding training up.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Format 1 knew neither column ranges nor attached files.
+_READABLE = (1, 2)
 MANIFEST_FILE = "manifest.json"
 DENSE_FILE = "dense.safetensors"
 # A table is written in pieces of about this size, so that saving needs little memory beside the table itself.
@@ -45,10 +47,11 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class TableShard:
-    """The consecutive rows of one table that a rank holds.
+    """A rectangle of one table that a rank holds: consecutive rows, all of their columns or some.
 
-    ``weight`` is [rows, dim]; each ``state`` is [rows, ...], a 1-D one holding one value per row. ``row_start`` is the
-    global number of the first row, ``num_rows`` the number of rows of the whole table.
+    ``weight`` is [rows, columns]. A 2-D ``state`` has the same shape; a 1-D one, [rows], holds one value for each row
+    of the table and is the same in all column pieces of a row. ``row_start`` and ``column_start`` are where the
+    rectangle begins in the table, which has ``num_rows`` rows and ``dim`` columns (left out: those of ``weight``).
     """
 
     name: str
@@ -56,6 +59,18 @@ class TableShard:
     row_start: int
     weight: Tensor
     state: Mapping[str, Tensor]
+    column_start: int = 0
+    dim: int | None = None
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the whole table."""
+        return self.weight.shape[1] if self.dim is None else self.dim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and state as held here."""
+        return sum(value.nbytes for value in (self.weight, *self.state.values()))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -68,14 +83,17 @@ def save(
     tables: Sequence[TableShard],
     dense: Mapping[str, Tensor],
     extra: Mapping[str, Any],
+    attached: Mapping[str, Path] | None = None,
     keep_last: int = 3,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Writes the checkpoint of ``step`` under ``directory``, a folder that all ranks see. Collective.
 
-    ``dense`` is taken from rank 0. ``extra`` is JSON: completed steps, data position, spec. The ``keep_last`` newest
-    checkpoints stay; checkpoints of later steps, from which a resume has turned back, go. Raises CheckpointError on
-    every rank if any rank failed; the previous checkpoints are then untouched.
+    ``dense`` and ``attached`` are taken from rank 0. ``extra`` is JSON: completed steps, data position, spec.
+    ``attached`` files become part of the checkpoint under the given names; where the file system can, as hard links,
+    so write such a file once and never change it. The ``keep_last`` newest checkpoints stay; checkpoints of later
+    steps, from which a resume has turned back, go. Raises CheckpointError on every rank if any rank failed; the
+    previous checkpoints are then untouched.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
@@ -91,7 +109,7 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     if rank == 0:
-        outcome = _attempt(_finish, temporary, step, written, dense, dict(extra), keep_last)
+        outcome = _attempt(_finish, temporary, step, written, dense, dict(extra), dict(attached or {}), keep_last)
         if outcome[1] is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return directory / _share(outcome if rank == 0 else None, where, group)
@@ -110,22 +128,41 @@ def _write_shards(folder: Path, rank: int, tables: Sequence[TableShard]) -> list
     """Writes this rank's rows; returns one manifest entry per file."""
     entries = []
     for number, table in enumerate(tables):
+        state = _state_to_write(table)
         row_bytes = sum(value[:1].nbytes for value in (table.weight, *table.state.values()))
         step = max(1, PIECE_BYTES // max(1, row_bytes))
         for piece, start in enumerate(range(0, len(table.weight), step)):
             rows = slice(start, start + step)
-            tensors = {"weight": table.weight[rows], **{f"state.{k}": v[rows] for k, v in table.state.items()}}
+            tensors = {"weight": table.weight[rows], **{f"state.{k}": v[rows] for k, v in state.items()}}
             file = f"table-{number:04d}-rank-{rank:05d}-{piece:05d}.safetensors"
             entries.append(
                 {
                     "table": table.name,
                     "num_rows": table.num_rows,
+                    "dim": table.num_columns,
                     "row_start": table.row_start + start,
                     "row_count": len(tensors["weight"]),
+                    "column_start": table.column_start,
+                    "column_count": table.weight.shape[1],
                     **_write_tensors(folder / file, tensors),
                 }
             )
     return entries
+
+
+def _state_to_write(table: TableShard) -> dict[str, Tensor]:
+    """The state of a piece, values that are one for each row only from the piece of the first column.
+
+    Raises ValueError for one that is a sum over columns: no column piece knows it for the whole row.
+    """
+    whole = table.weight.shape[1] == table.num_columns
+    for name, value in table.state.items():
+        if value.dim() == 1 and value.is_floating_point() and not whole:
+            raise ValueError(
+                f"table '{table.name}': state '{name}' is one number for each row, but the columns are split, so that "
+                "each piece has another: shard a table with such an optimizer table_wise or row_wise"
+            )
+    return {name: value for name, value in table.state.items() if value.dim() > 1 or table.column_start == 0}
 
 
 def _finish(
@@ -134,9 +171,10 @@ def _finish(
     written: list[list[dict[str, Any]]],
     dense: Mapping[str, Tensor],
     extra: dict[str, Any],
+    attached: dict[str, Path],
     keep_last: int,
 ) -> str:
-    """Dense tensors, manifest, rename; returns the name that the checkpoint got."""
+    """Dense tensors, attached files, manifest, rename; returns the name that the checkpoint got."""
     shards = [entry for entries in written for entry in entries]
     _check_cover(shards)
     body = {
@@ -145,6 +183,7 @@ def _finish(
         "extra": extra,
         "shards": shards,
         "dense": _write_tensors(temporary / DENSE_FILE, {name: value.clone() for name, value in dense.items()}),
+        "attached": [_attach(temporary / name, source) for name, source in sorted(attached.items())],
     }
     with open(temporary / MANIFEST_FILE, "wb") as file:
         file.write(_manifest_bytes(body))
@@ -161,6 +200,15 @@ def _finish(
     fsync_folder(final.parent)
     _prune(final, keep_last)
     return final.name
+
+
+def _attach(path: Path, source: Path) -> dict[str, Any]:
+    """Links the file into the checkpoint, or copies it where that is not possible."""
+    try:
+        os.link(source, path)
+    except OSError:
+        shutil.copyfile(source, path)
+    return _entry(path)
 
 
 def fsync_folder(path: Path) -> None:
@@ -181,6 +229,11 @@ def _prune(newest: Path, keep_last: int) -> None:
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+    return _entry(path)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    """Makes a written file durable; what the manifest says of it."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         return {
@@ -201,18 +254,44 @@ def _manifest_bytes(body: dict[str, Any]) -> bytes:
 
 
 def _check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
-    """Every row of every table exactly once, or ValueError: a plan that holds a row twice is the caller's fault."""
-    for table in {shard["table"] for shard in shards}:
-        pieces = sorted((s["row_start"], s["row_count"], s["num_rows"]) for s in shards if s["table"] == table)
-        end = 0
-        for start, count, _ in pieces:
-            if start != end:
-                raise ValueError(
-                    f"table '{table}': rows from {min(start, end)} are held {'twice' if start < end else 'nowhere'}"
-                )
-            end = start + count
-        if end != pieces[0][2]:
-            raise ValueError(f"table '{table}': ranks hold {end} of {pieces[0][2]} rows")
+    """Every element of every table exactly once, or ValueError: a plan that holds a row twice is the caller's fault."""
+    pieces: dict[str, list[Mapping[str, Any]]] = {}
+    for shard in shards:
+        pieces.setdefault(shard["table"], []).append(shard)
+    for table, held in pieces.items():
+        if len({(shard["num_rows"], shard["dim"]) for shard in held}) > 1:
+            raise ValueError(f"table '{table}': ranks disagree about its size")
+        starts, ends = _by_row(held, "row_start"), _by_row(held, "row_end")
+        num_rows, dim = held[0]["num_rows"], held[0]["dim"]
+        # Down the rows, with the pieces that are open there: between two edges they must make up the columns.
+        active: dict[int, Mapping[str, Any]] = {}
+        edges = sorted({0, num_rows, *starts, *ends})
+        if edges[0] < 0 or edges[-1] > num_rows:
+            raise ValueError(f"table '{table}': ranks hold rows [{edges[0]}, {edges[-1]}) of {num_rows}")
+        for edge in edges[:-1]:
+            for number in ends.get(edge, []):
+                del active[number]
+            active |= {number: held[number] for number in starts.get(edge, [])}
+            column = 0
+            for piece in sorted(active.values(), key=lambda piece: piece["column_start"]):
+                if piece["column_start"] < column:
+                    raise ValueError(f"table '{table}': rows from {edge} are held twice")
+                if piece["column_start"] > column:
+                    break
+                column += piece["column_count"]
+            if column != dim:
+                what = f"columns from {column} of rows" if column else "rows"
+                raise ValueError(f"table '{table}': {what} from {edge} are held nowhere")
+
+
+def _by_row(pieces: Sequence[Mapping[str, Any]], edge: str) -> dict[int, list[int]]:
+    """Numbers of the pieces that have rows, by their first row or by the row after their last."""
+    found: dict[int, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        if piece["row_count"]:
+            row = piece["row_start"] + (piece["row_count"] if edge == "row_end" else 0)
+            found.setdefault(row, []).append(number)
+    return found
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -233,6 +312,10 @@ class Checkpoint:
         self._shards: dict[str, list[dict[str, Any]]] = {}
         for shard in self._body["shards"]:
             self._shards.setdefault(shard["table"], []).append(shard)
+        if self._body["format_version"] == 1:
+            for shard in self._body["shards"]:
+                dim = self._dim_of(shard["file"])
+                shard |= {"dim": dim, "column_start": 0, "column_count": dim}
 
     @property
     def tables(self) -> dict[str, int]:
@@ -241,7 +324,7 @@ class Checkpoint:
 
     def verify(self) -> None:
         """Raises CheckpointError naming the first file that is missing, truncated or changed."""
-        for entry in [*self._body["shards"], self._body["dense"]]:
+        for entry in _entries(self._body):
             path = self.path / entry["file"]
             try:
                 size = path.stat().st_size
@@ -254,35 +337,73 @@ class Checkpoint:
             if digest != entry["sha256"]:
                 raise CheckpointError(f"{path} was changed after it was written: its sha256 is not the manifest's")
 
+    def attached(self, name: str) -> Path | None:
+        """Where the file is that was attached under this name, None if there was none."""
+        known = {entry["file"] for entry in self._body.get("attached", [])}
+        return self.path / name if name in known else None
+
     def read_rows(
-        self, table: str, row_start: int = 0, row_count: int | None = None
+        self,
+        table: str,
+        row_start: int = 0,
+        row_count: int | None = None,
+        column_start: int = 0,
+        column_count: int | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Weight [row_count, dim] and state of these rows, whichever ranks wrote them. Raises CheckpointError."""
+        """Weight [row_count, column_count] and state of these rows and columns, whichever ranks wrote them; state that
+        is one value for each row comes whole with any columns. Raises CheckpointError."""
         shards = self._shards.get(table)
         if shards is None:
             raise CheckpointError(f"{self.path} holds no table '{table}' (there are {', '.join(sorted(self._shards))})")
-        num_rows = shards[0]["num_rows"]
-        end = num_rows if row_count is None else row_start + row_count
-        if not 0 <= row_start <= end <= num_rows:
-            raise CheckpointError(f"{self.path}: table '{table}' has {num_rows} rows, asked for [{row_start}, {end})")
-        pieces: dict[str, list[Tensor]] = {}
-        for shard in sorted(shards, key=lambda shard: shard["row_start"]):
-            first = max(row_start, shard["row_start"]) - shard["row_start"]
-            last = min(end, shard["row_start"] + shard["row_count"]) - shard["row_start"]
-            # An empty range still needs a piece, for its dim and dtypes.
-            if first < last or (row_start == end and not pieces):
-                rows = slice(first, last) if first < last else slice(0, 0)
-                with self._open(shard["file"]) as file:
-                    for name in file.keys():  # noqa: SIM118 - not a mapping
-                        pieces.setdefault(name, []).append(file.get_slice(name)[rows])
-        tensors = {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in pieces.items()}
-        weight = tensors.pop("weight")
-        return weight, {name.removeprefix("state."): value for name, value in tensors.items()}
+        num_rows, dim = shards[0]["num_rows"], shards[0]["dim"]
+        row_end = num_rows if row_count is None else row_start + row_count
+        column_end = dim if column_count is None else column_start + column_count
+        if not 0 <= row_start <= row_end <= num_rows:
+            raise CheckpointError(
+                f"{self.path}: table '{table}' has {num_rows} rows, asked for [{row_start}, {row_end})"
+            )
+        if not 0 <= column_start <= column_end <= dim:
+            raise CheckpointError(
+                f"{self.path}: table '{table}' has {dim} columns, asked for [{column_start}, {column_end})"
+            )
+        found = self._empty(shards, row_end - row_start, column_end - column_start)
+        for shard in shards:
+            first, last = max(row_start, shard["row_start"]), min(row_end, shard["row_start"] + shard["row_count"])
+            left = max(column_start, shard["column_start"])
+            right = min(column_end, shard["column_start"] + shard["column_count"])
+            # The piece of the first columns also has what is one value for each row.
+            if first >= last or (left >= right and shard["column_start"] > 0):
+                continue
+            rows = slice(first - shard["row_start"], last - shard["row_start"])
+            columns = slice(left - shard["column_start"], right - shard["column_start"])
+            with self._open(shard["file"]) as file:
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    into = found[name][first - row_start : last - row_start]
+                    if into.dim() == 1:
+                        into.copy_(file.get_slice(name)[rows])
+                    elif left < right:
+                        into[:, left - column_start : right - column_start] = file.get_slice(name)[rows, columns]
+        weight = found.pop("weight")
+        return weight, {name.removeprefix("state."): value for name, value in found.items()}
+
+    def _empty(self, shards: Sequence[Mapping[str, Any]], num_rows: int, num_columns: int) -> dict[str, Tensor]:
+        """A tensor for the weight and each state of a table, of the stored dtype."""
+        whole = next(shard for shard in shards if shard["column_start"] == 0)
+        with self._open(whole["file"]) as file:
+            stored = {name: file.get_slice(name)[0:0] for name in file.keys()}  # noqa: SIM118 - not a mapping
+        return {
+            name: like.new_empty([num_rows] if like.dim() == 1 else [num_rows, num_columns])
+            for name, like in stored.items()
+        }
 
     def read_dense(self) -> dict[str, Tensor]:
         """The dense tensors that rank 0 saved."""
         with self._open(self._body["dense"]["file"]) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+    def _dim_of(self, name: str) -> int:
+        with self._open(name) as file:
+            return int(file.get_slice("weight").get_shape()[1])
 
     def _open(self, name: str) -> Any:
         try:
@@ -308,9 +429,14 @@ def _list(directory: Path) -> list[Path]:
     """Checkpoints by step, newest first."""
     if not directory.is_dir():
         return []
-    return sorted(
-        (path for path in directory.iterdir() if _NAME.match(path.name)), key=lambda path: path.name, reverse=True
-    )
+    found = [(match, path) for path in directory.iterdir() if (match := _NAME.match(path.name))]
+    found.sort(key=lambda pair: (int(pair[0][1]), int(pair[0][2] or 0)), reverse=True)
+    return [path for _, path in found]
+
+
+def _entries(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every file that a manifest names."""
+    return [*body["shards"], body["dense"], *body.get("attached", [])]
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -326,12 +452,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         unchanged = False
     if not unchanged:
         raise CheckpointError(f"{file} was changed or truncated after it was written: its sha256 is not its own")
-    if body["format_version"] != FORMAT_VERSION:
+    if body["format_version"] not in _READABLE:
         raise CheckpointError(
-            f"{path} has format version {body['format_version']}, this version reads {FORMAT_VERSION}: "
-            "use the version of evenkeel that wrote it"
+            f"{path} has format version {body['format_version']}, this version reads "
+            f"{' and '.join(map(str, _READABLE))}: use the version of evenkeel that wrote it"
         )
-    if any(Path(entry["file"]).name != entry["file"] for entry in [*body["shards"], body["dense"]]):
+    if any(Path(entry["file"]).name != entry["file"] for entry in _entries(body)):
         raise CheckpointError(f"{file} names files outside its directory: it was not written by evenkeel")
     return body
 

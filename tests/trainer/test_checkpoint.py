@@ -1,5 +1,6 @@
 """Checkpoints: written whole or not at all, every changed byte found, read in any plan."""
 
+import itertools
 import json
 import os
 import resource
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from trainer import checkpoint
 from trainer.checkpoint import Checkpoint, CheckpointError, TableShard, latest_valid, save
@@ -32,20 +34,24 @@ def make_table(name, num_rows, dim, seed, dtype=torch.float32):
     return TableShard(name, num_rows, 0, torch.randn(num_rows, dim, generator=generator, dtype=dtype), state)
 
 
-def cut(table, start, stop):
-    """The rows [start, stop) of a whole table, as a rank that holds them has them."""
-    return TableShard(
-        table.name, table.num_rows, start, table.weight[start:stop], {k: v[start:stop] for k, v in table.state.items()}
-    )
+def cut(table, start, stop, left=0, right=None):
+    """The rows [start, stop) and columns [left, right) of a whole table, as a rank that holds them has them."""
+
+    def part(value):
+        return value[start:stop] if value.dim() == 1 else value[start:stop, left:right]
+
+    state = {name: part(value) for name, value in table.state.items()}
+    return TableShard(table.name, table.num_rows, start, part(table.weight), state, left, table.weight.shape[1])
 
 
-def assert_rows_equal(found, table, start=0, stop=None):
+def assert_rows_equal(found, table, start=0, stop=None, left=0, right=None):
     weight, state = found
-    assert torch.equal(weight, table.weight[start:stop])
-    assert weight.dtype == table.weight.dtype
-    assert state.keys() == table.state.keys()
-    for name, value in table.state.items():
-        assert torch.equal(state[name], value[start:stop])
+    expected = cut(table, start, stop, left, right)
+    assert torch.equal(weight, expected.weight)
+    assert weight.dtype == expected.weight.dtype
+    assert state.keys() == expected.state.keys()
+    for name, value in expected.state.items():
+        assert torch.equal(state[name], value)
         assert state[name].dtype == value.dtype
 
 
@@ -69,26 +75,82 @@ def test_everything_comes_back(tmp_path):
     assert all(torch.equal(dense[name], value) for name, value in DENSE.items())
 
 
+@st.composite
+def grids(draw):
+    """(rows, columns, cuts of the columns, cuts of the rows for each column piece): any grid of rectangles."""
+    num_rows, dim = draw(st.integers(1, 40)), draw(st.integers(1, 6))
+    columns = sorted({0, dim, *draw(st.lists(st.integers(0, dim), max_size=3))})
+    cuts = st.lists(st.integers(0, num_rows), max_size=3)
+    rows = [sorted({0, num_rows, *draw(cuts)}) for _ in columns[1:]]
+    return num_rows, dim, columns, rows
+
+
 @given(
-    num_rows=st.integers(1, 40),
+    grid=grids(),
     piece_rows=st.integers(1, 50),
-    row_range=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    rows=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    read=st.tuples(st.integers(0, 6), st.integers(0, 6)),
 )
-def test_any_rows_can_be_read_from_any_pieces(tmp_path_factory, num_rows, piece_rows, row_range):
+def test_any_rectangle_can_be_read_from_any_grid(tmp_path_factory, grid, piece_rows, rows, read):
+    num_rows, dim, columns, row_cuts = grid
     directory = tmp_path_factory.mktemp("pieces")
-    table = make_table("item", num_rows, 2, num_rows)
-    start, stop = sorted(min(edge, num_rows) for edge in row_range)
+    table = make_table("item", num_rows, dim, num_rows)
+    shards = [
+        cut(table, start, stop, left, right)
+        for left, right, edges in zip(columns, columns[1:], row_cuts, strict=False)
+        for start, stop in itertools.pairwise(edges)
+    ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "PIECE_BYTES", piece_rows * (3 * 2 * 4 + 4))
-        path = save(directory, step=1, tables=[table], dense={}, extra={})
-    assert len(list(path.glob("table-*"))) == -(-num_rows // piece_rows)
-    assert_rows_equal(Checkpoint(path).read_rows("item", start, stop - start), table, start, stop)
+        patch.setattr(checkpoint, "PIECE_BYTES", piece_rows * (3 * dim * 4 + 4))
+        path = save(directory, step=1, tables=shards, dense={}, extra={})
+    start, stop = sorted(min(edge, num_rows) for edge in rows)
+    left, right = sorted(min(edge, dim) for edge in read)
+    found = Checkpoint(path).read_rows("item", start, stop - start, left, right - left)
+    assert_rows_equal(found, table, start, stop, left, right)
+    # One value for each row is on disk once, whatever the columns.
+    stored = [name for file in path.glob("table-*") for name in safe_open(file, "pt").keys()]  # noqa: SIM118
+    assert stored.count("state.last_update_step") <= stored.count("weight")
+    assert sum(
+        safe_open(file, "pt").get_slice("state.last_update_step").get_shape()[0]
+        for file in path.glob("table-*")
+        if "state.last_update_step" in safe_open(file, "pt").keys()  # noqa: SIM118
+    ) == num_rows  # fmt: skip
+
+
+def test_a_checkpoint_of_the_first_format_is_still_read(tmp_path):
+    table = make_table("item", 10, 4, 1)
+    path = save_simple(tmp_path, tables=[cut(table, 0, 6), cut(table, 6, 10)])
+    file = path / checkpoint.MANIFEST_FILE
+    body = json.loads(file.read_bytes())["manifest"]
+    for shard in body["shards"]:
+        for field in ("dim", "column_start", "column_count"):
+            del shard[field]
+    del body["attached"]
+    file.write_bytes(checkpoint._manifest_bytes({**body, "format_version": 1}))
+    found = latest_valid(tmp_path)
+    assert_rows_equal(found.read_rows("item", 3, 5, 1, 2), table, 3, 8, 1, 3)
+    assert found.attached("ids-item.arrow") is None
+
+
+def test_an_attached_file_is_part_of_the_checkpoint(tmp_path):
+    source = tmp_path / "ids.arrow"
+    source.write_bytes(b"one two three")
+    path = save_simple(tmp_path / "run", 10, attached={"ids-item.arrow": source})
+    save_simple(tmp_path / "run", 20, attached={"ids-item.arrow": source})
+    source.unlink()
+    assert Checkpoint(path).attached("ids-item.arrow").read_bytes() == b"one two three"
+    assert Checkpoint(path).attached("ids-user.arrow") is None
+    (tmp_path / "run" / "step-000000000020" / "ids-item.arrow").unlink()
+    with pytest.warns(RuntimeWarning, match=r"ids-item\.arrow"):
+        assert latest_valid(tmp_path / "run").step == 10
 
 
 def test_rows_outside_the_table_and_unknown_tables_are_named(tmp_path):
     found = Checkpoint(save_simple(tmp_path))
     with pytest.raises(CheckpointError, match=r"'item' has 10 rows, asked for \[8, 11\)"):
         found.read_rows("item", 8, 3)
+    with pytest.raises(CheckpointError, match=r"'item' has 4 columns, asked for \[2, 5\)"):
+        found.read_rows("item", 0, 3, 2, 3)
     with pytest.raises(CheckpointError, match=r"no table 'itme' \(there are item\)"):
         found.read_rows("itme")
 
@@ -107,6 +169,9 @@ def test_a_step_can_be_saved_once_more(tmp_path):
     save_simple(tmp_path, 10, extra={"try": 3}, keep_last=2)
     assert latest_valid(tmp_path).extra == {"try": 3}
     assert len(os.listdir(tmp_path)) == 2
+    for attempt in range(4, 13):
+        save_simple(tmp_path, 10, extra={"try": attempt}, keep_last=2)
+    assert latest_valid(tmp_path).extra == {"try": 12}, "the tenth comes after the second"
 
 
 def test_what_a_killed_save_left_is_never_read_and_is_cleared(tmp_path):
@@ -165,7 +230,7 @@ def test_an_unknown_format_says_so(tmp_path):
     file = path / checkpoint.MANIFEST_FILE
     body = json.loads(file.read_bytes())["manifest"]
     file.write_bytes(checkpoint._manifest_bytes({**body, "format_version": 99}))
-    with pytest.raises(CheckpointError, match="format version 99, this version reads 1"):
+    with pytest.raises(CheckpointError, match="format version 99, this version reads 1 and 2"):
         Checkpoint(path)
 
 
@@ -187,9 +252,20 @@ def test_nothing_is_pickled(tmp_path):
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ([cut(make_table("item", 10, 4, 1), 0, 9)], "ranks hold 9 of 10 rows"),
+        ([cut(make_table("item", 10, 4, 1), 0, 9)], "rows from 9 are held nowhere"),
         ([cut(make_table("item", 10, 4, 1), 1, 10)], "rows from 0 are held nowhere"),
-        ([make_table("item", 10, 4, 1), cut(make_table("item", 10, 4, 1), 5, 10)], "held twice"),
+        ([make_table("item", 10, 4, 1), cut(make_table("item", 10, 4, 1), 5, 10)], "rows from 5 are held twice"),
+        ([cut(make_table("item", 10, 4, 1), 0, 10, 0, 3)], "columns from 3 of rows from 0 are held nowhere"),
+        ([cut(make_table("item", 10, 4, 1), 0, 10, 1, 4)], "rows from 0 are held nowhere"),
+        (
+            [cut(make_table("item", 10, 4, 1), 0, 10, 0, 3), cut(make_table("item", 10, 4, 1), 0, 10, 2, 4)],
+            "rows from 0 are held twice",
+        ),
+        ([make_table("item", 10, 4, 1), make_table("item", 11, 4, 1)], "disagree about its size"),
+        (
+            [TableShard("item", 4, 0, torch.zeros(4, 2), {"sum": torch.zeros(4)}, dim=4)],
+            "'sum' is one number for each row, but the columns are split",
+        ),
     ],
 )
 def test_a_plan_that_misses_or_doubles_rows_is_refused(tmp_path, tables, message):
