@@ -50,7 +50,7 @@ def database_url(backend: str, tmp_path: Path) -> Iterator[str]:
     schema = f"evenkeel_{uuid.uuid4().hex[:12]}"
 
     async def execute(statement: str) -> None:
-        connection = await asyncpg.connect(POSTGRES.replace("+asyncpg", ""), timeout=5)
+        connection = await asyncpg.connect(POSTGRES.replace("+asyncpg", ""), timeout=60)
         await connection.execute(statement)
         await connection.close()
 

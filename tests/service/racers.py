@@ -29,7 +29,7 @@ async def add(database: Database, times: int) -> None:
 def add_in_process(url: str, barrier: Barrier, writers: int, times: int) -> None:
     async def main() -> None:
         database = Database(url)
-        barrier.wait(60)
+        barrier.wait(180)
         await asyncio.gather(*(add(database, times) for _ in range(writers)))
         await database.stop()
 
@@ -41,7 +41,7 @@ def fire_in_process(url: str, barrier: Barrier, instants: list[Any]) -> None:
 
     async def main() -> None:
         database = Database(url)
-        barrier.wait(60)
+        barrier.wait(180)
         for now in instants:
             await scheduler.fire_due(database, now)
         await database.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -31,10 +32,20 @@ def client_of(app: FastAPI, key: str | None = None, **options: Any) -> httpx.Asy
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings, **options: Any) -> AsyncIterator[FastAPI]:
-    """The application with its lifespan entered."""
+    """The application with its lifespan entered. On leaving, waits for the threads of connections that failed: they
+    answer to this event loop, and one that is closed would fail them within a later test."""
+    before = _connection_threads()
     app = create_app(settings, **options)
     async with app.router.lifespan_context(app):
         yield app
+    deadline = time.monotonic() + 10
+    while _connection_threads() - before and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+
+
+def _connection_threads() -> set[threading.Thread]:
+    """aiosqlite's, one a connection."""
+    return {thread for thread in threading.enumerate() if "_connection_worker_thread" in thread.name}
 
 
 def job_body(behave: str = "succeed", **fields: Any) -> dict[str, Any]:
@@ -43,7 +54,7 @@ def job_body(behave: str = "succeed", **fields: Any) -> dict[str, Any]:
     return {"name": "small", "dataset": {"name": "ratings"}, "model": {"kind": "two_tower"}, "labels": labels, **fields}
 
 
-async def until(look: Callable[[], Awaitable[Any]], seconds: float = 15.0) -> Any:
+async def until(look: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> Any:
     """The first true value of ``look``; fails after ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:

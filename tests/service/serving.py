@@ -73,11 +73,11 @@ def serving(directory: Path, role: str = "api") -> Iterator[Served]:
         yield Served(found[0], key_file.read_text().strip() if _appears(key_file) else "", home, data, process)
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert process.wait(120) in (0, -signal.SIGTERM)
         process.stdout.close()
 
 
-def _appears(path: Path, seconds: float = 20.0) -> bool:
+def _appears(path: Path, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)

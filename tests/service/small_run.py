@@ -2,11 +2,13 @@
 ``behave`` says. Needs neither torch nor Ray, so that the control plane's tests are quick.
 
 succeed | fail | retryable | die (kill -9 of itself, first attempt only) | always_die | hang (until SIGTERM) |
-stubborn (ignores SIGTERM) | slow (0.1 s an epoch) | told (slow, until a file ``finish`` is there) | held
+stubborn (ignores SIGTERM) | slow (0.1 s an epoch) | told (slow, until a file ``finish`` is there, past its epochs) |
+held
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -85,7 +87,7 @@ def main(directory: Path) -> int:
     events.write("state", state="starting")
     events.write("state", state="running")
     epochs = job["epochs"]
-    for epoch in range(1, epochs + 1):
+    for epoch in itertools.count(1) if behave == "told" else range(1, epochs + 1):
         events.write("progress", epoch=epoch, epochs=epochs, step=epoch * 10, examples=100, examples_per_second=5.0)
         events.write("metric", epoch=epoch, split="validation", auc=0.7 + 0.01 * epoch, logloss=0.5)
         print(f"epoch {epoch}", flush=True)

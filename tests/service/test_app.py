@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
@@ -107,7 +106,6 @@ async def test_database_gone_is_503_and_readyz_says_so(app: FastAPI, client: htt
     ready = await client.get("/readyz")
     assert ready.status_code == 503
     assert ready.json()["errors"][0]["field"] == "database"
-    await asyncio.sleep(0.2)  # aiosqlite's threads answer to a loop that must still run
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "", "127.0.0.1.evil.example"])
@@ -217,7 +215,7 @@ def test_a_taken_port_is_a_clear_error_and_exit_1(tmp_path: Path) -> None:
             env=environment(tmp_path / "home"),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert done.returncode == 1
@@ -240,7 +238,7 @@ def test_a_database_that_cannot_be_used_is_a_clear_error_and_exit_1(tmp_path: Pa
         env=environment(tmp_path / "home", EVENKEEL_DATABASE_URL=url),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1
@@ -266,7 +264,7 @@ def test_serve_answers_and_ends_on_sigterm_with_0(tmp_path: Path) -> None:
             jobs = client.get("/v1/jobs", headers={"Authorization": f"Bearer {key}"})
             assert jobs.json() == {"items": [], "next_cursor": None}
         process.send_signal(signal.SIGTERM)
-        out, error = process.communicate(timeout=30)
+        out, error = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()

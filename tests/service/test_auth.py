@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import datetime
 import stat
@@ -114,13 +113,21 @@ async def test_a_key_is_kept_as_a_hash_alone(app: FastAPI, client: httpx.AsyncCl
         assert key.split("_", 2)[2].encode() not in stored
 
 
-async def test_an_expired_key_is_refused(app: FastAPI, client: httpx.AsyncClient) -> None:
-    soon = tables.now() + datetime.timedelta(seconds=0.4)
+def later(monkeypatch: pytest.MonkeyPatch, by: datetime.timedelta) -> None:
+    """Sets the service's clock forward."""
+    real = tables.now
+    monkeypatch.setattr(tables, "now", lambda: real() + by)
+
+
+async def test_an_expired_key_is_refused(
+    app: FastAPI, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon = tables.now() + datetime.timedelta(hours=1)
     body = {"name": "short", "scopes": ["jobs:read"], "expires_at": soon.isoformat()}
     key = (await client.post("/v1/keys", json=body)).json()["key"]
     async with client_of(app, key) as short:
         assert (await short.get("/v1/jobs")).status_code == 200
-        await asyncio.sleep(0.5)
+        later(monkeypatch, datetime.timedelta(hours=2))
         assert (await short.get("/v1/jobs")).status_code == 401
     past = await client.post("/v1/keys", json={**body, "expires_at": "2020-01-01T00:00:00Z"})
     assert past.status_code == 422
@@ -216,14 +223,14 @@ async def test_a_revoked_key_ends_its_sessions(
     assert (await stranger.get("/v1/jobs")).status_code == 401
 
 
-async def test_sessions_expire(settings: Settings) -> None:
-    async with running(dataclasses.replace(settings, session_seconds=1.2)) as app:
+async def test_sessions_expire(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(dataclasses.replace(settings, session_seconds=3600)) as app:
         app.state.authenticator = Authenticator(app.state.database, fresh_seconds=0)
         async with client_of(app) as client:
             await log_in(client, settings.admin_key_file.read_text().strip())
             client.cookies = httpx.Cookies({COOKIE: client.cookies[COOKIE]})  # the browser's own expiry aside
             assert (await client.get("/v1/jobs")).status_code == 200
-            await asyncio.sleep(1.3)
+            later(monkeypatch, datetime.timedelta(hours=2))
             assert (await client.get("/v1/jobs")).status_code == 401
 
 
@@ -246,7 +253,6 @@ async def test_a_known_key_outlives_the_database(app: FastAPI, admin_key: str) -
     impatient = Authenticator(database, fresh_seconds=0, stale_seconds=0)
     with pytest.raises(sa.exc.OperationalError):
         await impatient.principal("key", admin_key)
-    await asyncio.sleep(0.2)  # aiosqlite's threads answer to a loop that must still run
 
 
 async def test_what_is_remembered_is_bounded(app: FastAPI, key_with: Callable[..., Any]) -> None:

@@ -35,7 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[Client]:
-    with Client(served.url, served.key, timeout_seconds=20) as client:
+    with Client(served.url, served.key, timeout_seconds=120) as client:
         yield client
 
 
@@ -118,7 +118,9 @@ def test_wait_returns_the_ended_job_and_tells_of_each_change(served: Served, cli
 
     def end() -> None:
         served.set_job(job_id, state="running")
-        time.sleep(0.3)
+        deadline = time.monotonic() + 60
+        while seen[-1:] != ["running"] and time.monotonic() < deadline:
+            time.sleep(0.02)
         served.set_job(job_id, state="succeeded", publication={"status": "none", "reasons": []})
 
     ending = threading.Thread(target=end)

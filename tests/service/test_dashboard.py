@@ -320,7 +320,7 @@ def served(settings: Settings) -> Iterator[str]:
         yield found[0]
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(120)
         assert process.stdout is not None
         process.stdout.close()
 
@@ -340,6 +340,7 @@ async def test_in_a_browser(app, client, settings: Settings, admin_key: str, ser
             viewport={"width": 1280, "height": 900},
         )  # fmt: skip
         page = browser.pages[0]
+        page.set_default_timeout(90_000)
         complaints: list[str] = []
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -359,7 +360,7 @@ async def test_in_a_browser(app, client, settings: Settings, admin_key: str, ser
             await connection.execute(
                 tables.job.update().where(tables.job.c.name == "waiting").values(state="cancelled")
             )
-        await page.get_by_text("cancelled", exact=True).wait_for(timeout=15_000)
+        await page.get_by_text("cancelled", exact=True).wait_for(timeout=90_000)
         assert await page.get_by_role("rowheader", name="mean_cosine").is_visible()
         for width in (1280, 400):
             await page.set_viewport_size({"width": width, "height": 900})

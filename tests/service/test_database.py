@@ -40,7 +40,7 @@ async def test_no_update_is_lost_among_12_writers_in_3_processes(database_url: s
     workers = [context.Process(target=add_in_process, args=(database_url, barrier, 4, 20)) for _ in range(3)]
     for worker in workers:
         worker.start()
-    await asyncio.to_thread(lambda: [worker.join(60) for worker in workers])
+    await asyncio.to_thread(lambda: [worker.join(240) for worker in workers])
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert await count(database) == 3 * 4 * 20
     await database.stop()

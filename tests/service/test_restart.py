@@ -66,7 +66,7 @@ class Server:
     def _gone(self) -> int:
         assert self._process is not None
         assert self._process.stdout is not None
-        code = self._process.wait(timeout=30)
+        code = self._process.wait(timeout=120)
         self._process.stdout.close()
         return code
 
@@ -81,7 +81,7 @@ class Server:
         return dict(self.client.get(f"/v1/jobs/{job_id}").raise_for_status().json())
 
 
-def until(look: Callable[[], Any], seconds: float = 30.0) -> Any:
+def until(look: Callable[[], Any], seconds: float = 120.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := look()):
         assert time.monotonic() < deadline, f"nothing came within {seconds} s"
