@@ -94,6 +94,8 @@ class FbgemmKernel:
 
     def _check(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
         """That bags and ids exist: FBGEMM would read whatever memory they point to."""
+        if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
+            raise self.layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
         for slot in self.layout.slots:
             bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
             if bool((bounds.diff() < 0).any()):
@@ -151,7 +153,7 @@ class FbgemmKernel:
         if scale != 1.0:
             grad = grad * scale
         layout, optimizer, g = self.layout, self.layout.optimizer, self._all
-        rate = torch.tensor(optimizer.learning_rate, dtype=torch.float32)
+        rate = torch.tensor(optimizer.rate(step), dtype=torch.float32)
         common = (
             grad, layout.weights, g.placements, g.weight_offsets, g.column_offsets, g.max_dim, g.row_starts,
             g.row_bits, bags.indices, bags.offsets, _SUM, bags.shares, False,
@@ -219,10 +221,18 @@ class FbgemmKernel:
 
 def refuse(optimizer: RowOptimizer, dtype: torch.dtype) -> None:
     """Raises ValueError, with the remedy, for what FBGEMM's fused CPU kernels have no form of."""
-    if not isinstance(optimizer, OPTIMIZERS):
+    if type(optimizer) not in OPTIMIZERS:
         raise ValueError(
             f"FBGEMM has no fused {type(optimizer).__name__} on CPU: use backend 'numba' (kernel: evenkeel), or one of "
             f"{', '.join(kind.__name__ for kind in OPTIMIZERS)}"
+        )
+    options = {"clip_row_norm": optimizer.clip_row_norm, "weight_decay": optimizer.constant_decay}
+    options["eps_inside_root"] = getattr(optimizer, "eps_inside_root", False)
+    asked = [name for name, value in options.items() if value]
+    if asked:
+        raise ValueError(
+            f"FBGEMM's fused {type(optimizer).__name__} on CPU has no {' and no '.join(asked)}: "
+            "use backend 'numba' (kernel: evenkeel), or leave it out"
         )
     if dtype != torch.float32:
         raise ValueError(f"FBGEMM trains {dtype} rows on CPU in no form: use torch.float32, or backend 'numba'")
