@@ -56,7 +56,7 @@ class Layout:
 
     def __init__(self, num_rows: int, dim: int, kind: str) -> None:
         def array(count: int) -> np.ndarray:
-            made: np.ndarray = _zeros(count, torch.float32).numpy()
+            made: np.ndarray = _zeros(count, torch.float32, torch.device("cpu")).numpy()
             return made
 
         if kind == "all in one":

@@ -16,11 +16,12 @@ import torch
 from embeddings.config import SSEConfig, TableConfig
 from embeddings.decay import IdleCoefficients
 from embeddings.init import chunks, initial_rows
-from embeddings.kernels.layout import Kernel, Layout, Record, Swaps
+from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, Kernel, Layout, Record, Swaps
 from embeddings.kernels.reference import ReferenceKernel
 from embeddings.optim import Adam, RowOptimizer
+from embeddings.sse import check_sse
 
-DTYPES = (torch.float32, torch.float64)
+INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 class EmbeddingTables(torch.nn.Module):
@@ -32,11 +33,16 @@ class EmbeddingTables(torch.nn.Module):
     Args:
         tables: one config for each table; features are unique over all of them.
         optimizer: what :meth:`step` applies.
-        sse: for each feature that takes part, its swap probability. Swaps happen in training mode only.
+        sse: for each feature that takes part, its swap probability and graph. Swaps happen in training mode only.
         seed: of the initial rows and the SSE draws.
         backend: ``numba`` (compiled, parallel over samples and rows), ``fbgemm`` (its fused SGD, Adagrad and rowwise
             Adagrad) or ``reference`` (plain torch).
-        dtype: torch.float32 or torch.float64, of rows, state and output.
+        dtype: of stored rows: torch.float64, float32, float16 or bfloat16. Output, gradients and sums are float32 for
+            half rows, which are stored with stochastic rounding, and ``dtype`` otherwise.
+        state_dtype: of optimizer state; left out: that of the output.
+        device: where the tables are; left out: the CPU, or for ``triton`` its GPU.
+        bounds: an id outside its table is an error (``fatal``), or counts as padding (``ignore``): it adds nothing, is
+            not counted by a mean, and touches nothing.
         sse_outside: the caller swaps ids itself (:func:`embeddings.sse.swap`), because rows are split over ranks.
 
     Attributes:
@@ -53,15 +59,23 @@ class EmbeddingTables(torch.nn.Module):
         seed: int = 0,
         backend: Literal["numba", "fbgemm", "reference"] = "numba",
         dtype: torch.dtype = torch.float32,
+        state_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        bounds: Bounds = "fatal",
         sse_outside: bool = False,
     ) -> None:
         super().__init__()
         if not tables:
             raise ValueError("EmbeddingTables needs at least one table")
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
+        for name, given in (("dtype", dtype), ("state_dtype", state_dtype or dtype)):
+            if given not in COMPUTE_DTYPES:
+                raise ValueError(f"{name} must be one of {', '.join(map(str, COMPUTE_DTYPES))}, not {given}")
+        if bounds not in ("fatal", "ignore"):
+            raise ValueError(f"bounds must be 'fatal' or 'ignore', not '{bounds}'")
         self.optimizer = optimizer
-        self.layout = Layout(tables, optimizer, seed, dtype)
+        self.layout = Layout(
+            tables, optimizer, seed, dtype, state_dtype=state_dtype, device=_device(backend, device), bounds=bounds
+        )
         self.features: tuple[str, ...] = tuple(slot.name for slot in self.layout.slots)
         self.completed_steps = 0
         self._numbers = {table.name: t for t, table in enumerate(self.layout.tables)}
@@ -73,17 +87,19 @@ class EmbeddingTables(torch.nn.Module):
         self._records: list[Record] = []
         self._idle = self._coefficients(optimizer.idle_alpha)
         self._idle_without_decay: IdleCoefficients | None = None
-        self._probabilities = self._check_sse(dict(sse or {}), sse_outside)
+        self._sse = self._check_sse(dict(sse or {}), sse_outside)
         self._anchor = torch.zeros((), requires_grad=True)
         self._kernel = _kernel(backend, self.layout)
         self.reset()
 
-    def _check_sse(self, sse: Mapping[str, SSEConfig], sse_outside: bool) -> tuple[float, ...] | None:
+    def _check_sse(self, sse: Mapping[str, SSEConfig], sse_outside: bool) -> tuple[SSEConfig, ...] | None:
         unknown = sorted(set(sse) - set(self.features))
         if unknown:
             raise ValueError(f"sse names features {unknown}, which no table has (there are {list(self.features)})")
         for slot in self.layout.slots:
             table = self.layout.tables[slot.table]
+            if slot.name in sse:
+                check_sse(table, slot.name, sse[slot.name])
             if slot.name in sse and not table.whole and not sse_outside:
                 raise ValueError(
                     f"feature '{slot.name}': the rows of table '{table.name}' are split, so SSE can't swap inside the "
@@ -91,7 +107,7 @@ class EmbeddingTables(torch.nn.Module):
                 )
         if sse_outside or all(config.probability == 0.0 for config in sse.values()):
             return None
-        return tuple(sse[name].probability if name in sse else 0.0 for name in self.features)
+        return tuple(sse.get(name, SSEConfig(0.0)) for name in self.features)
 
     def _coefficients(self, alpha: float) -> IdleCoefficients | None:
         optimizer = self.optimizer
@@ -127,16 +143,17 @@ class EmbeddingTables(torch.nn.Module):
         """Looks rows up as of now, and pools them.
 
         Args:
-            indices: local row numbers, int64 [n], feature by feature (in the order of ``features``), sample by sample.
-            offsets: int64 [F * B + 1], where each bag starts in ``indices``.
+            indices: local row numbers, int32 or int64 [n], feature by feature (in the order of ``features``), sample by
+                sample.
+            offsets: int32 or int64 [F * B + 1], where each bag starts in ``indices``.
             per_sample_weights: optional [n]; a row of weight 0 adds nothing and is not touched.
 
         Returns:
             [B, sum of dims], the features side by side. ``mean`` divides by the number of ids that are not padding; an
-            empty bag gives 0.
+            empty bag gives 0. Without pooling [n, dim]: a row for each id, zeros for padding.
 
         Raises:
-            ValueError: an id outside its table, or shapes and types that do not fit.
+            ValueError: an id outside its table (unless ``bounds`` is ``ignore``), or shapes and types that do not fit.
         """
         batch_size = self._check_input(indices, offsets, per_sample_weights)
         output: torch.Tensor = _Lookup.apply(
@@ -146,28 +163,26 @@ class EmbeddingTables(torch.nn.Module):
 
     def _check_input(self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> int:
         num_features = len(self.features)
-        if indices.dtype != torch.int64 or offsets.dtype != torch.int64:
-            raise ValueError(f"indices and offsets must be int64, not {indices.dtype} and {offsets.dtype}")
-        if indices.dim() != 1 or offsets.dim() != 1 or (offsets.numel() - 1) % num_features:
+        if indices.dtype not in INDEX_DTYPES or offsets.dtype not in INDEX_DTYPES:
+            raise ValueError(f"indices and offsets must be int32 or int64, not {indices.dtype} and {offsets.dtype}")
+        if indices.dim() != 1 or offsets.dim() != 1 or offsets.numel() < 1 or (offsets.numel() - 1) % num_features:
             raise ValueError(
                 f"indices must be [n] and offsets [F * B + 1] with F = {num_features} features, "
                 f"not {list(indices.shape)} and {list(offsets.shape)}"
             )
-        if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
-            raise ValueError(
-                f"offsets must run from 0 to the number of indices, {indices.numel()}, not from {int(offsets[0])} to "
-                f"{int(offsets[-1])}"
-            )
         if weights is not None and (weights.shape != indices.shape or weights.requires_grad):
-            raise ValueError("per_sample_weights must have the shape of indices and need no gradient")
+            raise ValueError(
+                "per_sample_weights must have the shape of indices and need no gradient: no gradient of them is "
+                "computed, so give weights.detach(), or multiply rows looked up without pooling"
+            )
         return (offsets.numel() - 1) // num_features
 
     def _forward(
         self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         swaps = None
-        if self.training and self._probabilities is not None:
-            swaps = Swaps(self._probabilities, self.completed_steps + 1, self._sample_offset)
+        if self.training and self._sse is not None:
+            swaps = Swaps(self._sse, self.completed_steps + 1, self._sample_offset)
         return self._kernel.forward(indices, offsets, weights, batch_size, swaps, self._idle_now())
 
     def _idle_now(self) -> IdleCoefficients | None:
@@ -283,6 +298,13 @@ class _Lookup(torch.autograd.Function):
         used, offsets, weights = ctx.lookup
         ctx.tables._records.append(Record(used, offsets, weights, grad.contiguous()))
         return None, None, None, None, None, None
+
+
+def _device(backend: str, device: torch.device | str | None) -> torch.device:
+    given = None if device is None else torch.device(device)
+    if backend in ("numba", "reference") and given is not None and given.type != "cpu":
+        raise ValueError(f"backend '{backend}' runs on the CPU, not on {given}: use backend 'triton' for a GPU")
+    return given or torch.device("cpu")
 
 
 def _kernel(backend: str, layout: Layout) -> Kernel:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from embeddings.config import TableConfig
+from embeddings.config import Pooling, SSEConfig, TableConfig
 from embeddings.decay import IdleCoefficients
 from embeddings.optim import RowOptimizer
 
@@ -18,33 +18,56 @@ from embeddings.optim import RowOptimizer
 _LINE = 16
 
 
+# Types of stored rows, and the type in which they are summed, moved and returned.
+COMPUTE_DTYPES = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+Bounds = Literal["fatal", "ignore"]
+
+
 class Record(NamedTuple):
     """One backward: the (swapped) ids of one forward and the gradient of its output."""
 
-    indices: torch.Tensor  # int64 [n]
-    offsets: torch.Tensor  # int64 [F * B + 1]
+    indices: torch.Tensor  # int32 or int64 [n]
+    offsets: torch.Tensor  # int32 or int64 [F * B + 1]
     weights: torch.Tensor | None  # [n]
-    grad: torch.Tensor  # [B, sum of dims]
+    grad: torch.Tensor  # [B, sum of dims], without pooling [n, dim]
+
+    def batch_size(self, num_features: int) -> int:
+        """B, the number of samples."""
+        return (self.offsets.numel() - 1) // num_features
 
 
 @dataclass(frozen=True)
 class FeatureSlot:
-    """Feature ``number`` reads ``table`` into output columns [column, column + dim)."""
+    """Feature ``number`` reads ``table`` into output columns [column, column + dim), from 0 without pooling."""
 
     number: int
     name: str
     table: int
     column: int
     dim: int
-    mean: bool
+    pooling: Pooling
+
+    @property
+    def mean(self) -> bool:
+        """Whether a bag is divided by its number of ids that are not padding."""
+        return self.pooling == "mean"
 
 
 class Swaps(NamedTuple):
-    """SSE-SE of one forward: probability for each feature, and where in training it is."""
+    """SSE of one forward: what is asked for each feature (probability 0: nothing), and where in training it is."""
 
-    probabilities: tuple[float, ...]
+    configs: tuple[SSEConfig, ...]
     step: int
     sample_offset: int
+
+    @property
+    def probabilities(self) -> tuple[float, ...]:
+        return tuple(config.probability for config in self.configs)
 
 
 class Kernel(Protocol):
@@ -59,7 +82,12 @@ class Kernel(Protocol):
         swaps: Swaps | None,
         idle: IdleCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Swap, read and pool: (output [B, sum of dims], the ids looked up)."""
+        """Swap, read and pool: (output [B, sum of dims], the ids looked up); without pooling output is [n, dim].
+
+        ``indices`` and ``offsets`` are int32 or int64, contiguous, and not looked at yet: it is the kernel that refuses
+        bad ids and offsets (``Layout.bad_id``, ``bad_offsets``). An id outside its table with bounds ``ignore`` adds
+        nothing, is not counted by a mean, not swapped and not touched.
+        """
         ...
 
     def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
@@ -79,13 +107,29 @@ class Layout:
     lookup reads one (docs/adr/0002 has the measurement).
 
     Attributes:
-        weights, vectors, row_values: flat tensors of ``dtype``; last_steps: int32, flat.
+        weights: flat, of ``dtype``; vectors, row_values: flat, of ``state_dtype``; last_steps: int32, flat.
+        compute_dtype: of output, gradients and sums: float32 for half rows, else ``dtype``.
+        pooled: False where every feature has pooling ``none``.
+        total_dim: columns of the output.
         weight_base, vector_base, step_base: int64 [T], where each table starts in them.
         slots: one FeatureSlot for each feature, tables in order.
     """
 
-    def __init__(self, tables: Sequence[TableConfig], optimizer: RowOptimizer, seed: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        optimizer: RowOptimizer,
+        seed: int,
+        dtype: torch.dtype,
+        *,
+        state_dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        bounds: Bounds = "fatal",
+    ) -> None:
         self.tables, self.optimizer, self.seed, self.dtype = tuple(tables), optimizer, seed, dtype
+        self.compute_dtype = COMPUTE_DTYPES[dtype]
+        self.state_dtype = state_dtype or self.compute_dtype
+        self.device, self.bounds = device or torch.device("cpu"), bounds
         self.row_names = optimizer.row_state_names
         split = next((table for table in self.tables if self.row_names and table.dim != table.total_dim), None)
         if split is not None:
@@ -95,15 +139,16 @@ class Layout:
             )
         self.vector_names = tuple(name for name in optimizer.state_names[:-1] if name not in self.row_names)
         self.slots = _slots(self.tables)
-        self.total_dim = sum(slot.dim for slot in self.slots)
+        self.pooled = _pooled(self.slots)
+        self.total_dim = sum(slot.dim for slot in self.slots) if self.pooled else self.slots[0].dim
         elements = [table.row_count * table.dim for table in self.tables]
         self.weight_base, num_weights = _bases(elements)
         self.vector_base, num_vectors = _bases([len(self.vector_names) * count for count in elements])
         self.step_base, num_steps = _bases([table.row_count for table in self.tables])
-        self.weights = _zeros(num_weights, dtype)
-        self.vectors = _zeros(num_vectors, dtype)
-        self.row_values = _zeros(len(self.row_names) * num_steps, dtype)
-        self.last_steps = _zeros(num_steps, torch.int32)
+        self.weights = _zeros(num_weights, dtype, self.device)
+        self.vectors = _zeros(num_vectors, self.state_dtype, self.device)
+        self.row_values = _zeros(len(self.row_names) * num_steps, self.state_dtype, self.device)
+        self.last_steps = _zeros(num_steps, torch.int32, self.device)
 
     def weight(self, t: int) -> torch.Tensor:
         """Rows of table ``t`` as stored, [row_count, dim], a contiguous view."""
@@ -145,6 +190,10 @@ class Layout:
         """The error for a bag that ends before it starts."""
         return ValueError(f"feature '{slot.name}': offsets must not decrease")
 
+    def bad_ends(self, first: int, last: int, num_ids: int) -> ValueError:
+        """The error for offsets that do not cover the ids."""
+        return ValueError(f"offsets must run from 0 to the number of indices, {num_ids}, not from {first} to {last}")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
         twin = copy.copy(self)
         for name in ("weights", "vectors", "row_values", "last_steps"):
@@ -158,9 +207,26 @@ def _slots(tables: Sequence[TableConfig]) -> tuple[FeatureSlot, ...]:
     column = 0
     for t, table in enumerate(tables):
         for feature, pooling in zip(table.features, table.pooling, strict=True):
-            slots.append(FeatureSlot(len(slots), feature, t, column, table.dim, pooling == "mean"))
+            slots.append(FeatureSlot(len(slots), feature, t, column if pooling != "none" else 0, table.dim, pooling))
             column += table.dim
     return tuple(slots)
+
+
+def _pooled(slots: Sequence[FeatureSlot]) -> bool:
+    unpooled = [slot for slot in slots if slot.pooling == "none"]
+    if unpooled and len(unpooled) < len(slots):
+        pooled = [slot.name for slot in slots if slot.pooling != "none"]
+        raise ValueError(
+            f"features {[slot.name for slot in unpooled]} have pooling none, {pooled} do not: sequences and bags have "
+            "outputs of different shape, so they need two EmbeddingTables"
+        )
+    dims = {slot.dim for slot in unpooled}
+    if len(dims) > 1:
+        raise ValueError(
+            f"features without pooling have dims {sorted(dims)}: rows of one output [n, dim] need one dim, so give "
+            "each dim an EmbeddingTables of its own"
+        )
+    return not unpooled
 
 
 def _bases(counts: Sequence[int]) -> tuple[np.ndarray, int]:
@@ -169,9 +235,11 @@ def _bases(counts: Sequence[int]) -> tuple[np.ndarray, int]:
     return ends[:-1].astype(np.int64), int(ends[-1])
 
 
-def _zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
+def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros that start at a cache line. Numpy asks for huge pages, torch does not: rows are read at random."""
-    size = torch.empty(0, dtype=dtype).numpy()
-    raw = np.zeros(count + 64 // size.itemsize, dtype=size.dtype)
-    skip = -raw.ctypes.data % 64 // raw.itemsize
-    return torch.from_numpy(raw[skip : skip + count])
+    if device.type != "cpu":
+        return torch.zeros(count, dtype=dtype, device=device)
+    size = dtype.itemsize
+    raw = np.zeros(count * size + 64, dtype=np.uint8)
+    skip = -raw.ctypes.data % 64
+    return torch.from_numpy(raw[skip : skip + count * size]).view(dtype)

@@ -28,7 +28,10 @@ class ReferenceKernel:
         idle: IdleCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
-        output = torch.zeros(batch_size, layout.total_dim, dtype=layout.dtype)
+        if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
+            raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
+        num_outputs = batch_size if layout.pooled else indices.numel()
+        output = torch.zeros(num_outputs, layout.total_dim, dtype=layout.compute_dtype)
         used = indices if swaps is None else indices.clone()
         for slot in layout.slots:
             table = layout.tables[slot.table]
@@ -37,17 +40,18 @@ class ReferenceKernel:
                 raise layout.bad_offsets(slot)
             span = slice(int(bounds[0]), int(bounds[-1]))
             bad = (used[span] < 0) | (used[span] >= table.row_count)
-            if bad.any():
+            if bad.any() and layout.bounds == "fatal":
                 raise layout.bad_id(slot, int(used[span][bad][0]))
             if swaps is not None and swaps.probabilities[slot.number] > 0:
-                used[span] = swap(
-                    used[span], bounds, table=table, feature=slot.name, probability=swaps.probabilities[slot.number],
+                swapped = swap(
+                    used[span], bounds, table=table, feature=slot.name, config=swaps.configs[slot.number],
                     seed=layout.seed, step=swaps.step, sample_offset=swaps.sample_offset,
                     backend="reference",
                 )  # fmt: skip
-            ids, bags, scale = self._entries(slot, used, offsets, weights, batch_size)
+                used[span] = torch.where(bad, used[span], swapped)
+            ids, places, scale = self._entries(slot, used, offsets, weights, batch_size)
             rows = read_rows(layout, slot.table, ids, idle) * scale[:, None]
-            output[:, slot.column : slot.column + slot.dim].index_add_(0, bags, rows)
+            output[:, slot.column : slot.column + slot.dim].index_add_(0, places, rows)
         return output, used
 
     def _entries(
@@ -58,20 +62,20 @@ class ReferenceKernel:
         weights: torch.Tensor | None,
         batch_size: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The looked-up ids of a feature without padding and zero weights, their samples, and their weights."""
+        """The looked-up ids of a feature that add something, where in the output each goes, and its weight."""
+        dtype, table = self.layout.compute_dtype, self.layout.tables[slot.table]
         bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
         span = slice(int(bounds[0]), int(bounds[-1]))
-        ids = indices[span]
+        ids = indices[span].to(torch.int64)
         bags = torch.repeat_interleave(torch.arange(batch_size), torch.diff(bounds))
-        scale = (
-            torch.ones(len(ids), dtype=self.layout.dtype) if weights is None else weights[span].to(self.layout.dtype)
-        )
-        real = ids != self.layout.tables[slot.table].padding_row
+        scale = torch.ones(len(ids), dtype=dtype) if weights is None else weights[span].to(dtype)
+        real = (ids != table.padding_row) & (ids >= 0) & (ids < table.row_count)
         if slot.mean:
-            counts = torch.zeros(batch_size, dtype=self.layout.dtype).index_add_(0, bags, real.to(self.layout.dtype))
+            counts = torch.zeros(batch_size, dtype=dtype).index_add_(0, bags, real.to(dtype))
             scale = scale / counts.clamp(min=1)[bags]
         kept = real & (scale != 0)
-        return ids[kept], bags[kept], scale[kept]
+        places = bags if self.layout.pooled else torch.arange(span.start, span.stop)
+        return ids[kept], places[kept], scale[kept]
 
     def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
         return read_rows(self.layout, t, rows, idle)
@@ -79,16 +83,18 @@ class ReferenceKernel:
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None) -> None:
         layout = self.layout
         for t, table in enumerate(layout.tables):
-            ids, grads = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, table.dim, dtype=layout.dtype)]
+            ids, grads = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, table.dim, dtype=layout.compute_dtype)]
             for record in records:
                 for slot in (slot for slot in layout.slots if slot.table == t):
-                    rows, bags, scale = self._entries(
-                        slot, record.indices, record.offsets, record.weights, len(record.grad)
+                    rows, places, scale = self._entries(
+                        slot, record.indices, record.offsets, record.weights, record.batch_size(len(layout.slots))
                     )
                     ids.append(rows)
-                    grads.append(record.grad[bags, slot.column : slot.column + slot.dim] * scale[:, None])
+                    grads.append(record.grad[places, slot.column : slot.column + slot.dim] * scale[:, None])
             rows, inverse = torch.unique(torch.cat(ids), return_inverse=True)
-            grad = torch.zeros(len(rows), table.dim, dtype=layout.dtype).index_add_(0, inverse, torch.cat(grads))
+            grad = torch.zeros(len(rows), table.dim, dtype=layout.compute_dtype).index_add_(
+                0, inverse, torch.cat(grads)
+            )
             self._apply(t, rows, grad, step, idle)
 
     def _apply(self, t: int, rows: torch.Tensor, grad: torch.Tensor, step: int, idle: IdleCoefficients | None) -> None:
@@ -100,12 +106,14 @@ class ReferenceKernel:
         if isinstance(optimizer, Adam):
             m, v = layout.vector(t, "m"), layout.vector(t, "v")
             passed = num_idle if optimizer.idle_momentum else torch.zeros_like(num_idle)
-            first = (optimizer.beta1 ** (passed + 1)).to(layout.dtype)[:, None] * m[rows] + (1 - optimizer.beta1) * grad
-            second = (optimizer.beta2 ** (passed + 1)).to(layout.dtype)[:, None] * v[rows] + (
+            first = (optimizer.beta1 ** (passed + 1)).to(layout.compute_dtype)[:, None] * m[rows] + (
+                1 - optimizer.beta1
+            ) * grad
+            second = (optimizer.beta2 ** (passed + 1)).to(layout.compute_dtype)[:, None] * v[rows] + (
                 1 - optimizer.beta2
             ) * grad**2
             m[rows], v[rows] = first, second
-            keep = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)).to(layout.dtype)[:, None]
+            keep = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)).to(layout.compute_dtype)[:, None]
             mhat, vhat = first / (1 - optimizer.beta1**step), second / (1 - optimizer.beta2**step)
             theta = keep * theta - optimizer.learning_rate * mhat / (vhat.sqrt() + optimizer.eps)
         elif isinstance(optimizer, Adagrad):
@@ -127,14 +135,14 @@ class ReferenceKernel:
 
 def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
     """Local rows of table ``t`` as of now, a copy [len(rows), dim]: equation of :mod:`embeddings.decay`."""
-    theta = layout.weight(t)[rows]
+    theta = layout.weight(t)[rows].to(layout.compute_dtype)
     if idle is None:
         return theta
     decay, c, e = idle.for_rows(layout.last_update_step(t)[rows].numpy())
-    theta = torch.from_numpy(decay).to(layout.dtype)[:, None] * theta
+    theta = torch.from_numpy(decay).to(layout.compute_dtype)[:, None] * theta
     if idle.horizon:
         assert isinstance(layout.optimizer, Adam)
-        moved = torch.from_numpy(layout.optimizer.learning_rate * c).to(layout.dtype)[:, None]
-        floor = torch.from_numpy(layout.optimizer.eps * e).to(layout.dtype)[:, None]
+        moved = torch.from_numpy(layout.optimizer.learning_rate * c).to(layout.compute_dtype)[:, None]
+        floor = torch.from_numpy(layout.optimizer.eps * e).to(layout.compute_dtype)[:, None]
         theta -= moved * layout.vector(t, "m")[rows] / (layout.vector(t, "v")[rows].sqrt() + floor)
     return theta

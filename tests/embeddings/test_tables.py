@@ -252,7 +252,9 @@ def test_input_that_does_not_fit_is_refused(backend):
     tables = make(backend)
     ids, offsets = bags([2, 3])
     for arguments, message in [
-        ((ids.int(), offsets), "int64"),
+        ((ids.short(), offsets), "int32 or int64"),
+        ((ids, offsets.float()), "int32 or int64"),
+        ((ids, offsets[:0]), "F = 1 features"),
         ((ids, offsets[:-1]), "offsets must run from 0 to the number of indices, 5"),
         ((ids, offsets + 1), "offsets must run from 0"),
         ((ids[None], offsets), r"must be \[n\]"),
@@ -271,7 +273,7 @@ def test_tables_that_make_no_sense_are_refused(backend):
     for change, message in [
         ({"dim": 0}, "dim must be at least 1"),
         ({"features": ()}, "at least one"),
-        ({"pooling": "max"}, "sum or mean"),
+        ({"pooling": "max"}, "sum, mean or none"),
         ({"pooling": {"other": "sum"}}, "pooling names"),
         ({"row_start": 20, "row_count": 20}, r"rows \[20, 40\)"),
     ]:
@@ -279,8 +281,20 @@ def test_tables_that_make_no_sense_are_refused(backend):
             make(backend, **change)
     with pytest.raises(ValueError, match="must each be unique"):
         EmbeddingTables([TableConfig("a", 5, 2, ("x",)), TableConfig("b", 5, 2, ("x",))], SGD(), backend=backend)
-    with pytest.raises(ValueError, match=r"float32 or torch\.float64"):
-        make(backend, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"dtype must be one of torch\.float64, .* not torch\.int8"):
+        make(backend, dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"state_dtype must be one of"):
+        EmbeddingTables([TableConfig("a", 5, 2, ("x",))], SGD(), backend=backend, state_dtype=torch.int8)
+    with pytest.raises(ValueError, match="bounds must be 'fatal' or 'ignore', not 'wrap'"):
+        EmbeddingTables([TableConfig("a", 5, 2, ("x",))], SGD(), backend=backend, bounds="wrap")
+    with pytest.raises(ValueError, match="runs on the CPU, not on cuda:0"):
+        EmbeddingTables([TableConfig("a", 5, 2, ("x",))], SGD(), backend=backend, device="cuda:0")
+    with pytest.raises(ValueError, match=r"features \['x'\] have pooling none, \['y'\] do not"):
+        make(backend, features=("x", "y"), pooling=("none", "sum"))
+    with pytest.raises(ValueError, match=r"dims \[2, 3\].*one dim"):
+        EmbeddingTables(
+            [TableConfig("a", 5, 2, ("x",), "none"), TableConfig("b", 5, 3, ("y",), "none")], SGD(), backend=backend
+        )
     with pytest.raises(ValueError, match="there is no table 'user'"):
         make(backend).read("user")
     with pytest.raises(ValueError, match="30 rows"):
