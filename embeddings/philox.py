@@ -61,15 +61,14 @@ def lane(words: tuple[np.ndarray, ...], lanes: np.ndarray) -> np.ndarray:
     return picked
 
 
-def uniform_below(n: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
+def uniform_below(n: int | np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
     """Uniform integers in [0, n) by multiply-shift: one word up to n = 2^22, else the high part of (high:low) * n.
 
     Args:
-        n: the bound, 1 <= n <= 2^32.
+        n: the bound, 1 <= n <= 2^32, one for all or one for each.
         high, low: uint64 arrays of 32-bit words; ``low`` is not looked at where one word is enough.
     """
-    bound = np.uint64(n)
-    if n <= ONE_WORD_LIMIT:
-        return (high * bound) >> _SHIFT
-    carry = (low * bound) >> _SHIFT
-    return (high * bound + carry) >> _SHIFT
+    bound = np.asarray(n).astype(np.uint64)
+    carry = np.where(bound <= np.uint64(ONE_WORD_LIMIT), np.uint64(0), (low * bound) >> _SHIFT)
+    drawn: np.ndarray = (high * bound + carry) >> _SHIFT
+    return drawn

@@ -20,6 +20,7 @@ from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, Kernel, Layout, Re
 from embeddings.kernels.reference import ReferenceKernel
 from embeddings.optim import Adam, RowOptimizer
 from embeddings.sse import check_sse
+from embeddings.sse import check_sse
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 

@@ -110,13 +110,13 @@ class FbgemmKernel:
     def _swapped(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int, swaps: Swaps) -> torch.Tensor:
         """The ids after SSE, which FBGEMM knows nothing of: the same bits as inside the other backends' lookups."""
         used = indices.clone()
-        for slot, probability in zip(self.layout.slots, swaps.probabilities, strict=True):
-            if probability == 0.0:
+        for slot, config in zip(self.layout.slots, swaps.configs, strict=True):
+            if config.probability == 0.0:
                 continue
             bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
             span = slice(int(bounds[0]), int(bounds[-1]))
             used[span] = swap(
-                used[span], bounds, table=self.layout.tables[slot.table], feature=slot.name, probability=probability,
+                used[span], bounds, table=self.layout.tables[slot.table], feature=slot.name, config=config,
                 seed=self.layout.seed, step=swaps.step, sample_offset=swaps.sample_offset,
             )  # fmt: skip
         return used

@@ -42,10 +42,10 @@ class SwappingDist(RwSparseFeaturesDist):
             bounds = offsets[number * batch_size : (number + 1) * batch_size + 1]
             ids = values[int(bounds[0]) : int(bounds[-1])]
             _check_ids(ids, feature, table)
-            probability = self._settings.probability(feature)
-            if self._place.training and probability > 0.0:
+            config = self._settings.sse.get(feature)
+            if self._place.training and config is not None and config.probability > 0.0:
                 ids = swap(
-                    ids, bounds, table=table, feature=feature, probability=probability,
+                    ids, bounds, table=table, feature=feature, config=config,
                     seed=self._settings.seed, step=self._place.step, sample_offset=self._place.sample_offset,
                 )  # fmt: skip
             pieces.append(ids)

@@ -58,7 +58,8 @@ def test_compiled_draws_equal_numpy(n, words, lane):
     step, group, place = words
     counter = [(step, group, place, stream) for stream in (ROW_STREAM, ROW_STREAM + LOW_WORD_STREAM)]
     high, low = (philox4x32(each, (7, 9))[lane] for each in counter)
-    compiled = philox.draw_below(*[np.uint64(word) for word in words], lane, np.uint64(7), np.uint64(9), np.uint64(n))
+    stream, key = np.uint64(ROW_STREAM), (np.uint64(7), np.uint64(9))
+    compiled = philox.draw_below(*[np.uint64(word) for word in words], stream, lane, *key, np.uint64(n))
     assert compiled == int(uniform_below(n, high, low))
 
 

@@ -199,7 +199,7 @@ def expected_counts(bags, feature, step, training):
     ids, offsets = flatten(bags[feature])
     if training:
         ids = swap(
-            ids, offsets, table=table, feature=feature, probability=PROBABILITY[feature], seed=5, step=step
+            ids, offsets, table=table, feature=feature, config=SSEConfig(PROBABILITY[feature]), seed=5, step=step
         )  # fmt: skip
     counts = torch.zeros(len(bags[feature]), table.num_rows, dtype=torch.int64)
     for sample in range(len(bags[feature])):

@@ -17,8 +17,10 @@ from embeddings.tables import EmbeddingTables
 
 def draw(ids, *, num_rows=12, offsets=None, feature="item", **settings):
     offsets = torch.arange(len(ids) + 1) if offsets is None else offsets
-    settings = {"probability": 0.3, "seed": 1, "step": 1, "backend": "reference"} | settings
-    return swap(ids, offsets, table=TableConfig("item", num_rows, 4, (feature,)), feature=feature, **settings)
+    config = SSEConfig(settings.pop("probability", 0.3), settings.pop("graph", None), settings.pop("rho", 1.0))
+    settings = {"seed": 1, "step": 1, "backend": "reference"} | settings
+    table = TableConfig("item", num_rows, 4, (feature,))
+    return swap(ids, offsets, table=table, feature=feature, config=config, **settings)
 
 
 def test_vector_of_our_own():
@@ -212,7 +214,7 @@ def test_ids_with_places_of_their_own():
     kwargs = {
         "table": TableConfig("item", 12, 4, ("item",)),
         "feature": "item",
-        "probability": 0.5,
+        "config": SSEConfig(0.5),
         "seed": 1,
         "step": 1,
     }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from embeddings.config import SSEConfig
 from embeddings.decay import IdleCoefficients
 from embeddings.kernels.cpu.geometry import COLUMN, MEAN, PADDING
 from embeddings.kernels.cpu.lookup import lookup
@@ -16,7 +17,7 @@ from embeddings.kernels.cpu.threads import use_threads
 from embeddings.kernels.cpu.update import RULES, apply_updates
 from embeddings.kernels.layout import Layout, Record, Swaps
 from embeddings.optim import Adam
-from embeddings.sse import draw_words
+from embeddings.sse import SwapDraws, swap_draws
 
 
 class NumbaKernel:
@@ -35,10 +36,10 @@ class NumbaKernel:
         first = [next(slot.number for slot in layout.slots if slot.table == t) for t in range(len(layout.tables))]
         self._geometry = self._slots[first]
         self._no_scales = torch.empty(0, dtype=layout.dtype).numpy()
-        self._no_draws = np.empty((0, 6), dtype=np.uint64)
+        self._no_draws = swap_draws([], layout.seed)
         self._rate, self._eps = float(layout.optimizer.learning_rate), float(getattr(layout.optimizer, "eps", 0.0))
         self._cast: tuple[np.ndarray, np.ndarray, np.ndarray, tuple[np.ndarray, ...]] | None = None
-        self._draws: dict[tuple[float, ...], np.ndarray] = {}
+        self._draws: dict[tuple[SSEConfig, ...], SwapDraws] = {}
 
     def forward(
         self,
@@ -54,12 +55,12 @@ class NumbaKernel:
         output = torch.empty(batch_size, layout.total_dim, dtype=layout.dtype)
         used, draws, sample_offset, step_word = indices, self._no_draws, 0, np.uint64(0)
         if swaps is not None:
-            used, draws = torch.empty_like(indices), self._swap_words(swaps.probabilities)
+            used, draws = torch.empty_like(indices), self._swap_draws(swaps.configs)
             sample_offset, step_word = swaps.sample_offset, np.uint64(swaps.step & 0xFFFFFFFF)
         faults = np.zeros((len(layout.slots), 2), dtype=np.int64)
         lookup(
             output.numpy().reshape(-1), *self._storage(), self._slots, indices.numpy(), used.numpy(),
-            offsets.numpy(), self._scales(weights), draws, batch_size, sample_offset, step_word,
+            offsets.numpy(), self._scales(weights), *draws, batch_size, sample_offset, step_word,
             *self._idle_arguments(idle), faults,
         )  # fmt: skip
         for slot in layout.slots:
@@ -77,7 +78,7 @@ class NumbaKernel:
         ids, faults = rows.numpy(), np.zeros((1, 2), dtype=np.int64)
         lookup(
             output.numpy().reshape(-1), *self._storage(), slot, ids, ids, np.arange(len(ids) + 1), self._no_scales,
-            self._no_draws, len(ids), 0, np.uint64(0), *self._idle_arguments(idle), faults,
+            *self._no_draws, len(ids), 0, np.uint64(0), *self._idle_arguments(idle), faults,
         )  # fmt: skip
         assert not faults.any()
         return output
@@ -125,14 +126,12 @@ class NumbaKernel:
         scales: np.ndarray = weights.to(self.layout.dtype).contiguous().numpy()
         return scales
 
-    def _swap_words(self, probabilities: tuple[float, ...]) -> np.ndarray:
-        """embeddings.sse.draw_words of each feature, uint64 [F, 6]."""
-        if probabilities not in self._draws:
-            tables, slots, seed = self.layout.tables, self.layout.slots, self.layout.seed
-            self._draws[probabilities] = np.stack(
-                [draw_words(tables[s.table], s.name, p, seed) for s, p in zip(slots, probabilities, strict=True)]
-            )
-        return self._draws[probabilities]
+    def _swap_draws(self, configs: tuple[SSEConfig, ...]) -> SwapDraws:
+        if configs not in self._draws:
+            tables = self.layout.tables
+            features = [(tables[s.table], s.name, c) for s, c in zip(self.layout.slots, configs, strict=True)]
+            self._draws[configs] = swap_draws(features, self.layout.seed)
+        return self._draws[configs]
 
     def _idle_arguments(self, idle: IdleCoefficients | None) -> tuple[Any, ...]:
         """K, whether reading corrects rows, and the coefficients of it in the type of the rows."""

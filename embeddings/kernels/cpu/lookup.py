@@ -45,8 +45,9 @@ def fault_of(slot, indices, offsets, first_bag, end_bag):  # type: ignore[no-unt
 
 @compiled(parallel=True)
 def lookup(  # type: ignore[no-untyped-def]
-    output, weights, vectors, last_steps, slots, indices, used, offsets, scales, draws, batch_size, sample_offset,
-    step_word, completed, has_idle, decay, momentum, near_c, near_e, far_c, far_e, late_decay, faults,
+    output, weights, vectors, last_steps, slots, indices, used, offsets, scales, draws, graph_offsets, neighbours,
+    thresholds, batch_size, sample_offset, step_word, completed, has_idle, decay, momentum, near_c, near_e, far_c,
+    far_e, late_decay, faults,
 ):  # fmt: skip
     real = output.dtype.type
     num_blocks = (batch_size + BLOCK - 1) // BLOCK
@@ -63,7 +64,10 @@ def lookup(  # type: ignore[no-untyped-def]
             continue
         first_id, end_id = offsets[f * batch_size + start], offsets[f * batch_size + end]
         if draws.size and draws[f, 0] > 0:
-            swap_block(indices, used, offsets, f * batch_size, start, end, sample_offset, step_word, draws[f])
+            swap_block(
+                indices, used, offsets, f * batch_size, start, end, sample_offset, step_word, draws[f], graph_offsets,
+                neighbours, thresholds,
+            )  # fmt: skip
         elif draws.size:
             used[first_id:end_id] = indices[first_id:end_id]
         for i in range(first_id, min(first_id + AHEAD, end_id)):

@@ -6,13 +6,11 @@ import numpy as np
 
 from embeddings.kernels.cpu.compiled import compiled
 from embeddings.philox import LOW_WORD_STREAM, MULTIPLIERS, NUM_ROUNDS, ONE_WORD_LIMIT, WEYL
-from embeddings.sse import ROW_STREAM
 
 _M0, _M1 = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
 _W0, _W1 = np.uint64(WEYL[0]), np.uint64(WEYL[1])
 _MASK, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
-_LOW_STREAM, _ROW_STREAM = np.uint64(ROW_STREAM + LOW_WORD_STREAM), np.uint64(ROW_STREAM)
-_ONE_WORD = np.uint64(ONE_WORD_LIMIT)
+_LOW_WORD, _ONE_WORD = np.uint64(LOW_WORD_STREAM), np.uint64(ONE_WORD_LIMIT)
 
 
 @compiled()
@@ -36,10 +34,10 @@ def lane_of(words, lane):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def draw_below(step, group, place, lane, key0, key1, num_others):  # type: ignore[no-untyped-def]
-    """Uniform in [0, num_others): see embeddings.philox.uniform_below."""
-    high = lane_of(philox4x32(step, group, place, _ROW_STREAM, key0, key1), lane)
-    if num_others <= _ONE_WORD:
-        return np.int64((high * num_others) >> _SHIFT)
-    low = lane_of(philox4x32(step, group, place, _LOW_STREAM, key0, key1), lane)
-    return np.int64((high * num_others + ((low * num_others) >> _SHIFT)) >> _SHIFT)
+def draw_below(step, group, place, stream, lane, key0, key1, bound):  # type: ignore[no-untyped-def]
+    """Uniform in [0, bound): see embeddings.philox.uniform_below."""
+    high = lane_of(philox4x32(step, group, place, stream, key0, key1), lane)
+    if bound <= _ONE_WORD:
+        return np.int64((high * bound) >> _SHIFT)
+    low = lane_of(philox4x32(step, group, place, stream + _LOW_WORD, key0, key1), lane)
+    return np.int64((high * bound + ((low * bound) >> _SHIFT)) >> _SHIFT)

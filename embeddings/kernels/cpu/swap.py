@@ -8,14 +8,49 @@ from numba import prange
 from embeddings.kernels.cpu.compiled import compiled
 from embeddings.kernels.cpu.philox import draw_below, lane_of, philox4x32
 from embeddings.kernels.cpu.threads import BLOCK, use_threads
-from embeddings.sse import HIT_STREAM
+from embeddings.sse import HIT_STREAM, NEIGHBOUR_STREAM, ROW_STREAM, SwapDraws
 
-_MASK, _POSITION_MASK, _HIT_STREAM = np.uint64(0xFFFFFFFF), np.uint64(0xFFFF), np.uint64(HIT_STREAM)
+_MASK, _POSITION_MASK, _ONE = np.uint64(0xFFFFFFFF), np.uint64(0xFFFF), np.uint64(1)
+_HIT_STREAM, _ROW_STREAM, _NEIGHBOUR_STREAM = np.uint64(HIT_STREAM), np.uint64(ROW_STREAM), np.uint64(NEIGHBOUR_STREAM)
 
 
 @compiled()
-def swap_block(indices, used, offsets, first_bag, start, end, sample_offset, step, draws):  # type: ignore[no-untyped-def]
-    """SSE-SE of the bags [start, end) of one feature, bit for bit as embeddings.sse.swap."""
+def new_row(row, step, group, place, lane, draws, graph_offsets, neighbours, thresholds):  # type: ignore[no-untyped-def]
+    """What a hit becomes: see embeddings.sse. ``graph_offsets`` and the rest are those of SwapDraws."""
+    key0, key1, num_others, first_live = draws[2], draws[3], draws[4], np.int64(draws[5])
+    graph = np.int64(draws[6]) - 1
+    first = last = np.int64(0)
+    if graph >= 0:
+        first, last = graph_offsets[graph + row], graph_offsets[graph + row + 1]
+    if last > first:
+        word = lane_of(philox4x32(step, group, place, _NEIGHBOUR_STREAM, key0, key1), lane)
+        if word < thresholds[np.int64(draws[7]) + last - first]:
+            drawn = draw_below(step, group, place, _ROW_STREAM, lane, key0, key1, np.uint64(last - first))
+            return np.int64(neighbours[first + drawn])
+    stream = _ROW_STREAM
+    while True:
+        drawn = draw_below(step, group, place, stream, lane, key0, key1, num_others)
+        other = first_live + drawn + (1 if drawn >= row - first_live else 0)
+        low, high = first, last
+        while low < high:
+            middle = (low + high) >> 1
+            if neighbours[middle] < other:
+                low = middle + 1
+            else:
+                high = middle
+        if low == last or neighbours[low] != other:
+            return other
+        stream += _ONE
+
+
+@compiled()
+def swap_block(  # type: ignore[no-untyped-def]
+    indices, used, offsets, first_bag, start, end, sample_offset, step, draws, graph_offsets, neighbours, thresholds,
+):  # fmt: skip
+    """SSE of the bags [start, end) of one feature, bit for bit as embeddings.sse.swap; ``draws``: its SwapDraws.words.
+
+    Rows outside [first live row, number of rows) stay: one unsigned comparison finds both.
+    """
     threshold, place, key0, key1 = draws[0], draws[1], draws[2], draws[3]
     num_others, first_live = draws[4], np.int64(draws[5])
     first_id = offsets[first_bag + start]
@@ -34,10 +69,12 @@ def swap_block(indices, used, offsets, first_bag, start, end, sample_offset, ste
         skip = sample_offset + start - 4 * group
         for j in range(end - start):
             row = indices[first_id + j]
-            if flat[skip + j] < threshold and row >= first_live:
+            if flat[skip + j] < threshold and np.uint64(row - first_live) <= num_others:
                 sample = sample_offset + start + j
-                drawn = draw_below(step, np.uint64(sample >> 2) & _MASK, place, sample & 3, key0, key1, num_others)
-                row = first_live + drawn + (1 if drawn >= row - first_live else 0)
+                group_word = np.uint64(sample >> 2) & _MASK
+                row = new_row(
+                    row, step, group_word, place, sample & 3, draws, graph_offsets, neighbours, thresholds
+                )  # fmt: skip
             used[first_id + j] = row
         return
     group = (sample_offset + start) >> 2
@@ -56,26 +93,32 @@ def swap_block(indices, used, offsets, first_bag, start, end, sample_offset, ste
                 i = offsets[bag] + position
                 if i < offsets[bag + 1]:
                     row = indices[i]
-                    if row >= first_live and lane_of(words, sample & 3) < threshold:
-                        drawn = draw_below(step, np.uint64(group) & _MASK, at, sample & 3, key0, key1, num_others)
-                        row = first_live + drawn + (1 if drawn >= row - first_live else 0)
+                    if np.uint64(row - first_live) <= num_others and lane_of(words, sample & 3) < threshold:
+                        group_word = np.uint64(group) & _MASK
+                        row = new_row(
+                            row, step, group_word, at, sample & 3, draws, graph_offsets, neighbours, thresholds
+                        )  # fmt: skip
                     used[i] = row
         group += 1
 
 
 @compiled(parallel=True)
-def _swap_feature(indices, used, offsets, sample_offset, step, draws):  # type: ignore[no-untyped-def]
+def _swap_feature(  # type: ignore[no-untyped-def]
+    indices, used, offsets, sample_offset, step, words, graph_offsets, neighbours, thresholds
+):  # fmt: skip
     batch_size = offsets.size - 1
     for block in prange((batch_size + BLOCK - 1) // BLOCK):
         start, end = block * BLOCK, min(block * BLOCK + BLOCK, batch_size)
-        swap_block(indices, used, offsets, 0, start, end, sample_offset, step, draws)
+        swap_block(
+            indices, used, offsets, 0, start, end, sample_offset, step, words[0], graph_offsets, neighbours, thresholds
+        )
 
 
-def swap_feature(ids: np.ndarray, offsets: np.ndarray, words: np.ndarray, step: int, sample_offset: int) -> np.ndarray:
-    """Compiled form of :func:`embeddings.sse.swap`; ``words`` from draw_words, ``offsets`` from 0."""
+def swap_feature(ids: np.ndarray, offsets: np.ndarray, draws: SwapDraws, step: int, sample_offset: int) -> np.ndarray:
+    """Compiled form of :func:`embeddings.sse.swap`; ``draws`` of the one feature, ``offsets`` from 0."""
     if (np.diff(offsets) < 0).any() or int(offsets[-1]) != len(ids):
         raise ValueError(f"offsets must not decrease and must end at the number of ids, {len(ids)}")
     use_threads(8 * len(ids))
     used = np.empty_like(ids)
-    _swap_feature(ids, used, offsets, sample_offset, np.uint64(step & 0xFFFFFFFF), words)
+    _swap_feature(ids, used, offsets, sample_offset, np.uint64(step & 0xFFFFFFFF), *draws)
     return used
