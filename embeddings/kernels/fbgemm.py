@@ -11,7 +11,7 @@ bounds) is taken out before FBGEMM sees it, and a mean is a sum with weights 1 /
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
@@ -19,7 +19,7 @@ import torch
 
 from embeddings.decay import IdleCoefficients
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
-from embeddings.optim import SGD, Adagrad, RowOptimizer, RowwiseAdagrad
+from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
 from embeddings.sse import swap
 
 # FBGEMM's numbers of PoolingMode.SUM, EmbeddingLocation.HOST and SparseType.FP32.
@@ -29,7 +29,7 @@ OPTIMIZERS = (SGD, Adagrad, RowwiseAdagrad)
 
 
 class Bags(NamedTuple):
-    """What FBGEMM is given: ids without those that add nothing, and their weights."""
+    """What FBGEMM is given for a group: ids without those that add nothing, and their weights."""
 
     indices: torch.Tensor  # int32 or int64 [m]
     lengths: torch.Tensor  # int64 [F, B]
@@ -42,10 +42,11 @@ class Bags(NamedTuple):
         return torch.cat([ends.new_zeros(1), ends])
 
 
-class _Geometry:
-    """Where FBGEMM finds the tables of some features: one entry for each feature, as its operators want it."""
+class _Group:
+    """Features that one call looks up, and where FBGEMM finds their tables: an entry for each feature."""
 
     def __init__(self, layout: Layout, slots: Sequence[FeatureSlot]) -> None:
+        self.slots = tuple(slots)
         tables = [slot.table for slot in slots]
         # A table without rows would be taken for a part of the next one, which starts at the same number.
         starts = [0]
@@ -65,12 +66,17 @@ class _Geometry:
 
 
 class FbgemmKernel:
-    """See :class:`embeddings.kernels.layout.Kernel`. Raises ValueError for what FBGEMM's CPU kernels cannot do."""
+    """See :class:`embeddings.kernels.layout.Kernel`. Raises ValueError for what FBGEMM's CPU kernels cannot do.
+
+    All tables are one call; without pooling each table is one, every id being a bag of its own.
+    """
 
     def __init__(self, layout: Layout) -> None:
-        refuse(layout.optimizer, layout.dtype)
+        refuse(layout)
         self.layout = layout
-        self._all = _Geometry(layout, layout.slots)
+        slots = layout.slots
+        by_table = [[slot for slot in slots if slot.table == t][:1] for t in range(len(layout.tables))]
+        self._groups = [_Group(layout, group) for group in ([slots] if layout.pooled else by_table)]
 
     def forward(
         self,
@@ -81,31 +87,36 @@ class FbgemmKernel:
         swaps: Swaps | None,
         idle: IdleCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        layout = self.layout
         self._check(indices, offsets, batch_size)
         used = indices if swaps is None else self._swapped(indices, offsets, batch_size, swaps)
-        bags, g = self._bags(used, offsets, weights, batch_size), self._all
-        if batch_size == 0:
-            return torch.zeros(0, self.layout.total_dim), used
-        output: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
-            self.layout.weights, g.weight_offsets, g.column_offsets, g.total_dim, g.row_starts, bags.indices,
-            bags.offsets, _SUM, bags.shares, _FP32,
-        )  # fmt: skip
-        return output, used
+        if batch_size == 0 or (indices.numel() == 0 and not layout.pooled):
+            return torch.zeros(0, layout.total_dim), used
+        outputs = [
+            torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
+                layout.weights, group.weight_offsets, group.column_offsets, group.total_dim, group.row_starts,
+                bags.indices, bags.offsets, _SUM, bags.shares, _FP32,
+            )
+            for group, bags in zip(self._groups, self._bags(used, offsets, weights, batch_size), strict=True)
+            if bags.lengths.numel()
+        ]  # fmt: skip
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), used
 
     def _check(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
         """That bags and ids exist: FBGEMM would read whatever memory they point to."""
+        layout = self.layout
         if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
-            raise self.layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
-        for slot in self.layout.slots:
+            raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
+        for slot in layout.slots:
             bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
             if bool((bounds.diff() < 0).any()):
-                raise self.layout.bad_offsets(slot)
+                raise layout.bad_offsets(slot)
             ids = indices[int(bounds[0]) : int(bounds[-1])]
-            if not ids.numel():
+            if layout.bounds == "ignore" or not ids.numel():
                 continue
             low, high = (int(bound) for bound in torch.aminmax(ids))
-            if low < 0 or high >= self.layout.tables[slot.table].row_count:
-                raise self.layout.bad_id(slot, low if low < 0 else high)
+            if low < 0 or high >= layout.tables[slot.table].row_count:
+                raise layout.bad_id(slot, low if low < 0 else high)
 
     def _swapped(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int, swaps: Swaps) -> torch.Tensor:
         """The ids after SSE, which FBGEMM knows nothing of: the same bits as inside the other backends' lookups."""
@@ -115,127 +126,145 @@ class FbgemmKernel:
                 continue
             bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
             span = slice(int(bounds[0]), int(bounds[-1]))
-            used[span] = swap(
-                used[span], bounds, table=self.layout.tables[slot.table], feature=slot.name, config=config,
+            table = self.layout.tables[slot.table]
+            swapped = swap(
+                used[span].long(), bounds.long(), table=table, feature=slot.name, config=config,
                 seed=self.layout.seed, step=swaps.step, sample_offset=swaps.sample_offset,
             )  # fmt: skip
+            inside = (used[span] >= 0) & (used[span] < table.row_count)
+            used[span] = torch.where(inside, swapped.to(used.dtype), used[span])
         return used
 
     def _bags(
         self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int
-    ) -> Bags:
-        """The ids that add something, with their weights."""
+    ) -> list[Bags]:
+        """For each group, the ids that add something, with their weights."""
         layout = self.layout
         lengths = offsets.diff().view(len(layout.slots), batch_size).long()
         real = torch.ones(len(indices), dtype=torch.bool)
         shares = torch.ones(len(indices)) if weights is None else weights.float()
+        ends = [0, *lengths.sum(dim=1).cumsum(0).tolist()]
         for slot in layout.slots:
-            padding_row = layout.tables[slot.table].padding_row
-            span = slice(int(offsets[slot.number * batch_size]), int(offsets[(slot.number + 1) * batch_size]))
-            if padding_row >= 0:
-                torch.ne(indices[span], padding_row, out=real[span])
+            table, span = layout.tables[slot.table], slice(ends[slot.number], ends[slot.number + 1])
+            if table.padding_row >= 0:
+                torch.ne(indices[span], table.padding_row, out=real[span])
+            if layout.bounds == "ignore":
+                real[span] &= (indices[span] >= 0) & (indices[span] < table.row_count)
             if slot.mean:
                 counts = _sums(real[span], lengths[slot.number]).clamp(min=1)
                 shares = shares.clone() if shares is weights else shares
                 shares[span] /= counts.repeat_interleave(lengths[slot.number])
         kept = real if weights is None else real & (shares != 0)
-        if bool(kept.all()):
-            return Bags(indices, lengths, shares)
-        return Bags(indices[kept], _sums(kept, lengths.reshape(-1)).view_as(lengths), shares[kept])
+        if layout.pooled:
+            if bool(kept.all()):
+                return [Bags(indices, lengths, shares)]
+            return [Bags(indices[kept], _sums(kept, lengths.reshape(-1)).view_as(lengths), shares[kept])]
+        found = []
+        for group in self._groups:
+            features = [slot.number for slot in layout.slots if slot.table == group.slots[0].table]
+            span = slice(ends[features[0]], ends[features[-1] + 1])
+            mine = kept[span]
+            found.append(Bags(indices[span][mine], mine.long()[None], shares[span][mine]))
+        return found
 
     def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
         return self.layout.weight(t)[rows]
 
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
-        bags, grad = self._joined(records)
-        if not bags.indices.numel():
-            return
-        if scale != 1.0:
-            grad = grad * scale
-        layout, optimizer, g = self.layout, self.layout.optimizer, self._all
+        for group, bags, grad in self._joined(records):
+            if bags.indices.numel():
+                self._apply(group, bags, grad if scale == 1.0 else grad * scale, step)
+                for t, ids in self._touched(group, bags):
+                    self.layout.last_update_step(t)[ids] = step
+
+    def _apply(self, group: _Group, bags: Bags, grad: torch.Tensor, step: int) -> None:
+        layout, optimizer, ops = self.layout, self.layout.optimizer, torch.ops.fbgemm
         rate = torch.tensor(optimizer.rate(step), dtype=torch.float32)
-        common = (
-            grad, layout.weights, g.placements, g.weight_offsets, g.column_offsets, g.max_dim, g.row_starts,
-            g.row_bits, bags.indices, bags.offsets, _SUM, bags.shares, False,
+        batch = (
+            grad, layout.weights, group.placements, group.weight_offsets, group.column_offsets, group.max_dim,
+            group.row_starts, group.row_bits, bags.indices, bags.offsets, _SUM, bags.shares, False,
         )  # fmt: skip
-        ops = torch.ops.fbgemm
         if isinstance(optimizer, RowwiseAdagrad):
             ops.split_embedding_backward_codegen_rowwise_adagrad_cpu(
-                *common, layout.row_values, g.placements, g.state_offsets, rate, optimizer.eps
+                *batch, layout.row_values, group.placements, group.state_offsets, rate, optimizer.eps
             )
         elif isinstance(optimizer, Adagrad):
             ops.split_embedding_backward_codegen_adagrad_cpu(
-                *common, layout.vectors, g.placements, g.state_offsets, rate, optimizer.eps
+                *batch, layout.vectors, group.placements, group.state_offsets, rate, optimizer.eps
             )
         else:
-            ops.split_embedding_backward_codegen_sgd_cpu(*common, rate)
-        for t, ids in self._touched(bags):
-            layout.last_update_step(t)[ids] = step
+            ops.split_embedding_backward_codegen_sgd_cpu(*batch, rate)
 
     def squared_norm(self, records: Sequence[Record]) -> float:
         """Sum over touched rows of the squared length of their gradient, in float64."""
-        bags, grad = self._joined(records)
-        total, first = 0.0, 0
-        rows = dict(self._touched(bags))
-        sums: dict[int, list[torch.Tensor]] = {}
-        for slot, lengths in zip(self.layout.slots, bags.lengths, strict=True):
-            end = first + int(lengths.sum())
-            samples = torch.arange(lengths.numel()).repeat_interleave(lengths)
-            block = grad[:, slot.column : slot.column + slot.dim].double()
-            sums.setdefault(slot.table, []).append(block[samples] * bags.shares[first:end, None].double())
-            first = end
-        for t, ids in rows.items():
-            unique, inverse = torch.unique(ids, return_inverse=True)
-            parts = torch.cat(sums[t])
-            summed = torch.zeros(len(unique), parts.shape[1], dtype=torch.float64).index_add_(0, inverse, parts)
-            total += float(summed.square().sum())
+        total = 0.0
+        for group, bags, grad in self._joined(records):
+            parts: dict[int, list[torch.Tensor]] = {}
+            first = column = 0
+            for slot, lengths in zip(group.slots, bags.lengths, strict=True):
+                end = first + int(lengths.sum())
+                samples = torch.arange(lengths.numel()).repeat_interleave(lengths)
+                block = grad[:, column : column + slot.dim].double()[samples] * bags.shares[first:end, None].double()
+                parts.setdefault(slot.table, []).append(block)
+                first, column = end, column + slot.dim
+            for t, ids in self._touched(group, bags):
+                unique, inverse = torch.unique(ids, return_inverse=True)
+                summed = torch.zeros(len(unique), self.layout.tables[t].dim, dtype=torch.float64)
+                total += float(summed.index_add_(0, inverse, torch.cat(parts[t])).square().sum())
         return total
 
-    def _joined(self, records: Sequence[Record]) -> tuple[Bags, torch.Tensor]:
-        """All records as one batch, and its output gradient [samples of all records, sum of dims]."""
-        parts = [self._bags(record.indices, record.offsets, record.weights, len(record.grad)) for record in records]
-        if len(parts) == 1:
-            return parts[0], records[0].grad
-        sizes = [part.lengths.sum(dim=1).tolist() for part in parts]
-        indices = [part.indices.split(size) for part, size in zip(parts, sizes, strict=True)]
-        shares = [part.shares.split(size) for part, size in zip(parts, sizes, strict=True)]
-        features = range(len(self.layout.slots))
-        return (
-            Bags(
+    def _joined(self, records: Sequence[Record]) -> Iterator[tuple[_Group, Bags, torch.Tensor]]:
+        """For each group all records as one batch, and its output gradient [samples or ids of all records, columns]."""
+        num_features = len(self.layout.slots)
+        batches = [
+            self._bags(record.indices, record.offsets, record.weights, record.batch_size(num_features))
+            for record in records
+        ]
+        starts = [0] * len(records)
+        for number, group in enumerate(self._groups):
+            parts = [batch[number] for batch in batches]
+            grads = []
+            for r, record in enumerate(records):
+                end = starts[r] + parts[r].lengths.shape[1]
+                grads.append(record.grad[starts[r] : end])
+                starts[r] = end
+            if len(parts) == 1:
+                yield group, parts[0], grads[0].contiguous()
+                continue
+            sizes = [part.lengths.sum(dim=1).tolist() for part in parts]
+            indices = [part.indices.split(size) for part, size in zip(parts, sizes, strict=True)]
+            shares = [part.shares.split(size) for part, size in zip(parts, sizes, strict=True)]
+            features = range(len(group.slots))
+            joined = Bags(
                 torch.cat([each[f] for f in features for each in indices]),
                 torch.cat([part.lengths for part in parts], dim=1),
                 torch.cat([each[f] for f in features for each in shares]),
-            ),
-            torch.cat([record.grad for record in records]),
-        )
+            )
+            yield group, joined, torch.cat(grads)
 
-    def _touched(self, bags: Bags) -> list[tuple[int, torch.Tensor]]:
+    def _touched(self, group: _Group, bags: Bags) -> Iterator[tuple[int, torch.Tensor]]:
         """(table, its ids in the batch)."""
         ends = [0, *bags.lengths.sum(dim=1).cumsum(0).tolist()]
-        found = []
-        for t in range(len(self.layout.tables)):
-            numbers = [slot.number for slot in self.layout.slots if slot.table == t]
-            found.append((t, bags.indices[ends[numbers[0]] : ends[numbers[-1] + 1]].long()))
-        return found
+        for t in dict.fromkeys(slot.table for slot in group.slots):
+            places = [place for place, slot in enumerate(group.slots) if slot.table == t]
+            yield t, bags.indices[ends[places[0]] : ends[places[-1] + 1]].long()
 
 
-def refuse(optimizer: RowOptimizer, dtype: torch.dtype) -> None:
+def refuse(layout: Layout) -> None:
     """Raises ValueError, with the remedy, for what FBGEMM's fused CPU kernels have no form of."""
-    if type(optimizer) not in OPTIMIZERS:
+    optimizer, kind = layout.optimizer, type(layout.optimizer)
+    remedy = "use backend 'numba' (kernel: evenkeel)"
+    if kind not in OPTIMIZERS:
+        names = ", ".join(each.__name__ for each in OPTIMIZERS)
+        raise ValueError(f"FBGEMM has no fused {kind.__name__} on CPU: {remedy}, or one of {names}")
+    for option in ("eps_inside_root", "weight_decay", "clip_row_norm"):
+        if getattr(optimizer, option, None):
+            raise ValueError(f"FBGEMM's fused {kind.__name__} has no {option}: {remedy}, or leave it out")
+    if layout.dtype != torch.float32 or layout.state_dtype != torch.float32:
         raise ValueError(
-            f"FBGEMM has no fused {type(optimizer).__name__} on CPU: use backend 'numba' (kernel: evenkeel), or one of "
-            f"{', '.join(kind.__name__ for kind in OPTIMIZERS)}"
+            f"FBGEMM trains float32 rows and state on CPU, not {layout.dtype} with {layout.state_dtype}: use "
+            f"torch.float32, or {remedy.removeprefix('use ')}"
         )
-    options = {"clip_row_norm": optimizer.clip_row_norm, "weight_decay": optimizer.constant_decay}
-    options["eps_inside_root"] = getattr(optimizer, "eps_inside_root", False)
-    asked = [name for name, value in options.items() if value]
-    if asked:
-        raise ValueError(
-            f"FBGEMM's fused {type(optimizer).__name__} on CPU has no {' and no '.join(asked)}: "
-            "use backend 'numba' (kernel: evenkeel), or leave it out"
-        )
-    if dtype != torch.float32:
-        raise ValueError(f"FBGEMM trains {dtype} rows on CPU in no form: use torch.float32, or backend 'numba'")
 
 
 def _sums(flags: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
