@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec
 
 MODELS = ("dnn", "two_tower", "bpr")
-OPTIMIZERS = ("sgd", "adagrad", "adam", "adam_ar")
+OPTIMIZERS = ("sgd", "adagrad", "adam", "adam_ar", "rowwise_adagrad")
+FBGEMM_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 SHARDING = ("table_wise", "row_wise")
 PUBLISHING_MODELS = ("two_tower", "bpr")
 
@@ -71,8 +72,7 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
             yield f"sse.{feature}.graph: SSE-Graph is not available yet: leave graph and rho out"
     if spec.regularizers.dropout:
         yield "regularizers.dropout is not available yet: leave it 0"
-    if spec.kernel != "evenkeel":
-        yield f"kernel: {spec.kernel} is not available yet: use evenkeel"
+    yield from kernel_problems(spec)
     if spec.resources.gpus_per_worker:
         yield "resources.gpus_per_worker: the GPU kernel is not available yet: leave it 0"
     for table, kind in spec.sharding.items():
@@ -89,6 +89,29 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
         for view in spec.publish.views:
             if view.materialized:
                 yield f"publish.views.{view.name}: materialized is not available yet: views are computed at fetch"
+
+
+def kernel_problems(spec: JobSpec) -> Iterator[str]:
+    """What the job's kernel has no form of."""
+    kind = spec.optimizer.kind
+    if spec.kernel == "fbgemm":
+        if kind not in FBGEMM_OPTIMIZERS:
+            yield (
+                f"kernel: fbgemm has no fused {kind} on CPU: use kernel evenkeel, or optimizer.kind "
+                f"{', '.join(FBGEMM_OPTIMIZERS)}"
+            )
+        for option in ("eps_inside_root", "weight_decay"):
+            if getattr(spec.optimizer, option):
+                yield f"optimizer.{option}: FBGEMM's fused optimizers have none: use kernel evenkeel, or leave it out"
+    elif kind == "rowwise_adagrad":
+        yield "optimizer.kind: rowwise_adagrad is fused in FBGEMM alone: set kernel: fbgemm, or use adagrad"
+    if kind == "rowwise_adagrad":
+        for table, sharding in spec.sharding.items():
+            if sharding not in ("table_wise", "row_wise", "data_parallel"):
+                yield (
+                    f"sharding.{table}: rowwise_adagrad takes the mean over a whole row, which {sharding} may split: "
+                    "use table_wise or row_wise, or optimizer.kind adagrad"
+                )
 
 
 def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:

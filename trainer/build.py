@@ -6,11 +6,14 @@ import torch
 import torch.distributed as dist
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
-from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowOptimizer
+from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowOptimizer, RowwiseAdagrad
 from trainer.data import PreparedData
 from trainer.models import MODELS
 from trainer.sharding import ShardedModel, embedding_bag_collection, shard_model
 from trainer.spec import JobSpec
+
+BACKENDS = {"evenkeel": "numba", "fbgemm": "fbgemm"}
+"""The tables' backend by the job's ``kernel``."""
 
 
 def build(
@@ -18,10 +21,13 @@ def build(
     data: PreparedData,
     *,
     alpha: float | None,
-    backend: str = "numba",
+    backend: str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> ShardedModel:
-    """The job's model over this rank's rows, at its initial values. Collective. ``alpha`` is that of AdamAR."""
+    """The job's model over this rank's rows, at its initial values. Collective. ``alpha`` is that of AdamAR.
+
+    ``backend`` of the tables is that of the job's kernel unless given.
+    """
     tables = table_configs(job, data)
     model = MODELS[job.model.kind](
         embedding_bag_collection(tables),
@@ -38,7 +44,7 @@ def build(
         swap_probabilities(job),
         {**_default_plan(tables), **job.sharding},
         seed=job.seed,
-        backend=backend,
+        backend=backend or BACKENDS[job.kernel],
         dtype=dtype,
     )
 
@@ -89,6 +95,8 @@ def row_optimizer(job: JobSpec, alpha: float | None) -> RowOptimizer:
         return SGD(learning_rate=spec.learning_rate)
     if spec.kind == "adagrad":
         return Adagrad(learning_rate=spec.learning_rate, eps=spec.eps)
+    if spec.kind == "rowwise_adagrad":
+        return RowwiseAdagrad(learning_rate=spec.learning_rate, eps=spec.eps)
     adam = {"beta1": spec.beta1, "beta2": spec.beta2, "eps": spec.eps, "moments": spec.moments}
     if spec.kind == "adam":
         return Adam(learning_rate=spec.learning_rate, **adam)  # type: ignore[arg-type]  # checked by the spec

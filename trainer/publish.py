@@ -13,7 +13,7 @@ from embeddings.stage import publish_candidate
 from embeddings.store import open_store
 from embeddings.tables import EmbeddingTables
 from embeddings.vectors import ItemVectors
-from trainer.build import row_optimizer
+from trainer.build import BACKENDS, row_optimizer
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.data import PreparedData
 from trainer.failures import GivenUpError
@@ -104,7 +104,7 @@ def _rows(run: Run, checkpoint: Checkpoint, table: str, start: int, count: int) 
     tables = EmbeddingTables(
         [TableConfig(table, count, weight.shape[1], (table,), first_live_row=0)],
         row_optimizer(run.job, checkpoint.extra["alpha"]),
-        backend="numba",
+        backend=BACKENDS[run.job.kernel],  # type: ignore[arg-type]  # one that the job trained with
         dtype=weight.dtype,
     )
     tables.load(table, weight, state)

@@ -80,7 +80,7 @@ def shard_model(
         sse: swap probability by feature.
         plan: ``table_wise`` or ``row_wise`` by table; TorchRec's planner decides for tables left out.
         seed: of initial rows and SSE draws. Dense parameters are taken from rank 0.
-        backend: of the tables' kernel, ``numba`` or ``reference``.
+        backend: of the tables' kernel, ``numba``, ``fbgemm`` or ``reference``.
         dtype: torch.float32 or torch.float64, of tables and dense parameters.
 
     Raises:

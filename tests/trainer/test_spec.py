@@ -114,7 +114,6 @@ def test_specs_are_frozen() -> None:
         ("sse.user", {"probability": 0.01, "graph": "trust", "rho": 50}),
         ("sse.label.probability", 0.1),
         ("regularizers.dropout", 0.5),
-        ("kernel", "fbgemm"),
         ("resources.gpus_per_worker", 1),
         ("sharding.item", "column_wise"),
         ("evaluation.metrics", ["gauc"]),
@@ -125,6 +124,32 @@ def test_what_is_not_built_yet_is_refused_by_name(path: str, value: Any) -> None
     with pytest.raises(SpecError, match="yet") as caught:
         parse_job(changed(JOB, path, value))
     assert path.split(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_fbgemm_takes_its_own_optimizers(kind: str) -> None:
+    job = parse_job(changed(changed(JOB, "kernel", "fbgemm"), "optimizer.kind", kind))
+    assert (job.kernel, job.optimizer.kind) == ("fbgemm", kind)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind", "sharding", "message"),
+    [
+        ("fbgemm", "adam_ar", {}, "kernel: fbgemm has no fused adam_ar .* use kernel evenkeel, or optimizer.kind sgd"),
+        ("fbgemm", "adam", {}, "kernel: fbgemm has no fused adam on CPU"),
+        ("evenkeel", "rowwise_adagrad", {}, "rowwise_adagrad is fused in FBGEMM alone: set kernel: fbgemm"),
+        (
+            "fbgemm",
+            "rowwise_adagrad",
+            {"item": "column_wise"},
+            "sharding.item: rowwise_adagrad takes the mean .* column_wise may split",
+        ),
+    ],
+)
+def test_what_a_kernel_has_no_form_of_is_refused_with_the_remedy(kernel, kind, sharding, message) -> None:
+    document = changed(changed(JOB, "kernel", kernel), "optimizer.kind", kind)
+    with pytest.raises(SpecError, match=message):
+        parse_job({**document, "sharding": sharding})
 
 
 @pytest.mark.parametrize(
