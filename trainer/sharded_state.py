@@ -6,7 +6,7 @@ A checkpoint knows nothing of the plan (:mod:`trainer.checkpoint`); this is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from embeddings.config import TableConfig
-from embeddings.sharding import ShardedTables
+from embeddings.sharding import LocalPiece, ModelTables
+from trainer.background_save import BackgroundSaver
 from trainer.checkpoint import Checkpoint, CheckpointError, TableShard, agree, save
+from trainer.row_signature import differences, owed_fields, row_signature
 
-# Rows of a table travel to rank 0 in pieces of this many.
-_GATHER_ROWS = 1 << 18
+# Rows of a table are gathered and loaded in chunks of this many.
+_CHUNK_ROWS = 1 << 18
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
@@ -44,10 +46,7 @@ class ShardedState:
         self._group = group
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._completed_steps = 0
-        found = [(name, part) for name, part in self.module.named_modules() if isinstance(part, ShardedTables)]
-        if len(found) != 1:
-            raise ValueError(f"the model must hold one EmbeddingBagCollection, not {len(found)}")
-        self._path, self._sharded = found[0]
+        self._sharded = ModelTables(module)
         self._broadcast_dense()
 
     @property
@@ -65,32 +64,30 @@ class ShardedState:
         ``decay=False``: with the movement of idle momentum but without pending decay, as directions are published.
         """
         num_rows, dim = self.tables[name].num_rows, self.tables[name].dim
-        local = self._sharded.local_tables().get(name)
+        mine = [piece for piece in self._sharded.local_pieces() if piece.name == name and piece.replica == 0]
         everyone: list[Any] = [None] * self._world_size
-        dist.all_gather_object(everyone, local and (local.row_start, local.row_count), group=self._group)
+        dist.all_gather_object(everyone, [_place_of(piece) for piece in mine], group=self._group)
         size = num_rows if self._rank == 0 else 0
         whole = GatheredTable(torch.empty(size, dim), torch.empty(size, dtype=torch.int64))
-        for rank, held in enumerate(everyone):
-            start, count = held or (0, 0)
-            for first in range(0, count, _GATHER_ROWS):
-                rows = slice(first, min(first + _GATHER_ROWS, count))
-                if self._rank == rank:
-                    assert local is not None
-                    piece = local.tables.read(name, torch.arange(rows.start, rows.stop), decay=decay).float()
-                    steps = local.tables.state(name)["last_update_step"][rows].long()
-                    if rank:
-                        dist.send(piece.contiguous(), 0, group=self._group)
-                        dist.send(steps.contiguous(), 0, group=self._group)
-                elif self._rank == 0:
-                    piece, steps = (
-                        torch.empty(rows.stop - first, dim),
-                        torch.empty(rows.stop - first, dtype=torch.int64),
-                    )
-                    dist.recv(piece, rank, group=self._group)
-                    dist.recv(steps, rank, group=self._group)
-                if self._rank == 0:
-                    whole.rows[start + rows.start : start + rows.stop] = piece
-                    whole.last_update_step[start + rows.start : start + rows.stop] = steps
+        for rank, places in enumerate(everyone):
+            for number, (row_start, row_count, column_start, column_count) in enumerate(places):
+                for rows in _chunks(row_count):
+                    count = rows.stop - rows.start
+                    values, steps = torch.empty(count, column_count), torch.empty(count, dtype=torch.int64)
+                    if self._rank == rank:
+                        tables = mine[number].tables
+                        values = tables.read(name, torch.arange(rows.start, rows.stop), decay=decay).float().cpu()
+                        steps = tables.state(name)["last_update_step"][rows].long().cpu()
+                    if rank and self._rank in (0, rank):
+                        for part in (values, steps):
+                            if self._rank == rank:
+                                dist.send(part.contiguous(), 0, group=self._group)
+                            else:
+                                dist.recv(part, rank, group=self._group)
+                    if self._rank == 0:
+                        into = slice(row_start + rows.start, row_start + rows.stop)
+                        whole.rows[into, column_start : column_start + column_count] = values
+                        whole.last_update_step[into] = steps
         return whole if self._rank == 0 else None
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -100,8 +97,17 @@ class ShardedState:
     ) -> tuple[list[TableShard], dict[str, Tensor]]:
         """This rank's rows with their state, and the dense tensors of model and optimizer."""
         shards = [
-            TableShard(name, self.tables[name].num_rows, row_start, held.weight(name), held.state(name))
-            for name, (held, row_start, _) in sorted(self._sharded.local_tables().items())
+            TableShard(
+                piece.name,
+                self.tables[piece.name].num_rows,
+                piece.row_start,
+                piece.tables.weight(piece.name),
+                piece.tables.state(piece.name),
+                piece.column_start,
+                self.tables[piece.name].dim,
+            )
+            for piece in self._sharded.local_pieces()
+            if piece.replica == 0
         ]
         dense = {f"{_MODEL}{name}": value for name, value in self._dense_tensors()}
         if dense_optimizer is not None:
@@ -114,19 +120,28 @@ class ShardedState:
         *,
         dense_optimizer: torch.optim.Optimizer | None = None,
         extra: Mapping[str, Any] | None = None,
+        attached: Mapping[str, Path] | None = None,
         keep_last: int = 3,
-    ) -> Path:
-        """Writes a checkpoint of ``completed_steps`` (:func:`trainer.checkpoint.save`). Collective."""
+        saver: BackgroundSaver | None = None,
+    ) -> Path | None:
+        """Writes a checkpoint of ``completed_steps`` (:func:`trainer.checkpoint.save`); its path. Collective.
+
+        With a ``saver`` only a copy is made before this returns, None then: the saver writes it.
+        """
         shards, dense = self.state_for_checkpoint(dense_optimizer)
-        return save(
-            directory,
-            step=self._completed_steps,
-            tables=shards,
-            dense=dense if self._rank == 0 else {},
-            extra={"completed_steps": self._completed_steps, **(extra or {})},
-            keep_last=keep_last,
-            group=self._group,
-        )
+        rows = row_signature(self._sharded.settings)
+        arguments: dict[str, Any] = {
+            "step": self._completed_steps,
+            "tables": shards,
+            "dense": dense if self._rank == 0 else {},
+            "extra": {"completed_steps": self._completed_steps, "rows": rows, **(extra or {})},
+            "attached": attached,
+            "keep_last": keep_last,
+        }
+        if saver is not None:
+            saver.save(directory, **arguments)
+            return None
+        return save(directory, **arguments, group=self._group)
 
     def load_from(
         self,
@@ -134,42 +149,68 @@ class ShardedState:
         *,
         dense_optimizer: torch.optim.Optimizer | None = None,
         verify: bool = True,
-        grow: bool = False,
+        parent_rows: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Any]:
         """Takes rows, state, dense tensors and the number of completed steps; returns the checkpoint's ``extra``.
 
-        With ``grow`` (a warm start) tables may have more rows than the checkpoint: the further ones stay as they are.
+        Each rank reads the rows and columns that it holds, whatever plan wrote them. With ``verify`` rank 0 has every
+        byte checked first. Collective. Raises CheckpointError on every rank if it is damaged or of other tables,
+        another model or another row optimizer on any; the model's state is then undefined.
 
-        Each rank reads the rows that it holds, whatever plan wrote them. With ``verify`` rank 0 has every byte checked
-        first. Collective. Raises CheckpointError on every rank if it is damaged or of other tables or another model on
-        any; the model's state is then undefined.
+        Args:
+            parent_rows: for a warm start, by table the checkpoint's row that each row continues, int64 [num_rows],
+                ascending, -1 for rows that are new: those stay as they are. Without it the rows are the same.
         """
         where = f"{checkpoint.path} cannot be loaded"
         if verify:
             agree((None, _problem(checkpoint.verify) if self._rank == 0 else None), where, self._group)
-        agree((None, _problem(self._load, checkpoint, dense_optimizer, grow)), where, self._group)
+        agree((None, _problem(self._load, checkpoint, dense_optimizer, parent_rows)), where, self._group)
         return checkpoint.extra
 
-    def _load(self, checkpoint: Checkpoint, dense_optimizer: torch.optim.Optimizer | None, grow: bool) -> None:
-        sizes = {name: table.num_rows for name, table in self.tables.items()}
-        given = checkpoint.tables
-        fits = given.keys() == sizes.keys() and all(given[name] <= sizes[name] for name in sizes)
-        if given != sizes and not (grow and fits):
-            raise CheckpointError(f"it holds tables {given}, the model has {sizes}")
-        for name, (held, row_start, row_count) in self._sharded.local_tables().items():
-            start = min(row_start, given[name])
-            weight, state = checkpoint.read_rows(name, start, min(row_start + row_count, given[name]) - start)
-            if len(weight) < row_count:
-                # A warm start: rows that the checkpoint does not know follow those that it does, as they are now.
-                new = slice(len(weight), row_count)
-                state = {key: torch.cat([state[key], value[new]]) for key, value in held.state(name).items()}
-                weight = torch.cat([weight, held.weight(name)[new]])
-            held.load(name, weight, state)
+    def _load(
+        self,
+        checkpoint: Checkpoint,
+        dense_optimizer: torch.optim.Optimizer | None,
+        parent_rows: Mapping[str, Tensor] | None,
+    ) -> None:
+        self._check_tables(checkpoint, parent_rows)
+        for piece in self._sharded.local_pieces():
+            for rows in _chunks(piece.row_count):
+                if parent_rows is None:
+                    first, count, taken, into = piece.row_start + rows.start, rows.stop - rows.start, None, None
+                else:
+                    parents = parent_rows[piece.name][piece.row_start + rows.start : piece.row_start + rows.stop]
+                    into = torch.nonzero(parents >= 0).flatten()
+                    if not len(into):
+                        continue
+                    first = int(parents[into[0]])
+                    taken = parents[into] - first
+                    count = int(taken[-1]) + 1
+                found = checkpoint.read_rows(piece.name, first, count, piece.column_start, piece.column_count)
+                _put(piece, rows, found, taken, into)
         self._load_dense(checkpoint.read_dense(), dense_optimizer)
         self._completed_steps = int(checkpoint.extra["completed_steps"])
         for kernel in self._sharded.kernels():
             kernel.discard()
             kernel.completed_steps = self._completed_steps
+
+    def _check_tables(self, checkpoint: Checkpoint, parent_rows: Mapping[str, Tensor] | None) -> None:
+        mine, given = {name: table.num_rows for name, table in self.tables.items()}, checkpoint.tables
+        if (given != mine) if parent_rows is None else (given.keys() != mine.keys()):
+            raise CheckpointError(f"it holds tables {given}, the model has {mine}")
+        for name, parents in (parent_rows or {}).items():
+            kept = parents[parents >= 0]
+            ascending = bool((kept[1:] > kept[:-1]).all()) and (not len(kept) or int(kept[-1]) < given[name])
+            if len(parents) != mine[name] or not ascending:
+                raise CheckpointError(
+                    f"parent_rows of table '{name}' must have {mine[name]} entries that ascend below {given[name]}"
+                )
+        settings = self._sharded.settings
+        # A warm start may change what no stored row depends on.
+        fields = None if parent_rows is None else owed_fields(settings.optimizer)
+        differ = differences(checkpoint.extra.get("rows"), row_signature(settings), fields)
+        if differ:
+            raise CheckpointError(f"its rows were trained with another {', '.join(differ)}: use the same")
 
     def _load_dense(self, saved: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> None:
         mine = {f"{_MODEL}{name}": value for name, value in self._dense_tensors()}
@@ -206,11 +247,45 @@ class ShardedState:
         return found
 
     def _of_tables(self, name: str) -> bool:
-        return name.startswith(f"{self._path}.") or self._path == ""
+        return any(name.startswith(f"{path}.") or path == "" for path in self._sharded.paths)
 
     def _broadcast_dense(self) -> None:
         for _, value in self._dense_tensors():
             dist.broadcast(value, 0, group=self._group)
+
+
+def _chunks(num_rows: int) -> Iterator[slice]:
+    for start in range(0, num_rows, _CHUNK_ROWS):
+        yield slice(start, min(start + _CHUNK_ROWS, num_rows))
+
+
+def _place_of(piece: LocalPiece) -> tuple[int, int, int, int]:
+    return piece.row_start, piece.row_count, piece.column_start, piece.column_count
+
+
+def _put(
+    piece: LocalPiece,
+    rows: slice,
+    found: tuple[Tensor, dict[str, Tensor]],
+    taken: Tensor | None,
+    into: Tensor | None,
+) -> None:
+    """Writes the read rows into ``rows`` of the piece; with ``taken`` some of them, into the rows ``into`` of those."""
+    weight, state = found
+    mine = {"weight": piece.tables.weight(piece.name), **piece.tables.state(piece.name)}
+    given = {"weight": weight, **state}
+    if mine.keys() != given.keys():
+        raise CheckpointError(f"table '{piece.name}' has state {sorted(given)}, the model's keeps {sorted(mine)}")
+    for name, target in mine.items():
+        if target.dtype != given[name].dtype:
+            raise CheckpointError(
+                f"{name} of table '{piece.name}' is {given[name].dtype}, the model's is {target.dtype}: use the same"
+            )
+        if taken is None:
+            target[rows].copy_(given[name])
+        else:
+            assert into is not None
+            target[rows][into.to(target.device)] = given[name][taken].to(target.device)
 
 
 def _problem(function: Callable[..., None], *arguments: Any) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import torch
 
 from trainer.checkpoint import Checkpoint, CheckpointError, fsync_folder, latest_valid
 from trainer.rundir import Run
@@ -75,6 +76,15 @@ def base_vocabulary(checkpoint: Checkpoint) -> dict[str, pa.Array]:
             )
         with pa.memory_map(str(path)) as file:
             found[name] = pa.ipc.open_file(file).get_batch(0).column(0)
+    return found
+
+
+def rows_of_parent(data: PreparedData, parent: Checkpoint) -> dict[str, torch.Tensor]:
+    """By table, the parent's row that each row continues, int64 [num_rows], -1 for rows of new ids."""
+    found = {}
+    for name, table in data.tables.items():
+        rows = torch.arange(table.num_rows)
+        found[name] = torch.where(rows < parent.tables[name], rows, -1)
     return found
 
 

@@ -22,7 +22,7 @@ from trainer.models import bpr
 from trainer.report import Reporter
 from trainer.rundir import Run, read_run
 from trainer.spec import JobSpec
-from trainer.warm_start import check_fits, inherited_alpha, parent_checkpoint, save_vocabulary
+from trainer.warm_start import check_fits, inherited_alpha, parent_checkpoint, rows_of_parent, save_vocabulary
 
 
 def train_rank(directory: str) -> None:
@@ -62,7 +62,8 @@ def _trainer(run: Run, reporter: Reporter) -> Trainer:
     optimizer = dense_optimizer(run.job, sharded)
     position, history = Position(), []
     if start is not None:
-        extra = sharded.load_from(start, dense_optimizer=optimizer, verify=own is None, grow=own is None)
+        parent_rows = None if own is not None else rows_of_parent(data, start)
+        extra = sharded.load_from(start, dense_optimizer=optimizer, verify=own is None, parent_rows=parent_rows)
         position = Position(first_step=sharded.completed_steps)
         if own is not None:
             position, history = Position(**extra["position"]), extra["history"]
