@@ -9,8 +9,11 @@ IMMEDIATE: it holds the write lock before it reads. On PostgreSQL a read that wi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -23,6 +26,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.util import await_only
 
 BUSY_TIMEOUT_SECONDS = 30
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -66,8 +70,10 @@ class Database:
         """Creates the SQLite file's directory and brings the schema to the newest version, one process at a time."""
         if self.is_sqlite and self.url.database and self.url.database != ":memory:":
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-            # Hashes of keys are in it. SQLite gives its companion files the same mode.
-            os.close(os.open(self.url.database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            # Hashes of keys are in it. SQLite gives its companion files the same mode. A file that is there is not
+            # opened: to close it would drop the locks that this process's other connections hold on it.
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.url.database, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         async with self.write() as connection:
             await self.exclusive(connection, "migrations")
             await connection.run_sync(migrate, "head")
@@ -119,7 +125,16 @@ def migrate(connection: sa.Connection, revision: str) -> None:
 
 def _set_pragmas(connection: Any, record: Any) -> None:
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError as error:
+            # Of connections that make this change to a new file at once, SQLite refuses some without waiting.
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            await_only(asyncio.sleep(0.01))
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

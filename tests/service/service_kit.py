@@ -34,13 +34,21 @@ def client_of(app: FastAPI, key: str | None = None, **options: Any) -> httpx.Asy
 async def running(settings: Settings, **options: Any) -> AsyncIterator[FastAPI]:
     """The application with its lifespan entered. On leaving, waits for the threads of connections that failed: they
     answer to this event loop, and one that is closed would fail them within a later test."""
+    global _num_running
     before = _connection_threads()
     app = create_app(settings, **options)
-    async with app.router.lifespan_context(app):
-        yield app
+    _num_running += 1
+    try:
+        async with app.router.lifespan_context(app):
+            yield app
+    finally:
+        _num_running -= 1
     deadline = time.monotonic() + 10
-    while _connection_threads() - before and time.monotonic() < deadline:
+    while _num_running == 0 and _connection_threads() - before and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
+
+
+_num_running = 0
 
 
 def _connection_threads() -> set[threading.Thread]:
