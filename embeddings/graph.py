@@ -154,6 +154,12 @@ class Graph:
                 f"ids: build it with Graph.from_edges(..., first_live_row={first_live_row})"
             )
 
+    def turned(self, by: int) -> Graph:
+        """The graph of rows (j - by) modulo num_rows, where row j was."""
+        rows = np.repeat(np.arange(self.num_rows, dtype=np.int32), self.degrees)
+        source, target = ((ends - np.int64(by)) % self.num_rows for ends in (rows, self.neighbours))
+        return Graph.from_edges(source, target, self.num_rows, symmetric=False, first_live_row=0)
+
     def thresholds(self, rho: float, num_others: int) -> npt.NDArray[np.uint64]:
         """By degree d: a 32-bit word below this makes a hit a neighbour, uint64 [largest degree + 1].
 
