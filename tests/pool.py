@@ -62,7 +62,7 @@ class Pool:
             self._pipes.append(Connection(here.detach()))
         self._started = False
 
-    def run(self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 60.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 150.0) -> list[Any]:
         """``function(*arguments)`` on every rank at once. Arguments and results are pickled."""
         if not self._started:
             self._collect(START_TIMEOUT_SECONDS, "starting")

