@@ -7,62 +7,97 @@ from numba import prange
 
 from embeddings.kernels.cpu import simd
 from embeddings.kernels.cpu.compiled import compiled
-from embeddings.kernels.cpu.geometry import COLUMN, DIM, MEAN, PADDING, ROWS, STEP_BASE, VECTOR_BASE, WEIGHT_BASE
+from embeddings.kernels.cpu.geometry import (
+    COLUMN,
+    DIM,
+    FIRST,
+    LIVE,
+    MEAN,
+    ROWS,
+    STEP_BASE,
+    VECTOR_BASE,
+    WEIGHT_BASE,
+)
 from embeddings.kernels.cpu.idle import idle_coefficients
 from embeddings.kernels.cpu.swap import swap_block
-from embeddings.kernels.cpu.threads import AHEAD, BLOCK
+from embeddings.kernels.cpu.threads import AHEAD
+
+FAULT_ID, FAULT_OFFSETS = 1, 2
 
 
 @compiled(inline="always")
-def share_of(indices, first, last, slot):  # type: ignore[no-untyped-def]
-    """What each id of a bag weighs: 1, or for the mean 1 over the number of ids that are not padding."""
-    if slot[MEAN] == 0:
+def share_of(indices, first, last, slots, f):  # type: ignore[no-untyped-def]
+    """What each id of a bag weighs: 1, or for the mean 1 over the number of ids that add something."""
+    if slots[f, MEAN] == 0:
         return 1.0
     count = 0
     for i in range(first, last):
-        count += 1 if indices[i] != slot[PADDING] else 0
+        count += 1 if np.uint64(indices[i] - slots[f, FIRST]) < np.uint64(slots[f, LIVE]) else 0
     return 1.0 / max(count, 1)
 
 
+@compiled(inline="always")
+def one_each(offsets, first_bag, end_bag):  # type: ignore[no-untyped-def]
+    """Whether each of the bags [first_bag, end_bag) has exactly one id."""
+    start = np.int64(offsets[first_bag]) - first_bag
+    off = np.int64(0)
+    for bag in range(first_bag + 1, end_bag + 1):
+        off |= np.int64(offsets[bag]) - bag - start
+    return off == 0
+
+
 @compiled()
-def fault_of(slot, indices, offsets, first_bag, end_bag):  # type: ignore[no-untyped-def]
-    """(0, 0) if the bags can be looked up, (1, id) for an id that is no row, (2, 0) for offsets that decrease."""
-    first, last = offsets[first_bag], offsets[end_bag]
-    ordered = (first >= 0) & (last <= indices.size)
+def fault_of(num_rows, ignore, indices, offsets, first_bag, end_bag):  # type: ignore[no-untyped-def]
+    """(0, 0) if the bags can be looked up, or the fault and the id that is no row."""
+    first, last = np.int64(offsets[first_bag]), np.int64(offsets[end_bag])
+    lowest = min(first, indices.size - last)
     for bag in range(first_bag, end_bag):
-        ordered &= offsets[bag] <= offsets[bag + 1]
-    if not ordered:
-        return 2, 0
-    inside = True
+        lowest = min(lowest, np.int64(offsets[bag + 1]) - np.int64(offsets[bag]))
+    if lowest < 0:
+        return FAULT_OFFSETS, 0
+    if ignore:
+        return 0, 0
+    highest = np.uint64(0)
     for i in range(first, last):
-        inside &= (indices[i] >= 0) & (indices[i] < slot[ROWS])
-    if not inside:
+        highest = max(highest, np.uint64(np.int64(indices[i])))
+    if highest >= np.uint64(num_rows):
         for i in range(first, last):
-            if indices[i] < 0 or indices[i] >= slot[ROWS]:
-                return 1, indices[i]
+            if indices[i] < 0 or indices[i] >= num_rows:
+                return FAULT_ID, np.int64(indices[i])
     return 0, 0
 
 
+# The loops stand apart, not one with branches: a lookup of short rows has ten nanoseconds for each id.
 @compiled(parallel=True)
 def lookup(  # type: ignore[no-untyped-def]
-    output, weights, vectors, last_steps, slots, indices, used, offsets, scales, draws, graph_offsets, neighbours,
-    thresholds, batch_size, sample_offset, step_word, completed, has_idle, decay, momentum, near_c, near_e, far_c,
-    far_e, late_decay, faults,
+    output, weights, vectors, last_steps, slots, pooled, ignore, block_size, indices, used, offsets, scales, draws,
+    graph_offsets, neighbours, thresholds, batch_size, sample_offset, step_word, completed, has_idle, decay, momentum,
+    near_c, near_e, far_c, far_e, late_decay, faults,
 ):  # fmt: skip
+    """Looks up every feature; block_size samples of one feature are a task.
+
+    output: [B * total_dim], without pooling [n * dim]. used: the ids after swaps; the array ``indices`` itself where
+    ``draws`` is empty. faults: int64 [F, 2], zeroed: (FAULT_ID, id) or (FAULT_OFFSETS, 0) of each feature that has one.
+    """
     real = output.dtype.type
-    num_blocks = (batch_size + BLOCK - 1) // BLOCK
-    total_dim = output.size // max(batch_size, 1)
+    num_blocks = (batch_size + block_size - 1) // block_size
+    total_dim = output.size // max(batch_size if pooled else indices.size, 1)
     for task in prange(slots.shape[0] * num_blocks):
         f, block = task // num_blocks, task % num_blocks
-        slot = slots[f]
-        dim, base, vector_base, padding = slot[DIM], slot[WEIGHT_BASE], slot[VECTOR_BASE], slot[PADDING]
-        step_base = slot[STEP_BASE]
-        start, end = block * BLOCK, min(block * BLOCK + BLOCK, batch_size)
-        fault, value = fault_of(slot, indices, offsets, f * batch_size + start, f * batch_size + end)
+        dim, base, vector_base, step_base = (
+            slots[f, DIM],
+            slots[f, WEIGHT_BASE],
+            slots[f, VECTOR_BASE],
+            slots[f, STEP_BASE],
+        )
+        first_row, live = slots[f, FIRST], np.uint64(slots[f, LIVE])
+        start, end = block * block_size, min(block * block_size + block_size, batch_size)
+        first_bag, end_bag = f * batch_size + start, f * batch_size + end
+        fault, value = fault_of(slots[f, ROWS], ignore, indices, offsets, first_bag, end_bag)
         if fault != 0:
             faults[f, 0], faults[f, 1] = fault, value
             continue
-        first_id, end_id = offsets[f * batch_size + start], offsets[f * batch_size + end]
+        first_id, end_id = np.int64(offsets[first_bag]), np.int64(offsets[end_bag])
         if draws.size and draws[f, 0] > 0:
             swap_block(
                 indices, used, offsets, f * batch_size, start, end, sample_offset, step_word, draws[f], graph_offsets,
@@ -71,33 +106,68 @@ def lookup(  # type: ignore[no-untyped-def]
         elif draws.size:
             used[first_id:end_id] = indices[first_id:end_id]
         for i in range(first_id, min(first_id + AHEAD, end_id)):
-            simd.prefetch_read(weights, base + used[i] * dim, dim)
-        for b in range(start, end):
-            out = b * total_dim + slot[COLUMN]
-            first, last = offsets[f * batch_size + b], offsets[f * batch_size + b + 1]
-            share = share_of(used, first, last, slot)
+            row = np.int64(used[i])
+            simd.prefetch_read(weights, base + row * dim, dim)
+        if has_idle:
+            for i in range(first_id, min(first_id + 2 * AHEAD, end_id)):
+                simd.prefetch_read(last_steps, step_base + np.int64(used[i]), 1)
+        out = start * total_dim + slots[f, COLUMN] if pooled else first_id * total_dim
+        if not pooled or one_each(offsets, first_bag, end_bag):
+            for i in range(first_id, end_id):
+                if i + AHEAD < end_id:
+                    ahead = np.int64(used[i + AHEAD])
+                    simd.prefetch_read(weights, base + ahead * dim, dim)
+                    if has_idle:
+                        if momentum and np.uint64(ahead - first_row) < live and last_steps[step_base + ahead] > 0:
+                            simd.prefetch_read(vectors, vector_base + ahead * 2 * dim, 2 * dim)
+                        if i + 2 * AHEAD < end_id:
+                            simd.prefetch_read(last_steps, step_base + np.int64(used[i + 2 * AHEAD]), 1)
+                row = np.int64(used[i])
+                factor = scales[i] if scales.size else real(1.0)
+                if np.uint64(row - first_row) >= live or factor == 0.0:
+                    simd.clear(output, out, dim)
+                elif has_idle:
+                    p, c, floor = idle_coefficients(
+                        np.int64(last_steps[step_base + row]), completed,
+                        decay, momentum, near_c, near_e, far_c, far_e, late_decay,
+                    )  # fmt: skip
+                    if c == 0.0:
+                        simd.put_scaled(output, out, weights, base + row * dim, (factor * p,), dim)
+                    else:
+                        simd.put_moved(
+                            output, out, weights, base + row * dim, vectors, vector_base + row * 2 * dim,
+                            (factor * p, factor * c, floor), dim,
+                        )  # fmt: skip
+                else:
+                    simd.put_scaled(output, out, weights, base + row * dim, (factor,), dim)
+                out += total_dim
+            continue
+        for b in range(first_bag, end_bag):
+            first, last = np.int64(offsets[b]), np.int64(offsets[b + 1])
+            share = share_of(used, first, last, slots, f)
             empty = True
             for i in range(first, last):
                 if i + AHEAD < end_id:
-                    ahead = used[i + AHEAD]
+                    ahead = np.int64(used[i + AHEAD])
                     simd.prefetch_read(weights, base + ahead * dim, dim)
                     if has_idle:
-                        simd.prefetch_read(last_steps, step_base + ahead, 1)
-                    if momentum:
-                        simd.prefetch_read(vectors, vector_base + ahead * 2 * dim, 2 * dim)
-                row = used[i]
-                scale = real(share)
+                        if momentum and np.uint64(ahead - first_row) < live and last_steps[step_base + ahead] > 0:
+                            simd.prefetch_read(vectors, vector_base + ahead * 2 * dim, 2 * dim)
+                        if i + 2 * AHEAD < end_id:
+                            simd.prefetch_read(last_steps, step_base + np.int64(used[i + 2 * AHEAD]), 1)
+                row = np.int64(used[i])
+                factor = real(share)
                 if scales.size:
-                    scale *= scales[i]
-                if row == padding or scale == 0.0:
+                    factor *= scales[i]
+                if np.uint64(row - first_row) >= live or factor == 0.0:
                     continue
-                factor, moved, floor = scale, real(0.0), real(1.0)
+                moved, floor = real(0.0), real(1.0)
                 if has_idle:
                     p, c, floor = idle_coefficients(
                         np.int64(last_steps[step_base + row]), completed,
                         decay, momentum, near_c, near_e, far_c, far_e, late_decay,
                     )  # fmt: skip
-                    factor, moved = scale * p, scale * c
+                    factor, moved = factor * p, factor * c
                 at = base + row * dim
                 if moved == 0.0:
                     if empty:
@@ -112,5 +182,5 @@ def lookup(  # type: ignore[no-untyped-def]
                         simd.add_moved(output, out, weights, at, vectors, vector, (factor, moved, floor), dim)
                 empty = False
             if empty:
-                for d in range(out, out + dim):
-                    output[d] = 0.0
+                simd.clear(output, out, dim)
+            out += total_dim

@@ -16,6 +16,10 @@ from numba.extending import intrinsic
 
 _VECTOR_BYTES = 64
 _CONTRACT = ("contract",)
+_FLOAT = ir.FloatType()
+# Arrays whose elements are converted when they are loaded: bfloat16 comes as uint16, float16 as int16.
+STORED = (types.uint16, types.int16, types.float32, types.float64)
+_BYTES = {"i16": 2, "half": 2, "float": 4, "double": 8}
 
 
 def _make_prefetch(write: int) -> Any:
@@ -56,10 +60,27 @@ class _Lanes:
 
     def _pointer(self, data: ir.Value, at: ir.Value) -> ir.Value:
         pointer = self.builder.gep(data, [self.builder.add(at, self.index)])
-        return self.builder.bitcast(pointer, self.kind.as_pointer())
+        return self.builder.bitcast(pointer, self._of(data.type.pointee).as_pointer())
+
+    def _of(self, element: ir.Type) -> ir.Type:
+        return ir.VectorType(element, self.width) if self.width > 1 else element
 
     def load(self, data: ir.Value, at: ir.Value) -> ir.Value:
-        return self.builder.load(self._pointer(data, at), align=self.bytes)
+        """In the type of the arithmetic, whatever is stored."""
+        stored = data.type.pointee
+        value = self.builder.load(self._pointer(data, at), align=_BYTES[str(stored)])
+        if stored == self.real:
+            return value
+        if isinstance(stored, ir.IntType):
+            # A bfloat16 is the upper half of a float32.
+            bits = self._of(ir.IntType(32))
+            shift = ir.Constant(bits, [16] * self.width if self.width > 1 else 16)
+            value = self.builder.bitcast(self.builder.shl(self.builder.zext(value, bits), shift), self._of(_FLOAT))
+            stored = _FLOAT
+        if stored == self.real:
+            return value
+        wider = _BYTES[str(stored)] < self.bytes
+        return (self.builder.fpext if wider else self.builder.fptrunc)(value, self.kind)
 
     def store(self, value: ir.Value, data: ir.Value, at: ir.Value) -> None:
         self.builder.store(value, self._pointer(data, at), align=self.bytes)
@@ -109,15 +130,37 @@ def _emitter(num_arrays: int, body: Body) -> Any:
 
     def emit(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         places = [
-            (context.make_array(signature.args[2 * i])(context, builder, arguments[2 * i]).data, arguments[2 * i + 1])
+            (_data(context, builder, signature.args[2 * i], arguments[2 * i]), arguments[2 * i + 1])
             for i in range(num_arrays)
         ]
         scalars = cgutils.unpack_tuple(builder, arguments[-2])
-        real = context.get_data_type(signature.args[0].dtype)
+        real = context.get_data_type(signature.args[-2][0])
         _for_row(builder, real, arguments[-1], lambda row: body(row, places, [row.spread(each) for each in scalars]))
         return context.get_dummy_value()
 
     return emit
+
+
+def _data(context: Any, builder: ir.IRBuilder, kind: Any, array: ir.Value) -> ir.Value:
+    """Where an array's elements start; Numba has no float16 to compute with, so int16 stands for it."""
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(data, ir.HalfType().as_pointer()) if kind.dtype == types.int16 else data
+
+
+def _one_row(body: Body) -> Any:
+    @intrinsic
+    def operation(typingctx, a, a_at, dim):  # type: ignore[no-untyped-def]
+        assert a.ndim == 1 and a.layout == "C", a
+
+        def emit(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            place = _data(context, builder, signature.args[0], arguments[0]), arguments[1]
+            real = context.get_data_type(signature.args[0].dtype)
+            _for_row(builder, real, arguments[2], lambda row: body(row, [place], []))
+            return context.get_dummy_value()
+
+        return types.void(a, types.int64, types.int64), emit
+
+    return operation
 
 
 def _two_rows(body: Body) -> Any:
@@ -140,9 +183,14 @@ def _three_rows(body: Body) -> Any:
 
 
 def _check(scalars: Any, *arrays: Any) -> None:
-    real = arrays[0].dtype
-    assert all(array.dtype == real and array.ndim == 1 and array.layout == "C" for array in arrays), arrays
+    real = scalars[0]
+    assert all(array.ndim == 1 and array.layout == "C" for array in arrays), arrays
+    assert all(array.dtype in (real, *STORED) for array in arrays), arrays
     assert all(scalar == real for scalar in scalars), scalars
+
+
+def _clear(row: _Lanes, places: Any, scalars: Any) -> None:
+    row.store(ir.Constant(row.kind, None), *places[0])
 
 
 def _put_scaled(row: _Lanes, places: Any, scalars: Any) -> None:
@@ -204,6 +252,8 @@ def _adam_step(
     row.store(row.sub(theta, step), *places[0])
 
 
+clear = _one_row(_clear)
+"""clear(out, at, dim): out = 0."""
 put_scaled, add_scaled = _two_rows(_put_scaled), _two_rows(_add_scaled)
 """put_scaled(out, at, row, at, (factor,), dim): out = factor row; add_scaled: out += factor row."""
 put_moved, add_moved = _three_rows(_put_moved), _three_rows(_add_moved)

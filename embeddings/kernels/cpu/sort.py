@@ -8,7 +8,7 @@ import numpy as np
 from numba import prange
 
 from embeddings.kernels.cpu.compiled import compiled
-from embeddings.kernels.cpu.geometry import COLUMN, PADDING
+from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE
 from embeddings.kernels.cpu.lookup import share_of
 from embeddings.kernels.cpu.threads import BLOCK
 
@@ -23,15 +23,14 @@ def entries_of(slots, indices, offsets, scales, batch_size, first_bag, total_dim
     num_blocks = (batch_size + BLOCK - 1) // BLOCK
     for task in prange(slots.shape[0] * num_blocks):
         f, block = task // num_blocks, task % num_blocks
-        slot = slots[f]
         for b in range(block * BLOCK, min(block * BLOCK + BLOCK, batch_size)):
             first, last = offsets[f * batch_size + b], offsets[f * batch_size + b + 1]
-            share = share_of(indices, first, last, slot)
+            share = share_of(indices, first, last, slots, f)
             for i in range(first, last):
                 scale = share * (scales[i] if scales.size else 1.0)
-                touched = indices[i] != slot[PADDING] and scale != 0.0
+                touched = np.uint64(indices[i] - slots[f, FIRST]) < np.uint64(slots[f, LIVE]) and scale != 0.0
                 rows[i] = indices[i] if touched else -1
-                places[i] = (first_bag + b) * total_dim + slot[COLUMN]
+                places[i] = (first_bag + b) * total_dim + slots[f, COLUMN]
                 shares[i] = scale
 
 
