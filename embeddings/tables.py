@@ -20,7 +20,6 @@ from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, Kernel, Layout, Re
 from embeddings.kernels.reference import ReferenceKernel
 from embeddings.optim import Adam, RowOptimizer
 from embeddings.sse import check_sse
-from embeddings.sse import check_sse
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -189,6 +188,10 @@ class EmbeddingTables(torch.nn.Module):
     def _idle_now(self) -> IdleCoefficients | None:
         return None if self._idle is None else self._idle.at(self.completed_steps)
 
+    def _record(self, record: Record) -> None:
+        """What backward keeps for the step; replicas keep other ranks' records too (embeddings.sharding.replicas)."""
+        self._records.append(record)
+
     @property
     def num_records(self) -> int:
         """How many backwards wait for :meth:`step`."""
@@ -297,7 +300,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor):  # type: ignore[no-untyped-def, override]
         used, offsets, weights = ctx.lookup
-        ctx.tables._records.append(Record(used, offsets, weights, grad.contiguous()))
+        ctx.tables._record(Record(used, offsets, weights, grad.contiguous()))
         return None, None, None, None, None, None
 
 

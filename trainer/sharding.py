@@ -15,36 +15,43 @@ Calls marked *collective* must be made by every rank, in the same order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.model_parallel import DataParallelWrapper
-from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingType
 
 from embeddings.config import SSEConfig, TableConfig
+from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds
 from embeddings.optim import RowOptimizer
 from embeddings.sharding import (
-    SHARDING_TYPES,
+    SequenceSharder,
     TableSettings,
     TableSharder,
     embedding_bag_collection,
+    embedding_collection,
 )
+from trainer.planning import make_plan
 from trainer.rundir import choose_backend
+from trainer.shard_cost import Workload
 from trainer.sharded_state import GatheredTable, ShardedState
 
 __all__ = [
     "GatheredTable",
+    "Rectangle",
     "ShardedModel",
+    "Workload",
     "choose_backend",
     "choose_device",
     "embedding_bag_collection",
+    "embedding_collection",
     "shard_model",
 ]
 
@@ -70,21 +77,32 @@ def shard_model(
     seed: int,
     backend: str = "numba",
     dtype: torch.dtype = torch.float32,
+    state_dtype: torch.dtype | None = None,
+    bounds: Bounds = "fatal",
     device: torch.device | None = None,
     group: dist.ProcessGroup | None = None,
+    workload: Workload | None = None,
+    memory_bytes: int | None = None,
+    shard_columns: Mapping[str, int] | None = None,
 ) -> ShardedModel:
     """Shards the model's embeddings over the ranks of the process group, in place. Collective.
 
     Args:
-        model: holds an EmbeddingBagCollection of ``tables`` on the meta device (:func:`embedding_bag_collection`).
-        sse: swap probability by feature.
-        plan: ``table_wise`` or ``row_wise`` by table; TorchRec's planner decides for tables left out.
+        model: holds the tables on the meta device, each in one collection: the pooled ones of
+            :func:`embedding_bag_collection`, sequences of :func:`embedding_collection`.
+        sse: swap probability and graph by feature.
+        plan: ``table_wise``, ``row_wise``, ``column_wise``, ``data_parallel`` and so on by table; TorchRec's planner
+            decides for tables left out.
         seed: of initial rows and SSE draws. Dense parameters are taken from rank 0.
-        backend: of the tables' kernel, ``numba``, ``fbgemm`` or ``reference``.
-        dtype: torch.float32 or torch.float64, of tables and dense parameters.
+        backend: of the tables' kernel, as of :class:`embeddings.tables.EmbeddingTables`.
+        dtype: of stored rows; the dense parameters have its compute type, float32 for half rows.
+        state_dtype: of optimizer state; left out: that of the dense parameters.
+        bounds: an id outside its table is an error on every rank (``fatal``), or counts as padding (``ignore``).
+        workload, memory_bytes, shard_columns: what the planner is told (:func:`trainer.planning.make_plan`).
 
     Raises:
-        ValueError: a plan that names no table or no available sharding, or tables that are not the model's.
+        ValueError: a plan that names no table or no available sharding, tables that are not the model's, or that do not
+            fit into memory.
         RuntimeError: without a process group.
     """
     if not dist.is_initialized():
@@ -94,20 +112,33 @@ def shard_model(
     group = group if group is not None else dist.distributed_c10d._get_default_group()
     device = device or torch.device("cpu")
     by_name = {table.name: table for table in tables}
-    _check_plan(plan, by_name)
+    _check_held_once(model, by_name)
     # Losses are already divided by the global number of samples.
     set_gradient_division(False)
-    model = model.to(dtype)
-    sharder = TableSharder(TableSettings(by_name, optimizer, dict(sse), seed, backend, dtype))
+    model = model.to(COMPUTE_DTYPES[dtype])
+    settings = TableSettings(by_name, optimizer, dict(sse), seed, backend, dtype, state_dtype, bounds)
+    sharders: list[ModuleSharder[Any]] = [TableSharder(settings), SequenceSharder(settings)]
     parallel = DistributedModelParallel(
         module=model,
         env=ShardingEnv.from_process_group(group),
         device=device,
-        plan=_plan(model, sharder, by_name, plan, device, group),
-        sharders=[sharder],
+        plan=make_plan(
+            model, sharders, settings, plan, device, group,
+            workload=workload, memory_bytes=memory_bytes, shard_columns=shard_columns,
+        ),
+        sharders=sharders,
         data_parallel_wrapper=_NoWrapper(),
-    )
+    )  # fmt: skip
     return ShardedModel(parallel, by_name, group)
+
+
+class Rectangle(NamedTuple):
+    """Rows [row_start, row_start + row_count) and columns [column_start, column_start + column_count) of a table."""
+
+    row_start: int
+    row_count: int
+    column_start: int
+    column_count: int
 
 
 class ShardedModel(ShardedState):
@@ -176,31 +207,39 @@ class ShardedModel(ShardedState):
 
     # --- what is where -----------------------------------------------------------------------------------------------
 
-    def shares(self) -> dict[str, list[tuple[int, int]]]:
-        """(row_start, row_count) of each table on each rank, from the rows that ranks hold. Collective.
+    def shares(self) -> dict[str, list[list[Rectangle]]]:
+        """By table, what each rank holds of it, by row and column; empty shards are left out. Collective.
 
-        Raises AssertionError if they are not what the plan says, or do not make up each table exactly.
+        Raises AssertionError if that is not what the plan says, or does not make up each table exactly.
         """
-        mine = {name: (local.row_start, local.row_count) for name, local in self._sharded.local_tables().items()}
-        for name, local in self._sharded.local_tables().items():
-            assert len(local.tables.weight(name)) == local.row_count
+        mine = [(piece.name, Rectangle(*piece[2:6])) for piece in self._sharded.local_pieces() if piece.row_count]
+        for piece in self._sharded.local_pieces():
+            assert piece.tables.weight(piece.name).shape == (piece.row_count, piece.column_count)
         everyone: list[Any] = [None] * self._world_size
         dist.all_gather_object(everyone, mine, group=self._group)
-        shares = {name: [held.get(name, (0, 0)) for held in everyone] for name in self.tables}
+        shares = {
+            name: [[held for other, held in of_rank if other == name] for of_rank in everyone] for name in self.tables
+        }
         for name, share in shares.items():
-            planned = self._sharded.module_sharding_plan[name]
-            expected = [(0, 0)] * self._world_size
-            for shard in planned.sharding_spec.shards:
-                expected[shard.placement.rank()] = (shard.shard_offsets[0], shard.shard_sizes[0])
-            held = sorted(part for part in share if part[1])
-            ends = [0, *(start + count for start, count in held)]
-            assert [start for start, _ in held] == ends[:-1], f"{name}: {share}"
-            assert ends[-1] == self.tables[name].num_rows, f"{name}: {share}"
-            assert [part for part in share if part[1]] == [part for part in expected if part[1]], f"{name}: {share}"
+            assert share == self._planned(name), f"{name}: {share} is not {self._planned(name)}"
+            copies = self._world_size if self.plan()[name] == ShardingType.DATA_PARALLEL.value else 1
+            elements = sum(held.row_count * held.column_count for of_rank in share for held in of_rank)
+            assert elements == copies * self.tables[name].num_rows * self.tables[name].dim, f"{name}: {share}"
         return shares
 
+    def _planned(self, name: str) -> list[list[Rectangle]]:
+        sharding = self._sharded.module_sharding_plan[name]
+        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+            return [[Rectangle(0, self.tables[name].num_rows, 0, self.tables[name].dim)]] * self._world_size
+        planned: list[list[Rectangle]] = [[] for _ in range(self._world_size)]
+        for shard in sharding.sharding_spec.shards:
+            (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
+            if rows:
+                planned[shard.placement.rank()].append(Rectangle(row, rows, column, columns))
+        return [sorted(held) for held in planned]
+
     def plan(self) -> dict[str, str]:
-        """``table_wise`` or ``row_wise`` by table, as the live plan has it."""
+        """``table_wise``, ``row_wise`` and so on by table, as the live plan has it."""
         return {name: self._sharded.module_sharding_plan[name].sharding_type for name in self.tables}
 
 
@@ -211,33 +250,16 @@ class _NoWrapper(DataParallelWrapper):
         pass
 
 
-def _check_plan(plan: Mapping[str, str], tables: Mapping[str, TableConfig]) -> None:
-    for name, kind in plan.items():
-        if name not in tables:
-            raise ValueError(f"sharding.{name}: no such table (there are {', '.join(sorted(tables))})")
-        if kind not in SHARDING_TYPES:
-            raise ValueError(f"sharding.{name}: {kind} is not available yet: use one of {', '.join(SHARDING_TYPES)}")
-
-
-def _plan(
-    model: nn.Module,
-    sharder: TableSharder,
-    tables: Mapping[str, TableConfig],
-    plan: Mapping[str, str],
-    device: torch.device,
-    group: dist.ProcessGroup,
-) -> ShardingPlan:
-    """TorchRec's planner, bound to what ``plan`` says. Rank 0 plans for all. Collective."""
-    world_size = dist.get_world_size(group)
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(
-            world_size=world_size, local_world_size=get_local_size(world_size), compute_device=device.type
-        ),
-        constraints={
-            name: ParameterConstraints(
-                sharding_types=[plan[name]] if name in plan else list(SHARDING_TYPES), compute_kernels=["fused"]
-            )
-            for name in tables
-        },
+def _check_held_once(model: nn.Module, tables: Mapping[str, TableConfig]) -> None:
+    held = Counter(
+        name
+        for part in model.modules()
+        if isinstance(part, EmbeddingBagCollection | EmbeddingCollection)
+        for name in (part.embedding_bags if isinstance(part, EmbeddingBagCollection) else part.embeddings)
     )
-    return planner.collective_plan(model, [sharder], group)
+    wrong = sorted(name for name in held.keys() | tables.keys() if held[name] != 1 or name not in tables)
+    if wrong:
+        raise ValueError(
+            f"the model must hold each table once, in an EmbeddingBagCollection or an EmbeddingCollection: "
+            f"{', '.join(f'{name} {held[name]} times' for name in wrong)}, of tables {', '.join(sorted(tables))}"
+        )

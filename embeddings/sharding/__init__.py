@@ -11,17 +11,35 @@ TorchRec plans, wraps and distributes inputs; :class:`TableSharder` makes its lo
 * Mean pooling of split rows divides by the exact number of ids. TorchRec divides by that number + 1e-6.
 """
 
-from embeddings.sharding.bags import ShardedTables, TableSharder
+from embeddings.sharding.bags import ShardedBags, TableSharder
+from embeddings.sharding.faults import OtherRankFailed
 from embeddings.sharding.lookup import TableKernel
-from embeddings.sharding.settings import SHARDING_TYPES, LocalPiece, LocalTable, TableSettings, embedding_bag_collection
+from embeddings.sharding.sequences import SequenceSharder, ShardedSequences
+from embeddings.sharding.settings import (
+    LocalPiece,
+    TableSettings,
+    embedding_bag_collection,
+    embedding_collection,
+)
+from embeddings.sharding.sharded import ModelTables, ShardedTables
+from embeddings.sharding.shardings import BAG_SHARDINGS, SEQUENCE_SHARDINGS
+
+SHARDING_TYPES = tuple(BAG_SHARDINGS)
 
 __all__ = [
+    "BAG_SHARDINGS",
+    "SEQUENCE_SHARDINGS",
     "SHARDING_TYPES",
     "LocalPiece",
-    "LocalTable",
+    "ModelTables",
+    "OtherRankFailed",
+    "SequenceSharder",
+    "ShardedBags",
+    "ShardedSequences",
     "ShardedTables",
     "TableKernel",
     "TableSettings",
     "TableSharder",
     "embedding_bag_collection",
+    "embedding_collection",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,43 +15,72 @@ from torchrec.distributed.types import NoWait
 
 from embeddings.config import TableConfig
 from embeddings.sharding.settings import Place, TableSettings
-from embeddings.sse import swap
+from embeddings.sse import SwapDraws, swap_draws
+
+
+class Swapper:
+    """Swaps ids while they are rows of the whole table (SSE), with this rank's place in the global batch.
+
+    ``inputs`` are (feature, table) in the order of the features given. Swaps are computed on the CPU.
+    """
+
+    def __init__(self, settings: TableSettings, place: Place, inputs: Sequence[tuple[str, str]]) -> None:
+        self._place, self._bounds = place, settings.bounds
+        self._tables: list[TableConfig] = [settings.tables[table] for _, table in inputs]
+        self._draws: list[SwapDraws | None] = [
+            swap_draws([(settings.tables[table], feature, settings.sse[feature])], settings.seed)
+            if settings.probability(feature) > 0.0
+            else None
+            for feature, table in inputs
+        ]
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The same bags, in training with some ids swapped; int64."""
+        values = features.values().long()
+        if self._bounds == "ignore":
+            bounded = zip(self._pieces(features, values), self._tables, strict=True)
+            # TorchRec takes ids modulo the ranks past the table's end: -1 stays outside of every shard.
+            values = torch.cat([ids.where(ids < table.num_rows, -1) for (ids, _), table in bounded])
+        if self._place.training and any(draws is not None for draws in self._draws):
+            drawn = zip(self._pieces(features, values), self._draws, strict=True)
+            values = torch.cat([ids if draws is None else self._swap(ids, bag, draws) for (ids, bag), draws in drawn])
+        return KeyedJaggedTensor(
+            keys=features.keys(),
+            values=values,
+            weights=features.weights_or_none(),
+            lengths=features.lengths(),
+            stride=features.stride(),
+        )
+
+    def _pieces(self, features: KeyedJaggedTensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each feature its ids and the offsets of its bags in them."""
+        size, offsets = features.stride(), features.offsets().long()
+        offsets = offsets - offsets[0]
+        for number in range(len(self._tables)):
+            bounds = offsets[number * size : (number + 1) * size + 1]
+            yield values[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0]
+
+    def _swap(self, ids: Tensor, offsets: Tensor, draws: SwapDraws) -> Tensor:
+        # Numba takes a second to import: only who swaps pays.
+        from embeddings.kernels.cpu import swap_feature
+
+        swapped = swap_feature(
+            ids.cpu().numpy(), offsets.cpu().numpy(), draws, self._place.step, self._place.sample_offset
+        )
+        return torch.from_numpy(swapped).to(ids.device)
 
 
 class SwappingDist(RwSparseFeaturesDist):
-    """Checks and swaps ids, which are still rows of the whole table here, and sends each to the rank of its row."""
+    """Swaps ids, which are still rows of the whole table here, and sends each to the rank of its row."""
 
     def __init__(
-        self, settings: TableSettings, place: Place, inputs: Sequence[tuple[str, TableConfig]], **keywords: Any
+        self, settings: TableSettings, place: Place, inputs: Sequence[tuple[str, str]], **keywords: Any
     ) -> None:
         super().__init__(**keywords)
-        self._settings = settings
-        self._place = place
-        self._inputs = inputs
+        self._swapper = Swapper(settings, place, inputs)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Any:
-        return super().forward(self._swapped(sparse_features))
-
-    def _swapped(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        batch_size = features.stride()
-        values = features.values().long()
-        offsets = features.offsets().long()
-        offsets = offsets - offsets[0]
-        pieces = []
-        for number, (feature, table) in enumerate(self._inputs):
-            bounds = offsets[number * batch_size : (number + 1) * batch_size + 1]
-            ids = values[int(bounds[0]) : int(bounds[-1])]
-            _check_ids(ids, feature, table)
-            config = self._settings.sse.get(feature)
-            if self._place.training and config is not None and config.probability > 0.0:
-                ids = swap(
-                    ids, bounds, table=table, feature=feature, config=config,
-                    seed=self._settings.seed, step=self._place.step, sample_offset=self._place.sample_offset,
-                )  # fmt: skip
-            pieces.append(ids)
-        return KeyedJaggedTensor(
-            keys=features.keys(), values=torch.cat(pieces), lengths=features.lengths(), stride=batch_size
-        )
+        return super().forward(self._swapper(sparse_features))
 
 
 class SummingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
@@ -63,10 +92,10 @@ class SummingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
 
     def forward(self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None) -> NoWait[Tensor]:
         assert sharding_ctx is not None
-        return NoWait(_SumExchange.apply(local_embs, list(sharding_ctx.batch_size_per_rank), self._group))
+        return NoWait(SumExchange.apply(local_embs, list(sharding_ctx.batch_size_per_rank), self._group))
 
 
-class _SumExchange(torch.autograd.Function):
+class SumExchange(torch.autograd.Function):
     """Reduce-scatter of unequal parts as all-to-all and a sum in rank order; backward hands each gradient to all."""
 
     @staticmethod
@@ -85,14 +114,3 @@ class _SumExchange(torch.autograd.Function):
         copies = grad.repeat(world_size, 1)
         dist.all_to_all_single(gathered, copies, ctx.batch_sizes, [len(grad)] * world_size, group=ctx.group)
         return gathered, None, None
-
-
-def _check_ids(ids: Tensor, feature: str, table: TableConfig) -> None:
-    """Before bucketing, which would send an id outside the table to some rank without a word."""
-    low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
-    if low < 0 or high >= table.num_rows:
-        bad = low if low < 0 else high
-        raise ValueError(
-            f"feature '{feature}': id {bad} is not a row of table '{table.name}', which has {table.num_rows} rows: "
-            "ids must lie in [0, rows); map unknown ids to row 1"
-        )

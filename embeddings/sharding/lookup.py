@@ -4,45 +4,67 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torchrec import KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor, PoolingType
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag
-from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embedding_lookup import GroupedEmbeddingsLookup, GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
 from torchrec.distributed.types import ShardingType
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 
 from embeddings.config import TableConfig
+from embeddings.kernels.layout import COMPUTE_DTYPES
+from embeddings.sharding.replicas import ReplicatedTables
 from embeddings.sharding.settings import TableSettings, pooling_of
 from embeddings.tables import EmbeddingTables
 
 
 class TableLookup(GroupedPooledEmbeddingsLookup):
-    """TorchRec's grouped lookup with our kernel in it."""
+    """TorchRec's grouped lookup of bags with our kernel in it."""
 
-    def __init__(self, settings: TableSettings, **keywords: Any) -> None:
-        self._settings = settings
-        super().__init__(**keywords)
-        # What a rank without tables sends must have the type of what the others send.
-        self._dummy_embs_tensor = torch.empty(0, dtype=settings.dtype, device=keywords["device"], requires_grad=True)
+    def __init__(self, settings: TableSettings, *, rows_are_split: bool, replicated: bool, **keywords: Any) -> None:
+        self._build = partial(TableKernel, settings, rows_are_split=rows_are_split, replicated=replicated)
+        # Of split rows sums alone come out, whatever the collection's word for pooling.
+        super().__init__(sharding_type=ShardingType.ROW_WISE if rows_are_split else None, **keywords)
+        _type_dummy(self, settings)
 
     def _create_embedding_kernel(
         self, config: GroupedEmbeddingConfig, device: Any, pg: Any, sharding_type: Any, env: Any
     ) -> TableKernel:
-        if config.is_weighted:
-            raise ValueError("weighted bags are not available yet: build the collection with is_weighted=False")
-        return TableKernel(self._settings, config, pg, device, sharding_type)
+        return self._build(config, pg, device)
+
+
+class SequenceLookup(GroupedEmbeddingsLookup):
+    """TorchRec's grouped lookup of sequences with our kernel in it."""
+
+    def __init__(self, settings: TableSettings, *, rows_are_split: bool, replicated: bool, **keywords: Any) -> None:
+        self._build = partial(TableKernel, settings, rows_are_split=rows_are_split, replicated=replicated)
+        super().__init__(**keywords)
+        _type_dummy(self, settings)
+
+    def _create_embedding_kernel(
+        self, config: GroupedEmbeddingConfig, pg: Any, device: Any, env: Any = None
+    ) -> TableKernel:
+        return self._build(config, pg, device)
+
+
+def _type_dummy(lookup: TableLookup | SequenceLookup, settings: TableSettings) -> None:
+    """What a rank without tables sends must have the type of what the others send."""
+    dummy = lookup._dummy_embs_tensor
+    lookup._dummy_embs_tensor = dummy.detach().to(COMPUTE_DTYPES[settings.dtype]).requires_grad_()
 
 
 class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
-    """The shards of a group of tables on one rank, looked up by EmbeddingTables.
+    """The shards of a group of tables on one rank, looked up by EmbeddingTables; bags or sequences.
 
     Row state is no state of a torch optimizer: it is saved by row (trainer/checkpoint.py), so TorchRec's is empty.
-    A feature may read two tables, but EmbeddingTables takes it once: then the group is looked up in two parts.
+    EmbeddingTables takes a feature once, and TorchRec may hand it over several times, for two tables or for two column
+    shards of one: then the group is looked up in several parts.
     """
 
     def __init__(
@@ -51,34 +73,49 @@ class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
         config: GroupedEmbeddingConfig,
         group: dist.ProcessGroup,
         device: torch.device | None,
-        sharding_type: ShardingType | None,
+        *,
+        rows_are_split: bool,
+        replicated: bool,
     ) -> None:
-        super().__init__(config, group, device, sharding_type)
-        split = sharding_type == ShardingType.ROW_WISE
+        super().__init__(config, group, device, ShardingType.ROW_WISE if rows_are_split else None)
+        self._compute_dtype = COMPUTE_DTYPES[settings.dtype]
+        self._is_sequence = config.pooling == PoolingType.NONE
         self._parts = nn.ModuleList()
         self._num_features: list[int] = []
+        build: Any = partial(ReplicatedTables, group=group) if replicated else EmbeddingTables
         for tables in _without_repeated_features(config.embedding_tables):
-            shards = [_shard_config(settings.tables[table.name], table, split) for table in tables]
+            shards = [
+                _shard_config(settings.tables[table.name], table, rows_are_split and not self._is_sequence)
+                for table in tables
+            ]
             features = [feature for shard in shards for feature in shard.features]
             self._parts.append(
-                EmbeddingTables(
+                build(
                     shards,
                     settings.optimizer,
                     sse={feature: settings.sse[feature] for feature in features if feature in settings.sse},
                     seed=settings.seed,
-                    backend=settings.backend,  # type: ignore[arg-type]
+                    backend=settings.backend,
                     dtype=settings.dtype,
-                    sse_outside=split,
+                    state_dtype=settings.state_dtype,
+                    device=device,
+                    bounds=settings.bounds,
+                    sse_outside=rows_are_split,
                 )
             )
             self._num_features.append(len(features))
 
     def forward(self, features: KeyedJaggedTensor, vbe_output: Any = None, vbe_output_offsets: Any = None) -> Tensor:
         parts = features.split(self._num_features) if len(self._parts) > 1 else [features]
-        pooled = [
-            tables(part.values().long(), part.offsets().long()) for tables, part in zip(self._parts, parts, strict=True)
-        ]
-        return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+        found = [tables(*self._inputs(part)) for tables, part in zip(self._parts, parts, strict=True)]
+        # Bags stand side by side, sequences one after another.
+        return found[0] if len(found) == 1 else torch.cat(found, dim=0 if self._is_sequence else 1)
+
+    def _inputs(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        weights = features.weights_or_none() if self._config.is_weighted else None
+        if weights is not None:
+            weights = weights.to(self._compute_dtype)
+        return features.values().long(), features.offsets().long(), weights
 
     @property
     def emb_module(self) -> nn.ModuleList:  # type: ignore[override]
@@ -121,14 +158,19 @@ def _fused_parameter(weight: Tensor) -> nn.Parameter:
     return parameter
 
 
-def _shard_config(table: TableConfig, shard: ShardedEmbeddingTable, split: bool) -> TableConfig:
+def _shard_config(table: TableConfig, shard: ShardedEmbeddingTable, only_sums: bool) -> TableConfig:
+    """The part of ``table`` that TorchRec's ``shard`` stands for; all of it if the shard has no metadata."""
+    rows, columns = shard.local_metadata.shard_offsets if shard.local_metadata is not None else (0, 0)
     return dataclasses.replace(
         table,
         features=tuple(shard.feature_names),
         # A mean over several ranks is divided where the sum is complete.
-        pooling="sum" if split else {feature: pooling_of(table, feature) for feature in shard.feature_names},
-        row_start=shard.local_metadata.shard_offsets[0],
+        pooling="sum" if only_sums else {feature: pooling_of(table, feature) for feature in shard.feature_names},
+        row_start=rows,
         row_count=shard.local_rows,
+        dim=shard.local_cols,
+        column_start=columns,
+        total_dim=table.dim,
     )
 
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed.types import ShardingType
+from torchrec import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 
 from embeddings.config import Pooling, SSEConfig, TableConfig
+from embeddings.kernels.layout import Bounds
 from embeddings.optim import RowOptimizer
 from embeddings.tables import EmbeddingTables
 
-SHARDING_TYPES = (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value)
+# TorchRec's data type of stored rows. It has none for float64.
+_DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch.bfloat16: DataType.BF16}
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,11 @@ class TableSettings:
     seed: int = 0
     backend: str = "numba"
     dtype: torch.dtype = torch.float32
+    state_dtype: torch.dtype | None = None
+    bounds: Bounds = "fatal"
 
     def probability(self, feature: str) -> float:
         return self.sse[feature].probability if feature in self.sse else 0.0
-
-
-class LocalTable(NamedTuple):
-    """The rows [row_start, row_start + row_count) of a table, as this rank holds them in ``tables``."""
-
-    tables: EmbeddingTables
-    row_start: int
-    row_count: int
 
 
 class LocalPiece(NamedTuple):
@@ -66,10 +61,11 @@ class Place:
     training: bool = True
 
 
-def embedding_bag_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection:
-    """The unsharded module of these tables, on the meta device: a model holds it until it is sharded.
+def embedding_bag_collection(tables: Sequence[TableConfig], is_weighted: bool = False) -> EmbeddingBagCollection:
+    """The unsharded bags of these tables, on the meta device: a model holds it until it is sharded.
 
-    Pooling is each feature's own (:class:`TableConfig`), so the word in TorchRec's config says nothing.
+    Pooling is each feature's own (:class:`TableConfig`), so the word in TorchRec's config says nothing. With
+    ``is_weighted`` each id comes with a weight.
     """
     return EmbeddingBagCollection(
         tables=[
@@ -81,24 +77,59 @@ def embedding_bag_collection(tables: Sequence[TableConfig]) -> EmbeddingBagColle
             )
             for table in tables
         ],
+        is_weighted=is_weighted,
         device=torch.device("meta"),
     )
 
 
-def check_collection(module: EmbeddingBagCollection, tables: Mapping[str, TableConfig]) -> None:
-    """That the model's collection and the table configs speak of the same tables."""
+def embedding_collection(tables: Sequence[TableConfig]) -> EmbeddingCollection:
+    """The unsharded sequences of these tables (``pooling="none"``, equal dims), on the meta device."""
+    return EmbeddingCollection(
+        tables=[
+            EmbeddingConfig(
+                name=table.name,
+                num_embeddings=table.num_rows,
+                embedding_dim=table.dim,
+                feature_names=list(table.features),
+            )
+            for table in tables
+        ],
+        device=torch.device("meta"),
+    )
+
+
+def data_type_of(dtype: torch.dtype) -> DataType | None:
+    """TorchRec's word for the type of stored rows, None where it has none."""
+    return _DATA_TYPES.get(dtype)
+
+
+def check_collection(
+    configs: Sequence[EmbeddingBagConfig] | Sequence[EmbeddingConfig], tables: Mapping[str, TableConfig]
+) -> None:
+    """Raises ValueError unless the tables of a model's collection are those of the table configs of the same names,
+    pooled where it is one of bags and not pooled where it is one of sequences."""
     found = {
-        config.name: (config.num_embeddings, config.embedding_dim, set(config.feature_names))
-        for config in module.embedding_bag_configs()
+        config.name: (
+            config.num_embeddings,
+            config.embedding_dim,
+            set(config.feature_names),
+            isinstance(config, EmbeddingBagConfig),
+        )
+        for config in configs
     }
-    wanted = {table.name: (table.num_rows, table.dim, set(table.features)) for table in tables.values()}
+    wanted = {
+        name: (tables[name].num_rows, tables[name].dim, set(tables[name].features), "none" not in tables[name].pooling)
+        for name in found
+        if name in tables
+    }
     if found != wanted:
-        differ = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+        differ = sorted(name for name in found if found[name] != wanted.get(name))
         raise ValueError(
-            f"the model's embeddings and the table configs differ in tables {differ}: "
-            "build the model's with embeddings.sharding.embedding_bag_collection"
+            f"the model's embeddings and the table configs differ in tables {differ}: build the model's with "
+            "embedding_bag_collection (pooled) or embedding_collection (pooling none) of embeddings.sharding"
         )
 
 
 def pooling_of(table: TableConfig, feature: str) -> Pooling:
+    """How ``feature`` is pooled in ``table``."""
     return tuple(table.pooling)[table.features.index(feature)]  # type: ignore[return-value]  # a tuple once built

@@ -1,4 +1,4 @@
-"""How tables are split, and which lookups and exchanges follow from it."""
+"""How tables are split: TorchRec's shardings with our lookups in them, and our exchanges where rows are split."""
 
 from __future__ import annotations
 
@@ -6,62 +6,159 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.distributed.sharding.cw_sequence_sharding import CwSequenceEmbeddingSharding
+from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
+from torchrec.distributed.sharding.dp_sequence_sharding import DpSequenceEmbeddingSharding
+from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
+from torchrec.distributed.sharding.rw_sequence_sharding import RwSequenceEmbeddingSharding
 from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddingSharding
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
-from torchrec.distributed.types import ShardingType
+from torchrec.distributed.types import ShardingEnv, ShardingType
 
 from embeddings.sharding.exchange import SummingDist, SwappingDist
-from embeddings.sharding.lookup import TableLookup
+from embeddings.sharding.lookup import SequenceLookup, TableLookup
 from embeddings.sharding.settings import Place, TableSettings
 
 
-class TableWise(TwPooledEmbeddingSharding):
-    def __init__(self, settings: TableSettings, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._settings = settings
+class OurSharding:
+    """What all shardings share; a class of TorchRec stands after it in each.
 
-    def create_lookup(self, device: Any = None, fused_params: Any = None, feature_processor: Any = None) -> TableLookup:
-        return TableLookup(
+    Attributes:
+        replicated: whether every rank holds all rows.
+        rows_are_split: whether ids must be swapped before they are distributed.
+    """
+
+    replicated = False
+    rows_are_split = False
+    _lookup: type[TableLookup] | type[SequenceLookup] = TableLookup
+    _env: ShardingEnv
+    _device: torch.device | None
+
+    def __init__(
+        self,
+        settings: TableSettings,
+        place: Place,
+        sharding_infos: list[Any],
+        env: ShardingEnv,
+        device: torch.device | None,
+        **keywords: Any,
+    ) -> None:
+        self._settings, self._place = settings, place
+        super().__init__(sharding_infos, env, device, **keywords)  # type: ignore[call-arg]
+
+    def create_lookup(
+        self, device: Any = None, fused_params: Any = None, feature_processor: Any = None
+    ) -> TableLookup | SequenceLookup:
+        return self._lookup(
             self._settings,
-            grouped_configs=self._grouped_embedding_configs,
-            pg=self._pg,
+            rows_are_split=self.rows_are_split,
+            replicated=self.replicated,
+            grouped_configs=self._local_groups(),
+            pg=self._env.process_group,
             device=device if device is not None else self._device,
             env=self._env,
         )
 
+    def _local_groups(self) -> list[GroupedEmbeddingConfig]:
+        """The groups of tables that this rank holds a part of."""
+        return self._grouped_embedding_configs  # type: ignore[attr-defined, no-any-return]
 
-class RowWise(RwPooledEmbeddingSharding):
-    def __init__(self, settings: TableSettings, place: Place, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._settings = settings
-        self._place = place
+    def _groups(self) -> list[GroupedEmbeddingConfig]:
+        """The groups of tables in the order of the features that this sharding takes."""
+        return self._grouped_embedding_configs  # type: ignore[attr-defined, no-any-return]
 
     def blocks(self) -> Iterator[tuple[str, str, str]]:
         """(block name, feature, table) in the order of the features that this sharding takes."""
-        for table in self.embedding_tables():
-            for name, feature in zip(table.embedding_names, table.feature_names, strict=True):
-                yield name, feature, table.name
+        for group in self._groups():
+            for table in group.embedding_tables:
+                for name, feature in zip(table.embedding_names, table.feature_names, strict=True):
+                    yield name, feature, table.name
+
+
+class TableWise(OurSharding, TwPooledEmbeddingSharding):
+    """Each table on one rank."""
+
+
+class ColumnWise(OurSharding, CwPooledEmbeddingSharding):
+    """Columns of a table on several ranks. Every shard looks the same ids up, and draws the same swaps."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments, permute_embeddings=True)
+
+
+class Replicated(OurSharding, DpPooledEmbeddingSharding):
+    """Each table on every rank (:mod:`embeddings.sharding.replicas`)."""
+
+    replicated = True
+
+
+class RowWise(OurSharding, RwPooledEmbeddingSharding):
+    """Rows of a table on all ranks, in equal blocks."""
+
+    rows_are_split = True
 
     def create_input_dist(self, device: torch.device | None = None) -> SwappingDist:
-        return SwappingDist(
-            self._settings,
-            self._place,
-            [(feature, self._settings.tables[table]) for _, feature, table in self.blocks()],
-            pg=self._pg,
-            num_features=self._get_num_features(),
-            feature_hash_sizes=self._get_feature_hash_sizes(),
-            device=device if device is not None else self._device,
-        )
-
-    def create_lookup(self, device: Any = None, fused_params: Any = None, feature_processor: Any = None) -> TableLookup:
-        return TableLookup(
-            self._settings,
-            grouped_configs=self._grouped_embedding_configs,
-            pg=self._pg,
-            device=device if device is not None else self._device,
-            sharding_type=ShardingType.ROW_WISE,
-            env=self._env,
-        )
+        return _row_wise_input(self, device)
 
     def create_output_dist(self, device: torch.device | None = None) -> SummingDist:
-        return SummingDist(self._pg)
+        return SummingDist(self._env.process_group)
+
+
+class SequenceTableWise(OurSharding, TwSequenceEmbeddingSharding):
+    """As :class:`TableWise`, for sequences."""
+
+    _lookup = SequenceLookup
+
+
+class SequenceColumnWise(OurSharding, CwSequenceEmbeddingSharding):
+    """As :class:`ColumnWise`, for sequences; all shards have one width (TorchRec's rule)."""
+
+    _lookup = SequenceLookup
+
+
+class SequenceReplicated(OurSharding, DpSequenceEmbeddingSharding):
+    """As :class:`Replicated`, for sequences."""
+
+    replicated = True
+    _lookup = SequenceLookup
+
+
+class SequenceRowWise(OurSharding, RwSequenceEmbeddingSharding):
+    """As :class:`RowWise`, for sequences: rows travel back, nothing is summed."""
+
+    rows_are_split = True
+    _lookup = SequenceLookup
+
+    def create_input_dist(self, device: torch.device | None = None) -> SwappingDist:
+        return _row_wise_input(self, device, is_sequence=True)
+
+
+def _row_wise_input(
+    sharding: RowWise | SequenceRowWise, device: torch.device | None, is_sequence: bool = False
+) -> SwappingDist:
+    return SwappingDist(
+        sharding._settings,
+        sharding._place,
+        [(feature, table) for _, feature, table in sharding.blocks()],
+        pg=sharding._env.process_group,
+        num_features=sharding._get_num_features(),
+        feature_hash_sizes=sharding._get_feature_hash_sizes(),
+        device=device if device is not None else sharding._device,
+        is_sequence=is_sequence,
+    )
+
+
+BAG_SHARDINGS: dict[str, type[Any]] = {
+    ShardingType.TABLE_WISE.value: TableWise,
+    ShardingType.ROW_WISE.value: RowWise,
+    ShardingType.COLUMN_WISE.value: ColumnWise,
+    ShardingType.DATA_PARALLEL.value: Replicated,
+}
+SEQUENCE_SHARDINGS: dict[str, type[Any]] = {
+    ShardingType.TABLE_WISE.value: SequenceTableWise,
+    ShardingType.ROW_WISE.value: SequenceRowWise,
+    ShardingType.COLUMN_WISE.value: SequenceColumnWise,
+    ShardingType.DATA_PARALLEL.value: SequenceReplicated,
+}

@@ -25,8 +25,10 @@ FEATURES = ("user", "tiny", "history", "item")
 PLANS = (
     {"item": "table_wise", "user": "table_wise", "tiny": "table_wise"},
     {"item": "row_wise", "user": "row_wise", "tiny": "row_wise"},
-    {"item": "row_wise", "user": "table_wise", "tiny": "row_wise"},
-    {"item": "table_wise", "user": "row_wise", "tiny": "table_wise"},
+    {"item": "column_wise", "user": "column_wise", "tiny": "column_wise"},
+    {"item": "data_parallel", "user": "data_parallel", "tiny": "data_parallel"},
+    {"item": "row_wise", "user": "column_wise", "tiny": "data_parallel"},
+    {"item": "column_wise", "user": "data_parallel", "tiny": "table_wise"},
 )
 TABLE_OF = {feature: table for table in TABLES for feature in table.features}
 
@@ -105,8 +107,7 @@ def pool_once(plan, bags, sizes, backend="reference", pooling=None):
     loss = sum((weight * block**2).sum() / 2 for block in blocks.values())
     loss.backward()
     sharded.step_tables(1)
-    local = sharded._sharded.local_tables()
-    rows = {name: (held.row_start, held.tables.weight(name).clone()) for name, held in local.items()}
+    rows = [(held[0], held[2:], held.tables.weight(held.name).clone()) for held in sharded._sharded.local_pieces()]
     return {name: block.detach() for name, block in blocks.items()}, rows
 
 
@@ -130,9 +131,23 @@ def assert_same(results, expected):
         found = torch.cat([mine[feature] for mine, _ in results])
         torch.testing.assert_close(found, blocks[feature], rtol=0, atol=1e-13)
     for name, whole in rows.items():
-        held = sorted((mine[name] for _, mine in results if name in mine), key=lambda part: part[0])
-        assert next(start for start, rows in held if len(rows)) == 0
-        torch.testing.assert_close(torch.cat([part for _, part in held]), whole, rtol=1e-12, atol=1e-12)
+        found = joined([held for _, held in results], name, whole.shape)
+        torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+
+
+def joined(held_by_rank, name, shape):
+    """The whole table of pieces (name, place, rows) of all ranks: each element once, or equal in every replica."""
+    whole, count = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int64)
+    for held in held_by_rank:
+        for piece, (row_start, row_count, column_start, column_count, replica), rows in held:
+            if piece == name:
+                place = slice(row_start, row_start + row_count), slice(column_start, column_start + column_count)
+                assert replica == 0 or torch.equal(whole[place], rows)
+                whole[place], count[place] = rows, count[place] + 1
+    replicas = count.flatten()[0] if count.numel() else 1
+    assert (count == replicas).all()
+    assert replicas in (1, len(held_by_rank))
+    return whole
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -179,9 +194,13 @@ def draw(plan, bags, sizes, num_steps, training):
 
     sse = {feature: SSEConfig(probability) for feature, probability in PROBABILITY.items()}
     sharded = shard(ONE_HOT, plan, sse, "float32").train(training)
-    for name, held in sharded._sharded.local_tables().items():
-        weight = held.tables.weight(name)
-        weight.copy_(torch.eye(weight.shape[1])[held.row_start : held.row_start + held.row_count])
+    num_rows = {table.name: table.num_rows for table in ONE_HOT}
+    for held in sharded._sharded.local_pieces():
+        rows, columns = (
+            torch.arange(held.row_count) + held.row_start,
+            torch.arange(held.column_count) + held.column_start,
+        )
+        held.tables.weight(held.name).copy_(torch.eye(num_rows[held.name])[rows][:, columns])
     start, stop = my_slice(sizes)
     indices, offsets = flatten([bag for feature in ONE_HOT_FEATURES for bag in bags[feature][start:stop]])
     features = KeyedJaggedTensor(list(ONE_HOT_FEATURES), indices, lengths=offsets.diff(), stride=stop - start)
@@ -210,9 +229,15 @@ def expected_counts(bags, feature, step, training):
 
 
 @pytest.mark.parametrize(
-    "plan", [{"item": a, "user": b} for a in ("table_wise", "row_wise") for b in ("table_wise", "row_wise")]
+    "plan",
+    [
+        {"item": "table_wise", "user": "row_wise"},
+        {"item": "row_wise", "user": "column_wise"},
+        {"item": "column_wise", "user": "data_parallel"},
+        {"item": "data_parallel", "user": "table_wise"},
+    ],
 )
-@pytest.mark.parametrize("sizes", [[13], [7, 6], [4, 9], [0, 13], [13, 0], [5, 2, 0, 6]])
+@pytest.mark.parametrize("sizes", [[13], [7, 6], [0, 13], [5, 2, 0, 6]])
 def test_draws_are_bit_equal_in_every_plan_and_only_made_in_training(ranks, plan, sizes):
     bags = {feature: bags for feature, bags in make_bags(13, 3).items() if feature in ONE_HOT_FEATURES}
     check_draws(ranks(len(sizes)).run(draw, plan, bags, sizes, 3, True), bags, training=True)
@@ -282,7 +307,7 @@ def names_in_state_dict(plan):
         (local,) = value.local_shards() or [None]
         if local is not None:
             table = name.split(".")[-2]
-            held = sharded._sharded.local_tables()[table]
+            (held,) = (piece for piece in sharded._sharded.local_pieces() if piece.name == table)
             assert local.tensor.data_ptr() == held.tables.weight(table).data_ptr()
             shapes[name] = tuple(local.metadata.shard_sizes)
     return {name: tuple(value.size()) for name, value in state.items()}, shapes

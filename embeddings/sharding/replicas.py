@@ -1,0 +1,75 @@
+"""Data-parallel tables: every rank holds all rows, and applies every rank's gradients in the same order.
+
+Not DistributedDataParallel: it averages dense gradients of parameters, our rows are none, and a row's state must be
+updated once. Backward exchanges (ids, output gradient) of each rank, so that :meth:`ReplicatedTables.step` acts on the
+same records everywhere. Replicas then stay equal bit for bit, since a kernel's sums have one order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from embeddings.kernels.layout import Record
+from embeddings.tables import EmbeddingTables
+
+
+class ReplicatedTables(EmbeddingTables):
+    """EmbeddingTables of which every rank of ``group`` holds a copy, ``replica`` here. ``backward`` communicates."""
+
+    def __init__(self, *arguments: Any, group: dist.ProcessGroup, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._group = group
+        self.replica = dist.get_rank(group)
+
+    def _record(self, record: Record) -> None:
+        self._records.extend(gather_records(record, self._group))
+
+
+class Replicas(nn.Module):
+    """A lookup of replicated tables where TorchRec expects DistributedDataParallel: it asks for ``module``."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, features: Any) -> Any:
+        return self.module(features)
+
+    def flush(self) -> None:
+        """Nothing: rows are not cached elsewhere."""
+
+    def purge(self) -> None:
+        """Nothing: rows are not cached elsewhere."""
+
+
+def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
+    """The records of all ranks, in rank order; they may differ in size, also be empty. Collective."""
+    world_size = dist.get_world_size(group)
+    if world_size == 1:
+        return [record]
+    parts = {name: value for name, value in record._asdict().items() if isinstance(value, Tensor)}
+    sizes = torch.tensor([len(value) for value in parts.values()], dtype=torch.int64, device=record.grad.device)
+    gathered = [torch.empty_like(sizes) for _ in range(world_size)]
+    dist.all_gather(gathered, sizes, group=group)
+    lengths = [dict(zip(parts, row.tolist(), strict=True)) for row in gathered]
+    found: list[dict[str, Tensor]] = [{} for _ in range(world_size)]
+    for dtype in sorted({value.dtype for value in parts.values()}, key=str):
+        same = {name: value for name, value in parts.items() if value.dtype == dtype}
+        counts = [[row[name] * math.prod(value.shape[1:]) for name, value in same.items()] for row in lengths]
+        flat = torch.cat([value.reshape(-1) for value in same.values()])
+        for rank, piece in enumerate(_gather_flat(flat, [sum(row) for row in counts], group)):
+            for (name, value), elements in zip(same.items(), piece.split(counts[rank]), strict=True):
+                found[rank][name] = elements.view(lengths[rank][name], *value.shape[1:])
+    return [record._replace(**values) for values in found]
+
+
+def _gather_flat(mine: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, ...]:
+    """All-gather of flat tensors of different sizes: as all-to-all, because gloo's all-gather wants equal ones."""
+    received = mine.new_empty(sum(sizes))
+    dist.all_to_all_single(received, mine.repeat(len(sizes)), sizes, [len(mine)] * len(sizes), group=group)
+    return received.split(sizes)

@@ -1,0 +1,144 @@
+"""What sharded bags and sharded sequences have in common: where in training they are, and the steps of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torchrec import KeyedJaggedTensor
+
+from embeddings.config import TableConfig
+from embeddings.sharding.faults import Vote, emptied, problem_of
+from embeddings.sharding.replicas import Replicas, ReplicatedTables
+from embeddings.sharding.settings import LocalPiece, Place, TableSettings
+from embeddings.tables import EmbeddingTables
+
+if TYPE_CHECKING:
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv
+
+
+class RowsOfRank:
+    """What this rank holds of tables, and the steps of its rows. Nothing here communicates."""
+
+    def kernels(self) -> Iterator[EmbeddingTables]:
+        """Every EmbeddingTables of this rank."""
+        raise NotImplementedError
+
+    def set_context(self, step: int, sample_offset: int) -> None:
+        """Before each training forward: the step it computes, and the global index of this rank's first sample."""
+        for kernel in self.kernels():
+            # A replica sees this rank's samples. Other lookups that swap see the whole batch; those of split rows swap
+            # nothing.
+            kernel.set_context(step, sample_offset if isinstance(kernel, ReplicatedTables) else 0)
+
+    def step(self, k: int) -> None:
+        """Applies what this rank's backward recorded, as step ``k``."""
+        for kernel in self.kernels():
+            kernel.step(k)
+
+    def discard(self) -> None:
+        """Drops what this rank's backward recorded."""
+        for kernel in self.kernels():
+            kernel.discard()
+
+    def non_finite_tables(self) -> list[str]:
+        """Tables with a gradient recorded on this rank that is not finite."""
+        return sorted({name for kernel in self.kernels() for name in kernel.non_finite_tables()})
+
+    def local_pieces(self) -> list[LocalPiece]:
+        """What this rank holds of every table, sorted by name, row_start and column_start."""
+        pieces = [
+            LocalPiece(
+                table.name,
+                kernel,
+                table.row_start,
+                table.row_count,
+                table.column_start,
+                table.dim,
+                kernel.replica if isinstance(kernel, ReplicatedTables) else 0,
+            )
+            for kernel in self.kernels()
+            for table in kernel.layout.tables
+        ]
+        return sorted(pieces, key=lambda piece: (piece.name, piece.row_start, piece.column_start))
+
+
+class ShardedTables(RowsOfRank, nn.Module):
+    """The part of a model that looks sharded tables up. Only ``forward`` and ``backward`` communicate.
+
+    A class of TorchRec stands beside it in each subclass.
+    """
+
+    module_sharding_plan: EmbeddingModuleShardingPlan
+    settings: TableSettings
+    _place: Place
+    _readers: Mapping[str, list[TableConfig]]
+    _env: ShardingEnv
+    _lookups: list[nn.Module]
+
+    def _prepare(self, settings: TableSettings, names: list[str]) -> None:
+        """Before TorchRec's constructor, which builds shardings that need these."""
+        # Not yet a Module: plain attributes are all that may be set.
+        self.settings = settings
+        self._place = Place()
+        self._readers = {}
+        for name in names:
+            for feature in settings.tables[name].features:
+                self._readers.setdefault(feature, []).append(settings.tables[name])
+
+    def train(self, mode: bool = True) -> ShardedTables:
+        super().train(mode)
+        self._place.training = mode
+        return self
+
+    def _voted(self, ctx: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """What to distribute: the input, or nothing of it where it is bad. ``ctx.vote`` is to be counted later."""
+        problem = problem_of(features, self._readers, self.settings.bounds == "fatal")
+        ctx.vote = Vote(problem, self._env.process_group, features.values().device)
+        return features if problem is None else emptied(features)
+
+    def kernels(self) -> Iterator[EmbeddingTables]:
+        for lookup in self._lookups:
+            for module in lookup.modules():
+                if isinstance(module, EmbeddingTables):
+                    yield module
+
+    def set_context(self, step: int, sample_offset: int) -> None:
+        self._place.step, self._place.sample_offset = step, sample_offset
+        super().set_context(step, sample_offset)
+
+    def _replicate(self) -> None:
+        """Puts :class:`Replicas` where TorchRec puts DistributedDataParallel."""
+        for number, lookup in enumerate(self._lookups):
+            if any(isinstance(module, ReplicatedTables) for module in lookup.modules()):
+                self._lookups[number] = Replicas(lookup)
+
+
+class ModelTables(RowsOfRank):
+    """All sharded tables of a model, whatever collections hold them.
+
+    Attributes:
+        settings: what the tables are built from.
+        paths: where in the model their collections are.
+        module_sharding_plan: the plan of each table, by name.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        found = {name: part for name, part in model.named_modules() if isinstance(part, ShardedTables)}
+        if not found:
+            raise ValueError("the model holds no sharded tables")
+        self._collections = list(found.values())
+        self.paths = tuple(found)
+        self.settings = self._collections[0].settings
+        self.module_sharding_plan = {
+            name: sharding for part in self._collections for name, sharding in part.module_sharding_plan.items()
+        }
+
+    def kernels(self) -> Iterator[EmbeddingTables]:
+        for part in self._collections:
+            yield from part.kernels()
+
+    def set_context(self, step: int, sample_offset: int) -> None:
+        for part in self._collections:
+            part.set_context(step, sample_offset)

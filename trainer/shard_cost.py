@@ -1,0 +1,108 @@
+"""What a shard costs on its rank: bytes it keeps, and the time that a step spends on it. What the planner is told.
+
+Per rank and step, with B samples on each of W ranks, F features that read the table, n ids per sample over all of
+them, d columns of the shard:
+
+* kept: rows x (columns x (weight + state vectors) + values kept once per row), in every copy of a data-parallel table;
+* in flight: the ids that come in, the outputs that go out, and their gradients;
+* compute: a lookup reads rows; the step reads gradients, and reads and writes rows and state;
+* communication: ids travel to whole tables and column shards, pooled rows back; where rows are split, partial sums of
+  the whole batch; between replicas, ids and gradients alone, in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torchrec.distributed.planner.types import Perf, Shard, ShardEstimator, ShardingOption, Storage
+from torchrec.distributed.types import ShardingType
+
+from embeddings.kernels.layout import COMPUTE_DTYPES
+from embeddings.sharding import TableSettings
+
+# Bytes per second of one rank. CPU: random rows on one thread, and gloo between processes of one host, both measured
+# (docs/adr/0007-sharding.md). CUDA: of the order of such devices, not measured by us.
+_MEMORY_BYTES_PER_SECOND = {"cpu": 8e9, "cuda": 2e12}
+_NETWORK_BYTES_PER_SECOND = {"cpu": 1e9, "cuda": 1e11}
+_ID_BYTES = 8
+_COLUMNS = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
+_HOST_ROWS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a step looks like: samples on each rank, and the mean number of ids per sample by feature (else 1)."""
+
+    samples_per_rank: int = 512
+    ids_per_sample: Mapping[str, float] | None = None
+
+    def ids(self, features: tuple[str, ...]) -> float:
+        """Ids per sample over all of ``features``."""
+        known = self.ids_per_sample or {}
+        return sum(known.get(feature, 1.0) for feature in features)
+
+
+def row_bytes(settings: TableSettings, columns: int) -> int:
+    """Bytes of a row of so many columns with its optimizer state and the step of its last touch."""
+    optimizer = settings.optimizer
+    state = (settings.state_dtype or COMPUTE_DTYPES[settings.dtype]).itemsize
+    per_row = len(optimizer.row_state_names)
+    vectors = len(optimizer.state_names) - 1 - per_row
+    return columns * (settings.dtype.itemsize + vectors * state) + per_row * state + torch.int32.itemsize
+
+
+class ShardCost(ShardEstimator):
+    """Fills storage and time of TorchRec's sharding options by the formulas above."""
+
+    def __init__(
+        self, settings: TableSettings, workload: Workload, world_size: int, local_world_size: int, device: torch.device
+    ) -> None:
+        self._settings, self._workload = settings, workload
+        self._world_size, self._local_world_size = world_size, local_world_size
+        self._on_gpu = device.type != "cpu"
+        kind = "cuda" if self._on_gpu else "cpu"
+        self._memory_speed = _MEMORY_BYTES_PER_SECOND[kind] / 1000
+        self._network_speed = _NETWORK_BYTES_PER_SECOND[kind] / 1000
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any = None) -> None:
+        for option in sharding_options:
+            for shard in option.shards:
+                self._fill(option, shard)
+
+    def _fill(self, option: ShardingOption, shard: Shard) -> None:
+        settings, world_size, kind = self._settings, self._world_size, option.sharding_type
+        table = settings.tables[option.name]
+        rows, columns = shard.size
+        samples = self._workload.samples_per_rank
+        own_ids = samples * self._workload.ids(table.features)
+        all_ids, others = own_ids * world_size, (world_size - 1) / world_size
+        value = COMPUTE_DTYPES[settings.dtype].itemsize
+        # Rows of output per sample on each side of the exchange: one for each feature, or one for each id.
+        own_outputs = samples * len(table.features) if option.is_pooled else own_ids
+        all_outputs = own_outputs * world_size
+        if kind == ShardingType.DATA_PARALLEL.value:
+            looked_up, touched, outputs = own_ids, all_ids, own_outputs
+            forward_bytes = 0.0
+            backward_bytes = (all_ids * _ID_BYTES + all_outputs * columns * value) * others
+        else:
+            split = {ShardingType.ROW_WISE.value: world_size, **dict.fromkeys(_HOST_ROWS, self._local_world_size)}
+            looked_up = touched = all_ids / split.get(kind, 1)
+            outputs = all_outputs if option.is_pooled else looked_up
+            forward_bytes = (looked_up * _ID_BYTES + outputs * columns * value) * others
+            backward_bytes = outputs * columns * value * others
+        per_id = row_bytes(settings, columns)
+        shard.perf = Perf(
+            fwd_compute=looked_up * columns * settings.dtype.itemsize / self._memory_speed,
+            fwd_comms=forward_bytes / self._network_speed,
+            bwd_compute=touched * (columns * value + 2 * per_id) / self._memory_speed,
+            bwd_comms=backward_bytes / self._network_speed,
+        )
+        kept = rows * per_id
+        in_flight = int(
+            2 * touched * _ID_BYTES + 2 * max(outputs, touched if not option.is_pooled else outputs) * columns * value
+        )
+        total = kept + in_flight
+        shard.storage = Storage(hbm=total if self._on_gpu else 0, ddr=0 if self._on_gpu else total)
