@@ -1,9 +1,12 @@
 """Run by test_store_failures.py in processes of their own, because they kill themselves, hit limits, or race.
 
-python store_scenarios.py kill ROOT       publishes in a forked child for each kill point i, in ROOT/i; prints the
-number python store_scenarios.py limit ROOT N    publishes with RLIMIT_FSIZE = N bytes; prints what came of it python
-store_scenarios.py race ROOT       two processes publish on the same parent at the same moment; prints both ends python
-store_scenarios.py read ROOT       reads until the file ROOT/stop appears; prints the number of reads
+``python store_scenarios.py SCENARIO ROOT``, where SCENARIO is
+
+- ``kill``: publishes in a forked child for each kill point i, in ROOT/i; prints the number
+- ``limit`` (and a number N): publishes with RLIMIT_FSIZE = N bytes; prints what came of it
+- ``race``: two processes publish on the same parent at the same moment; prints both ends
+- ``read``: reads until the file ROOT/stop appears, and once more; makes the file ROOT/enough-PID when it saw ENOUGH
+  versions; prints the number of reads, the last version and how many were seen
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from embeddings.vectors import ItemVectors
 
 DIM = 4
 NUM_ITEMS = 200
+ENOUGH = 10
 
 
 def vectors_of(seed: int) -> np.ndarray:
@@ -146,7 +150,9 @@ def read(root: Path) -> None:
     ids = np.arange(500)
     num_reads, latest, seen = 0, 0, set()
     print("ready", flush=True)
-    while not (root / "stop").exists():
+    stopping = False
+    while not stopping:
+        stopping = (root / "stop").exists()  # what was published before it is seen
         reader = collection.open()
         status, vectors = reader.lookup(ids)
         number = int(reader.version[1:])
@@ -156,6 +162,8 @@ def read(root: Path) -> None:
         latest = number
         seen.add(number)
         num_reads += 1
+        if len(seen) == ENOUGH:
+            (root / f"enough-{os.getpid()}").touch()
     print(json.dumps([num_reads, latest, len(seen)]))
 
 

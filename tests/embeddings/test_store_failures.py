@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -294,20 +295,24 @@ def test_readers_see_whole_versions_through_100_switches(memory_path: Path) -> N
             assert reader.stdout is not None
             assert reader.stdout.readline() == "ready\n"
         thread.start()
-        for number in range(2, 102):
+        number, deadline = 1, time.monotonic() + 200
+        # A busy machine may let a reader sleep through most of them: until each has followed.
+        while number < 101 or len(list(memory_path.glob("enough-*"))) < len(readers):
+            assert time.monotonic() < deadline
+            number += 1
             publish(number)
     finally:
         stop.set()
         (memory_path / "stop").touch()
-        outputs = [reader.communicate(timeout=60)[0] for reader in readers]
+        outputs = [reader.communicate(timeout=200)[0] for reader in readers]
         thread.join()
     assert errors == []
     for reader, output in zip(readers, outputs, strict=True):
         assert reader.returncode == 0, output
         num_reads, latest, num_seen = json.loads(output)
-        # They follow: more than one version seen, the last one at the end.
-        assert latest == 101
-        assert num_seen > 10
+        # They follow, and see the last one at the end.
+        assert latest == number
+        assert num_seen >= scenarios.ENOUGH
         assert num_reads >= num_seen
 
 
