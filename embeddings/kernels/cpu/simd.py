@@ -150,7 +150,7 @@ def _data(context: Any, builder: ir.IRBuilder, kind: Any, array: ir.Value) -> ir
 def _one_row(body: Body) -> Any:
     @intrinsic
     def operation(typingctx, a, a_at, dim):  # type: ignore[no-untyped-def]
-        assert a.ndim == 1 and a.layout == "C", a
+        assert (a.ndim, a.layout) == (1, "C"), a
 
         def emit(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
             place = _data(context, builder, signature.args[0], arguments[0]), arguments[1]
