@@ -90,10 +90,9 @@ def save(
     """Writes the checkpoint of ``step`` under ``directory``, a folder that all ranks see. Collective.
 
     ``dense`` and ``attached`` are taken from rank 0. ``extra`` is JSON: completed steps, data position, spec.
-    ``attached`` files become part of the checkpoint under the given names; where the file system can, as hard links,
-    so write such a file once and never change it. The ``keep_last`` newest checkpoints stay; checkpoints of later
-    steps, from which a resume has turned back, go. Raises CheckpointError on every rank if any rank failed; the
-    previous checkpoints are then untouched.
+    Copies of ``attached`` files become part of the checkpoint under the given names. The ``keep_last`` newest
+    checkpoints stay; checkpoints of later steps, from which a resume has turned back, go. Raises CheckpointError on
+    every rank if any rank failed; the previous checkpoints are then untouched.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
@@ -203,11 +202,8 @@ def _finish(
 
 
 def _attach(path: Path, source: Path) -> dict[str, Any]:
-    """Links the file into the checkpoint, or copies it where that is not possible."""
-    try:
-        os.link(source, path)
-    except OSError:
-        shutil.copyfile(source, path)
+    # A hard link would cost nothing, but one damaged file would then damage every checkpoint.
+    shutil.copyfile(source, path)
     return _entry(path)
 
 

@@ -103,7 +103,7 @@ class _Attempt:
     def _prepare_data(self) -> None:
         from trainer.checkpoint import latest_valid
         from trainer.data import PreparedData, prepare
-        from trainer.warm_start import base_vocabulary, parent_checkpoint
+        from trainer.warm_start import id_maps, parent_checkpoint
 
         run = self.run
         if PreparedData.fingerprint_of(run.data) is not None and latest_valid(run.checkpoints) is not None:
@@ -112,7 +112,7 @@ class _Attempt:
         parent = parent_checkpoint(run)
         if parent is None and run.job.init_from is not None:
             self._info("init_from names no trained job yet: this one starts from initial values")
-        base = None if parent is None else base_vocabulary(parent)
+        base = None if parent is None else id_maps(parent)
         prepare(run.dataset, run.job, run.data, base_vocabulary=base, log=self._info)
 
     def _ranks(self, start_ranks: StartRanks) -> None:

@@ -39,11 +39,6 @@ class Run:
         return self.directory / "checkpoints"
 
     @property
-    def vocabulary(self) -> Path:
-        """The vocabulary that the checkpoints' rows stand for: a later job starts from both (trainer.warm_start)."""
-        return self.checkpoints / "vocabulary"
-
-    @property
     def failures(self) -> Path:
         """Where ranks of this attempt leave word of what went wrong."""
         return self.directory / "failures" / f"attempt-{self.attempt}"

@@ -218,11 +218,13 @@ class DatasetRef(Spec):
 
 
 class InitFrom(Spec):
-    """Warm start from the job behind a published version, or from a job."""
+    """Warm start from the job behind a published version, or from a job. An id that the last ``retire_after_runs`` runs
+    of the chain did not have, this one among them, loses its row; left out, none does."""
 
     collection: Name | None = None
     version: str | None = None
     job: str | None = None
+    retire_after_runs: int | None = Field(default=None, ge=1, le=1_000_000)
 
     @model_validator(mode="after")
     def _one(self) -> InitFrom:
@@ -297,9 +299,12 @@ class Regularizers(Spec):
 
 
 class Resources(Spec):
+    """``memory_bytes_per_worker``: a job whose ranks are predicted to take more is refused (trainer.memory)."""
+
     num_workers: int = Field(default=1, ge=1, le=1024)
     cpus_per_worker: float = Field(default=1, gt=0, le=1024)
     gpus_per_worker: float = Field(default=0, ge=0, le=16)
+    memory_bytes_per_worker: int | None = Field(default=None, gt=0)
     timeout_seconds: float | None = Field(default=None, gt=0)
 
 

@@ -2,28 +2,24 @@
 
 Old rows keep weight, moments and last_update_step, the step counter goes on, and the MLP with its optimizer is taken
 over, so that what a row lost while it was idle in the old job still counts. Rows of new ids start from hash(id, seed),
-or whatever the job's init says. Old ids keep their row numbers: the vocabulary is stored beside the checkpoints.
+or whatever the job's init says; ids unseen for too long lose theirs (docs/adr/0010-growth.md). Which id a row stands
+for is part of the checkpoint.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import torch
 
-from trainer.checkpoint import Checkpoint, CheckpointError, fsync_folder, latest_valid
+from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
+from trainer.data.growth import IdMap
 from trainer.rundir import Run
 from trainer.spec import JobSpec
 
 if TYPE_CHECKING:
     from trainer.data import PreparedData
-
-VOCABULARY_FOLDER = "vocabulary"
 
 
 def parent_checkpoint(run: Run) -> Checkpoint | None:
@@ -43,49 +39,33 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
     return checkpoint
 
 
-def save_vocabulary(data: PreparedData, folder: Path) -> dict[str, str]:
-    """Copies the ids that rows stand for beside the checkpoints, once; returns sha256 by table."""
-    digests = {}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, table in data.tables.items():
-        target = folder / f"{name}.arrow"
-        digests[name] = _sha256(table.vocabulary_path)
-        if target.exists() and _sha256(target) == digests[name]:
-            continue
-        temporary = target.with_suffix(f".{os.getpid()}.tmp")
-        shutil.copyfile(table.vocabulary_path, temporary)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    fsync_folder(folder)
-    return digests
+def id_map_file(table: str) -> str:
+    """The name under which a checkpoint has the id map of a table."""
+    return f"ids-{table}.arrow"
 
 
-def base_vocabulary(checkpoint: Checkpoint) -> dict[str, pa.Array]:
-    """Raw ids by table, row r >= 2 being entry r - 2, as they were when the checkpoint was written.
+def id_map_files(data: PreparedData) -> dict[str, Path]:
+    """The id maps of a run's tables, by their names in its checkpoints."""
+    return {id_map_file(name): table.vocabulary_path for name, table in data.tables.items()}
 
-    Raises CheckpointError if they are missing or changed: rows would be taken for other ids.
-    """
+
+def id_maps(checkpoint: Checkpoint) -> dict[str, IdMap]:
+    """By table, the ids that its rows stand for. Raises CheckpointError where the checkpoint has none."""
     found = {}
-    for name, digest in checkpoint.extra["vocabulary"].items():
-        path = checkpoint.path.parent / VOCABULARY_FOLDER / f"{name}.arrow"
-        if not path.exists() or _sha256(path) != digest:
+    for name in checkpoint.tables:
+        path = checkpoint.attached(id_map_file(name))
+        if path is None:
             raise CheckpointError(
-                f"init_from: {path} is missing or is not the vocabulary of {checkpoint.path.name}: "
-                "train the parent job again, or leave init_from out"
+                f"init_from: {checkpoint.path} does not say which ids the rows of '{name}' stand for, because an older "
+                "version wrote it: train the parent job again, or leave init_from out"
             )
-        with pa.memory_map(str(path)) as file:
-            found[name] = pa.ipc.open_file(file).get_batch(0).column(0)
+        found[name] = IdMap.read(path)
     return found
 
 
-def rows_of_parent(data: PreparedData, parent: Checkpoint) -> dict[str, torch.Tensor]:
+def rows_of_parent(data: PreparedData) -> dict[str, torch.Tensor]:
     """By table, the parent's row that each row continues, int64 [num_rows], -1 for rows of new ids."""
-    found = {}
-    for name, table in data.tables.items():
-        rows = torch.arange(table.num_rows)
-        found[name] = torch.where(rows < parent.tables[name], rows, -1)
-    return found
+    return {name: torch.from_numpy(data.parent_rows(name).copy()) for name in data.tables}
 
 
 def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
@@ -144,8 +124,3 @@ def _check_momentum(job: JobSpec, theirs: dict[str, Any]) -> None:
                 f"job asks for {mine[field]}: a change on a warm start is not available yet; use the same, or leave "
                 "init_from out"
             )
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

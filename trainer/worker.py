@@ -22,7 +22,7 @@ from trainer.models import bpr
 from trainer.report import Reporter
 from trainer.rundir import Run, read_run
 from trainer.spec import JobSpec
-from trainer.warm_start import check_fits, inherited_alpha, parent_checkpoint, rows_of_parent, save_vocabulary
+from trainer.warm_start import check_fits, id_map_files, inherited_alpha, parent_checkpoint, rows_of_parent
 
 
 def train_rank(directory: str) -> None:
@@ -62,7 +62,7 @@ def _trainer(run: Run, reporter: Reporter) -> Trainer:
     optimizer = dense_optimizer(run.job, sharded)
     position, history = Position(), []
     if start is not None:
-        parent_rows = None if own is not None else rows_of_parent(data, start)
+        parent_rows = None if own is not None else rows_of_parent(data)
         extra = sharded.load_from(start, dense_optimizer=optimizer, verify=own is None, parent_rows=parent_rows)
         position = Position(first_step=sharded.completed_steps)
         if own is not None:
@@ -73,13 +73,13 @@ def _trainer(run: Run, reporter: Reporter) -> Trainer:
         "optimizer": run.job.optimizer.kind,
         "alpha": alpha,
         "batch_size": run.job.batch_size,
-        "vocabulary": save_vocabulary(data, run.vocabulary) if dist.get_rank() == 0 else {},
     }
 
     def save(trainer: Trainer) -> None:
         extra = {**facts, "position": asdict(trainer.position), "history": trainer.history}
         keep_last = run.job.checkpoint.keep_last
-        sharded.save(run.checkpoints, dense_optimizer=optimizer, extra=extra, keep_last=keep_last)
+        attached = id_map_files(data)
+        sharded.save(run.checkpoints, dense_optimizer=optimizer, extra=extra, attached=attached, keep_last=keep_last)
 
     def should_stop() -> str | None:
         with contextlib.suppress(FileNotFoundError):
@@ -94,7 +94,9 @@ def _trainer(run: Run, reporter: Reporter) -> Trainer:
         alpha=alpha,
         resumed_from_step=position.step if own is not None else None,
         sharding=sharded.plan(),
-        rows_per_rank={name: [count for _, count in share] for name, share in shares.items()},
+        rows_per_rank={
+            name: [sum(held.row_count for held in of_rank) for of_rank in share] for name, share in shares.items()
+        },
         steps_per_epoch=data.steps_per_epoch,
         unknown_share=data.unknown_share,
     )

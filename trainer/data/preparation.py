@@ -11,17 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 
 from trainer.data.arrays import OFFSET, Appender
 from trainer.data.encode import encode
 from trainer.data.errors import DataError
+from trainer.data.growth import NUM_SPECIAL_ROWS, GrownTable, IdMap
 from trainer.data.hashing import id_keys
 from trainer.data.plan import NEGATIVE_SUFFIX, DataPlan, make_plan
 from trainer.data.prepared import FORMAT_VERSION, MANIFEST, PreparedData
 from trainer.data.source import Source
 from trainer.data.values import as_ids, id_kind
-from trainer.data.writing import NUM_SPECIAL_ROWS, codes_to_rows, finish_tables, write_splits
+from trainer.data.writing import codes_to_rows, finish_tables, write_splits
 from trainer.spec import DatasetSpec, JobSpec
 
 _EDGE_BYTES = 1 << 16
@@ -32,24 +33,22 @@ def prepare(
     job: JobSpec,
     directory: Path | str,
     *,
-    base_vocabulary: Mapping[str, pa.Array] | None = None,
+    base_vocabulary: Mapping[str, IdMap] | None = None,
     log: Callable[[str], Any] = lambda message: None,
 ) -> PreparedData:
     """Reads the dataset, splits it, and writes coded columns under ``directory``, which ranks then open.
 
     A directory that already holds exactly this (same specs, same files by size and time, same ``base_vocabulary``) is
-    reused. ``base_vocabulary`` (table -> raw ids, from a warm start) keeps the rows of old ids; new ids follow. The
-    directory appears complete, on disk and by one rename, so a crash leaves nothing half-written.
+    reused. ``base_vocabulary`` (by table, from a warm start) keeps the rows of old ids, but for those that
+    ``init_from.retire_after_runs`` gives up; new ids follow. The directory appears complete, on disk and by one rename,
+    so a crash leaves nothing half-written.
 
     Raises DataError, naming file, column, row and the remedy.
     """
     directory = Path(directory)
     plan = make_plan(dataset, job)
-    base_vocabulary = {
-        table: ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
-        for table, ids in (base_vocabulary or {}).items()
-    }
-    fingerprint = _fingerprint(plan, base_vocabulary)
+    base = dict(base_vocabulary or {})
+    fingerprint = _fingerprint(plan, base)
     if PreparedData.fingerprint_of(directory) == fingerprint:
         log(f"prepared data reused: {directory}")
         return PreparedData.open(directory)
@@ -57,7 +56,7 @@ def prepare(
     _remove_leftovers(directory)
     work = directory.parent / f".{directory.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.preparing"
     try:
-        _write(plan, work, fingerprint, base_vocabulary, log)
+        _write(plan, work, fingerprint, base, log)
         _make_durable(work)
         if directory.exists():
             shutil.rmtree(directory)
@@ -78,27 +77,28 @@ def _write(
     plan: DataPlan,
     work: Path,
     fingerprint: str,
-    base_vocabulary: Mapping[str, pa.Array],
+    base: Mapping[str, IdMap],
     log: Callable[[str], Any],
 ) -> None:
     scratch = work / "scratch"
     scratch.mkdir(parents=True)
     encoded = encode(plan, scratch)
     writers, seen = write_splits(plan, encoded, work)
-    vocabulary, row_counts, rows_of = finish_tables(plan, encoded, work, base_vocabulary)
+    grown, row_counts = finish_tables(plan, encoded, work, base)
+    rows_of = {table: found.row_of_code for table, found in grown.items()}
     unknown_share = codes_to_rows(plan, work, rows_of, log)
     seen.write(work, rows_of, row_counts)
     (work / "tables").mkdir()
     tables: dict[str, Any] = {}
-    for table, ids in vocabulary.items():
-        with pa.OSFile(str(work / "tables" / f"{table}.arrow"), "wb") as file:
-            batch = pa.record_batch([ids], names=["id"])
-            with pa.ipc.new_file(file, batch.schema) as writer:
-                writer.write_batch(batch)
-        counts = Appender(work / "tables" / f"{table}.counts.bin", OFFSET)
-        counts.append(row_counts[table])
-        counts.close()
-        tables[table] = {"num_rows": len(ids) + NUM_SPECIAL_ROWS}
+    for table, found in grown.items():
+        found.ids.write(work / "tables" / f"{table}.arrow")
+        for name, values in (("counts", row_counts[table]), ("parent", found.parent_rows)):
+            column = Appender(work / "tables" / f"{table}.{name}.bin", OFFSET)
+            column.append(values)
+            column.close()
+        tables[table] = {"num_rows": found.num_rows}
+        if table in base:
+            log(_growth_in_words(table, base[table], found))
     keys = [{"name": f.name, "table": f.table, "is_list": f.is_list, "pooling": f.pooling} for f in plan.features]
     if plan.is_bpr:
         item = plan.feature("item")
@@ -124,6 +124,15 @@ def _write(
     log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
 
 
+def _growth_in_words(table: str, base: IdMap, grown: GrownTable) -> str:
+    kept = int((grown.parent_rows >= NUM_SPECIAL_ROWS).sum())
+    idle = int((grown.ids.last_seen < grown.ids.run).sum())
+    return (
+        f"ids of {table}: {kept:,} of {len(base.ids):,} go on ({idle:,} without an example in this run), "
+        f"{len(base.ids) - kept:,} retired, {len(grown.ids.ids) - kept:,} new"
+    )
+
+
 def dataset_fingerprint(plan: DataPlan) -> str:
     """What the rows are, for lineage: sha256 of the dataset spec without its place, the window, and of each file its
     size and its first and last 64 KiB (a Parquet file's footer: schema, counts, statistics)."""
@@ -140,19 +149,23 @@ def dataset_fingerprint(plan: DataPlan) -> str:
     return _sha256([FORMAT_VERSION, spec, str(plan.source.window), content])
 
 
-def _fingerprint(plan: DataPlan, base_vocabulary: Mapping[str, pa.Array]) -> str:
-    base = {table: _ids_digest(ids) for table, ids in sorted(base_vocabulary.items())}
+def _fingerprint(plan: DataPlan, base: Mapping[str, IdMap]) -> str:
+    digests = {table: _digest(ids) for table, ids in sorted(base.items())}
     job = plan.job
     relevant = [job.model.kind == "bpr", job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
+    relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
     files = [source.fingerprint_files() for source in _sources(plan)]
     spec = plan.dataset.model_dump(mode="json")
-    return _sha256([FORMAT_VERSION, spec, str(plan.source.window), relevant, files, base])
+    return _sha256([FORMAT_VERSION, spec, str(plan.source.window), relevant, files, digests])
 
 
-def _ids_digest(ids: pa.Array) -> str:
-    # Hashes of the ids in their order: Arrow's own buffers differ for equal arrays (offsets, padding).
-    keys = id_keys(as_ids(ids, id_kind(ids.type, "base_vocabulary"), "base_vocabulary"))
-    return hashlib.sha256(keys.tobytes()).hexdigest()
+def _digest(base: IdMap) -> str:
+    digest = hashlib.sha256(str(base.run).encode())
+    for ids, runs in ((base.ids, base.last_seen), (base.retired, base.retired_in)):
+        # Hashes of the ids in their order: Arrow's own buffers differ for equal arrays (offsets, padding).
+        digest.update(id_keys(as_ids(ids, id_kind(ids.type, "base_vocabulary"), "base_vocabulary")).tobytes())
+        digest.update(np.asarray(runs, dtype=np.int32).tobytes())
+    return digest.hexdigest()
 
 
 def _sources(plan: DataPlan) -> list[Source]:

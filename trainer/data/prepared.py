@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from trainer.data.arrays import CODE, LABEL, OFFSET, map_array, map_jagged
 from trainer.data.errors import DataError
+from trainer.data.growth import IdMap
 from trainer.data.hashing import UInt64s, derive_key, id_keys
 from trainer.data.jagged import Jagged
 from trainer.data.negatives import SeenItems
@@ -23,7 +24,7 @@ from trainer.data.order import GlobalOrder
 if TYPE_CHECKING:
     from trainer.data.batches import Batch
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "prepared.json"
 
 
@@ -109,8 +110,16 @@ class PreparedData:
 
     def vocabulary(self, table: str) -> pa.Array:
         """Raw ids (int64 or large_string), memory-mapped: row r >= 2 is entry r - 2."""
-        with pa.memory_map(str(self.tables[table].vocabulary_path)) as file:
-            return pa.ipc.open_file(file).get_batch(0).column(0)
+        return self.id_map(table).ids
+
+    def id_map(self, table: str) -> IdMap:
+        """The ids with the runs that last had them, and tombstones."""
+        return IdMap.read(self.tables[table].vocabulary_path)
+
+    def parent_rows(self, table: str) -> npt.NDArray[np.int64]:
+        """The row of the warm start's table that each row continues, ascending, -1 for rows of new ids (all of them
+        but the special ones without a warm start)."""
+        return np.asarray(map_array(self.directory / "tables" / f"{table}.parent.bin", OFFSET))
 
     def row_keys(self, table: str) -> UInt64s:
         """A stable hash of each row's raw id, uint64 [num_rows]: the seed of its hash initial value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from trainer.data.arrays import CODE, LABEL, OFFSET, Appender, JaggedAppender, map_array
 from trainer.data.encode import Encoded
 from trainer.data.errors import DataError
+from trainer.data.growth import NUM_SPECIAL_ROWS, UNKNOWN_ROW, GrownTable, IdMap, grow
 from trainer.data.jagged import Jagged, sorted_unique
 from trainer.data.negatives import SeenItems
 from trainer.data.plan import DataPlan
@@ -20,8 +22,6 @@ from trainer.data.rows import ExampleRows, Examples, take
 from trainer.data.split import DROPPED, SPLIT_NAMES, TRAIN
 from trainer.data.values import as_ids
 
-NUM_SPECIAL_ROWS = 2  # row 0 is padding, row 1 the unknown id
-UNKNOWN_ROW = 1
 _REMAP_ROWS = 1 << 22
 
 
@@ -151,34 +151,25 @@ def finish_tables(
     plan: DataPlan,
     encoded: Encoded,
     directory: Path,
-    base_vocabulary: Mapping[str, pa.Array],
-) -> tuple[dict[str, pa.Array], dict[str, npt.NDArray[np.int64]], dict[str, npt.NDArray[np.int32]]]:
-    """Per table: the vocabulary, training occurrences per row, and the row of each code (the last entry: missing).
-
-    The vocabulary is ``base_vocabulary`` in its order, then the training split's other ids in ascending order.
-    """
-    vocabulary, row_counts, rows_of = {}, {}, {}
+    base: Mapping[str, IdMap],
+) -> tuple[dict[str, GrownTable], dict[str, npt.NDArray[np.int64]]]:
+    """Per table: its rows (those of ``base`` that stay, then new ones), and training occurrences per row."""
+    tables, row_counts = {}, {}
+    init_from = plan.job.init_from
     files = code_files(plan, directory / "train")
     for table in plan.tables:
-        ids = encoded.codes[table].ids
-        counts = np.zeros(len(ids) + 1, dtype=np.int64)  # codes shifted by one: entry 0 counts the missing
+        codes = encoded.codes[table]
+        counts = np.zeros(len(codes.ids) + 1, dtype=np.int64)  # codes shifted by one: entry 0 counts the missing
         for feature in plan.features:
             if feature.table == table:
-                for codes in _pieces(map_array(files[feature.name], CODE)):
-                    counts += np.bincount(codes.astype(np.int64) + 1, minlength=len(counts))
-        base = pa.array([], ids.type)
-        if table in base_vocabulary:
-            base = _as_type_of(ids, base_vocabulary[table], table)
-        rows = np.full(len(ids) + 1, UNKNOWN_ROW, dtype=np.int32)
-        old = encoded.codes[table].encode(base)
-        rows[old[old >= 0]] = (np.arange(len(base)) + NUM_SPECIAL_ROWS)[old >= 0]
-        new = np.flatnonzero((counts[1:] > 0) & (rows[:-1] == UNKNOWN_ROW))
-        rows[new] = np.arange(len(new)) + NUM_SPECIAL_ROWS + len(base)
-        vocabulary[table] = pa.concat_arrays([base, ids.take(pa.array(new))])
-        row_counts[table] = np.zeros(len(vocabulary[table]) + NUM_SPECIAL_ROWS, dtype=np.int64)
-        np.add.at(row_counts[table], rows, np.append(counts[1:], counts[0]))
-        rows_of[table] = rows
-    return vocabulary, row_counts, rows_of
+                for piece in _pieces(map_array(files[feature.name], CODE)):
+                    counts += np.bincount(piece.astype(np.int64) + 1, minlength=len(counts))
+        parent = _as_type_of(codes.ids, base[table], table) if table in base else None
+        grown = grow(parent, codes, counts[1:], init_from.retire_after_runs if init_from is not None else None)
+        row_counts[table] = np.zeros(grown.num_rows, dtype=np.int64)
+        np.add.at(row_counts[table], grown.row_of_code, np.append(counts[1:], counts[0]))
+        tables[table] = grown
+    return tables, row_counts
 
 
 def codes_to_rows(
@@ -205,12 +196,13 @@ def _pieces(array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
     return [array[start : start + _REMAP_ROWS] for start in range(0, len(array), _REMAP_ROWS)]
 
 
-def _as_type_of(ids: pa.Array, base: pa.Array, table: str) -> pa.Array:
+def _as_type_of(ids: pa.Array, base: IdMap, table: str) -> IdMap:
     kind: Any = "int" if pa.types.is_int64(ids.type) else "string"
-    if pa.types.is_integer(base.type) != (kind == "int"):
+    if pa.types.is_integer(base.ids.type) != (kind == "int"):
         raise DataError(
-            f"the warm start's ids are {base.type}, this data's are {ids.type}",
+            f"the warm start's ids are {base.ids.type}, this data's are {ids.type}",
             where=f"table '{table}'",
             remedy="convert the column to the earlier type, or start without init_from",
         )
-    return as_ids(base, kind, f"table '{table}'")
+    where = f"table '{table}'"
+    return replace(base, ids=as_ids(base.ids, kind, where), retired=as_ids(base.retired, kind, where))

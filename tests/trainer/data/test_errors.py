@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.data import DataError, prepare
+from trainer.data.growth import IdMap
 
 ALL_TRAIN = {"evaluation": {"split": {"validation": 0, "test": 0}}}
 
@@ -249,7 +250,7 @@ class TestFeaturesThatReadNoColumn:
 
 def test_warm_start_with_other_kinds_of_ids(clicks, dataset_spec, job_spec, tmp_path):
     with pytest.raises(DataError, match=r"table 'item': the warm start's ids are string, this data's are int64"):
-        prepare(dataset_spec(clicks()), job_spec(), tmp_path / "data", base_vocabulary={"item": pa.array(["a"])})
+        prepare(dataset_spec(clicks()), job_spec(), tmp_path / "data", base_vocabulary={"item": IdMap(pa.array(["a"]))})
     assert not (tmp_path / "data").exists()
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trainer.data import rows as rows_module
 from trainer.data import source as source_module
 from trainer.data.errors import DataError
+from trainer.data.growth import IdMap
 from trainer.data.hashing import random_words
 from trainer.data.negatives import SeenItems
 from trainer.data.preparation import prepare
@@ -138,7 +139,7 @@ def test_bpr_negatives_are_items_of_this_training(clicks, dataset_spec, job_spec
         dataset_spec(clicks(300)),
         job_spec(model={"kind": "bpr"}),
         tmp_path / "data",
-        base_vocabulary={"item": pa.array(range(10_000, 10_500))},
+        base_vocabulary={"item": IdMap(pa.array(range(10_000, 10_500)))},
     )
     counts = data.row_counts("item")
     assert (counts[2:502] == 0).all()

@@ -19,6 +19,7 @@ import pytest
 from trainer.data import PreparedData, prepare
 from trainer.data import source as source_module
 from trainer.data.errors import DataError
+from trainer.data.growth import IdMap
 from trainer.spec import load_documents
 
 SPLITS = ("train", "validation", "test")
@@ -110,7 +111,7 @@ def test_row_keys_are_the_ids_own(clicks, dataset_spec, job_spec, tmp_path):
 def test_warm_start_keeps_rows_and_appends_new_ids(clicks, dataset_spec, job_spec, read_split, tmp_path):
     base = pa.array([28, 999_999, 5, -50], pa.int64())
     dataset, job = dataset_spec(clicks(300)), job_spec()
-    data = prepare(dataset, job, tmp_path / "warm", base_vocabulary={"item": base})
+    data = prepare(dataset, job, tmp_path / "warm", base_vocabulary={"item": IdMap(base)})
     cold = prepare(dataset, job, tmp_path / "cold")
     vocabulary = data.vocabulary("item").to_pylist()
     assert vocabulary[:4] == base.to_pylist()
