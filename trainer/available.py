@@ -27,7 +27,8 @@ def refuse(problems: Iterator[str]) -> None:
 
 def dataset_problems(spec: DatasetSpec) -> Iterator[str]:
     joins = {f"features.{name}.join.uri": feature.join.uri for name, feature in spec.features.items() if feature.join}
-    for field, uri in {"uri": spec.uri, **joins}.items():
+    graphs = {f"graphs.{name}.uri": graph.uri for name, graph in spec.graphs.items()}
+    for field, uri in {"uri": spec.uri, **joins, **graphs}.items():
         scheme = uri.partition("://")[0] if "://" in uri else "file"
         if scheme != "file":
             yield f"{field}: {scheme}:// is not available yet: use a local path or file://"
@@ -37,8 +38,6 @@ def dataset_problems(spec: DatasetSpec) -> Iterator[str]:
     negatives = spec.label.negatives
     if negatives is not None and negatives.distribution != "uniform":
         yield f"label.negatives.distribution: {negatives.distribution} is not available yet: use uniform"
-    if spec.graphs:
-        yield "graphs: SSE-Graph is not available yet: leave graphs out"
 
 
 def job_problems(spec: JobSpec) -> Iterator[str]:
@@ -63,13 +62,7 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
         yield f"optimizer.schedule.kind: {optimizer.schedule.kind} is not available yet: use constant"
     if optimizer.clip_norm is not None:
         yield "optimizer.clip_norm is not available yet: leave it null"
-    for feature, sse in spec.sse.items():
-        if feature == "label":
-            if sse.probability > 0:
-                yield "sse.label.probability: label-side SSE is not available yet: leave it 0"
-            continue
-        if sse.graph is not None or sse.rho != 1.0:
-            yield f"sse.{feature}.graph: SSE-Graph is not available yet: leave graph and rho out"
+    yield from sse_problems(spec)
     if spec.regularizers.dropout:
         yield "regularizers.dropout is not available yet: leave it 0"
     yield from kernel_problems(spec)
@@ -89,6 +82,18 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
         for view in spec.publish.views:
             if view.materialized:
                 yield f"publish.views.{view.name}: materialized is not available yet: views are computed at fetch"
+
+
+def sse_problems(spec: JobSpec) -> Iterator[str]:
+    """What of ``sse`` has no meaning, whatever the dataset."""
+    for feature, sse in spec.sse.items():
+        if feature == "label" and (sse.graph is not None or sse.rho != 1.0):
+            yield "sse.label.graph: labels have no graph: leave graph and rho out (bpr: set them under sse.item)"
+        elif sse.graph is None and sse.rho != 1.0:
+            yield f"sse.{feature}.rho: it is the weight of neighbours in a graph: name the graph, or leave rho out"
+    on = {feature for feature, sse in spec.sse.items() if sse.probability > 0}
+    if spec.model.kind == "bpr" and {"item", "label"} <= on:
+        yield "sse.label.probability: the items of bpr are its labels: give sse.item or sse.label, not both"
 
 
 def kernel_problems(spec: JobSpec) -> Iterator[str]:
@@ -121,9 +126,19 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
         yield f"dataset.name: the job names '{job.dataset.name}', the dataset is '{dataset.name}'"
     if job.dataset.window is not None and dataset.partition is None:
         yield f"dataset.window: dataset '{dataset.name}' has no partition column"
-    for feature in job.sse:
+    for feature, sse in job.sse.items():
         if feature != "label" and feature not in dataset.features:
             yield f"sse.{feature}: no such feature (there are {names})"
+        elif sse.graph is not None and sse.graph not in dataset.graphs:
+            there = ", ".join(sorted(dataset.graphs)) or "none"
+            yield f"sse.{feature}.graph: dataset '{dataset.name}' has no graph '{sse.graph}' (there are {there})"
+        elif sse.graph is not None and feature in dataset.features:
+            table, of = (dataset.features[name].shares or name for name in (feature, dataset.graphs[sse.graph].of))
+            if table != of:
+                yield (
+                    f"sse.{feature}.graph: graph '{sse.graph}' is of table '{of}', the feature reads table '{table}': "
+                    f"name a graph whose of is '{table}'"
+                )
     tables = {feature.shares or name for name, feature in dataset.features.items()}
     for table in job.sharding:
         if table not in tables:

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from embeddings.config import InitConfig, SSEConfig, TableConfig
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowOptimizer, RowwiseAdagrad
 from trainer.data import PreparedData
+from trainer.data.plan import NEGATIVE_SUFFIX
+from trainer.label_side import target_configs
 from trainer.models import MODELS
 from trainer.sharding import ShardedModel, embedding_bag_collection, shard_model
 from trainer.spec import JobSpec
@@ -41,7 +43,7 @@ def build(
         model,
         tables,
         row_optimizer(job, alpha),
-        swap_probabilities(job),
+        sse_configs(job, data),
         {**_default_plan(tables), **job.sharding},
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
@@ -79,13 +81,17 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
     ]
 
 
-def swap_probabilities(job: JobSpec) -> dict[str, SSEConfig]:
-    """SSE by feature, where it is on."""
-    return {
-        feature: SSEConfig(sse.probability)
-        for feature, sse in job.sse.items()
-        if feature != "label" and sse.probability
-    }
+def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
+    """SSE by key of the batches, where it is on: a feature's own, its drawn negatives', and that of targets."""
+    names = {key.name for key in data.keys}
+    graphs = {name: data.graph(name) for name in data.graphs}
+    configs = target_configs(job)
+    for feature, sse in job.sse.items():
+        if feature == "label" or not sse.probability:
+            continue
+        config = SSEConfig(sse.probability, None if sse.graph is None else graphs[sse.graph], sse.rho)
+        configs |= {name: config for name in (feature, feature + NEGATIVE_SUFFIX) if name in names}
+    return configs
 
 
 def row_optimizer(job: JobSpec, alpha: float | None) -> RowOptimizer:

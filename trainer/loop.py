@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.failures import Cancelled, NonFiniteError
+from trainer.label_side import with_swapped_classes
 from trainer.metrics import auc, logloss
 from trainer.spec import JobSpec
 
@@ -139,6 +140,7 @@ class Trainer:
         self.sharded.set_context(step, batch.sample_offset, batch.global_size)
         for _, parameter in self.sharded.dense_parameters():
             parameter.grad = None
+        batch = with_swapped_classes(self.job, batch, step)
         loss = self.sharded.module.loss(batch).sum() / batch.global_size
         loss.backward()
         self.sharded.all_reduce_gradients()

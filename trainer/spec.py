@@ -287,7 +287,13 @@ class DenseOptimizer(Spec):
 
 
 class SSE(Spec):
-    """Stochastic Shared Embeddings of one feature (Wu et al., equations 3 and 5): swap probability, graph and ratio."""
+    """Stochastic Shared Embeddings of one feature (Wu et al., equations 3 and 5): swap probability, graph and ratio.
+
+    In ``JobSpec.sse`` a feature's name is the input side (p_x): its ids are swapped wherever the model looks them up,
+    for ``item`` the drawn negatives of bpr too. With ``graph`` (of the dataset) neighbours are ``rho`` times as likely
+    as other rows. ``label`` is the output side (p_y): class labels flip (dnn, two_tower), or the items that are the
+    targets are swapped (bpr, where that is ``item`` by another name: give one of the two).
+    """
 
     probability: Probability = 0.01
     graph: Name | None = None

@@ -67,6 +67,8 @@ JOB: dict[str, Any] = {
     "labels": {"team": "ads"},
 }
 
+TRUST = {"uri": "t.parquet", "source": "a", "target": "b", "of": "user"}
+
 PUBLISH = {
     "collection": "items",
     "feature": "item",
@@ -111,8 +113,6 @@ def test_specs_are_frozen() -> None:
         ("optimizer.eps_inside_root", True),
         ("optimizer.schedule.kind", "cosine"),
         ("optimizer.clip_norm", 1.0),
-        ("sse.user", {"probability": 0.01, "graph": "trust", "rho": 50}),
-        ("sse.label.probability", 0.1),
         ("regularizers.dropout", 0.5),
         ("resources.gpus_per_worker", 1),
         ("sharding.item", "column_wise"),
@@ -159,7 +159,7 @@ def test_what_a_kernel_has_no_form_of_is_refused_with_the_remedy(kernel, kind, s
         ("features.attribute.join.uri", "s3://bucket/attributes.parquet"),
         ("features.price", {"type": "dense"}),
         ("label.negatives.distribution", "popularity"),
-        ("graphs", {"trust": {"uri": "t.parquet", "source": "a", "target": "b", "of": "user"}}),
+        ("graphs", {"trust": {**TRUST, "uri": "s3://bucket/t.parquet"}}),
     ],
 )
 def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) -> None:
@@ -184,6 +184,9 @@ def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) 
         ("init_from", {"collection": "items", "job": "j1"}, "collection"),
         ("spec_version", 2, "1"),
         ("model", {"kind": "bpr", "hidden": [32]}, "bpr has no hidden layers"),
+        ("sse.item", {"rho": 5}, "sse.item.rho: .* name the graph, or leave rho out"),
+        ("sse.item", {"rho": 0.5, "graph": "trust"}, "greater than or equal to 1"),
+        ("sse.label", {"graph": "trust"}, "sse.label.graph: labels have no graph"),
     ],
 )
 def test_what_is_wrong_is_named(path: str, value: Any, says: str) -> None:
@@ -202,6 +205,7 @@ def test_what_is_wrong_is_named(path: str, value: Any, says: str) -> None:
         ("label", {"rule": "rating >= __import__('os')"}, "COLUMN COMPARISON NUMBER"),
         ("timestamp", "ts", "not both"),
         ("features", {}, "at least 1"),
+        ("graphs", {"trust": {**TRUST, "of": "usr"}}, "graphs.trust.of: no feature 'usr'"),
     ],
 )
 def test_what_is_wrong_in_a_dataset_is_named(path: str, value: Any, says: str) -> None:
@@ -215,11 +219,30 @@ def test_what_is_wrong_in_a_dataset_is_named(path: str, value: Any, says: str) -
         ("sse.itme", {"probability": 0.1}, "sse.itme: no such feature"),
         ("sharding.history", "row_wise", "sharding.history: no such table"),
         ("dataset.name", "other", "the dataset is 'sports'"),
+        ("sse.user", {"graph": "trust"}, "sse.user.graph: dataset 'sports' has no graph 'trust' \\(there are none\\)"),
     ],
 )
 def test_what_does_not_fit_the_dataset_is_named(path: str, value: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse_job(changed(JOB, path, value)).against(parse_dataset(DATASET))
+
+
+def test_graphs_are_of_the_table_that_the_feature_reads() -> None:
+    dataset = parse_dataset(changed(DATASET, "graphs", {"alike": {**TRUST, "of": "history"}}))
+    for feature in ("item", "history"):
+        job = parse_job(changed(JOB, "sse", {feature: {"graph": "alike", "rho": 20}}))
+        assert job.against(dataset).sse[feature].rho == 20
+    with pytest.raises(ValueError, match=r"sse.user.graph: graph 'alike' is of table 'item', .* reads table 'user'"):
+        parse_job(changed(JOB, "sse", {"user": {"graph": "alike"}})).against(dataset)
+
+
+def test_bpr_has_its_items_under_one_name() -> None:
+    """They are both what it reads and what it is trained to prefer."""
+    job = {key: value for key, value in JOB.items() if key not in ("sse", "model")} | {"model": {"kind": "bpr"}}
+    for sse in ({"item": {}}, {"label": {}}, {"item": {"probability": 0}, "label": {}}, {"item": {}, "user": {}}):
+        parse_job({**job, "sse": sse})
+    with pytest.raises(SpecError, match=r"sse.label.probability: .* give sse.item or sse.label, not both"):
+        parse_job({**job, "sse": {"item": {}, "label": {}}})
 
 
 def test_publishing_models_fit_or_say_why() -> None:

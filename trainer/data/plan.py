@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from trainer.data import values
 from trainer.data.errors import DataError
+from trainer.data.graphs import EdgeFile, edge_files
 from trainer.data.join import JoinTable
 from trainer.data.source import Source, Window, beside
 from trainer.data.values import Kind
@@ -52,6 +53,7 @@ class DataPlan:
     kinds: dict[str, Kind]  # by domain
     uses: tuple[ColumnUse, ...]
     order_columns: tuple[str, ...]
+    graphs: dict[str, EdgeFile]  # those that the job uses
 
     @property
     def is_bpr(self) -> bool:
@@ -140,12 +142,12 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
     if job.evaluation.split.kind != "random" and dataset.ordering is not None:
         orders.append(dataset.ordering)
     plan = DataPlan(
-        dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders))
+        dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {}
     )
     _check_roles(plan)
     source.require(plan.columns())
     joins = {f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri)) for f in features if f.join is not None}
-    return replace(plan, joins=joins, kinds=_kinds(plan, joins))
+    return replace(plan, joins=joins, kinds=_kinds(plan, joins), graphs=edge_files(dataset, job))
 
 
 def _check_roles(plan: DataPlan) -> None:

@@ -16,10 +16,11 @@ import numpy as np
 from trainer.data.arrays import OFFSET, Appender
 from trainer.data.encode import encode
 from trainer.data.errors import DataError
+from trainer.data.graphs import write_graphs
 from trainer.data.growth import NUM_SPECIAL_ROWS, GrownTable, IdMap
 from trainer.data.hashing import id_keys
 from trainer.data.plan import NEGATIVE_SUFFIX, DataPlan, make_plan
-from trainer.data.prepared import FORMAT_VERSION, MANIFEST, PreparedData
+from trainer.data.prepared import FORMAT_VERSION, GRAPHS, MANIFEST, PreparedData
 from trainer.data.source import Source
 from trainer.data.values import as_ids, id_kind
 from trainer.data.writing import codes_to_rows, finish_tables, write_splits
@@ -99,6 +100,9 @@ def _write(
         tables[table] = {"num_rows": found.num_rows}
         if table in base:
             log(_growth_in_words(table, base[table], found))
+    graphs = write_graphs(
+        plan.graphs, plan.kinds, {table: found.ids.ids for table, found in grown.items()}, work / GRAPHS, log
+    )
     keys = [{"name": f.name, "table": f.table, "is_list": f.is_list, "pooling": f.pooling} for f in plan.features]
     if plan.is_bpr:
         item = plan.feature("item")
@@ -112,6 +116,7 @@ def _write(
         "keys": keys,
         "is_bpr": plan.is_bpr,
         "tables": tables,
+        "graphs": graphs,
         "num_rows_read": encoded.num_rows,
         "num_examples": num_examples,
         "num_positives": {name: writer.num_positives for name, writer in writers.items()},
@@ -153,6 +158,7 @@ def _fingerprint(plan: DataPlan, base: Mapping[str, IdMap]) -> str:
     digests = {table: _digest(ids) for table, ids in sorted(base.items())}
     job = plan.job
     relevant = [job.model.kind == "bpr", job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
+    relevant.append(sorted(plan.graphs))
     relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
     files = [source.fingerprint_files() for source in _sources(plan)]
     spec = plan.dataset.model_dump(mode="json")
@@ -169,7 +175,11 @@ def _digest(base: IdMap) -> str:
 
 
 def _sources(plan: DataPlan) -> list[Source]:
-    return [plan.source, *(join.source for join in plan.joins.values())]
+    return [
+        plan.source,
+        *(join.source for join in plan.joins.values()),
+        *(file.source for file in plan.graphs.values()),
+    ]
 
 
 def _sha256(document: Any) -> str:

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from embeddings.graph import Graph
 from trainer.data.arrays import CODE, LABEL, OFFSET, map_array, map_jagged
 from trainer.data.errors import DataError
+from trainer.data.graphs import open_graph
 from trainer.data.growth import IdMap
 from trainer.data.hashing import UInt64s, derive_key, id_keys
 from trainer.data.jagged import Jagged
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 MANIFEST = "prepared.json"
+GRAPHS = "graphs"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class PreparedData:
     num_positives: dict[str, int]
     unknown_share: dict[str, dict[str, float]]
     """Share of ids at row 1, by feature and split."""
+    graphs: dict[str, dict[str, Any]]
+    """By name, for the graphs that the job uses: table, edges in the file, those left out, entries."""
     dataset_fingerprint: str
     seed: int
     batch_size: int
@@ -81,6 +86,7 @@ class PreparedData:
         self.num_examples = manifest["num_examples"]
         self.num_positives = manifest["num_positives"]
         self.unknown_share = manifest["unknown_share"]
+        self.graphs = manifest.get("graphs", {})
         self.fingerprint = manifest["fingerprint"]
         self.dataset_fingerprint = manifest["dataset_fingerprint"]
         self.seed = manifest["seed"]
@@ -129,6 +135,16 @@ class PreparedData:
     def row_counts(self, table: str) -> npt.NDArray[np.int64]:
         """Occurrences of each row in the training split, over all features of the table."""
         return np.asarray(map_array(self.directory / "tables" / f"{table}.counts.bin", OFFSET))
+
+    def graph(self, name: str) -> Graph:
+        """A graph over the rows of its table, memory-mapped."""
+        if name not in self.graphs:
+            raise DataError(
+                f"no graph '{name}' was prepared (there are {', '.join(sorted(self.graphs)) or 'none'})",
+                where=str(self.directory),
+                remedy="prepare the data for the job that names it",
+            )
+        return open_graph(self.directory / GRAPHS, name)
 
     # --- batches
 

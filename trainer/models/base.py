@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ class RankingModel(nn.Module):
     """
 
     embeddings: nn.Module
+    targets: ClassVar[tuple[str, ...]] = ()
+    """Features whose ids are what the loss is about, the label side of SSE; empty where that is a class, ``labels``."""
 
     def forward(self, features: Any) -> Tensor:
         """Scores (logits) [b]."""

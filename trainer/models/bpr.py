@@ -22,6 +22,8 @@ class BPR(RankingModel):
     parameters; ``hidden``, ``seed`` and ``dtype`` are the common signature's, without a tower to shape.
     """
 
+    targets = (ITEM, NEGATIVE)
+
     def __init__(
         self,
         embeddings: nn.Module,
