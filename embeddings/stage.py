@@ -37,7 +37,7 @@ from embeddings.stage_settings import (
 )
 from embeddings.store import Collection, StaleParent, Store, StoreError, VersionReader, ViewExists
 from embeddings.store_views import default_view
-from embeddings.vectors import CARRIED, FOUND, Array, ItemVectors, chunks, shared_rows, unit_rows
+from embeddings.vectors import CARRIED, FOUND, Array, ItemVectors, chunks, keys_of, shared_rows, unit_rows
 
 __all__ = ["Gate", "MovingAverage", "Publication", "Settings", "View", "publish_candidate"]
 
@@ -79,6 +79,7 @@ def publish_candidate(
     norm_floor: float = NORM_FLOOR,
     keep_last: int | None = KEEP_LAST,
     seed: int = 0,
+    retired: Any = (),
 ) -> Publication:
     """Takes a run's item rows through the stage and publishes them, or holds them and leaves what is served alone.
 
@@ -90,8 +91,9 @@ def publish_candidate(
     name); a change of it, of dim, or fewer than 12 d shared items begins a new anchor generation, which under
     ``enforce`` is held for somebody to promote. Calling again for a ``job_id`` that wrote a version for the same parent
     brings that one to its end and returns it: a retried run publishes once. ``keep_last``: versions that retention
-    keeps after a publication, None for all. Raises StoreFull, StoreBusy, CorruptStore; ValueError for vectors that do
-    not fit the collection's id type.
+    keeps after a publication, None for all. ``retired``: ids that training has given up (docs/adr/0010-growth.md); the
+    parent's vectors of them are not carried on, unless the candidate has a row for them all the same. Raises StoreFull,
+    StoreBusy, CorruptStore; ValueError for vectors that do not fit the collection's id type.
     """
     target = store.collection(collection)
     earlier = _earlier_end(target, job_id, parent_version, publish.gate.mode)
@@ -107,12 +109,13 @@ def publish_candidate(
         )
     live = live_rows(candidate)
     candidate = _with_evidence(candidate, norm_floor)
+    leaves = _leaving(parent, candidate, retired)
     generation = _Generation.of(target, parent, candidate, model)
     onto, rotation, note = _alignment(target, parent, candidate, publish, generation)
     aligned = _rotated(candidate, rotation)
-    verdict, metrics = _gate(parent, aligned, live, generation, publish.gate.mode, thresholds, seed)
+    verdict, metrics = _gate(parent, leaves, aligned, live, generation, publish.gate.mode, thresholds, seed)
 
-    items, num_missing, num_reset = _served(parent, aligned, generation, publish.ema)
+    items, num_missing, num_reset = _served(parent, leaves, aligned, generation, publish.ema)
     if items is None:
         return _nothing(collection, ["no item has a vector: check the training data", *verdict.reasons])
     blocked = _create_views(target, publish.views, items.dim, generation.number)
@@ -137,6 +140,7 @@ def publish_candidate(
         gate=[check.as_dict() for check in verdict.checks],
         extra={
             "model": model,
+            "retired": int(np.count_nonzero(leaves)),
             "gate_mode": publish.gate.mode,
             "metrics": {name: value for name, value in metrics.items() if np.isfinite(value)},
             "hold_for": reasons,
@@ -201,6 +205,14 @@ def _with(items: ItemVectors, **changes: Any) -> ItemVectors:
         "counts": items.counts, "statuses": items.statuses,
     }  # fmt: skip
     return ItemVectors(**{**fields, **changes})
+
+
+def _leaving(parent: VersionReader | None, candidate: ItemVectors, retired: Any) -> Array:
+    """bool [items of the parent]: those that are retired, unless the candidate has a row for them."""
+    leaves = np.zeros(0 if parent is None else len(parent), dtype=np.bool_)
+    if parent is not None and len(retired):
+        leaves[np.isin(parent.keys, keys_of(retired, query=True)) & ~np.isin(parent.keys, candidate.keys)] = True
+    return leaves
 
 
 # --- generation and alignment ----------------------------------------------------------------------------------------
@@ -300,6 +312,7 @@ def _anchor_cosine(
 
 def _gate(
     parent: VersionReader | None,
+    leaves: Array,
     aligned: ItemVectors,
     live: Array,
     generation: _Generation,
@@ -310,12 +323,26 @@ def _gate(
     if mode == "off":
         return Verdict(), {}
     previous = parent.items() if parent is not None and generation.continues else None
+    if previous is not None and leaves.any():
+        previous = _rows_of(previous, np.flatnonzero(~leaves))
     metrics = compare(previous, aligned, seed=seed, live=live)
     return Verdict((*generation.checks, *decide(metrics, thresholds).checks)), metrics
 
 
+def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
+    counts = None if items.counts is None else items.counts[rows]
+    return ItemVectors(
+        items.keys[rows], items.vectors[rows], norms=items.norms[rows], evidence=items.evidence[rows], counts=counts,
+        statuses=items.statuses[rows],
+    )  # fmt: skip
+
+
 def _served(
-    parent: VersionReader | None, aligned: ItemVectors, generation: _Generation, ema: AverageSettings | None
+    parent: VersionReader | None,
+    leaves: Array,
+    aligned: ItemVectors,
+    generation: _Generation,
+    ema: AverageSettings | None,
 ) -> tuple[ItemVectors | None, int, int]:
     """(rows to serve or None, number of items without any, number of items whose average was reset)."""
     usable = aligned.evidence
@@ -337,7 +364,7 @@ def _served(
         num_reset = _average(vectors, new, parent.vectors, old, ema)
     renewed = np.zeros(len(parent), dtype=np.bool_)
     renewed[old] = True
-    kept = np.flatnonzero(~renewed)
+    kept = np.flatnonzero(~renewed & ~leaves)
     known, given = shared_rows(parent.keys, aligned.keys)
     num_missing = int(np.count_nonzero(~usable)) - int(np.count_nonzero(~usable[given]))
     counts = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,16 +32,20 @@ class BackgroundSaver:
     Attributes:
         failed: whether the last save could not be written; the next call of :meth:`save`, :meth:`wait` or
             :meth:`close` says why. Ranks may learn of it at different steps: let them agree.
-        stall_seconds: how long the last :meth:`save` held its caller up.
+        stall_seconds: how long the last :meth:`save` held its caller up; total_stall_seconds: all of them.
+        num_saves: how often :meth:`save` was called.
         staged_bytes: what the copies take: STAGED_COPIES times this rank's rows and state. They are kept from one save
             to the next, because fresh memory costs more than copying does.
     """
 
     failed: bool
     stall_seconds: float
+    total_stall_seconds: float
+    num_saves: int
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.failed, self.stall_seconds = False, 0.0
+        self.failed, self.num_saves = False, 0
+        self.stall_seconds = self.total_stall_seconds = 0.0
         self._copies: dict[tuple[str, int, int, str], Tensor] = {}
         self._thread: threading.Thread | None = None
         self._path: Path | None = None
@@ -80,7 +85,9 @@ class BackgroundSaver:
             target=self._write, args=(Path(directory), keywords), name="evenkeel-checkpoint", daemon=True
         )
         self._thread.start()
+        self.num_saves += 1
         self.stall_seconds = time.perf_counter() - start
+        self.total_stall_seconds += self.stall_seconds
 
     def wait(self) -> Path | None:
         """Waits for the save in flight; the path of the last one, None if there was none. Raises CheckpointError if it
@@ -102,6 +109,18 @@ class BackgroundSaver:
             if self._owns_group:
                 dist.destroy_process_group(self._group)
                 self._owns_group = False
+
+    def __enter__(self) -> BackgroundSaver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """:meth:`close`; where an error is on its way already, one of a save is only warned of."""
+        try:
+            self.close()
+        except CheckpointError as error:
+            if kind is None:
+                raise
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
     def _staged(self, table: TableShard) -> TableShard:
         """The shard over copies in the memory of the CPU."""

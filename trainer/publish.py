@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from embeddings.config import TableConfig
@@ -52,6 +53,7 @@ def publish(run: Run) -> dict[str, Any]:
         job_id=run.run_id,
         parent_version=run.parent_version,
         model=run.job.model.kind,
+        retired=_retired(run),
     )
     return {
         "status": publication.status,
@@ -96,6 +98,14 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         evidence=(last > first_step) & (counts > 0) & (norms > NORM_FLOOR),
         counts=counts,
     )
+
+
+def _retired(run: Run) -> pa.Array:
+    """The tombstones of the published feature's table: ids whose last vector must not be served for ever."""
+    assert run.job.publish is not None
+    data = PreparedData.open(run.data)
+    table = next(key.table for key in data.keys if key.name == run.job.publish.feature)
+    return data.id_map(table).retired
 
 
 def _rows(run: Run, checkpoint: Checkpoint, table: str, start: int, count: int) -> EmbeddingTables:

@@ -332,8 +332,12 @@ class Evaluation(Spec):
 
 
 class Checkpoint(Spec):
+    """``asynchronous``: training goes on while a checkpoint is written, from a copy that takes the memory of the rows
+    and their state once more."""
+
     every_steps: int = Field(default=500, ge=1)
     keep_last: int = Field(default=3, ge=1)
+    asynchronous: bool = True
 
 
 class MovingAverage(Spec):

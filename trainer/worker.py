@@ -13,6 +13,7 @@ import numba
 import torch
 import torch.distributed as dist
 
+from trainer.background_save import BackgroundSaver
 from trainer.build import build, choose_alpha
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.data import PreparedData
@@ -37,8 +38,8 @@ def train_rank(directory: str) -> None:
     rank = dist.get_rank()
     reporter = Reporter(run, rank)
     try:
-        with contextlib.suppress(Cancelled):
-            _trainer(run, reporter).train()
+        with contextlib.suppress(Cancelled), _saver(run.job) as saver:
+            _trainer(run, reporter, saver).train()
     except BaseException as error:
         record(run.failures, rank, error)
         raise
@@ -46,7 +47,11 @@ def train_rank(directory: str) -> None:
         reporter.close()
 
 
-def _trainer(run: Run, reporter: Reporter) -> Trainer:
+def _saver(job: JobSpec) -> contextlib.AbstractContextManager[BackgroundSaver | None]:
+    return BackgroundSaver() if job.checkpoint.asynchronous else contextlib.nullcontext()
+
+
+def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None) -> Trainer:
     data = PreparedData.open(run.data)
     own = _agreed(lambda: latest_valid(run.checkpoints))
     start = own or _agreed(lambda: parent_checkpoint(run))
@@ -79,9 +84,19 @@ def _trainer(run: Run, reporter: Reporter) -> Trainer:
         extra = {**facts, "position": asdict(trainer.position), "history": trainer.history}
         keep_last = run.job.checkpoint.keep_last
         attached = id_map_files(data)
-        sharded.save(run.checkpoints, dense_optimizer=optimizer, extra=extra, attached=attached, keep_last=keep_last)
+        # Nothing goes on after the last one, so that a copy would only cost memory.
+        last = trainer.stop_asked or trainer.position.step == trainer.num_steps
+        if saver is not None and last:
+            saver.wait()
+        sharded.save(
+            run.checkpoints, dense_optimizer=optimizer, extra=extra, attached=attached, keep_last=keep_last,
+            saver=None if last else saver,
+        )  # fmt: skip
 
     def should_stop() -> str | None:
+        if saver is not None and saver.failed:
+            # All ranks agree on stopping, and the checkpoint that they then want to write raises what went wrong.
+            return "a checkpoint could not be written"
         with contextlib.suppress(FileNotFoundError):
             return run.cancel_file.read_text("utf-8")
         return None
