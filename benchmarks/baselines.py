@@ -102,7 +102,7 @@ class TorchModel:
     def eval(self) -> TorchModel:
         return self.train(False)
 
-    def set_context(self, step: int, sample_offset: int, global_size: int) -> None:
+    def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None:
         if self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
 

@@ -68,7 +68,10 @@ class Replayed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
-    def train_batches(self, epoch: int, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
+    def train_batches(
+        self, epoch: int, start: int = 0, rank: int = 0, world_size: int = 1, micro_batches: int = 1
+    ) -> Iterator[Any]:
+        assert micro_batches == 1
         if epoch not in self._epochs:
             self._epochs[epoch] = list(self._data.train_batches(epoch))
         return iter(self._epochs[epoch][start:])

@@ -6,6 +6,7 @@ checkpoint ends with the same bits as one that was not.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ class Model(Protocol):
 
     def train(self, mode: bool = True) -> Any: ...
     def eval(self) -> Any: ...
-    def set_context(self, step: int, sample_offset: int, global_size: int) -> None: ...
+    def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None: ...
     def all_reduce_gradients(self) -> None: ...
     def non_finite_tables(self) -> list[str]: ...
     def step_tables(self, k: int) -> None: ...
@@ -120,38 +121,43 @@ class Trainer:
         Cancelled, after a checkpoint."""
         self.evaluate_if_due()
         self.sharded.train()
-        for batch in self.batches():
-            self.train_step(batch)
-            self.log_progress(batch)
+        for parts in self.batches():
+            self.train_step(parts)
+            self.log_progress()
             self.evaluate_if_due()
             self.checkpoint_if_due()
             self.stop_if_asked()
         self.checkpoint()
 
-    def batches(self) -> Iterator[Any]:
-        """This rank's part of every batch from ``position`` on, over all epochs that are left."""
+    def batches(self) -> Iterator[tuple[Any, ...]]:
+        """This rank's part of every batch from ``position`` on, over all epochs that are left: its micro-batches."""
+        micro_batches = self.job.micro_batches
         while self.position.step < self.num_steps:
             epoch, start = divmod(self.position.step, self.steps_per_epoch)
-            yield from self.data.train_batches(epoch, start, self.rank, self.world_size)
+            parts = self.data.train_batches(epoch, start, self.rank, self.world_size, micro_batches)
+            for first in parts:
+                yield first, *itertools.islice(parts, micro_batches - 1)
 
-    def train_step(self, batch: Any) -> None:
-        """One step on all ranks, or on none."""
+    def train_step(self, parts: tuple[Any, ...]) -> None:
+        """One step on all ranks, or on none. Gradients add up over the micro-batches of ``parts``."""
         step = self.position.first_step + self.position.step + 1
-        self.sharded.set_context(step, batch.sample_offset, batch.global_size)
         for _, parameter in self.sharded.dense_parameters():
             parameter.grad = None
-        batch = with_swapped_classes(self.job, batch, step)
-        loss = self.sharded.module.loss(batch).sum() / batch.global_size
-        loss.backward()
+        loss, size = 0.0, parts[0].global_size
+        for batch in parts:
+            self.sharded.set_context(step, batch.sample_offset, size, batch.part_offset)
+            part_loss = self.sharded.module.loss(with_swapped_classes(self.job, batch, step)).sum() / size
+            part_loss.backward()
+            loss += part_loss.item()
         self.sharded.all_reduce_gradients()
-        mean_loss = self._agree(step, loss.item())
+        mean_loss = self._agree(step, loss)
         if self.dense_optimizer is not None:
             self.dense_optimizer.step()
         self.sharded.step_tables(step)
         self.position.step += 1
-        self.position.loss_sum += mean_loss * batch.global_size
-        self.position.loss_count += batch.global_size
-        self._examples += batch.global_size
+        self.position.loss_sum += mean_loss * size
+        self.position.loss_count += size
+        self._examples += size
 
     def _agree(self, step: int, loss: float) -> float:
         """The batch's mean loss over all ranks. Raises NonFiniteError on every rank if loss, rows' gradients or dense
@@ -179,7 +185,7 @@ class Trainer:
 
     # --- telling and keeping -----------------------------------------------------------------------------------------
 
-    def log_progress(self, batch: Any) -> None:
+    def log_progress(self) -> None:
         """A progress event, at most one each second and one at the end."""
         now = time.monotonic()
         if self.rank != 0 or (now - self._told_at < PROGRESS_SECONDS and self.position.step < self.num_steps):

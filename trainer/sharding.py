@@ -166,19 +166,23 @@ class ShardedModel(ShardedState):
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
-    def set_context(self, step: int, sample_offset: int, global_size: int) -> None:
+    def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None:
         """Before each training forward.
 
         Args:
             step: the step that is computed, ``completed_steps + 1``.
             sample_offset: index in the global batch of this rank's first sample; ranks hold consecutive slices.
             global_size: samples in the global batch.
+            part_offset: index in the global batch of rank 0's first sample: not 0 where a step has micro-batches.
         """
-        if not 0 <= sample_offset <= global_size:
-            raise ValueError(f"sample_offset {sample_offset} does not lie in a batch of {global_size}")
+        if not 0 <= part_offset <= sample_offset <= global_size:
+            raise ValueError(
+                f"sample_offset {sample_offset} does not lie in a batch of {global_size}"
+                + (f" from {part_offset} on" if part_offset else "")
+            )
         if step != self._completed_steps + 1:
             raise ValueError(f"step {step} does not follow {self._completed_steps} completed steps")
-        self._sharded.set_context(step, sample_offset)
+        self._sharded.set_context(step, sample_offset, part_offset)
 
     def all_reduce_gradients(self) -> None:
         """Sums the gradients of the dense parameters over ranks, in place. Collective."""

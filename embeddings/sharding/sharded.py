@@ -25,12 +25,13 @@ class RowsOfRank:
         """Every EmbeddingTables of this rank."""
         raise NotImplementedError
 
-    def set_context(self, step: int, sample_offset: int) -> None:
-        """Before each training forward: the step it computes, and the global index of this rank's first sample."""
+    def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
+        """Before each training forward: the step it computes, the index in the global batch of this rank's first sample
+        and that of the first sample of all ranks, which is not 0 in the later micro-batches of a step."""
         for kernel in self.kernels():
-            # A replica sees this rank's samples. Other lookups that swap see the whole batch; those of split rows swap
-            # nothing.
-            kernel.set_context(step, sample_offset if isinstance(kernel, ReplicatedTables) else 0)
+            # A replica sees this rank's samples. Other lookups that swap see those of all ranks; those of split rows
+            # swap nothing.
+            kernel.set_context(step, sample_offset if isinstance(kernel, ReplicatedTables) else part_offset)
 
     def step(self, k: int) -> None:
         """Applies what this rank's backward recorded, as step ``k``."""
@@ -104,9 +105,9 @@ class ShardedTables(RowsOfRank, nn.Module):
                 if isinstance(module, EmbeddingTables):
                     yield module
 
-    def set_context(self, step: int, sample_offset: int) -> None:
+    def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
         self._place.step, self._place.sample_offset = step, sample_offset
-        super().set_context(step, sample_offset)
+        super().set_context(step, sample_offset, part_offset)
 
     def _replicate(self) -> None:
         """Puts :class:`Replicas` where TorchRec puts DistributedDataParallel."""
@@ -139,6 +140,6 @@ class ModelTables(RowsOfRank):
         for part in self._collections:
             yield from part.kernels()
 
-    def set_context(self, step: int, sample_offset: int) -> None:
+    def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
         for part in self._collections:
-            part.set_context(step, sample_offset)
+            part.set_context(step, sample_offset, part_offset)

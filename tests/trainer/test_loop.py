@@ -104,8 +104,8 @@ def test_train_loss_is_the_mean_over_each_epoch(data, small):
 def test_evaluation_changes_nothing(data, small):
     trainer = trainer_of(small.job(), data)
     trainer.sharded.train()
-    for batch, _ in zip(trainer.batches(), range(7), strict=False):
-        trainer.train_step(batch)
+    for parts, _ in zip(trainer.batches(), range(7), strict=False):
+        trainer.train_step(parts)
     before = snapshot(trainer)
     first = trainer.evaluate("validation")
     assert trainer.evaluate("validation") == first
@@ -124,9 +124,9 @@ def test_progress_is_told_sparingly_and_at_the_end(data, small, monkeypatch):
     trainer = trainer_of(small.job(), data, emit=emit)
     step = trainer.train_step
 
-    def slow_step(batch):
+    def slow_step(parts):
         clock.now += 0.3
-        step(batch)
+        step(parts)
 
     trainer.train_step = slow_step
     trainer.train()
@@ -151,7 +151,7 @@ def test_a_step_that_is_not_finite_is_not_applied(data, small, poison, named):
     batches = trainer.batches()
     for _ in range(3):
         trainer.train_step(next(batches))
-    batch = next(batches)
+    (batch,) = next(batches)
     if poison == "item":
         poison_gradient(trainer.sharded.module.embeddings, "item")
     elif poison == "label":
@@ -161,7 +161,7 @@ def test_a_step_that_is_not_finite_is_not_applied(data, small, poison, named):
         parameter.register_hook(lambda gradient: gradient * math.inf)
     before = snapshot(trainer)
     with pytest.raises(NonFiniteError, match="step 4") as caught:
-        trainer.train_step(batch)
+        trainer.train_step((batch,))
     assert named in caught.value.names
     assert poison == "label" or len(caught.value.names) == 1
     assert_equal(snapshot(trainer), before)
@@ -191,14 +191,14 @@ def test_training_goes_on_after_a_discarded_step(data, small):
     for fail in (False, True):
         trainer = trainer_of(small.job(), data)
         trainer.sharded.train()
-        batch = next(trainer.batches())
+        (batch,) = next(trainer.batches())
         if fail:
             label = float(batch.labels[0])
             batch.labels[0] = math.nan
             with pytest.raises(NonFiniteError):
-                trainer.train_step(batch)
+                trainer.train_step((batch,))
             batch.labels[0] = label
-        trainer.train_step(batch)
+        trainer.train_step((batch,))
         outcomes.append(snapshot(trainer))
     assert_equal(*outcomes)
 
@@ -214,11 +214,11 @@ def poisoned_on_one_rank(directory: str, which: int) -> dict:
     for _ in range(2):
         trainer.train_step(next(batches))
     before = snapshot(trainer)
-    batch = next(batches)
+    (batch,) = next(batches)
     if dist.get_rank() == which:
         batch.labels[0] = math.nan
     try:
-        trainer.train_step(batch)
+        trainer.train_step((batch,))
     except NonFiniteError as error:
         after = snapshot(trainer)
         same = all(torch.equal(before[name], after[name]) for name in before)

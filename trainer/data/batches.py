@@ -27,11 +27,11 @@ _NEGATIVES = 21
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's slice of a global batch.
+    """One rank's slice of a global batch, or of one of its micro-batches.
 
     ``features``: table rows, int64, keys in the fixed order of ``PreparedData.keys``. ``labels``: float32 [b].
     ``sample_offset``: index in the global batch of the slice's first sample. ``global_size``: samples of the whole
-    batch.
+    batch. ``part_offset``: index in the global batch of the micro-batch's first sample, which rank 0 holds.
     ``step``: steps before this one since the first epoch (training), or the number of the batch (evaluation).
     """
 
@@ -40,6 +40,7 @@ class Batch:
     sample_offset: int
     global_size: int
     step: int
+    part_offset: int = 0
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -57,21 +58,27 @@ class Batch:
         return replace(self, features=self.features.pin_memory(), labels=self.labels.pin_memory())
 
 
-def train_batches(data: PreparedData, epoch: int, start_step: int, rank: int, world_size: int) -> Iterator[Batch]:
+def train_batches(
+    data: PreparedData, epoch: int, start_step: int, rank: int, world_size: int, micro_batches: int = 1
+) -> Iterator[Batch]:
     """See :meth:`PreparedData.train_batches`."""
     num_examples, size = data.num_examples["train"], data.batch_size
     reader = _Reader(data, "train")
     order = data.order()
     negatives = _FreshNegatives(data, epoch) if data.is_bpr else None
 
-    def make(step: int) -> Batch:
+    def make(number: int) -> Batch:
+        step, part = divmod(number, micro_batches)
         start = step * size
         global_size = min(size, num_examples - start)
-        first, last = rank_slice(global_size, rank, world_size)
+        # The batch in parts, and each part over the ranks: what all ranks compute at once is consecutive.
+        begin, end = rank_slice(global_size, part, micro_batches)
+        first, last = (begin + place for place in rank_slice(end - begin, rank, world_size))
         rows = order.rows(epoch, start + first, start + last)
-        return reader.batch(rows, first, global_size, epoch * data.steps_per_epoch + step, negatives, start + first)
+        batch = reader.batch(rows, first, global_size, epoch * data.steps_per_epoch + step, negatives, start + first)
+        return replace(batch, part_offset=begin)
 
-    return prefetched(make, start_step, data.steps_per_epoch)
+    return prefetched(make, start_step * micro_batches, data.steps_per_epoch * micro_batches)
 
 
 def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:

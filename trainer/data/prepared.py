@@ -153,12 +153,13 @@ class PreparedData:
         return -(-self.num_examples["train"] // self.batch_size)
 
     def train_batches(
-        self, epoch: int, start_step_in_epoch: int = 0, rank: int = 0, world_size: int = 1
+        self, epoch: int, start_step_in_epoch: int = 0, rank: int = 0, world_size: int = 1, micro_batches: int = 1
     ) -> Iterator[Batch]:
-        """Batches of ``epoch`` (from 0) from a step on. Every rank sees the same steps, and its own slice of each."""
+        """Batches of ``epoch`` (from 0) from a step on. Every rank sees the same steps, and its own slice of each: in
+        ``micro_batches`` consecutive parts, of which a short last batch may leave some empty."""
         from trainer.data.batches import train_batches
 
-        return train_batches(self, epoch, start_step_in_epoch, rank, world_size)
+        return train_batches(self, epoch, start_step_in_epoch, rank, world_size, micro_batches)
 
     def eval_batches(
         self, split: str, batch_size: int | None = None, rank: int = 0, world_size: int = 1
