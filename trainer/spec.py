@@ -379,7 +379,11 @@ class Publish(Spec):
 
 
 class JobSpec(Spec):
-    """One training run. ``batch_size`` is global: ranks share it. Seeds are uint32."""
+    """One training run. ``batch_size`` is global: ranks share it. Seeds are uint32.
+
+    A step is one batch, whatever ``micro_batches`` says: into how many parts it is cut, of which each is looked up and
+    differentiated before the next, to save memory. Their gradients add up, and one update follows.
+    """
 
     spec_version: Literal[1] = 1
     name: Name
@@ -393,6 +397,7 @@ class JobSpec(Spec):
     kernel: Literal["evenkeel", "fbgemm"] = "evenkeel"
     epochs: int = Field(default=1, ge=1, le=1000)
     batch_size: int = Field(default=2048, ge=1, le=2**22)
+    micro_batches: int = Field(default=1, ge=1, le=4096)
     seed: int = Field(default=0, ge=0, lt=2**32)
     resources: Resources = Resources()
     sharding: dict[
