@@ -147,7 +147,10 @@ def _group_of_same_ranks(group: dist.ProcessGroup | None) -> tuple[dist.ProcessG
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return group, False
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True), True
+    # Ranks outside a smaller group do not call this. Such a group's name is a hash of its ranks, the same each time, so
+    # that it is made once in a process; among all ranks names are counted.
+    some = len(ranks) < dist.get_world_size()
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=some), not some
 
 
 def _words(error: BaseException) -> str:

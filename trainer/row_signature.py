@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from embeddings.kernels.layout import COMPUTE_DTYPES
+
 if TYPE_CHECKING:
     from embeddings.optim import RowOptimizer
     from embeddings.sharding import TableSettings
@@ -23,7 +25,7 @@ def row_signature(settings: TableSettings) -> dict[str, Any]:
     """The settings as JSON: ``optimizer`` (its kind), ``dtype``, ``state_dtype`` and each field of the optimizer."""
     return {
         "dtype": _word(settings.dtype),
-        "state_dtype": _word(getattr(settings, "state_dtype", None)),
+        "state_dtype": _word(settings.state_dtype or COMPUTE_DTYPES[settings.dtype]),
         "optimizer": type(settings.optimizer).__name__,
         **{
             field.name: _word(getattr(settings.optimizer, field.name))
