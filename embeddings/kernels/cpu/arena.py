@@ -53,3 +53,23 @@ class Arena:
 
     def __reduce__(self) -> tuple[type[Arena], tuple[()]]:
         return Arena, ()
+
+
+class Room:
+    """Arrays to work with, by name: as long as asked for at least, and kept. A copy of a room is a new one."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def __call__(self, name: str, count: int, dtype: Any) -> np.ndarray:
+        """``count`` elements with whatever was left in them."""
+        array = self._arrays.get(name)
+        if array is None or len(array) < count:
+            array = self._arrays[name] = np.empty(count if array is None else math.ceil(1.25 * count), dtype=dtype)
+        return array[:count]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Room:
+        return Room()
+
+    def __reduce__(self) -> tuple[type[Room], tuple[()]]:
+        return Room, ()

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from embeddings.config import SSEConfig
 from embeddings.decay import IdleCoefficients
-from embeddings.kernels.cpu.arena import Arena
-from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, MEAN
+from embeddings.kernels.cpu.arena import Arena, Room
+from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, MEAN, ROW_BITS
 from embeddings.kernels.cpu.lookup import FAULT_ID, lookup
-from embeddings.kernels.cpu.sort import entries_of, plan_tasks
-from embeddings.kernels.cpu.threads import block_size, use_threads
+from embeddings.kernels.cpu.sort import BUCKET, DIGIT_BITS, MAX_BUCKET_BITS, build_keys, sort_keys
+from embeddings.kernels.cpu.threads import SAMPLES_PER_TASK, TASKS_PER_THREAD, block_size, use_threads
 from embeddings.kernels.cpu.update import RULES, apply_updates
 from embeddings.kernels.layout import Layout, Record, Swaps
 from embeddings.optim import Adam
 from embeddings.sse import SwapDraws, swap_draws
+
+
+class Entries(NamedTuple):
+    """The looked-up ids of some records, sorted (see embeddings.kernels.cpu.sort), and all their gradients, flat."""
+
+    grads: np.ndarray
+    # keys, place_bits, direct, places, shares, tasks, number of tasks, room for one sum of each task
+    sorted: tuple[Any, ...]
 
 
 class NumbaKernel:
@@ -32,11 +40,28 @@ class NumbaKernel:
             bases = (layout.weight_base[t], layout.vector_base[t], layout.step_base[t])
             live = table.row_count - (table.padding_row + 1)
             slots.append(
-                (t, slot.column, slot.dim, slot.mean, table.row_count, table.padding_row + 1, live, *map(int, bases))
+                (
+                    t,
+                    slot.column,
+                    slot.dim,
+                    slot.mean,
+                    table.row_count,
+                    table.padding_row + 1,
+                    live,
+                    *map(int, bases),
+                    max(0, table.row_count - 1).bit_length(),
+                )
             )
         self._slots = np.array(slots, dtype=np.int64)
         first = [next(slot.number for slot in layout.slots if slot.table == t) for t in range(len(layout.tables))]
         self._geometry = self._slots[first]
+        self._slot_ranges = np.array([*first, len(layout.slots)], dtype=np.int64)
+        self._row_bits = self._geometry[:, ROW_BITS].copy()
+        self._most_row_bits = int(self._row_bits.max())
+        self._means = any(slot.mean for slot in layout.slots)
+        # Whole cache lines for the sums of each task.
+        self._widest = -(-max(slot.dim for slot in layout.slots) // 16) * 16
+        self._room = Room()
         self._no_scales = torch.empty(0, dtype=layout.compute_dtype).numpy()
         self._no_draws = swap_draws([], layout.seed)
         self._rate, self._eps = float(layout.optimizer.learning_rate), float(getattr(layout.optimizer, "eps", 0.0))
@@ -98,33 +123,68 @@ class NumbaKernel:
         return output
 
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None) -> None:
-        grads = records[0].grad if len(records) == 1 else torch.cat([record.grad for record in records])
-        num_entries = sum(record.indices.numel() for record in records)
-        use_threads(self._bytes(num_entries))
-        rows, places = np.empty(num_entries, np.int64), np.empty(num_entries, np.int64)
-        shares = np.empty(num_entries, self._no_scales.dtype)
-        spans: list[list[tuple[int, int]]] = [[] for _ in self.layout.tables]
-        first_entry = first_bag = 0
-        for record in records:
-            batch_size, end = record.batch_size(len(self.layout.slots)), first_entry + record.indices.numel()
-            offsets = _offsets(record.offsets, record.indices)
-            entries_of(
-                self._slots, record.indices.numpy(), offsets, self._scales(record.weights), batch_size, first_bag,
-                self.layout.total_dim, rows[first_entry:end], places[first_entry:end], shares[first_entry:end],
-            )  # fmt: skip
-            for slot in self.layout.slots:
-                bounds = offsets[[slot.number * batch_size, (slot.number + 1) * batch_size]] + first_entry
-                spans[slot.table].append((int(bounds[0]), int(bounds[1])))
-            first_entry, first_bag = end, first_bag + batch_size
-        order, tasks = plan_tasks(rows, spans)
+        entries = self._entries(records)
         optimizer = self.layout.optimizer
         betas = (optimizer.beta1, optimizer.beta2) if isinstance(optimizer, Adam) else (0.0, 0.0)
         rule = next(number for kind, number in RULES.items() if isinstance(optimizer, kind))
         apply_updates(
-            *self._storage(), grads.numpy().reshape(-1), self._geometry, len(self.layout.vector_names), rows, places,
-            shares, order, tasks, rule, step, optimizer.idle_alpha, *betas, self._rate, self._eps,
-            *self._idle_arguments(idle)[1:],
+            *self._storage(), entries.grads, self._geometry, len(self.layout.vector_names), *entries.sorted, rule, step,
+            optimizer.idle_alpha, *betas, self._rate, self._eps, *self._idle_arguments(idle)[1:],
         )  # fmt: skip
+
+    def _entries(self, records: Sequence[Record]) -> Entries:
+        """What the records looked up, sorted by table and row."""
+        layout, room, num_features = self.layout, self._room, len(self.layout.slots)
+        num_entries = sum(record.indices.numel() for record in records)
+        threads = use_threads(self._bytes(num_entries))
+        grads = records[0].grad
+        if len(records) > 1:
+            grads = self._outputs.take(sum(len(record.grad) for record in records), layout.total_dim, grads.dtype)
+            torch.cat([record.grad for record in records], out=grads)
+        direct = not self._means and all(record.weights is None for record in records)
+        place_bits = max(grads.numel(), num_entries).bit_length()
+        if place_bits + self._most_row_bits > 63:
+            raise ValueError(f"a step over {grads.numel()} elements of gradient is too large: use smaller batches")
+        per_bucket = num_entries // (len(layout.tables) * BUCKET)
+        bucket_bits = min(MAX_BUCKET_BITS, self._most_row_bits, max(0, per_bucket.bit_length() - 1))
+        spans, samples = self._spans(records, threads)
+        num_blocks = int(spans[-1, 0] + num_features * spans[-1, 1])
+        keys, ordered = room("keys", num_entries, np.uint64), room("ordered", num_entries, np.uint64)
+        num_weighted = 0 if direct else num_entries
+        places, shares = room("places", num_weighted, np.int64), room("shares", num_weighted, self._no_scales.dtype)
+        blocks = room("blocks", num_blocks * 3, np.int64).reshape(-1, 3)
+        counts = room("counts", num_blocks << bucket_bits, np.int32).reshape(-1, 1 << bucket_bits)
+        first_entry = first_output = 0
+        for record, size, (first_block, _) in zip(records, samples, spans, strict=True):
+            build_keys(
+                self._slots, layout.pooled, record.indices.numpy(), _offsets(record.offsets, record.indices),
+                self._scales(record.weights), record.batch_size(num_features), size, first_entry, first_output,
+                first_block, layout.total_dim, place_bits, direct, bucket_bits, keys, places, shares, blocks, counts,
+            )  # fmt: skip
+            first_entry, first_output = first_entry + record.indices.numel(), first_output + len(record.grad)
+        num_tables = len(layout.tables)
+        per_task = max(1, -(-num_entries // (1 if threads == 1 else TASKS_PER_THREAD * threads)))
+        most_tasks = num_tables + num_entries // per_task
+        tasks = room("tasks", most_tasks * 5, np.int64).reshape(-1, 5)
+        num_tasks = sort_keys(
+            self._row_bits, self._slot_ranges, spans, num_blocks, blocks, bucket_bits, place_bits, per_task, counts,
+            keys, ordered, room("ends", num_tables << bucket_bits, np.int64).reshape(num_tables, -1), tasks,
+            room("digits", most_tasks << DIGIT_BITS, np.int64).reshape(most_tasks, -1),
+        )  # fmt: skip
+        sums = room("sums", most_tasks * self._widest, self._no_scales.dtype)
+        return Entries(grads.numpy().reshape(-1), (ordered, place_bits, direct, places, shares, tasks, num_tasks, sums))
+
+    def _spans(self, records: Sequence[Record], threads: int) -> tuple[np.ndarray, list[int]]:
+        """For each record (first block, blocks of a feature), int64 [records, 2], and samples of a block."""
+        num_features = len(self.layout.slots)
+        wanted = 1 if threads == 1 else -(-TASKS_PER_THREAD * threads // num_features)
+        spans, samples, first_block = np.empty((len(records), 2), dtype=np.int64), [], 0
+        for r, record in enumerate(records):
+            batch_size = record.batch_size(num_features)
+            samples.append(max(SAMPLES_PER_TASK, -(-batch_size // wanted)))
+            spans[r] = first_block, -(-batch_size // samples[-1])
+            first_block += num_features * int(spans[r, 1])
+        return spans, samples
 
     def _bytes(self, num_ids: int) -> int:
         """About the size of the rows of so many ids."""

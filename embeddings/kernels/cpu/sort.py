@@ -1,119 +1,177 @@
-"""Which gradients a step sums for which row: a stable sort of the looked-up ids by table and row."""
+"""Which gradients a step sums for which row: the looked-up ids of all tables, sorted by table and row.
+
+An entry is one looked-up id. Its key has the row in the upper bits and in the lower ones where its gradient starts
+(``direct``), or, where entries have weights, the number of the entry. Keys go to buckets by the leading bits of their
+row, some eight to a bucket, and are sorted there: so a step writes its rows in the order of memory. The order depends
+on the batch alone, not on the number of threads.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numba import prange
 
 from embeddings.kernels.cpu.compiled import compiled
-from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE
-from embeddings.kernels.cpu.lookup import share_of
-from embeddings.kernels.cpu.threads import BLOCK
+from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, ROW_BITS, TABLE
+from embeddings.kernels.cpu.lookup import one_each, share_of
 
-# Entries that one task of the update sorts: both buffers stay in the second-level cache.
-STRIPE = 4096
-RADIX_BITS = 9
+# Keys of a bucket on average, and the most that insertion sorts sooner than counting.
+BUCKET = 8
+INSERTION = 48
+MAX_BUCKET_BITS = 12
+DIGIT_BITS = 8
+# The key of an id that touches nothing.
+UNTOUCHED = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+_DIGIT_MASK = np.uint64((1 << DIGIT_BITS) - 1)
 
 
 @compiled(parallel=True)
-def entries_of(slots, indices, offsets, scales, batch_size, first_bag, total_dim, rows, places, shares):  # type: ignore[no-untyped-def]
-    """For each looked-up id its row (-1: not touched), where its gradient starts, and its weight."""
-    num_blocks = (batch_size + BLOCK - 1) // BLOCK
+def build_keys(  # type: ignore[no-untyped-def]
+    slots, pooled, indices, offsets, scales, batch_size, block_size, first_entry, first_output, first_block, total_dim,
+    place_bits, direct, bucket_bits, keys, places, shares, blocks, counts,
+):  # fmt: skip
+    """The keys of one record, and how many of each block fall into each bucket.
+
+    keys, places, shares: of all entries, this record's from ``first_entry``; the last two only where not ``direct``.
+    blocks: int64 [blocks, 3], (table, first entry, end); counts: int32 [blocks, buckets]; this record's from
+    ``first_block``. first_output: where this record's gradient starts, in rows of ``total_dim``.
+    """
+    num_blocks = (batch_size + block_size - 1) // block_size
     for task in prange(slots.shape[0] * num_blocks):
-        f, block = task // num_blocks, task % num_blocks
-        for b in range(block * BLOCK, min(block * BLOCK + BLOCK, batch_size)):
-            first, last = offsets[f * batch_size + b], offsets[f * batch_size + b + 1]
+        f, block, mine = task // num_blocks, task % num_blocks, first_block + task
+        start, end = block * block_size, min(block * block_size + block_size, batch_size)
+        first_bag, end_bag = f * batch_size + start, f * batch_size + end
+        first_id, end_id = np.int64(offsets[first_bag]), np.int64(offsets[end_bag])
+        blocks[mine, 0], blocks[mine, 1], blocks[mine, 2] = (
+            slots[f, TABLE],
+            first_entry + first_id,
+            first_entry + end_id,
+        )
+        first_row, live = slots[f, FIRST], np.uint64(slots[f, LIVE])
+        shift = np.uint64(max(0, slots[f, ROW_BITS] - bucket_bits))
+        bits = np.uint64(place_bits)
+        for bucket in range(1 << bucket_bits):
+            counts[mine, bucket] = 0
+        if direct and (not pooled or one_each(offsets, first_bag, end_bag)):
+            place = (first_output + (start if pooled else first_id)) * total_dim + slots[f, COLUMN]
+            for i in range(first_id, end_id):
+                row = np.int64(indices[i])
+                if np.uint64(row - first_row) < live:
+                    keys[first_entry + i] = (np.uint64(row) << bits) | np.uint64(place)
+                    counts[mine, np.uint64(row) >> shift] += 1
+                else:
+                    keys[first_entry + i] = UNTOUCHED
+                place += total_dim
+            continue
+        for b in range(start, end):
+            first, last = np.int64(offsets[f * batch_size + b]), np.int64(offsets[f * batch_size + b + 1])
             share = share_of(indices, first, last, slots, f)
             for i in range(first, last):
-                scale = share * (scales[i] if scales.size else 1.0)
-                touched = np.uint64(indices[i] - slots[f, FIRST]) < np.uint64(slots[f, LIVE]) and scale != 0.0
-                rows[i] = indices[i] if touched else -1
-                places[i] = (first_bag + b) * total_dim + slots[f, COLUMN]
-                shares[i] = scale
-
-
-@compiled(parallel=True)
-def partition(rows, ranges, masks, blocks, counts, order):  # type: ignore[no-untyped-def]
-    """Stably sorts the entries of each block of a table by stripe (row & mask).
-
-    ranges: int64 [blocks, 3], (table, first entry, end) in order. counts: int64 [blocks, stripes], zeroed. Gives in
-    ``order`` the entries of table 0 stripe 0, table 0 stripe 1, ..., each in their original order.
-    """
-    num_blocks = ranges.shape[0]
-    for block in prange(num_blocks):
-        mask = masks[ranges[block, 0]]
-        for i in range(ranges[block, 1], ranges[block, 2]):
-            if rows[i] >= 0:
-                counts[block, rows[i] & mask] += 1
-    total = 0
-    for t in range(masks.size):
-        for stripe in range(masks[t] + 1):
-            blocks[t, stripe] = total
-            for block in range(num_blocks):
-                if ranges[block, 0] == t:
-                    count = counts[block, stripe]
-                    counts[block, stripe] = total
-                    total += count
-        blocks[t, masks[t] + 1] = total
-    for block in prange(num_blocks):
-        mask = masks[ranges[block, 0]]
-        for i in range(ranges[block, 1], ranges[block, 2]):
-            if rows[i] >= 0:
-                stripe = rows[i] & mask
-                order[counts[block, stripe]] = i
-                counts[block, stripe] += 1
+                row, low = np.int64(indices[i]), first_entry + i
+                touched = np.uint64(row - first_row) < live
+                place = (first_output + (b if pooled else i)) * total_dim + slots[f, COLUMN]
+                if direct:
+                    low = place
+                else:
+                    scale = shares.dtype.type(share)
+                    if scales.size:
+                        scale *= scales[i]
+                    touched &= scale != 0.0
+                    places[first_entry + i], shares[first_entry + i] = place, scale
+                if touched:
+                    keys[first_entry + i] = (np.uint64(row) << bits) | np.uint64(low)
+                    counts[mine, np.uint64(row) >> shift] += 1
+                else:
+                    keys[first_entry + i] = UNTOUCHED
 
 
 @compiled()
-def sort_by_row(order, rows, num_rows, shift):  # type: ignore[no-untyped-def]
-    """Stable radix sort of entry numbers by their row, of which the lowest ``shift`` bits are equal."""
-    n = order.size
-    keys, other_keys = np.empty(n, np.int64), np.empty(n, np.int64)
-    other = np.empty(n, order.dtype)
-    for i in range(n):
-        keys[i] = rows[order[i]]
-    starts = np.empty(1 << RADIX_BITS, np.int64)
-    while (num_rows - 1) >> shift > 0:
+def _plan(row_bits, slot_ranges, spans, bucket_bits, keys_per_task, counts, ends, tasks):  # type: ignore[no-untyped-def]
+    """Turns counts into where each block's keys of a bucket go; fills ``ends`` and ``tasks``, and counts the tasks."""
+    total = task = np.int64(0)
+    for t in range(row_bits.size):
+        first, first_bucket = total, 0
+        num_buckets = 1 << min(bucket_bits, row_bits[t])
+        for bucket in range(num_buckets):
+            for r in range(spans.shape[0]):
+                first_block, per_slot = spans[r]
+                for block in range(
+                    first_block + slot_ranges[t] * per_slot, first_block + slot_ranges[t + 1] * per_slot
+                ):
+                    count = counts[block, bucket]
+                    counts[block, bucket] = total
+                    total += count
+            ends[t, bucket] = total
+            if total > first and (total - first >= keys_per_task or bucket == num_buckets - 1):
+                tasks[task, 0], tasks[task, 1], tasks[task, 2] = t, first, total
+                tasks[task, 3], tasks[task, 4] = first_bucket, bucket + 1
+                task, first, first_bucket = task + 1, total, bucket + 1
+    return task
+
+
+@compiled()
+def _insertion_sort(keys, first, end):  # type: ignore[no-untyped-def]
+    for i in range(first + 1, end):
+        key, j = keys[i], i
+        while j > first and keys[j - 1] > key:
+            keys[j] = keys[j - 1]
+            j -= 1
+        keys[j] = key
+
+
+@compiled()
+def _radix_sort(keys, other, first, end, lowest, num_bits, starts):  # type: ignore[no-untyped-def]
+    """Stable, by bits [lowest, lowest + num_bits); ``other`` is room for as many keys at the same places."""
+    source, target = keys, other
+    for passed in range(0, num_bits, DIGIT_BITS):
+        shift = np.uint64(lowest + passed)
         starts[:] = 0
-        for i in range(n):
-            starts[(keys[i] >> shift) & ((1 << RADIX_BITS) - 1)] += 1
-        total = 0
+        for i in range(first, end):
+            starts[(source[i] >> shift) & _DIGIT_MASK] += 1
+        total = first
         for digit in range(starts.size):
             count = starts[digit]
             starts[digit] = total
             total += count
-        for i in range(n):
-            digit = (keys[i] >> shift) & ((1 << RADIX_BITS) - 1)
-            other[starts[digit]] = order[i]
-            other_keys[starts[digit]] = keys[i]
+        for i in range(first, end):
+            digit = (source[i] >> shift) & _DIGIT_MASK
+            target[starts[digit]] = source[i]
             starts[digit] += 1
-        order, other = other, order
-        keys, other_keys = other_keys, keys
-        shift += RADIX_BITS
-    return order, keys
+        source, target = target, source
+    if (num_bits + DIGIT_BITS - 1) // DIGIT_BITS % 2:
+        keys[first:end] = other[first:end]
 
 
-def plan_tasks(rows: np.ndarray, spans: Sequence[Sequence[tuple[int, int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Entries grouped by table and stripe; a task for each group: int64 [tasks, 4] (table, first, end, equal bits)."""
-    counts = [sum(end - first for first, end in table) for table in spans]
-    bits = [min(10, max(0, (count - 1) // STRIPE).bit_length()) for count in counts]
-    masks = np.array([(1 << b) - 1 for b in bits], dtype=np.int64)
-    ranges = [
-        (t, at, min(at + STRIPE * 4, end))
-        for t, table in enumerate(spans)
-        for first, end in table
-        for at in range(first, end, STRIPE * 4)
-    ]
-    stripes = int(masks.max()) + 1
-    bounds = np.zeros((len(spans), stripes + 1), dtype=np.int64)
-    order = np.empty(rows.size, dtype=np.int64)
-    block_counts = np.zeros((len(ranges), stripes), dtype=np.int64)
-    partition(rows, np.array(ranges, dtype=np.int64).reshape(-1, 3), masks, bounds, block_counts, order)
-    tasks = [
-        (t, bounds[t, stripe], bounds[t, stripe + 1], bits[t])
-        for t in range(len(spans))
-        for stripe in range(1 << bits[t])
-    ]
-    return order, np.array(tasks, dtype=np.int64)
+@compiled(parallel=True)
+def sort_keys(  # type: ignore[no-untyped-def]
+    row_bits, slot_ranges, spans, num_blocks, blocks, bucket_bits, place_bits, keys_per_task, counts, keys, ordered,
+    ends, tasks, digits,
+):  # fmt: skip
+    """Sorts ``keys`` into ``ordered`` (touched ones only) and cuts them into tasks, of which it gives the number.
+
+    row_bits: int64 [T]. slot_ranges: int64 [T + 1], the first feature of each table. spans: int64 [records, 2], (first
+    block, blocks of a feature). ends: int64 [T, buckets], where each bucket ends. tasks: int64 [T + num_keys /
+    keys_per_task, 5]: (table, first key, end, first bucket, end), a row's keys in one task. digits: int64 [tasks, 256],
+    to work with.
+    """
+    found = _plan(row_bits, slot_ranges, spans, bucket_bits, keys_per_task, counts, ends, tasks)
+    for block in prange(num_blocks):
+        shift = np.uint64(place_bits + max(0, row_bits[blocks[block, 0]] - bucket_bits))
+        for i in range(blocks[block, 1], blocks[block, 2]):
+            key = keys[i]
+            if key != UNTOUCHED:
+                place = counts[block, key >> shift]
+                ordered[place] = key
+                counts[block, key >> shift] = place + 1
+    for task in prange(found):
+        t, first = tasks[task, 0], tasks[task, 1]
+        num_bits = max(0, row_bits[t] - bucket_bits)
+        for bucket in range(tasks[task, 3], tasks[task, 4]):
+            end = ends[t, bucket]
+            if end - first > INSERTION:
+                _radix_sort(ordered, keys, first, end, place_bits, num_bits, digits[task])
+            elif end - first > 1:
+                _insertion_sort(ordered, first, end)
+            first = end
+    return found
