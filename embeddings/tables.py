@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 
 from embeddings.config import SSEConfig, TableConfig
-from embeddings.decay import IdleCoefficients
+from embeddings.decay import IdleCoefficients, idle_coefficients
 from embeddings.init import chunks, initial_rows
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, Kernel, Layout, Record, Swaps
-from embeddings.kernels.reference import ReferenceKernel
-from embeddings.optim import Adam, RowOptimizer
+from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
+from embeddings.optim import RowOptimizer
 from embeddings.sse import check_sse
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -35,8 +35,8 @@ class EmbeddingTables(torch.nn.Module):
         optimizer: what :meth:`step` applies.
         sse: for each feature that takes part, its swap probability and graph. Swaps happen in training mode only.
         seed: of the initial rows and the SSE draws.
-        backend: ``numba`` (compiled, parallel over samples and rows), ``fbgemm`` (its fused SGD, Adagrad and rowwise
-            Adagrad) or ``reference`` (plain torch).
+        backend: ``numba`` (compiled, parallel over samples and rows), ``triton`` (for a GPU, which ``device`` then
+            names), ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch).
         dtype: of stored rows: torch.float64, float32, float16 or bfloat16. Output, gradients and sums are float32 for
             half rows, which are stored with stochastic rounding, and ``dtype`` otherwise.
         state_dtype: of optimizer state; left out: that of the output.
@@ -57,7 +57,7 @@ class EmbeddingTables(torch.nn.Module):
         *,
         sse: Mapping[str, SSEConfig] | None = None,
         seed: int = 0,
-        backend: Literal["numba", "fbgemm", "reference"] = "numba",
+        backend: Literal["numba", "triton", "fbgemm", "reference"] = "numba",
         dtype: torch.dtype = torch.float32,
         state_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -85,8 +85,7 @@ class EmbeddingTables(torch.nn.Module):
             )
         self._sample_offset = 0
         self._records: list[Record] = []
-        self._idle = self._coefficients(optimizer.idle_alpha)
-        self._idle_without_decay: IdleCoefficients | None = None
+        self._idle = idle_coefficients(optimizer, str(self.layout.compute_dtype).removeprefix("torch."))
         self._sse = self._check_sse(dict(sse or {}), sse_outside)
         self._anchor = torch.zeros((), requires_grad=True)
         self._kernel = _kernel(backend, self.layout)
@@ -108,14 +107,6 @@ class EmbeddingTables(torch.nn.Module):
         if sse_outside or all(config.probability == 0.0 for config in sse.values()):
             return None
         return tuple(sse.get(name, SSEConfig(0.0)) for name in self.features)
-
-    def _coefficients(self, alpha: float) -> IdleCoefficients | None:
-        optimizer = self.optimizer
-        if not isinstance(optimizer, Adam) or (alpha == 0.0 and not optimizer.idle_momentum):
-            return None
-        return IdleCoefficients(
-            alpha=alpha, momentum=optimizer.idle_momentum, beta1=optimizer.beta1, beta2=optimizer.beta2
-        )
 
     def reset(self) -> None:
         """Initial rows and fresh optimizer state, as at step 0."""
@@ -213,13 +204,23 @@ class EmbeddingTables(torch.nn.Module):
             }
         )
 
-    def step(self, k: int) -> None:
-        """Applies what backward recorded since the last step, once, as step ``k`` = completed_steps + 1."""
+    def gradient_squared_norm(self) -> float:
+        """The sum over all touched rows of |g|^2, g being the sum of what backward recorded for the row.
+
+        What the global norm of the gradient is made of, over tables and ranks; see ``scale`` of :meth:`step`.
+        """
+        return self._kernel.squared_norm(self._records) if self._records else 0.0
+
+    def step(self, k: int, scale: float = 1.0) -> None:
+        """Applies what backward recorded since the last step, once, as step ``k`` = completed_steps + 1.
+
+        Every gradient is first multiplied by ``scale``: clipping to a global norm.
+        """
         if k != self.completed_steps + 1:
             raise ValueError(f"step {k} does not follow {self.completed_steps} completed steps")
         records, self._records = self._records, []
         if records:
-            self._kernel.update(records, k, self._idle_now())
+            self._kernel.update(records, k, self._idle_now(), scale)
         self.completed_steps = k
 
     def discard(self) -> None:
@@ -229,7 +230,11 @@ class EmbeddingTables(torch.nn.Module):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def weight(self, name: str) -> torch.Tensor:
-        """Rows of table ``name`` as stored, without what idleness owes them: a view [row_count, dim]."""
+        """Rows of table ``name`` as stored, a view [row_count, dim]: not what a lookup reads.
+
+        What idleness owes a row is missing, and with dense moments a row is stored ahead of its momentum
+        (:mod:`embeddings.decay`), so rows and state belong together, and to the settings of the optimizer.
+        """
         return self.layout.weight(self._number(name))
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
@@ -255,13 +260,8 @@ class EmbeddingTables(torch.nn.Module):
             rows = torch.arange(count)
         elif rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
             raise ValueError(f"table '{name}' has {count} rows: can't read rows {int(rows.min())} to {int(rows.max())}")
-        idle = self._idle_now() if decay else self._idle_undecayed()
-        return self._kernel.read(t, rows.contiguous(), idle)
-
-    def _idle_undecayed(self) -> IdleCoefficients | None:
-        if self._idle_without_decay is None:
-            self._idle_without_decay = self._coefficients(0.0)
-        return None if self._idle_without_decay is None else self._idle_without_decay.at(self.completed_steps)
+        rows, idle = rows.contiguous(), self._idle_now()
+        return self._kernel.read(t, rows, idle) if decay else read_rows_without_decay(self.layout, t, rows, idle)
 
     def load(self, name: str, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces the stored rows and the optimizer state of a table; set ``completed_steps`` beside it."""
@@ -329,4 +329,8 @@ def _kernel(backend: str, layout: Layout) -> Kernel:
         from embeddings.kernels.cpu import NumbaKernel
 
         return NumbaKernel(layout)
-    raise ValueError(f"backend '{backend}' is unknown: use numba, fbgemm or reference")
+    if backend == "triton":
+        from embeddings.kernels.triton import triton_kernel
+
+        return triton_kernel(layout)
+    raise ValueError(f"backend '{backend}' is unknown: use numba, triton, fbgemm or reference")

@@ -94,8 +94,12 @@ class Kernel(Protocol):
         """Local rows of table ``t`` as of now, a copy [len(rows), dim]; rows are known to exist."""
         ...
 
-    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None) -> None:
-        """Applies the sum of the recorded gradients to the touched rows, as step ``step``."""
+    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+        """Applies ``scale`` times the sum of the recorded gradients to the touched rows, as step ``step``."""
+        ...
+
+    def squared_norm(self, records: Sequence[Record]) -> float:
+        """The sum over touched rows of the squared norm of the row's summed gradient, in float64."""
         ...
 
 

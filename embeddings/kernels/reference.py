@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from embeddings.decay import IdleCoefficients
+from embeddings.decay import IdleCoefficients, Movement
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
 from embeddings.optim import SGD, Adagrad, Adam, RowwiseAdagrad
 from embeddings.sse import swap
@@ -80,56 +81,65 @@ class ReferenceKernel:
     def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
         return read_rows(self.layout, t, rows, idle)
 
-    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None) -> None:
-        layout = self.layout
-        for t, table in enumerate(layout.tables):
-            ids, grads = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, table.dim, dtype=layout.compute_dtype)]
-            for record in records:
-                for slot in (slot for slot in layout.slots if slot.table == t):
-                    rows, places, scale = self._entries(
-                        slot, record.indices, record.offsets, record.weights, record.batch_size(len(layout.slots))
-                    )
-                    ids.append(rows)
-                    grads.append(record.grad[places, slot.column : slot.column + slot.dim] * scale[:, None])
-            rows, inverse = torch.unique(torch.cat(ids), return_inverse=True)
-            grad = torch.zeros(len(rows), table.dim, dtype=layout.compute_dtype).index_add_(
-                0, inverse, torch.cat(grads)
-            )
-            self._apply(t, rows, grad, step, idle)
+    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+        for t in range(len(self.layout.tables)):
+            rows, grad = self._summed(t, records)
+            self._apply(t, rows, scale * grad, step, idle)
+
+    def squared_norm(self, records: Sequence[Record]) -> float:
+        grads = (self._summed(t, records)[1] for t in range(len(self.layout.tables)))
+        return sum(float(grad.double().square().sum()) for grad in grads)
+
+    def _summed(self, t: int, records: Sequence[Record]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The touched rows of a table, and the sum of each one's gradients."""
+        layout, table = self.layout, self.layout.tables[t]
+        ids, grads = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, table.dim, dtype=layout.compute_dtype)]
+        for record in records:
+            for slot in (slot for slot in layout.slots if slot.table == t):
+                rows, places, scale = self._entries(
+                    slot, record.indices, record.offsets, record.weights, record.batch_size(len(layout.slots))
+                )
+                ids.append(rows)
+                grads.append(record.grad[places, slot.column : slot.column + slot.dim] * scale[:, None])
+        rows, inverse = torch.unique(torch.cat(ids), return_inverse=True)
+        grad = torch.zeros(len(rows), table.dim, dtype=layout.compute_dtype).index_add_(0, inverse, torch.cat(grads))
+        return rows, grad
 
     def _apply(self, t: int, rows: torch.Tensor, grad: torch.Tensor, step: int, idle: IdleCoefficients | None) -> None:
         layout, optimizer = self.layout, self.layout.optimizer
-        weight, last = layout.weight(t), layout.last_update_step(t)
-        touched = last[rows] > 0
-        num_idle = torch.where(touched, step - 1 - last[rows], 0).to(torch.float64)
-        theta = read_rows(layout, t, rows, idle)
+        weight, last, real = layout.weight(t), layout.last_update_step(t), layout.compute_dtype
+        if optimizer.clip_row_norm is not None:
+            norm = grad.norm(dim=1, keepdim=True)
+            grad = torch.where(norm > optimizer.clip_row_norm, grad * (optimizer.clip_row_norm / norm), grad)
+        owing = (last[rows] > 0) | optimizer.decays_from_start
+        num_idle = torch.where(owing, step - 1 - last[rows], 0).to(torch.float64)[:, None]
+        rate = optimizer.rate(step)
+        keep = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)) * (1 - rate * optimizer.constant_decay)
+        theta = keep.to(real) * read_rows(layout, t, rows, idle)
         if isinstance(optimizer, Adam):
             m, v = layout.vector(t, "m"), layout.vector(t, "v")
-            passed = num_idle if optimizer.idle_momentum else torch.zeros_like(num_idle)
-            first = (optimizer.beta1 ** (passed + 1)).to(layout.compute_dtype)[:, None] * m[rows] + (
-                1 - optimizer.beta1
-            ) * grad
-            second = (optimizer.beta2 ** (passed + 1)).to(layout.compute_dtype)[:, None] * v[rows] + (
-                1 - optimizer.beta2
-            ) * grad**2
-            m[rows], v[rows] = first, second
-            keep = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)).to(layout.compute_dtype)[:, None]
+            shrunk = num_idle + 1 if optimizer.idle_momentum else torch.ones_like(num_idle)
+            first = (optimizer.beta1**shrunk).to(real) * m[rows].to(real) + (1 - optimizer.beta1) * grad
+            second = (optimizer.beta2**shrunk).to(real) * v[rows].to(real) + (1 - optimizer.beta2) * grad**2
+            m[rows], v[rows] = first.to(m.dtype), second.to(v.dtype)
             mhat, vhat = first / (1 - optimizer.beta1**step), second / (1 - optimizer.beta2**step)
-            theta = keep * theta - optimizer.learning_rate * mhat / (vhat.sqrt() + optimizer.eps)
+            theta = theta - rate * mhat / _root(vhat, optimizer.eps, optimizer.eps_inside_root)
+            if idle is not None and idle.ahead:
+                theta -= idle.lead_moved * first / _root(second, idle.lead_floor, idle.eps_inside_root)
         elif isinstance(optimizer, Adagrad):
             total = layout.vector(t, "sum")
-            second = total[rows] + grad**2
-            total[rows] = second
-            theta = theta - optimizer.learning_rate * grad / (second.sqrt() + optimizer.eps)
+            second = total[rows].to(real) + grad**2
+            total[rows] = second.to(total.dtype)
+            theta = theta - rate * grad / _root(second, optimizer.eps, optimizer.eps_inside_root)
         elif isinstance(optimizer, RowwiseAdagrad):
             totals = layout.row_value(t, "sum")
-            mean_square = totals[rows] + grad.square().mean(dim=1)
-            totals[rows] = mean_square
-            theta = theta - optimizer.learning_rate * grad / (mean_square.sqrt() + optimizer.eps)[:, None]
+            mean_square = totals[rows].to(real) + grad.square().mean(dim=1)
+            totals[rows] = mean_square.to(totals.dtype)
+            theta = theta - rate * grad / _root(mean_square, optimizer.eps, False)[:, None]
         else:
             assert isinstance(optimizer, SGD)
-            theta = theta - optimizer.learning_rate * grad
-        weight[rows] = theta
+            theta = theta - rate * grad
+        weight[rows] = theta.to(weight.dtype)
         last[rows] = step
 
 
@@ -138,11 +148,32 @@ def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
     if idle is None:
         return theta
-    decay, c, e = idle.for_rows(layout.last_update_step(t)[rows].numpy())
-    theta = torch.from_numpy(decay).to(layout.compute_dtype)[:, None] * theta
-    if idle.horizon:
-        assert isinstance(layout.optimizer, Adam)
-        moved = torch.from_numpy(layout.optimizer.learning_rate * c).to(layout.compute_dtype)[:, None]
-        floor = torch.from_numpy(layout.optimizer.eps * e).to(layout.compute_dtype)[:, None]
-        theta -= moved * layout.vector(t, "m")[rows] / (layout.vector(t, "v")[rows].sqrt() + floor)
+    decay, movement = idle.for_rows(layout.last_update_step(t)[rows].cpu().numpy())
+    theta *= _column(layout, decay)
+    return _move(layout, t, rows, theta, movement) if idle.momentum else theta
+
+
+def read_rows_without_decay(
+    layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None
+) -> torch.Tensor:
+    """As :func:`read_rows`, had the rows not decayed since their last touch. For every backend."""
+    theta = layout.weight(t)[rows].to(layout.compute_dtype)
+    if idle is not None:
+        for movement in idle.without_decay(layout.last_update_step(t)[rows].cpu().numpy()):
+            theta = _move(layout, t, rows, theta, movement)
     return theta
+
+
+def _move(layout: Layout, t: int, rows: torch.Tensor, theta: torch.Tensor, movement: Movement) -> torch.Tensor:
+    assert isinstance(layout.optimizer, Adam)
+    m, v = (layout.vector(t, name)[rows].to(layout.compute_dtype) for name in ("m", "v"))
+    floor = _column(layout, movement.floor)
+    return theta - _column(layout, movement.moved) * m / _root(v, floor, layout.optimizer.eps_inside_root)
+
+
+def _column(layout: Layout, values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values).to(layout.device, layout.compute_dtype)[:, None]
+
+
+def _root(square: torch.Tensor, eps: torch.Tensor | float, inside: bool) -> torch.Tensor:
+    return (square + eps).sqrt() if inside else square.sqrt() + eps

@@ -15,9 +15,8 @@ from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, MEAN, ROW_BITS
 from embeddings.kernels.cpu.lookup import FAULT_ID, lookup
 from embeddings.kernels.cpu.sort import BUCKET, DIGIT_BITS, MAX_BUCKET_BITS, build_keys, sort_keys
 from embeddings.kernels.cpu.threads import SAMPLES_PER_TASK, TASKS_PER_THREAD, block_size, use_threads
-from embeddings.kernels.cpu.update import RULES, apply_updates
+from embeddings.kernels.cpu.update import apply_updates, rule_of, squared_norms
 from embeddings.kernels.layout import Layout, Record, Swaps
-from embeddings.optim import Adam
 from embeddings.sse import SwapDraws, swap_draws
 
 
@@ -64,8 +63,8 @@ class NumbaKernel:
         self._room = Room()
         self._no_scales = torch.empty(0, dtype=layout.compute_dtype).numpy()
         self._no_draws = swap_draws([], layout.seed)
-        self._rate, self._eps = float(layout.optimizer.learning_rate), float(getattr(layout.optimizer, "eps", 0.0))
-        self._cast: tuple[np.ndarray, np.ndarray, np.ndarray, tuple[np.ndarray, ...]] | None = None
+        self._inside = int(getattr(layout.optimizer, "eps_inside_root", False))
+        self._decay: tuple[np.ndarray, np.ndarray] | None = None
         self._outputs = Arena()
         self._draws: dict[tuple[SSEConfig, ...], SwapDraws] = {}
 
@@ -122,15 +121,20 @@ class NumbaKernel:
         assert not faults.any()
         return output
 
-    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None) -> None:
-        entries = self._entries(records)
-        optimizer = self.layout.optimizer
-        betas = (optimizer.beta1, optimizer.beta2) if isinstance(optimizer, Adam) else (0.0, 0.0)
-        rule = next(number for kind, number in RULES.items() if isinstance(optimizer, kind))
+    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+        entries, lead = self._entries(records), (0.0, 1.0) if idle is None else (idle.lead_moved, idle.lead_floor)
         apply_updates(
-            *self._storage(), entries.grads, self._geometry, len(self.layout.vector_names), *entries.sorted, rule, step,
-            optimizer.idle_alpha, *betas, self._rate, self._eps, *self._idle_arguments(idle)[1:],
+            *self._storage(), entries.grads, self._geometry, len(self.layout.vector_names), *entries.sorted,
+            rule_of(self.layout.optimizer, step, lead), step, scale, *self._idle_arguments(idle)[1:],
         )  # fmt: skip
+
+    def squared_norm(self, records: Sequence[Record]) -> float:
+        entries = self._entries(records)
+        tasks, num_tasks = entries.sorted[5:7]
+        num_keys = int(tasks[num_tasks - 1, 2]) if num_tasks else 0
+        squares = np.empty(num_keys)
+        squared_norms(entries.grads, self._geometry, *entries.sorted, squares)
+        return float(squares.sum())
 
     def _entries(self, records: Sequence[Record]) -> Entries:
         """What the records looked up, sorted by table and row."""
@@ -211,13 +215,14 @@ class NumbaKernel:
         """K, whether reading corrects rows, and the coefficients of it in the type of the rows."""
         real = self._no_scales.dtype
         if idle is None:
-            nothing = np.zeros(1, dtype=real)
-            return 0, False, nothing, False, nothing, nothing, nothing, nothing, nothing
-        if self._cast is None or self._cast[0] is not idle.decay or self._cast[1] is not idle.far_c:
-            far = (self._rate * idle.far_c, self._eps * idle.far_e, idle.late_decay)
-            self._cast = (idle.decay, idle.far_c, idle.decay.astype(real), tuple(each.astype(real) for each in far))
-        near = ((self._rate * idle.near_c).astype(real), (self._eps * idle.near_e).astype(real))
-        return idle.completed_steps, True, self._cast[2], idle.horizon > 0, *near, *self._cast[3]
+            nothing, none = np.zeros(1, dtype=real), np.zeros(0)
+            return 0, False, nothing, False, nothing, nothing, none, 0.0, 0.0, False, self._inside
+        if self._decay is None or self._decay[0] is not idle.decay:
+            self._decay = (idle.decay, idle.decay.astype(real))
+        return (
+            idle.completed_steps, True, self._decay[1], idle.momentum, idle.moved.astype(real),
+            idle.floor.astype(real), idle.log_sums, idle.log_now, idle.log_slope, idle.from_start, self._inside,
+        )  # fmt: skip
 
 
 # Numba knows no half types: they go in as integers, which embeddings.kernels.cpu.simd converts.

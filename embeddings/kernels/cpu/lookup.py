@@ -72,7 +72,7 @@ def fault_of(num_rows, ignore, indices, offsets, first_bag, end_bag):  # type: i
 def lookup(  # type: ignore[no-untyped-def]
     output, weights, vectors, last_steps, slots, pooled, ignore, block_size, indices, used, offsets, scales, draws,
     graph_offsets, neighbours, thresholds, batch_size, sample_offset, step_word, completed, has_idle, decay, momentum,
-    near_c, near_e, far_c, far_e, late_decay, faults,
+    moved_by, floors, log_sums, log_now, log_slope, from_start, inside, faults,
 ):  # fmt: skip
     """Looks up every feature; block_size samples of one feature are a task.
 
@@ -80,6 +80,7 @@ def lookup(  # type: ignore[no-untyped-def]
     ``draws`` is empty. faults: int64 [F, 2], zeroed: (FAULT_ID, id) or (FAULT_OFFSETS, 0) of each feature that has one.
     """
     real = output.dtype.type
+    within, beside = real(inside), real(1 - inside)
     num_blocks = (batch_size + block_size - 1) // block_size
     total_dim = output.size // max(batch_size if pooled else indices.size, 1)
     for task in prange(slots.shape[0] * num_blocks):
@@ -118,7 +119,12 @@ def lookup(  # type: ignore[no-untyped-def]
                     ahead = np.int64(used[i + AHEAD])
                     simd.prefetch_read(weights, base + ahead * dim, dim)
                     if has_idle:
-                        if momentum and np.uint64(ahead - first_row) < live and last_steps[step_base + ahead] > 0:
+                        # Only a row that was touched lately reads its moments: its last step, fetched before, tells.
+                        if (
+                            momentum
+                            and np.uint64(ahead - first_row) < live
+                            and completed - last_steps[step_base + ahead] < moved_by.size
+                        ):
                             simd.prefetch_read(vectors, vector_base + ahead * 2 * dim, 2 * dim)
                         if i + 2 * AHEAD < end_id:
                             simd.prefetch_read(last_steps, step_base + np.int64(used[i + 2 * AHEAD]), 1)
@@ -129,14 +135,14 @@ def lookup(  # type: ignore[no-untyped-def]
                 elif has_idle:
                     p, c, floor = idle_coefficients(
                         np.int64(last_steps[step_base + row]), completed,
-                        decay, momentum, near_c, near_e, far_c, far_e, late_decay,
+                        decay, moved_by, floors, log_sums, log_now, log_slope, from_start,
                     )  # fmt: skip
                     if c == 0.0:
                         simd.put_scaled(output, out, weights, base + row * dim, (factor * p,), dim)
                     else:
                         simd.put_moved(
                             output, out, weights, base + row * dim, vectors, vector_base + row * 2 * dim,
-                            (factor * p, factor * c, floor), dim,
+                            (factor * p, factor * c, within * floor, beside * floor), dim,
                         )  # fmt: skip
                 else:
                     simd.put_scaled(output, out, weights, base + row * dim, (factor,), dim)
@@ -151,7 +157,12 @@ def lookup(  # type: ignore[no-untyped-def]
                     ahead = np.int64(used[i + AHEAD])
                     simd.prefetch_read(weights, base + ahead * dim, dim)
                     if has_idle:
-                        if momentum and np.uint64(ahead - first_row) < live and last_steps[step_base + ahead] > 0:
+                        # Only a row that was touched lately reads its moments: its last step, fetched before, tells.
+                        if (
+                            momentum
+                            and np.uint64(ahead - first_row) < live
+                            and completed - last_steps[step_base + ahead] < moved_by.size
+                        ):
                             simd.prefetch_read(vectors, vector_base + ahead * 2 * dim, 2 * dim)
                         if i + 2 * AHEAD < end_id:
                             simd.prefetch_read(last_steps, step_base + np.int64(used[i + 2 * AHEAD]), 1)
@@ -165,7 +176,7 @@ def lookup(  # type: ignore[no-untyped-def]
                 if has_idle:
                     p, c, floor = idle_coefficients(
                         np.int64(last_steps[step_base + row]), completed,
-                        decay, momentum, near_c, near_e, far_c, far_e, late_decay,
+                        decay, moved_by, floors, log_sums, log_now, log_slope, from_start,
                     )  # fmt: skip
                     factor, moved = factor * p, factor * c
                 at = base + row * dim
@@ -176,10 +187,11 @@ def lookup(  # type: ignore[no-untyped-def]
                         simd.add_scaled(output, out, weights, at, (factor,), dim)
                 else:
                     vector = vector_base + row * 2 * dim
+                    scalars = (factor, moved, floor * within, floor * beside)
                     if empty:
-                        simd.put_moved(output, out, weights, at, vectors, vector, (factor, moved, floor), dim)
+                        simd.put_moved(output, out, weights, at, vectors, vector, scalars, dim)
                     else:
-                        simd.add_moved(output, out, weights, at, vectors, vector, (factor, moved, floor), dim)
+                        simd.add_moved(output, out, weights, at, vectors, vector, scalars, dim)
                 empty = False
             if empty:
                 simd.clear(output, out, dim)

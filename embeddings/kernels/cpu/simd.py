@@ -201,10 +201,12 @@ def _add_scaled(row: _Lanes, places: Any, scalars: Any) -> None:
     row.store(row.add(row.load(*places[0]), row.mul(scalars[0], row.load(*places[1]))), *places[0])
 
 
-def _as_of_now(row: _Lanes, weight: Any, moments: Any, factor: Any, moved: Any, floor: Any) -> ir.Value:
+def _as_of_now(
+    row: _Lanes, weight: Any, moments: Any, factor: Any, moved: Any, within: Any, beside: Any
+) -> ir.Value:
     data, at = moments
     m, v = row.load(data, at), row.load(data, row.builder.add(at, row.dim))
-    step = row.div(row.mul(moved, m), row.add(row.sqrt(v), floor))
+    step = row.div(row.mul(moved, m), row.add(row.sqrt(row.add(v, within)), beside))
     return row.sub(row.mul(factor, row.load(*weight)), step)
 
 
@@ -217,39 +219,81 @@ def _add_moved(row: _Lanes, places: Any, scalars: Any) -> None:
 
 
 def _descend(row: _Lanes, places: Any, scalars: Any) -> None:
-    row.store(row.sub(row.load(*places[0]), row.mul(scalars[0], row.load(*places[1]))), *places[0])
+    keep, rate = scalars
+    row.store(row.sub(row.mul(keep, row.load(*places[0])), row.mul(rate, row.load(*places[1]))), *places[0])
 
 
 def _adagrad(row: _Lanes, places: Any, scalars: Any) -> None:
-    rate, eps = scalars
+    keep, rate, within, beside = scalars
     g = row.load(*places[2])
     total = row.add(row.load(*places[1]), row.mul(g, g))
     row.store(total, *places[1])
-    step = row.div(row.mul(rate, g), row.add(row.sqrt(total), eps))
-    row.store(row.sub(row.load(*places[0]), step), *places[0])
+    step = row.div(row.mul(rate, g), row.add(row.sqrt(row.add(total, within)), beside))
+    row.store(row.sub(row.mul(keep, row.load(*places[0])), step), *places[0])
 
 
 def _adam(row: _Lanes, places: Any, scalars: Any) -> None:
-    keep1, keep2, gain1, gain2, rate, root, eps = scalars[3:]
-    theta = _as_of_now(row, places[0], places[1], *scalars[:3])
-    _adam_step(row, places, theta, keep1, keep2, gain1, gain2, rate, root, eps)
+    _adam_step(row, places, _as_of_now(row, places[0], places[1], *scalars[:4]), *scalars[4:])
 
 
-def _adam_at_rest(row: _Lanes, places: Any, scalars: Any) -> None:
-    _adam_step(row, places, row.mul(scalars[0], row.load(*places[0])), *scalars[3:])
+def _adam_cold(row: _Lanes, places: Any, scalars: Any) -> None:
+    _adam_step(row, places, row.mul(scalars[0], row.load(*places[0])), *scalars[4:])
+
+
+def _adam_lazy(row: _Lanes, places: Any, scalars: Any) -> None:
+    _adam_step(row, places, row.mul(scalars[0], row.load(*places[0])), *scalars[4:12])
 
 
 def _adam_step(
-    row: _Lanes, places: Any, theta: Any, keep1: Any, keep2: Any, gain1: Any, gain2: Any, rate: Any, root: Any, eps: Any
-) -> None:
+    row: _Lanes, places: Any, theta: Any, keep1: Any, keep2: Any, gain1: Any, gain2: Any, rate: Any, root: Any,
+    within: Any, beside: Any, lead: Any = None, lead_within: Any = None, lead_beside: Any = None,
+) -> None:  # fmt: skip
     (data, at), g = places[1], row.load(*places[2])
     v_at = row.builder.add(at, row.dim)
     m = row.add(row.mul(keep1, row.load(data, at)), row.mul(gain1, g))
     v = row.add(row.mul(keep2, row.load(data, v_at)), row.mul(row.mul(gain2, g), g))
     row.store(m, data, at)
     row.store(v, data, v_at)
-    step = row.div(row.mul(rate, m), row.add(row.mul(row.sqrt(v), root), eps))
-    row.store(row.sub(theta, step), *places[0])
+    theta = row.sub(theta, row.div(row.mul(rate, m), row.add(row.mul(row.sqrt(row.add(v, within)), root), beside)))
+    if lead is not None:
+        ahead = row.div(row.mul(lead, m), row.add(row.sqrt(row.add(v, lead_within)), lead_beside))
+        theta = row.sub(theta, ahead)
+    row.store(theta, *places[0])
+
+
+def _sum_of_squares(builder: ir.IRBuilder, real: ir.Type, data: ir.Value, at: ir.Value, dim: ir.Value) -> ir.Value:
+    """In lanes of their own, added up pairwise: float64 whatever the row is."""
+    wide = ir.DoubleType()
+    lanes = _VECTOR_BYTES // 8
+    kind = ir.VectorType(wide, lanes)
+    sums = cgutils.alloca_once_value(builder, ir.Constant(kind, [0.0] * lanes))
+    rest = cgutils.alloca_once_value(builder, ir.Constant(wide, 0.0))
+    whole = builder.and_(dim, dim.type(-lanes))
+    with cgutils.for_range_slice(builder, dim.type(0), whole, dim.type(lanes), dim.type) as (i, _):
+        row = _Lanes(builder, real, lanes, i, dim)
+        value = row.load(data, at)
+        value = value if real == wide else builder.fpext(value, kind)
+        builder.store(builder.fadd(builder.load(sums), builder.fmul(value, value)), sums)
+    with cgutils.for_range_slice(builder, whole, dim, dim.type(1), dim.type) as (i, _):
+        value = builder.load(builder.gep(data, [builder.add(at, i)]))
+        value = value if real == wide else builder.fpext(value, wide)
+        builder.store(builder.fadd(builder.load(rest), builder.fmul(value, value)), rest)
+    parts = [builder.extract_element(builder.load(sums), ir.IntType(32)(i)) for i in range(lanes)]
+    while len(parts) > 1:
+        parts = [builder.fadd(parts[i], parts[i + len(parts) // 2]) for i in range(len(parts) // 2)]
+    return builder.fadd(parts[0], builder.load(rest))
+
+
+@intrinsic
+def sum_of_squares(typingctx, array, at, dim):  # type: ignore[no-untyped-def]
+    """sum_of_squares(row, at, dim): |row|^2 in float64."""
+
+    def emit(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        real = context.get_data_type(signature.args[0].dtype)
+        return _sum_of_squares(builder, real, data, arguments[1], arguments[2])
+
+    return types.float64(array, types.int64, types.int64), emit
 
 
 clear = _one_row(_clear)
@@ -257,17 +301,22 @@ clear = _one_row(_clear)
 put_scaled, add_scaled = _two_rows(_put_scaled), _two_rows(_add_scaled)
 """put_scaled(out, at, row, at, (factor,), dim): out = factor row; add_scaled: out += factor row."""
 put_moved, add_moved = _three_rows(_put_moved), _three_rows(_add_moved)
-"""put_moved(out, at, weight, at, [m | v], at, (factor, moved, floor), dim):
+"""put_moved(out, at, weight, at, [m | v], at, (factor, moved, within, beside), dim):
 
-out = factor w - moved m / (sqrt(v) + floor).
+out = factor w - moved m / (sqrt(v + within) + beside). add_moved: out += that.
 """
 descend = _two_rows(_descend)
-"""descend(weight, at, grad, at, (rate,), dim): w -= rate g."""
+"""descend(weight, at, grad, at, (keep, rate), dim): w = keep w - rate g."""
 adagrad = _three_rows(_adagrad)
-"""adagrad(weight, at, sum, at, grad, at, (rate, eps), dim): sum += g^2; w -= rate g / (sqrt(sum) + eps)."""
-adam, adam_at_rest = _three_rows(_adam), _three_rows(_adam_at_rest)
-"""adam(weight, at, [m | v], at, grad, at, (factor, moved, floor, keep1, keep2, gain1, gain2, rate, root, eps), dim):
+"""adagrad(weight, at, sum, at, grad, at, (keep, rate, within, beside), dim):
 
-theta = factor w - moved m / (sqrt(v) + floor); m = keep1 m + gain1 g; v = keep2 v + gain2 g^2;
-w = theta - rate m / (root sqrt(v) + eps). adam_at_rest: moved = 0.
+sum += g^2; w = keep w - rate g / (sqrt(sum + within) + beside).
+"""
+adam, adam_cold, adam_lazy = _three_rows(_adam), _three_rows(_adam_cold), _three_rows(_adam_lazy)
+"""adam(weight, at, [m | v], at, grad, at, (factor, moved, idle_within, idle_beside, keep1, keep2, gain1, gain2, rate,
+root, within, beside, lead, lead_within, lead_beside), dim):
+
+theta = factor w - moved m / (sqrt(v + idle_within) + idle_beside); m = keep1 m + gain1 g; v = keep2 v + gain2 g^2;
+w = theta - rate m / (root sqrt(v + within) + beside) - lead m / (sqrt(v + lead_within) + lead_beside).
+adam_cold: moved = 0. adam_lazy: lead = 0, too.
 """

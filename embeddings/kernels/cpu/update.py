@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 from numba import prange
 
@@ -10,21 +13,88 @@ from embeddings.kernels.cpu.compiled import compiled
 from embeddings.kernels.cpu.geometry import DIM, STEP_BASE, VECTOR_BASE, WEIGHT_BASE
 from embeddings.kernels.cpu.idle import idle_coefficients
 from embeddings.kernels.cpu.threads import AHEAD
-from embeddings.optim import SGD, Adagrad, Adam
+from embeddings.optim import SGD, Adagrad, Adam, RowOptimizer
 
 RULE_SGD, RULE_ADAGRAD, RULE_ADAM = range(3)
 RULES = {Adam: RULE_ADAM, Adagrad: RULE_ADAGRAD, SGD: RULE_SGD}
 
 
+class Rule(NamedTuple):
+    """An optimizer at one step, in numbers: its options are no other code, so nothing is compiled for them."""
+
+    number: int
+    rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    alpha: float
+    keep: float  # of the constant decay: 1 - eta weight_decay
+    clip: float  # of a row's gradient; 0: none
+    lead_moved: float
+    lead_floor: float
+
+
+def rule_of(optimizer: RowOptimizer, step: int, lead: tuple[float, float]) -> Rule:
+    """``lead``: lead_moved and lead_floor of embeddings.decay.IdleCoefficients, (0, 1) where nothing is ahead."""
+    rate, adam = optimizer.rate(step), isinstance(optimizer, Adam)
+    return Rule(
+        number=next(number for kind, number in RULES.items() if isinstance(optimizer, kind)),
+        rate=rate,
+        beta1=optimizer.beta1 if adam else 0.0,
+        beta2=optimizer.beta2 if adam else 0.0,
+        eps=float(getattr(optimizer, "eps", 0.0)),
+        alpha=optimizer.idle_alpha,
+        keep=1.0 - rate * optimizer.constant_decay,
+        clip=optimizer.clip_row_norm or 0.0,
+        lead_moved=lead[0],
+        lead_floor=lead[1],
+    )
+
+
+@compiled(inline="always")
+def run_end(keys, first, end, bits):  # type: ignore[no-untyped-def]
+    """Where the keys of the row of ``keys[first]`` end."""
+    row, last = keys[first] >> bits, first + 1
+    while last < end and keys[last] >> bits == row:
+        last += 1
+    return last
+
+
+@compiled(inline="always")
+def sum_gradients(sums, total, grads, direct, places, shares, keys, first, last, low, scale, dim):  # type: ignore[no-untyped-def]
+    """Adds up the gradients of the keys [first, last) of a row, in their order, at ``total`` of ``sums``.
+
+    -1: there is one that counts as it is, and it stays where it is; its place is the second number.
+    """
+    real = sums.dtype.type
+    at, share = np.int64(keys[first] & low), real(scale)
+    if not direct:
+        at, share = places[at], real(shares[at] * scale)
+    if last == first + 1 and share == 1.0:
+        return -1, at
+    simd.put_scaled(sums, total, grads, at, (share,), dim)
+    for j in range(first + 1, last):
+        at, share = np.int64(keys[j] & low), real(scale)
+        if not direct:
+            at, share = places[at], real(shares[at] * scale)
+        simd.add_scaled(sums, total, grads, at, (share,), dim)
+    return total, at
+
+
 @compiled(parallel=True)
 def apply_updates(  # type: ignore[no-untyped-def]
     weights, vectors, last_steps, grads, geometry, num_vectors, keys, place_bits, direct, places, shares, tasks,
-    num_tasks, sums, rule, step, alpha, beta1, beta2, eta, eps, has_idle, decay, momentum, near_c, near_e, far_c, far_e,
-    late_decay,
+    num_tasks, sums, rule, step, scale, has_idle, decay, momentum, moved_by, floors, log_sums, log_now, log_slope,
+    from_start, inside,
 ):  # fmt: skip
+    """One step of every touched row. For keys to sums see embeddings.kernels.cpu.sort; then a Rule; then idleness."""
     real = grads.dtype.type
+    one, nothing, within, beside = real(1.0), real(0.0), real(inside), real(1 - inside)
+    number, eta, beta1, beta2, eps, alpha, constant_keep, clip, lead_moved, lead_floor = rule
     gain1, gain2, small = real(1.0 - beta1), real(1.0 - beta2), real(eps)
-    rate, root = real(eta / (1.0 - beta1**step)), real(1.0 / np.sqrt(1.0 - beta2**step))
+    unbiased = 1.0 - beta2**step
+    rate, root = real(eta / (1.0 - beta1**step)), real(1.0 / math.sqrt(unbiased))
+    lead, floor_ahead = real(lead_moved), real(lead_floor)
     bits, low = np.uint64(place_bits), np.uint64((1 << place_bits) - 1)
     for task in prange(num_tasks):
         t, first, end = tasks[task, 0], tasks[task, 1], tasks[task, 2]
@@ -35,10 +105,7 @@ def apply_updates(  # type: ignore[no-untyped-def]
         fetched = first
         i = first
         while i < end:
-            row = np.int64(keys[i] >> bits)
-            last = i + 1
-            while last < end and np.int64(keys[last] >> bits) == row:
-                last += 1
+            row, last = np.int64(keys[i] >> bits), run_end(keys, i, end, bits)
             while fetched < min(last + AHEAD, end):
                 ahead = np.int64(keys[fetched] >> bits)
                 if fetched == first or np.int64(keys[fetched - 1] >> bits) != ahead:
@@ -48,42 +115,64 @@ def apply_updates(  # type: ignore[no-untyped-def]
                 place = np.int64(keys[fetched] & low)
                 simd.prefetch_read(grads, place if direct else places[place], dim)
                 fetched += 1
-            entry = np.int64(keys[i] & low)
-            grad, g, share = grads, entry, real(1.0)
-            if not direct:
-                g, share = places[entry], shares[entry]
-            if last > i + 1 or share != 1.0:
-                simd.put_scaled(sums, total, grads, g, (share,), dim)
-                for j in range(i + 1, last):
-                    entry = np.int64(keys[j] & low)
-                    g, share = entry, real(1.0)
-                    if not direct:
-                        g, share = places[entry], shares[entry]
-                    simd.add_scaled(sums, total, grads, g, (share,), dim)
-                grad, g = sums, total
+            summed, g = sum_gradients(sums, total, grads, direct, places, shares, keys, i, last, low, scale, dim)
+            grad = grads
+            if summed >= 0:
+                grad, g = sums, summed
+            if clip > 0.0:
+                norm = math.sqrt(simd.sum_of_squares(grad, g, dim))
+                if norm > clip:
+                    simd.put_scaled(sums, total, grad, g, (real(clip / norm),), dim)
+                    grad, g = sums, total
             i = last
             at, vector = base + row * dim, vector_base + row * width
             seen = np.int64(last_steps[step_base + row])
             last_steps[step_base + row] = step
-            if rule == RULE_ADAM:
-                idle = step - 1 - seen if seen > 0 else 0
-                p, c, floor = real(1.0), real(0.0), real(1.0)
-                if has_idle:
-                    p, c, floor = idle_coefficients(
-                        seen, step - 1, decay, momentum, near_c, near_e, far_c, far_e, late_decay
-                    )
-                keep = real(1.0 - min(1.0, alpha * idle))
-                passed = idle if momentum else 0
-                moved = keep * c
+            idle = step - 1 - seen if seen > 0 or from_start else 0
+            p, moved, floor = one, nothing, one
+            if has_idle:
+                p, moved, floor = idle_coefficients(
+                    seen, step - 1, decay, moved_by, floors, log_sums, log_now, log_slope, from_start
+                )
+            keep = real((1.0 - min(1.0, alpha * idle)) * constant_keep)
+            factor, moved = keep * p, keep * moved
+            if number == RULE_ADAM:
+                passed = idle + 1 if momentum else 1
                 scalars = (
-                    keep * p, moved, floor, real(beta1 ** (passed + 1)), real(beta2 ** (passed + 1)),
-                    gain1, gain2, rate, root, small,
+                    factor, moved, within * floor, beside * floor, real(beta1**passed), real(beta2**passed),
+                    gain1, gain2, rate, root, within * real(eps * unbiased), beside * small,
+                    lead, within * floor_ahead, beside * floor_ahead,
                 )  # fmt: skip
-                if moved == 0.0:
-                    simd.adam_at_rest(weights, at, vectors, vector, grad, g, scalars, dim)
+                if not momentum:
+                    simd.adam_lazy(weights, at, vectors, vector, grad, g, scalars, dim)
+                elif moved == 0.0:
+                    simd.adam_cold(weights, at, vectors, vector, grad, g, scalars, dim)
                 else:
                     simd.adam(weights, at, vectors, vector, grad, g, scalars, dim)
-            elif rule == RULE_ADAGRAD:
-                simd.adagrad(weights, at, vectors, vector, grad, g, (real(eta), small), dim)
+            elif number == RULE_ADAGRAD:
+                scalars_adagrad = (factor, real(eta), within * small, beside * small)
+                simd.adagrad(weights, at, vectors, vector, grad, g, scalars_adagrad, dim)
             else:
-                simd.descend(weights, at, grad, g, (real(eta),), dim)
+                simd.descend(weights, at, grad, g, (factor, real(eta)), dim)
+
+
+@compiled(parallel=True)
+def squared_norms(grads, geometry, keys, place_bits, direct, places, shares, tasks, num_tasks, sums, squares):  # type: ignore[no-untyped-def]
+    """For each key, in float64 ``squares``, the squared norm of the summed gradient of the row that starts there, or 0.
+
+    Not for each task: how rows are cut into tasks depends on the number of threads.
+    """
+    bits, low = np.uint64(place_bits), np.uint64((1 << place_bits) - 1)
+    for task in prange(num_tasks):
+        t, first, end = tasks[task, 0], tasks[task, 1], tasks[task, 2]
+        dim, total = geometry[t, DIM], task * (sums.size // tasks.shape[0])
+        i = first
+        while i < end:
+            last = run_end(keys, i, end, bits)
+            if i + AHEAD < end:
+                place = np.int64(keys[i + AHEAD] & low)
+                simd.prefetch_read(grads, place if direct else places[place], dim)
+            summed, g = sum_gradients(sums, total, grads, direct, places, shares, keys, i, last, low, 1.0, dim)
+            squares[i] = simd.sum_of_squares(sums, summed, dim) if summed >= 0 else simd.sum_of_squares(grads, g, dim)
+            squares[i + 1 : last] = 0.0
+            i = last
