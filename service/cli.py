@@ -77,16 +77,16 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
         answer: dict[str, Any] = {"valid": True, "dataset": dataset.name, "job": None}
     elif dataset is not None:
         job.against(dataset)
-        from trainer.estimate import estimate
+        from trainer.estimate import estimate, too_large
+        from trainer.memory import machine_memory_bytes
 
-        answer = {
-            "valid": True,
-            "dataset": dataset.name,
-            "job": job.name,
-            "estimate": estimate(job, dataset),
-        }
-        if not answer["estimate"]["rows"]:
+        found = estimate(job, dataset)
+        answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": found}
+        if not found["rows"]:
             raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows")
+        problem = too_large(job, found, None if os.environ.get("EVENKEEL_RAY_ADDRESS") else machine_memory_bytes())
+        if problem is not None:
+            raise CommandError(*problem)
     else:
         with Client() as client, _naming(spec):
             answer = {"dataset": job.dataset.name, "job": job.name, **client.estimate(job)}
@@ -344,6 +344,8 @@ def _print_estimate(estimate: Mapping[str, Any]) -> None:
             "rows": f"{estimate['rows']:,}",
             "steps": f"{steps:,}, {estimate['steps_per_epoch']:,} per epoch",
             "memory": f"{output.size(estimate['peak_memory_bytes'])} at its peak, all processes",
+            "per rank": f"{output.size(estimate['peak_memory_bytes_per_rank'])}, of which rows and their state "
+            f"{output.size(estimate['table_bytes_per_rank'])}",
             "time": f"about {seconds:g} seconds per epoch" if seconds >= 1 else "less than a second per epoch",
         }
     )

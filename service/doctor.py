@@ -347,14 +347,18 @@ def check_spec(path: Path) -> Iterator[Check]:
 
 
 def _fits_memory(job: JobSpec, dataset: DatasetSpec) -> Iterator[Check]:
-    from trainer.estimate import estimate
+    from trainer.estimate import estimate, too_large
 
     try:
-        predicted = estimate(job, dataset)["peak_memory_bytes"]
+        found = estimate(job, dataset)
     except ValueError as error:
         yield Check("estimate", "fail", str(error), "correct the dataset, or put its files there")
         return
-    available = available_memory_bytes()
+    stated = too_large(job, found, None)
+    if stated is not None:
+        yield Check("estimate", "fail", *stated)
+        return
+    predicted, available = found["peak_memory_bytes"], available_memory_bytes()
     message = f"{_gb(predicted)} at its peak, {_gb(available)} available"
     if predicted > available:
         remedy = "lower model.embedding_dim or batch_size, or train on a larger machine"

@@ -16,6 +16,8 @@ from service.settings import Settings
 from trainer import rundir
 from trainer.data.errors import DataError
 from trainer.estimate import estimate as predict
+from trainer.estimate import too_large
+from trainer.memory import machine_memory_bytes
 from trainer.spec import DatasetSpec, JobSpec
 
 CHECKPOINTS = "checkpoints"
@@ -58,7 +60,8 @@ async def validate(database: Database, settings: Settings, spec: JobSpec) -> Dat
 
 
 async def estimate(database: Database, settings: Settings, spec: JobSpec) -> dict[str, Any]:
-    """Validates like a submission and predicts memory and time, without running anything. Raises 422."""
+    """Validates like a submission and predicts memory and time, without running anything. Raises 422, also for what
+    does not fit the memory that the job states or that this machine has."""
     dataset = await validate(database, settings, spec)
     try:
         predicted = await heavy.in_thread(predict, spec, dataset)
@@ -66,6 +69,9 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec) -> dic
         raise datasets.data_problem(error, "dataset") from None
     if not predicted["rows"]:
         raise invalid([("dataset", f"{dataset.uri}: has no rows")], "point uri at data with rows")
+    problem = too_large(spec, predicted, None if settings.ray_address else machine_memory_bytes())
+    if problem is not None:
+        raise invalid([("resources", problem[0])], problem[1])
     return predicted
 
 

@@ -114,6 +114,18 @@ class _Attempt:
             self._info("init_from names no trained job yet: this one starts from initial values")
         base = None if parent is None else id_maps(parent)
         prepare(run.dataset, run.job, run.data, base_vocabulary=base, log=self._info)
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Before anything is built: now the rows are counted. Raises MemoryError."""
+        from trainer.data import PreparedData
+        from trainer.estimate import ids_per_example
+        from trainer.memory import machine_memory_bytes, refuse_what_cannot_fit
+
+        run = self.run
+        rows = {name: table.num_rows for name, table in PreparedData.open(run.data).tables.items()}
+        machine = None if run.ray_address else machine_memory_bytes()
+        refuse_what_cannot_fit(run.job, rows, ids_per_example(run.job, run.dataset), machine)
 
     def _ranks(self, start_ranks: StartRanks) -> None:
         self.interruptible = False

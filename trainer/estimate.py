@@ -16,38 +16,45 @@ from trainer.data.encode import ids_of
 from trainer.data.plan import DataPlan, make_plan
 from trainer.data.vocabulary import DistinctIds
 from trainer.data.writing import NUM_SPECIAL_ROWS
+from trainer.memory import FLOAT_BYTES, RAY_BYTES, RankMemory, arithmetic, memory_problem, rank_memory
 from trainer.spec import DatasetSpec, JobSpec
 
 EXACT_ROWS = 20_000_000
 """Above so many rows distinct ids are bounded from file statistics instead of counted."""
 
-_FLOAT_BYTES = 4
-_STEP_COUNTER_BYTES = 8
-_STATE_VECTORS = {"sgd": 0, "adagrad": 1, "adam": 2, "adam_ar": 2}
-# Measured on this library's CPU set-up: imports of torch, TorchRec, FBGEMM and Numba; Ray's head processes.
-_PROCESS_BYTES = 900 * 2**20
-_RAY_BYTES = 700 * 2**20
 # Rough: one CPU core at small matrices; memory-bound row traffic; Python, autograd and collectives per step.
 _FLOPS_PER_SECOND = 15e9
 _ROW_BYTES_PER_SECOND = 3e9
 _STEP_SECONDS = 0.004
 
 
-def estimate(job: JobSpec, dataset: DatasetSpec) -> dict[str, Any]:
+def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
+    """Ids looked up per example and feature: at most, for histories; other lists count as 5."""
+    found = {
+        name: float(feature.derive.length) if feature.derive is not None else 5.0 if feature.type == "id_list" else 1.0
+        for name, feature in dataset.features.items()
+    }
+    return found | ({"item__negative": 1.0} if job.model.kind == "bpr" else {})
+
+
+class Estimate(dict[str, Any]):
+    """What goes over REST, as a dict; ``memory`` is the prediction behind its bytes, ``exact`` whether rows were
+    counted, not bounded."""
+
+    memory: RankMemory
+    exact: bool
+
+
+def estimate(job: JobSpec, dataset: DatasetSpec) -> Estimate:
     """Predicts rows and bytes per table, steps per epoch, memory and time of ``job`` on ``dataset``.
 
     Reads the id columns once where there are at most 20 million rows. Raises DataError like the run itself would.
     """
     plan = make_plan(dataset, job)
     num_rows, distinct, exact = _distinct(plan)
-    dim, workers = job.model.embedding_dim, job.resources.num_workers
-    vectors = _STATE_VECTORS[job.optimizer.kind]
-    row_bytes = dim * _FLOAT_BYTES * (1 + vectors) + _STEP_COUNTER_BYTES
-    tables = {
-        name: {"rows": count + NUM_SPECIAL_ROWS, "bytes": (count + NUM_SPECIAL_ROWS) * row_bytes}
-        for name, count in distinct.items()
-    }
-    table_bytes = sum(table["bytes"] for table in tables.values())
+    workers = job.resources.num_workers
+    ids = ids_per_example(job, dataset)
+    memory = rank_memory(job, {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}, ids)
     split = job.evaluation.split
     negatives = dataset.label.negatives
     examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
@@ -55,32 +62,44 @@ def estimate(job: JobSpec, dataset: DatasetSpec) -> dict[str, Any]:
     held = 0.0 if split.kind == "per_user_last" else split.validation + split.test
     train_examples = max(1, int(examples * (1.0 - held)))
     steps = -(-train_examples // job.batch_size)
-    lookups = sum(_ids_per_example(plan).values())
-    batch_bytes = int(job.batch_size / workers * lookups * (8 + 3 * dim * _FLOAT_BYTES)) * 4
-    rank_bytes = table_bytes // workers + batch_bytes + _PROCESS_BYTES
-    total_bytes = rank_bytes * workers + _RAY_BYTES
-    step_seconds = _seconds_per_step(job, len(plan.features), lookups)
+    total_bytes = memory.total * workers + RAY_BYTES
+    step_seconds = _seconds_per_step(job, len(plan.features), sum(ids.values()))
     bound = "distinct ids of all splits" if exact else "a bound from file statistics"
-    return {
-        "rows": num_rows,
-        "tables": tables,
-        "table_bytes_per_rank": table_bytes // workers,
-        "steps_per_epoch": steps,
-        "steps": steps * job.epochs,
-        "peak_memory_bytes_per_rank": rank_bytes,
-        "peak_memory_bytes": total_bytes,
-        "seconds_per_epoch": round(steps * step_seconds, 1),
-        "arithmetic": [
-            f"table rows = {bound} + padding + unknown: at most {sum(t['rows'] for t in tables.values()):,} in all",
-            f"row bytes = dim {dim} x 4 x (weight + {vectors} state vectors of {job.optimizer.kind}) + 8 for the step "
-            f"of the last touch = {row_bytes}",
-            f"tables per rank = {table_bytes:,} bytes / {workers} workers = {table_bytes // workers:,}",
+    rows = sum(table.rows for table in memory.by_table.values())
+    found = Estimate(
+        rows=num_rows,
+        tables={
+            name: {
+                "rows": table.rows,
+                "bytes": table.total,
+                "sharding": table.sharding,
+                "bytes_per_rank": table.per_rank,
+            }
+            for name, table in memory.by_table.items()
+        },
+        table_bytes_per_rank=memory.tables,
+        steps_per_epoch=steps,
+        steps=steps * job.epochs,
+        peak_memory_bytes_per_rank=memory.total,
+        peak_memory_bytes=total_bytes,
+        memory_limit_bytes_per_rank=job.resources.memory_bytes_per_worker,
+        seconds_per_epoch=round(steps * step_seconds, 1),
+        arithmetic=[
+            f"table rows = {bound} + padding + unknown: at most {rows:,} in all",
+            *arithmetic(job, memory),
+            f"all ranks and Ray = {workers} x {memory.total:,} + {RAY_BYTES:,} = {total_bytes:,}",
             f"steps per epoch = {train_examples:,} training examples / batch size {job.batch_size:,} = {steps:,}",
-            f"peak per rank = tables {table_bytes // workers:,} + batches and activations {batch_bytes:,} "
-            f"+ process {_PROCESS_BYTES:,} = {rank_bytes:,}; all ranks and Ray {total_bytes:,}",
             f"seconds per epoch = {steps:,} steps x {step_seconds * 1000:.1f} ms (rough: within a factor of 3)",
         ],
-    }
+    )
+    found.memory, found.exact = memory, exact
+    return found
+
+
+def too_large(job: JobSpec, found: Estimate, machine_bytes: int | None) -> tuple[str, str] | None:
+    """(what does not fit, with the arithmetic; the remedy), or None. A bound on rows is no reason to refuse: the run
+    counts them, and refuses then what does not fit (:func:`trainer.memory.memory_problem` has the arguments)."""
+    return memory_problem(job, found.memory, machine_bytes) if found.exact else None
 
 
 def _seconds_per_step(job: JobSpec, num_features: int, lookups: float) -> float:
@@ -89,18 +108,8 @@ def _seconds_per_step(job: JobSpec, num_features: int, lookups: float) -> float:
     weights = sum(a * b for a, b in itertools.pairwise(widths)) if job.model.kind != "bpr" else 0
     samples = job.batch_size / job.resources.num_workers
     arithmetic = 6.0 * weights * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
-    traffic = samples * lookups * job.model.embedding_dim * _FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
+    traffic = samples * lookups * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
     return _STEP_SECONDS + arithmetic + traffic
-
-
-def _ids_per_example(plan: DataPlan) -> dict[str, float]:
-    """Ids looked up per example, at most for histories; other lists count as 5."""
-    found = {}
-    for feature in plan.features:
-        found[feature.name] = (
-            float(feature.derive.length) if feature.derive is not None else 5.0 if feature.is_list else 1.0
-        )
-    return found
 
 
 def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:

@@ -225,11 +225,26 @@ def test_validate_shows_what_a_run_would_take(run: Run, served: Served, spec: Pa
         assert done.code == 0, done.err
         assert done.out.endswith("valid\n")
         assert ["item", "4"] in [line[:2] for line in done.lines]
-        assert "row bytes = dim 16 x 4" in done.err
+        assert "table item: 4 rows x (dim 16 x 4" in done.err
         answer = run("validate", str(file), "--json").json
         assert answer["valid"] is True
         assert answer["estimate"]["steps_per_epoch"] == 1
     assert run("jobs", "--name", "alone", "--json").json == []
+
+
+def test_validate_refuses_what_does_not_fit_with_the_arithmetic(run: Run, served: Served, spec: Path, tmp_path: Path):
+    """Alone, with the service's dataset, and of the service itself; a submission is checked when its rows are known."""
+    small = {"resources": {"memory_bytes_per_worker": 950_000_000}}
+    documents = list(yaml.safe_load_all(spec.read_text()))
+    both = tmp_path / "both.yaml"
+    both.write_text(yaml.safe_dump_all([documents[0], documents[1] | small]))
+    alone = write_spec(tmp_path / "alone.yaml", serving.job() | small)
+    for file in (both, alone):
+        done = run("validate", str(file))
+        assert done.code == 1
+        assert "resources.memory_bytes_per_worker is 950,000,000: table " in done.err
+        assert "peak per rank = tables" in done.err
+        assert "allow more: the process and its batches alone do not fit" in done.err
 
 
 def test_infer_proposes_a_manifest_that_can_be_registered(run: Run, served: Served, tmp_path: Path):

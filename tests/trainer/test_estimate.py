@@ -13,7 +13,7 @@ from trainer.data.errors import DataError
 from trainer.data.preparation import prepare
 from trainer.estimate import estimate
 from trainer.generate import ClickLog, generate
-from trainer.spec import parse_dataset, parse_job
+from trainer.spec import Optimizer, parse_dataset, parse_job
 
 JOB = {
     "name": "job",
@@ -52,16 +52,35 @@ def test_rows_are_an_upper_bound_and_exact_without_held_out_rows(dataset, tmp_pa
     assert predicted["steps_per_epoch"] == pytest.approx(data.steps_per_epoch, rel=0.05)
 
 
-@pytest.mark.parametrize(("kind", "vectors"), [("sgd", 0), ("adagrad", 1), ("adam", 2), ("adam_ar", 2)])
-def test_bytes_follow_the_optimizer(kind, vectors, dataset):
-    predicted = estimate(parse_job({**JOB, "optimizer": {"kind": kind}}), dataset)
-    rows = sum(table["rows"] for table in predicted["tables"].values())
-    total = rows * (8 * 4 * (1 + vectors) + 8)
-    assert predicted["table_bytes_per_rank"] == total // 2
-    assert predicted["peak_memory_bytes_per_rank"] > total // 2
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("sgd", 8),
+        ("adagrad", 16),
+        ("adagrad_ar", 16),
+        ("rowwise_adagrad", 9),
+        ("adam", 24),
+        ("adamw", 24),
+        ("adam_ar", 24),
+    ],
+)
+def test_bytes_follow_the_optimizer(kind, numbers, dataset):
+    """dim 8: weights, state vectors, one number for each row, and the step of the last touch."""
+    job = parse_job(JOB).model_copy(update={"optimizer": Optimizer(kind=kind)})
+    predicted = estimate(job, dataset)
+    for table in predicted["tables"].values():
+        assert table["bytes"] == table["rows"] * (4 * numbers + 4)
+        assert table["bytes_per_rank"] == -(-table["rows"] // 2) * (4 * numbers + 4)
+    assert predicted["table_bytes_per_rank"] == sum(table["bytes_per_rank"] for table in predicted["tables"].values())
+    assert predicted["peak_memory_bytes_per_rank"] > 2 * predicted["table_bytes_per_rank"]
     assert predicted["peak_memory_bytes"] > 2 * predicted["peak_memory_bytes_per_rank"]
-    json.dumps(predicted)  # goes over REST
-    assert any(f"{total:,} bytes / 2 workers" in line for line in predicted["arithmetic"])
+    assert json.loads(json.dumps(predicted)) == predicted  # goes over REST
+    item = predicted["tables"]["item"]
+    said = next(line for line in predicted["arithmetic"] if line.startswith("table item: "))
+    assert f"{item['rows']:,} rows" in said
+    assert said.endswith(
+        f"= {item['bytes']:,} bytes, left to the planner, counted as split by rows over 2: {item['bytes_per_rank']:,}"
+    )
 
 
 def test_window_and_negatives(dataset):

@@ -1,0 +1,223 @@
+"""Predicted bytes against bytes measured, and a table that no single rank can hold."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+import pytest
+
+from embeddings.config import TableConfig
+from embeddings.kernels.layout import Layout
+from trainer.driver import execute
+from trainer.launch import EXIT_FAILED
+from trainer.memory import (
+    OPTIMIZERS,
+    arithmetic,
+    machine_memory_bytes,
+    memory_problem,
+    rank_memory,
+    refuse_what_cannot_fit,
+    table_dim,
+)  # fmt: skip
+from trainer.spec import ShardingKind, parse_job
+
+IDS = {"user": 1.0, "item": 1.0}
+ROWS = {"user": 1_000_001, "item": 400_000}
+
+
+def job_of(*, sharding=None, **changes):
+    document = {
+        "name": "job",
+        "dataset": {"name": "log"},
+        "model": {"kind": "dnn", "embedding_dim": 16},
+        "optimizer": {"kind": "adagrad"},
+        **changes,
+    }
+    # What a plan costs is known before the trainer can carry it out.
+    return parse_job(document).model_copy(update={"sharding": sharding or {}})
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_row_costs_what_the_layout_allocates(kind):
+    """Tables start at cache lines: at most 64 bytes more for each of the tensors."""
+    import torch
+
+    job = job_of(optimizer={"kind": "adagrad"})
+    job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"kind": kind})})
+    predicted = rank_memory(job, {"user": 1003, "item": 77}, IDS).tables
+    tables = [TableConfig(name, rows, 16, (name,)) for name, rows in (("user", 1003), ("item", 77))]
+    layout = Layout(tables, OPTIMIZERS[kind](), 0, torch.float32)
+    held = sum(each.nbytes for each in (layout.weights, layout.vectors, layout.row_values, layout.last_steps))
+    assert predicted <= held <= predicted + 4 * 2 * 64
+
+
+@pytest.mark.parametrize(
+    ("sharding", "workers", "user", "together"),
+    [
+        ({}, 1, 1_000_001 * 132, 1_400_001 * 132),
+        ({"user": "row_wise", "item": "row_wise"}, 2, 500_001 * 132, 700_001 * 132),
+        ({"user": "row_wise", "item": "table_wise"}, 2, 500_001 * 132, 900_001 * 132),
+        ({"user": "table_wise", "item": "table_wise"}, 2, 1_000_001 * 132, 1_000_001 * 132),
+        ({"user": "data_parallel", "item": "row_wise"}, 4, 1_000_001 * 132, 1_100_001 * 132),
+        ({"user": "column_wise", "item": "table_wise"}, 2, 1_000_001 * 68, 1_000_001 * 68 + 400_000 * 132),
+    ],
+)
+def test_the_plan_says_what_the_fullest_rank_holds(sharding, workers, user, together):
+    """16 columns of Adagrad: 4 x 16 x 2 bytes, and 4 for the step; half of the columns: 4 x 8 x 2 + 4."""
+    memory = rank_memory(job_of(sharding=sharding, resources={"num_workers": workers}), ROWS, IDS)
+    assert memory.by_table["user"].per_rank == user
+    assert memory.tables == together
+    assert memory.total == memory.tables + memory.copies + memory.batches + memory.dense + memory.process
+
+
+def test_every_plan_has_its_arithmetic():
+    for sharding in ShardingKind.__args__:
+        job = job_of(sharding={"user": sharding}, resources={"num_workers": 2})
+        assert arithmetic(job, rank_memory(job, ROWS, IDS))[0].startswith("table user: 1,000,001 rows x (dim 16 x 4")
+
+
+def test_dims_are_those_of_the_models():
+    from trainer.models import MODELS
+
+    for kind, model in MODELS.items():
+        job = job_of(model={"kind": kind, "embedding_dim": 16, "init": {"kind": "hash"}})
+        for table in ("user", "item", "query"):
+            assert table_dim(job, table) == model.table_dim(table, 16)
+
+
+def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would():
+    limit = 1_200_000_000
+    one = job_of(resources={"memory_bytes_per_worker": limit})
+    needed = rank_memory(one, ROWS, IDS).total
+    with pytest.raises(MemoryError) as caught:
+        refuse_what_cannot_fit(one, ROWS, IDS, None)
+    message = str(caught.value)
+    assert f"a rank needs {needed:,} bytes, resources.memory_bytes_per_worker is {limit:,}" in message
+    assert "table user: 1,000,001 rows" in message
+    assert (
+        f"= {needed:,}. Remedy: sharding: {{user: row_wise, item: row_wise}} with resources.num_workers: 2 would fit"
+        in message
+    )
+    # The remedy is one: 2 workers by rows fit, whole tables on 2 workers do not.
+    resources = {"num_workers": 2, "memory_bytes_per_worker": limit}
+    refuse_what_cannot_fit(job_of(resources=resources, sharding=dict.fromkeys(ROWS, "row_wise")), ROWS, IDS, None)
+    with pytest.raises(MemoryError, match=r"table user: .* whole on one rank"):
+        refuse_what_cannot_fit(job_of(resources=resources, sharding=dict.fromkeys(ROWS, "table_wise")), ROWS, IDS, None)
+
+
+def test_the_machine_is_a_limit_for_all_ranks_together():
+    job = job_of(resources={"num_workers": 2})
+    memory = rank_memory(job, ROWS, IDS)
+    assert memory_problem(job, memory, 10**11) is None
+    problem, remedy = memory_problem(job, memory, 2 * memory.total)
+    assert "this machine has" in problem
+    assert "2 ranks and 734,003,200 for Ray" in problem
+    assert "larger machine" in remedy
+    assert 10**8 < machine_memory_bytes() < 10**14
+
+
+def test_memory_measured_is_memory_predicted():
+    """Resident memory grows by what is predicted, within 5%: pages are written when rows are initialised."""
+    import psutil
+    import torch
+
+    from embeddings.config import InitConfig
+    from embeddings.optim import Adam
+    from embeddings.tables import EmbeddingTables
+
+    rows = {"user": 300_000, "item": 200_000}
+    job = job_of(model={"kind": "dnn", "embedding_dim": 32}, optimizer={"kind": "adam"})
+    predicted = rank_memory(job, rows, IDS).tables
+    process, configs = psutil.Process(), [TableConfig(n, r, 32, (n,), init=InitConfig("zero")) for n, r in rows.items()]
+    EmbeddingTables(configs[:1], Adam(), backend="reference", dtype=torch.float32)
+    before = process.memory_info().rss
+    tables = EmbeddingTables(configs, Adam(), backend="reference")
+    assert process.memory_info().rss - before == pytest.approx(predicted, rel=0.05)
+    assert tables.weight("user").shape == (300_000, 32)
+
+
+def test_a_run_that_would_not_fit_ends_before_its_ranks_start(make_run, small):
+    run = make_run(resources={"num_workers": 1, "memory_bytes_per_worker": 10**9 // 2})
+
+    def never(run):
+        raise AssertionError("ranks were started")
+
+    assert execute(run, never) == EXIT_FAILED
+    (error,) = small.events(run.directory, "error")
+    assert error["code"] == "out_of_memory"
+    assert "memory_bytes_per_worker is 500,000,000: table user: 62 rows x (dim 4 x 4 x (weight + 2 " in error["message"]
+    assert "Remedy: allow more" in error["message"]
+
+
+# --- a table larger than one rank's share ----------------------------------------------------------------------------
+
+BUDGET_BYTES = 120 * 2**20
+LARGE = ("item", 400_000, 48)  # Adagrad: 400,000 x (48 x 4 x 2 + 4) = 148 MiB
+
+
+@contextlib.contextmanager
+def budget():
+    """This process may allocate so much more: beyond it the kernel gives no memory."""
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    with open("/proc/self/status", encoding="ascii") as status:
+        used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (used + BUDGET_BYTES, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+def train_large(sharding: str, limited: bool = True):
+    """Three steps that touch every row of the table; bytes held here, touched rows, or what memory ran out for."""
+    import torch
+    import torch.distributed as dist
+    from torchrec import KeyedJaggedTensor
+
+    # Loaded, and nothing to compile, before memory is short.
+    import embeddings.kernels.fbgemm  # noqa: F401
+    from embeddings.config import InitConfig
+    from embeddings.optim import Adagrad
+    from trainer.models import DNN
+    from trainer.sharding import embedding_bag_collection, shard_model
+
+    name, num_rows, dim = LARGE
+    tables = [TableConfig(name, num_rows, dim, (name,), init=InitConfig("zero"))]
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    with budget() if limited else contextlib.nullcontext():
+        try:
+            model = DNN(embedding_bag_collection(tables), (name,), dim=dim, hidden=(4,), seed=0, dtype=torch.float32)
+            sharded = shard_model(model, tables, Adagrad(0.1), {}, {name: sharding}, seed=0, backend="fbgemm")
+        except MemoryError as error:
+            return "refused", str(error)
+        generator = torch.Generator().manual_seed(rank)
+        for step in range(1, 4):
+            ids = torch.randint(0, num_rows, (5000,), generator=generator)
+            batch = KeyedJaggedTensor([name], ids, lengths=torch.ones(5000, dtype=torch.int64))
+            sharded.set_context(step, rank * 5000, 5000 * ranks)
+            (sharded.module(batch).sum() / 5000).backward()
+            sharded.all_reduce_gradients()
+            sharded.step_tables(step)
+        held, _ = sharded.state_for_checkpoint()
+    assert [shard.name for shard in held] == [name]
+    touched = int((held[0].state["last_update_step"] > 0).sum())
+    return sum(each.nbytes for each in (held[0].weight, *held[0].state.values())), touched
+
+
+def test_a_table_larger_than_one_rank_can_hold_trains_by_rows_on_two(ranks):
+    """Each process is held to 120 MiB more than it has; the table takes 148 MiB, its halves 74."""
+    name, num_rows, dim = LARGE
+    settings = {"model": {"kind": "dnn", "embedding_dim": dim}}
+    one = rank_memory(job_of(**settings), {name: num_rows}, {name: 1.0})
+    two = rank_memory(
+        job_of(**settings, resources={"num_workers": 2}, sharding={name: "row_wise"}), {name: num_rows}, {name: 1.0}
+    )
+    assert two.tables < BUDGET_BYTES < one.tables
+    (outcome,) = ranks(1).run(train_large, "table_wise")
+    assert outcome[0] == "refused", outcome
+    assert "allocate" in outcome[1]
+    halves = ranks(2).run(train_large, "row_wise")
+    assert [held for held, _ in halves] == [two.tables, two.tables]
+    # 30,000 draws of 400,000 rows.
+    assert 28_000 < sum(touched for _, touched in halves) < 30_000
