@@ -1,0 +1,69 @@
+"""Bad ids and offsets, found by the device, reported by the host, without making it wait."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from embeddings.kernels.layout import Layout
+
+
+class Lookup(NamedTuple):
+    """A lookup whose ids the device may not have looked at yet."""
+
+    done: torch.cuda.Event
+    found: torch.Tensor  # int32 [1], pinned
+    indices: torch.Tensor
+    offsets: torch.Tensor
+
+
+class Faults:
+    """The flag that lookups raise, and what they looked up, until it is known that the flag was not raised."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.flag = torch.zeros(1, dtype=torch.int32, device=layout.device)
+        self._pending: list[Lookup] = []
+
+    def watch(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
+        """Has the lookup just started looked after. On the CPU, where it is over: raises what :meth:`check` does."""
+        if self.layout.device.type == "cpu":
+            if int(self.flag):
+                self._report(indices, offsets)
+            return
+        found = torch.empty(1, dtype=torch.int32, pin_memory=True)
+        found.copy_(self.flag, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        self._pending.append(Lookup(done, found, indices, offsets))
+        while self._pending and self._pending[0].done.query():
+            self._look_at_first()
+
+    def check(self) -> None:
+        """Waits for the lookups until now; raises ValueError for an id or an offset that was bad."""
+        while self._pending:
+            self._look_at_first()
+
+    def _look_at_first(self) -> None:
+        lookup = self._pending.pop(0)
+        lookup.done.synchronize()
+        if int(lookup.found):
+            self._pending.clear()
+            self._report(lookup.indices, lookup.offsets)
+
+    def _report(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
+        self.flag.zero_()
+        layout, batch_size = self.layout, (offsets.numel() - 1) // len(self.layout.slots)
+        ids, bounds = indices.cpu(), offsets.cpu()
+        if int(bounds[0]) != 0 or int(bounds[-1]) != ids.numel():
+            raise layout.bad_ends(int(bounds[0]), int(bounds[-1]), ids.numel())
+        for slot in layout.slots:
+            bags = bounds[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
+            if bool((bags.diff() < 0).any()):
+                raise layout.bad_offsets(slot)
+            span = ids[int(bags[0]) : int(bags[-1])]
+            bad = (span < 0) | (span >= layout.tables[slot.table].row_count)
+            if layout.bounds == "fatal" and bool(bad.any()):
+                raise layout.bad_id(slot, int(span[bad][0]))
+        raise AssertionError("a lookup found an id or offset bad that is not")

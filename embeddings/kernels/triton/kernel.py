@@ -1,0 +1,337 @@
+"""The Triton kernel: tables on a GPU, or on the CPU under Triton's interpreter (TRITON_INTERPRET=1), for tests."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+
+from embeddings.decay import IdleCoefficients
+from embeddings.kernels.layout import Layout, Record, Swaps
+from embeddings.kernels.triton import rules
+from embeddings.kernels.triton.entries import entries
+from embeddings.kernels.triton.faults import Faults
+from embeddings.kernels.triton.idle import IdleSource
+from embeddings.kernels.triton.lookup import lookup
+from embeddings.kernels.triton.update import finish, update
+from embeddings.optim import SGD, Adagrad, Adam
+from embeddings.philox import table_key
+from embeddings.sse import swap_draws
+
+# Elements of a tile: with 4 warps 16 for each thread, so four accesses of 16 bytes in flight.
+TILE_ELEMENTS = 2048
+# The interpreter takes microseconds for an operation whatever its size: few large tiles.
+INTERPRETED_TILE_ELEMENTS = 1 << 15
+MAX_TILE = 128
+MAX_POSITIONS = 16
+# Entries after which a run is split: see embeddings.kernels.triton.update.
+SPLIT = 16
+# Blocks of SPLIT entries that one program of the finish looks through, and pieces that it adds at a time.
+WINDOW, DEPTH = 16, 32
+RULES = {SGD: rules.SGD, Adagrad: rules.ADAGRAD, Adam: rules.ADAM}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The features of all tables of one dim: what one launch serves."""
+
+    dim: int
+    alignment: int  # every output column is a multiple of it
+    slots: torch.Tensor  # int64, see embeddings.kernels.triton.lookup
+    entry_slots: torch.Tensor  # int64, see embeddings.kernels.triton.entries
+    first_key: int  # rows of these tables have keys in [first_key, end_key)
+    end_key: int
+
+    @property
+    def block(self) -> int:
+        """Columns of a tile."""
+        return int(triton.next_power_of_2(self.dim))
+
+
+class Sorted(NamedTuple):
+    """The entries of some backwards, sorted by row: arguments of embeddings.kernels.triton.update."""
+
+    grads: torch.Tensor
+    keys: torch.Tensor
+    order: torch.Tensor
+    places: torch.Tensor
+    shares: torch.Tensor
+    shared: bool
+
+
+class TritonKernel:
+    """See :class:`embeddings.kernels.layout.Kernel`.
+
+    On a GPU nothing waits for the device but :meth:`update`, and that for the lookups before it alone, which the
+    backward has left behind: a bad id or offset is reported by :meth:`update`, before any row is changed, or by a later
+    lookup, or by :meth:`check`; not by :meth:`forward`.
+
+    Attributes:
+        tile_elements: elements of the tile that a program handles.
+        split: see embeddings.kernels.triton.update.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.interpreted = not isinstance(lookup, triton.runtime.JITFunction)
+        _check_device(layout.device, self.interpreted)
+        self.layout = layout
+        self.tile_elements = INTERPRETED_TILE_ELEMENTS if self.interpreted else TILE_ELEMENTS
+        self.split = SPLIT
+        dims = sorted({table.dim for table in layout.tables})
+        # Keys number the rows of all tables, those of one dim side by side.
+        order = [t for dim in dims for t, table in enumerate(layout.tables) if table.dim == dim]
+        ends = np.cumsum([layout.tables[t].row_count for t in order])
+        self._first_keys = {t: int(end) - layout.tables[t].row_count for t, end in zip(order, ends, strict=True)}
+        self._num_keys = int(ends[-1])
+        self._groups = tuple(self._group(dim) for dim in dims)
+        self._geometry = self._integers([self._table_words(t) for t in range(len(layout.tables))])
+        self._nothing = torch.zeros(1, dtype=torch.int64, device=layout.device)
+        self._faults = Faults(layout)
+        self._draws: dict[Any, tuple[tuple[torch.Tensor, ...], bool]] = {}
+        optimizer = layout.optimizer
+        self._idle = IdleSource(
+            optimizer.learning_rate, getattr(optimizer, "eps", 0.0), layout.compute_dtype, layout.device
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TritonKernel:
+        # Events and pinned memory can't be copied, and what waits to be checked concerns the original.
+        twin = TritonKernel(copy.deepcopy(self.layout, memo))
+        twin.tile_elements = self.tile_elements
+        return twin
+
+    def check(self) -> None:
+        """Waits for the lookups until now; raises ValueError for an id or an offset that was bad."""
+        self._faults.check()
+
+    # --- lookup ------------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+        batch_size: int,
+        swaps: Swaps | None,
+        idle: IdleCoefficients | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layout = self.layout
+        for given in (indices, offsets, weights):
+            if given is not None and given.device != layout.device:
+                raise ValueError(
+                    f"ids, offsets and weights must be where the tables are, on {layout.device}, not on {given.device}"
+                )
+        if batch_size == 0 and indices.numel():
+            raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
+        shape = (batch_size if layout.pooled else indices.numel(), layout.total_dim)
+        output = torch.empty(shape, dtype=layout.compute_dtype, device=layout.device)
+        used = indices if swaps is None else torch.empty_like(indices)
+        for group in self._groups:
+            self._look_up(group, output, used, indices, offsets, weights, batch_size, swaps, idle, layout.pooled)
+        self._faults.watch(indices, offsets)
+        return output, used
+
+    def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+        table, rows = self.layout.tables[t], rows.to(self.layout.device)
+        output = torch.empty(len(rows), table.dim, dtype=self.layout.compute_dtype, device=self.layout.device)
+        # A lookup of one feature with one id in each bag, padding being a row like others.
+        words = [[0, 0, 0, table.row_count, -1, *self._bases(t)]]
+        group = Group(table.dim, _power_of_two_in(table.dim), self._integers(words), self._nothing, 0, 0)
+        offsets = torch.arange(len(rows) + 1, device=self.layout.device)
+        self._look_up(group, output, rows, rows, offsets, None, len(rows), None, idle, True)
+        return output
+
+    def _look_up(
+        self,
+        group: Group,
+        output: torch.Tensor,
+        used: torch.Tensor,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+        batch_size: int,
+        swaps: Swaps | None,
+        idle: IdleCoefficients | None,
+        pooled: bool,
+    ) -> None:
+        if batch_size == 0:
+            return
+        layout, num_ids, num_bags = self.layout, indices.numel(), offsets.numel() - 1
+        draws, has_graph = self._swap_draws(swaps)
+        tile = self._tile(group, batch_size)
+        lookup[(len(group.slots) * triton.cdiv(batch_size, tile),)](
+            output, used, layout.weights, layout.vectors, layout.last_steps, group.slots, indices, offsets,
+            self._scales(weights), self._faults.flag, *draws, *self._idle.at(idle),
+            num_ids, num_bags, batch_size, output.shape[1], swaps.sample_offset if swaps else 0,
+            swaps.step if swaps else 0, idle.completed_steps if idle else 0,
+            DIM=group.dim, BLOCK=group.block, TILE=tile, POSITIONS=_positions(num_ids, num_bags),
+            ALIGNMENT=group.alignment, VECTORS=len(layout.vector_names), POOLED=pooled, SCALED=weights is not None,
+            SWAP=swaps is not None, GRAPH=has_graph, IDLE=idle is not None,
+            MOMENTUM=idle is not None and idle.horizon > 0, IGNORE=layout.bounds == "ignore",
+        )  # fmt: skip
+
+    def _tile(self, group: Group, limit: int) -> int:
+        """Bags of a program."""
+        return int(max(1, min(self.tile_elements // group.block, MAX_TILE, triton.next_power_of_2(limit))))
+
+    # --- update ------------------------------------------------------------------------------------------------------
+
+    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+        self.check()
+        self._apply(self._sorted(records), self._rule, step, idle, scale)
+
+    def squared_norm(self, records: Sequence[Record]) -> float:
+        """The sum over touched rows of the square of the norm of the summed gradient."""
+        self.check()
+        return float(self._apply(self._sorted(records), rules.NORM, 0, None, 1.0))
+
+    def _sorted(self, records: Sequence[Record]) -> Sorted:
+        layout, num_features = self.layout, len(self.layout.slots)
+        grads = [record.grad.to(layout.compute_dtype) for record in records]
+        num_entries = sum(record.indices.numel() for record in records)
+        shared = any(slot.mean for slot in layout.slots) or any(record.weights is not None for record in records)
+        # Half as many passes for the sort where row numbers fit.
+        key_type = torch.int32 if self._num_keys < 2**31 else torch.int64
+        keys = torch.empty(num_entries, dtype=key_type, device=layout.device)
+        places = torch.empty(num_entries, dtype=torch.int64, device=layout.device)
+        shares = torch.empty(num_entries if shared else 1, dtype=layout.compute_dtype, device=layout.device)
+        first_entry = first_place = 0
+        for record, grad in zip(records, grads, strict=True):
+            batch_size, num_ids = record.batch_size(num_features), record.indices.numel()
+            if not num_ids:
+                continue
+            for group in self._groups:
+                tile = self._tile(group, batch_size)
+                entries[(len(group.entry_slots) * triton.cdiv(batch_size, tile),)](
+                    keys, places, shares, group.entry_slots, record.indices, record.offsets,
+                    self._scales(record.weights), self._num_keys, batch_size, layout.total_dim,
+                    first_entry, first_place,
+                    TILE=tile, POSITIONS=_positions(num_ids, record.offsets.numel() - 1), POOLED=layout.pooled,
+                    SCALED=record.weights is not None, SHARED=shared,
+                )  # fmt: skip
+            first_entry, first_place = first_entry + num_ids, first_place + grad.numel()
+        keys, order = torch.sort(keys, stable=True)
+        return Sorted(grads[0] if len(grads) == 1 else torch.cat(grads), keys, order, places, shares, shared)
+
+    def _apply(
+        self, entries: Sorted, rule: Any, step: int, idle: IdleCoefficients | None, scale: float
+    ) -> torch.Tensor:
+        layout, num_entries = self.layout, entries.keys.numel()
+        total = torch.zeros((), dtype=torch.float64, device=layout.device)
+        if num_entries == 0:
+            return total
+        settings, tables = self._settings(step, scale), self._idle.at(idle)
+        sources = (entries.keys, entries.order, entries.places)
+        quads = all(table.column_start % 4 == 0 for table in layout.tables)
+        for group in self._groups:
+            tile = int(max(self.split, min(self.tile_elements // group.block, MAX_TILE)))
+            blocks = triton.cdiv(num_entries, self.split)
+            partials = torch.empty(2 * blocks * group.dim, dtype=layout.compute_dtype, device=layout.device)
+            programs, finishers = triton.cdiv(num_entries, tile), triton.cdiv(blocks, WINDOW)
+            num_norms = programs + finishers if rule is rules.NORM else 1
+            norms = torch.zeros(num_norms, dtype=torch.float64, device=layout.device)
+            storage = (layout.weights, layout.vectors, layout.last_steps)
+            ends = (num_entries, group.first_key, group.end_key, step)
+            common = {
+                "DIM": group.dim, "BLOCK": group.block, "SPLIT": self.split, "RULE": rule,
+                "VECTORS": len(layout.vector_names), "IDLE": idle is not None,
+                "MOMENTUM": idle is not None and idle.horizon > 0, "QUADS": quads,
+            }  # fmt: skip
+            update[(programs,)](
+                *storage, norms, entries.grads, *sources, entries.shares, partials, self._geometry, settings,
+                *tables, *ends, **common, TILE=tile, ALIGNMENT=group.alignment, SHARED=entries.shared,
+            )  # fmt: skip
+            finish[(finishers,)](
+                *storage, norms[programs:], *sources, partials, self._geometry, settings, *tables, *ends, **common,
+                WINDOW=WINDOW, DEPTH=DEPTH,
+            )  # fmt: skip
+            total = total + norms.sum()
+        return total
+
+    @property
+    def _rule(self) -> Any:
+        return next(rule for kind, rule in RULES.items() if isinstance(self.layout.optimizer, kind))
+
+    def _settings(self, step: int, scale: float) -> torch.Tensor:
+        """See embeddings.kernels.triton.rules; float64."""
+        optimizer = self.layout.optimizer
+        values = [scale, optimizer.rate(max(step, 1)), getattr(optimizer, "eps", 0.0)]
+        if isinstance(optimizer, Adam) and step > 0:
+            beta1, beta2 = optimizer.beta1, optimizer.beta2
+            values += [1 - beta1, 1 - beta2, 1 / (1 - beta1**step), 1 / (1 - beta2**step)]
+            values += [float(np.log(beta)) if beta > 0 else -np.inf for beta in (beta1, beta2)]
+            values.append(optimizer.idle_alpha)
+        return self._idle.carry(np.array(values), torch.float64)
+
+    # --- what kernels are given --------------------------------------------------------------------------------------
+
+    def _group(self, dim: int) -> Group:
+        layout = self.layout
+        slots = [slot for slot in layout.slots if slot.dim == dim]
+        alignment = min(_power_of_two_in(number) for number in (layout.total_dim, *(slot.column for slot in slots)))
+        common, tables = [], [slot.table for slot in slots]
+        for slot in slots:
+            table = layout.tables[slot.table]
+            common.append([slot.number, slot.column, int(slot.mean), table.row_count, table.padding_row])
+        first_keys = [self._first_keys[t] for t in tables]
+        return Group(
+            dim,
+            alignment,
+            self._integers([words + self._bases(t) for words, t in zip(common, tables, strict=True)]),
+            self._integers([[*words, self._first_keys[t], t] for words, t in zip(common, tables, strict=True)]),
+            min(first_keys),
+            max(self._first_keys[t] + layout.tables[t].row_count for t in tables),
+        )
+
+    def _table_words(self, t: int) -> list[int]:
+        table = self.layout.tables[t]
+        place = [table.row_start, table.column_start, *table_key(self.layout.seed, table.name)]
+        return [self._first_keys[t], *self._bases(t), *place]
+
+    def _bases(self, t: int) -> list[int]:
+        layout = self.layout
+        return [int(layout.weight_base[t]), int(layout.vector_base[t]), int(layout.step_base[t])]
+
+    def _integers(self, words: Sequence[Sequence[int]]) -> torch.Tensor:
+        return torch.tensor(words, dtype=torch.int64, device=self.layout.device)
+
+    def _scales(self, weights: torch.Tensor | None) -> torch.Tensor:
+        return self._nothing if weights is None else weights.to(self.layout.compute_dtype).contiguous()
+
+    def _swap_draws(self, swaps: Swaps | None) -> tuple[tuple[torch.Tensor, ...], bool]:
+        """embeddings.sse.SwapDraws on the device, words as int64, and whether there is a graph."""
+        if swaps is None:
+            return (self._nothing,) * 4, False
+        if swaps.configs not in self._draws:
+            layout = self.layout
+            features = [(layout.tables[slot.table], slot.name, swaps.configs[slot.number]) for slot in layout.slots]
+            draws = swap_draws(features, layout.seed)
+            words, offsets, neighbours, thresholds = (
+                torch.from_numpy(part.view(f"i{part.itemsize}")).to(layout.device) for part in draws
+            )
+            self._draws[swaps.configs] = (words, offsets, neighbours, thresholds), bool((words[:, 6] > 0).any())
+        return self._draws[swaps.configs]
+
+
+def _check_device(device: torch.device, interpreted: bool) -> None:
+    if device.type == "cpu" and not interpreted:
+        raise ValueError(
+            "backend 'triton' runs on a GPU: pass device='cuda', or take backend 'numba'. On the CPU its kernels run "
+            "under Triton's interpreter alone, for tests: set TRITON_INTERPRET=1 before triton is imported"
+        )
+    if device.type != "cpu" and interpreted:
+        raise ValueError(f"TRITON_INTERPRET=1 runs backend 'triton' on the CPU: unset it to use device {device}")
+
+
+def _power_of_two_in(number: int, limit: int = 16) -> int:
+    """The largest power of two, at most ``limit``, that divides ``number``."""
+    return limit if number == 0 else min(limit, number & -number)
+
+
+def _positions(num_ids: int, num_bags: int) -> int:
+    """Positions of a bag that are swapped at a time: about as many as bags have."""
+    return int(min(MAX_POSITIONS, triton.next_power_of_2(max(1, -(-num_ids // num_bags)))))

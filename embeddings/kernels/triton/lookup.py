@@ -1,0 +1,116 @@
+"""Lookup in Triton: swap, gather, correct for idleness and pool in one kernel.
+
+A program takes TILE bags of one feature. First it swaps all their ids and writes them to ``used``, one thread for each
+id: a draw is some hundred instructions, and where rows are gathered every id is known to a whole warp. Then it walks
+the positions of its bags in step, gathering TILE rows at a time; a row is read in accesses of 16 bytes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from embeddings.kernels.triton.idle import owed
+from embeddings.kernels.triton.swap import DRAW_WORDS, swap
+
+# Columns of a feature's description: number, output column, whether it is a mean, rows, padding row, bases.
+SLOT_WORDS = tl.constexpr(8)
+
+
+# These change from batch to batch: without this a version for each kind of value would be compiled in mid-training.
+VARYING = [
+    "num_ids", "num_bags", "batch_size", "sample_offset", "step", "completed", "num_near", "num_far", "num_decay",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=VARYING)
+def lookup(
+    output, used, weights, vectors, last_steps, slots, indices, offsets, scales, fault,
+    draws, graph_offsets, neighbours, thresholds, near, num_near, far, num_far, decay, num_decay,
+    num_ids, num_bags, batch_size, total_dim, sample_offset, step, completed,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr, ALIGNMENT: tl.constexpr,
+    VECTORS: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr, GRAPH: tl.constexpr,
+    IDLE: tl.constexpr, MOMENTUM: tl.constexpr, IGNORE: tl.constexpr,
+):  # fmt: skip
+    """Grid: features times tiles. ``fault`` gets a 1 where an id or an offset is bad; such an id adds nothing."""
+    compute = output.dtype.element_ty
+    num_tiles = tl.cdiv(batch_size, TILE)
+    slot = slots + (tl.program_id(0) // num_tiles) * SLOT_WORDS
+    feature, is_mean = tl.load(slot), tl.load(slot + 2)
+    num_rows, padding = tl.load(slot + 3), tl.load(slot + 4)
+    # Tables start at cache lines: without the hints rows would be moved in pieces of 4 bytes.
+    column = tl.multiple_of(tl.load(slot + 1), ALIGNMENT)
+    weight_base = tl.multiple_of(tl.load(slot + 5), 16)
+    vector_base = tl.multiple_of(tl.load(slot + 6), 16)
+    step_base = tl.load(slot + 7)
+
+    sample = (tl.program_id(0) % num_tiles) * TILE + tl.arange(0, TILE)
+    bag = feature * batch_size + sample
+    present = sample < batch_size
+    first = tl.load(offsets + bag, mask=present, other=0).to(tl.int64)
+    last = tl.load(offsets + bag + 1, mask=present, other=0).to(tl.int64)
+    sound = (first >= 0) & (first <= last) & (last <= num_ids)
+    sound = sound & ((bag > 0) | (first == 0)) & ((bag + 1 < num_bags) | (last == num_ids))
+    length = tl.where(present & sound, last - first, 0).to(tl.int32)
+    bad = present & ~sound
+    longest = tl.max(length)
+
+    looked_up = indices
+    if SWAP:
+        looked_up = used
+        threshold = tl.load(draws + feature * DRAW_WORDS)
+        for start in range(0, longest, POSITIONS):
+            position = start + tl.arange(0, POSITIONS)[None, :]
+            live = position < length[:, None]
+            at = first[:, None] + position
+            ids = tl.load(indices + at, mask=live, other=0).to(tl.int64)
+            if threshold > 0:
+                ids = swap(
+                    ids, live & (ids >= 0) & (ids < num_rows), tl.zeros_like(ids) + (sample_offset + sample)[:, None],
+                    tl.zeros_like(ids) + position, step.to(tl.uint32), draws + feature * DRAW_WORDS,
+                    graph_offsets, neighbours, thresholds, GRAPH,
+                )  # fmt: skip
+            tl.store(used + at, ids, mask=live)
+        # What other threads of the program have written is read below.
+        tl.debug_barrier()
+
+    d = tl.arange(0, BLOCK)[None, :]
+    pooled = tl.zeros([TILE, BLOCK], dtype=compute)
+    count = tl.zeros([TILE], dtype=tl.int32)
+    following = tl.load(looked_up + first, mask=length > 0, other=0).to(tl.int64)
+    for position in range(longest):
+        ids, live = following, position < length
+        # The next ids are on their way while this position's rows are read.
+        following = tl.load(looked_up + first + position + 1, mask=position + 1 < length, other=0).to(tl.int64)
+        inside = (ids >= 0) & (ids < num_rows)
+        if not IGNORE:
+            bad = bad | (live & ~inside)
+        keep = live & inside & (ids != padding)
+        count += keep.to(tl.int32)
+        factor = tl.zeros([TILE], dtype=compute) + 1.0
+        if SCALED:
+            factor = tl.load(scales + first + position, mask=keep, other=0.0)
+            keep = keep & (factor != 0.0)
+        reading = keep[:, None] & (d < DIM)
+        theta = tl.load(weights + weight_base + ids[:, None] * DIM + d, mask=reading, other=0.0).to(compute)
+        if IDLE:
+            last_step = tl.load(last_steps + step_base + ids, mask=keep, other=0)
+            p, c, e = owed(last_step, completed, near, num_near, far, num_far, decay, num_decay, MOMENTUM)
+            theta = theta * p[:, None]
+            if MOMENTUM:
+                moving = reading & (c != 0.0)[:, None]
+                vector = vectors + vector_base + ids[:, None] * (VECTORS * DIM) + d
+                m = tl.load(vector, mask=moving, other=0.0).to(compute)
+                v = tl.load(vector + DIM, mask=moving, other=0.0).to(compute)
+                theta = theta - c[:, None] * m / (tl.sqrt(v) + e[:, None])
+        if POOLED:
+            pooled += theta * factor[:, None]
+        else:
+            at = (first + position)[:, None] * total_dim + d
+            tl.store(output + at, theta * factor[:, None], mask=live[:, None] & (d < DIM))
+    if POOLED:
+        if is_mean != 0:
+            pooled = pooled / tl.maximum(count, 1).to(compute)[:, None]
+        at = sample.to(tl.int64)[:, None] * total_dim + column + d
+        tl.store(output + at, pooled, mask=present[:, None] & (d < DIM))
+    tl.store(fault + tl.zeros_like(sample), 1, mask=bad)

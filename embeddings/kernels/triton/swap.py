@@ -1,0 +1,73 @@
+"""Stochastic Shared Embeddings inside the lookup: the swaps of :mod:`embeddings.sse`, bit for bit."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from embeddings.kernels.triton.philox import below, one_word
+from embeddings.sse import HIT_STREAM, NEIGHBOUR_STREAM, ROW_STREAM
+
+_HIT_STREAM, _ROW_STREAM = tl.constexpr(HIT_STREAM), tl.constexpr(ROW_STREAM)
+_NEIGHBOUR_STREAM = tl.constexpr(NEIGHBOUR_STREAM)
+# Words for each feature in embeddings.sse.SwapDraws.words.
+DRAW_WORDS = tl.constexpr(8)
+
+
+@triton.jit
+def swap(ids, live, samples, positions, step, draws, graph_offsets, neighbours, thresholds, GRAPH: tl.constexpr):
+    """The ids of one feature after SSE.
+
+    Args:
+        ids, samples, positions: int64 tensors of one shape; samples count in the global batch.
+        live: which of them are rows of the table.
+        draws: pointer to the feature's SwapDraws.words, as int64; the last three are the rest of SwapDraws.
+        GRAPH: whether any feature of the launch has a graph.
+    """
+    threshold, place = tl.load(draws), tl.load(draws + 1).to(tl.uint32)
+    key0, key1 = tl.load(draws + 2).to(tl.uint32), tl.load(draws + 3).to(tl.uint32)
+    first_live = tl.load(draws + 5)
+    group, lane = (samples >> 2).to(tl.uint32), samples & 3
+    place = place | (positions & 0xFFFF).to(tl.uint32)
+    word = one_word(step, group, place, _HIT_STREAM, key0, key1, lane)
+    hit = live & (ids >= first_live) & (word.to(tl.int64) < threshold)
+    # Most tiles have no hit at the usual probabilities: they skip the other draws.
+    if tl.max(hit.to(tl.int32)) > 0:
+        others = tl.zeros_like(ids) + tl.load(draws + 4)
+        start, end = tl.zeros_like(ids), tl.zeros_like(ids)
+        pending, swapped = hit, ids
+        if GRAPH:
+            graph = tl.load(draws + 6) - 1
+            listed = hit & (graph >= 0)
+            start = tl.load(graph_offsets + graph + ids, mask=listed, other=0)
+            end = tl.load(graph_offsets + graph + ids + 1, mask=listed, other=0)
+            listed = listed & (end > start)
+            limit = tl.load(thresholds + tl.load(draws + 7) + end - start, mask=listed, other=0)
+            word = one_word(step, group, place, _NEIGHBOUR_STREAM, key0, key1, lane)
+            near = listed & (word.to(tl.int64) < limit)
+            drawn = below(tl.maximum(end - start, 1), step, group, place, _ROW_STREAM, key0, key1, lane)
+            swapped = tl.where(near, tl.load(neighbours + start + drawn, mask=near, other=0).to(tl.int64), swapped)
+            pending = pending & ~near
+        stream = tl.full([], _ROW_STREAM, tl.uint32)
+        while tl.max(pending.to(tl.int32)) > 0:
+            drawn = below(others, step, group, place, stream, key0, key1, lane)
+            other = first_live + drawn + (drawn >= ids - first_live).to(tl.int64)
+            swapped = tl.where(pending, other, swapped)
+            pending = pending & _contains(neighbours, start, end, other, pending)
+            stream += 1
+        ids = swapped
+    return ids
+
+
+@triton.jit
+def _contains(neighbours, start, end, wanted, asked):
+    """Whether the ascending list neighbours[start:end] holds ``wanted``, by binary search in all lists at once."""
+    low, high = start, end
+    while tl.max((asked & (low < high)).to(tl.int32)) > 0:
+        middle = (low + high) >> 1
+        searching = asked & (low < high)
+        smaller = tl.load(neighbours + middle, mask=searching, other=0) < wanted
+        low = tl.where(searching & smaller, middle + 1, low)
+        high = tl.where(searching & ~smaller, middle, high)
+    inside = asked & (low < end)
+    return inside & (tl.load(neighbours + low, mask=inside, other=0) == wanted)

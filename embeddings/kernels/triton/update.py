@@ -1,0 +1,158 @@
+"""Update in Triton: sums the gradients of each touched row and applies the row optimizer, in one pass over sorted ids.
+
+Entries arrive sorted by row. The entries of one row are a run. Runs are split so that no program works for long on
+one: before each multiple i of SPLIT whose entry, like that SPLIT places before it, belongs to the run. So a run of up
+to SPLIT entries is never split, a piece has less than 2 SPLIT entries, and all but the first and last have SPLIT.
+
+:func:`update` has one program for TILE entries; it sums the pieces that start there, walking them in step, and updates
+the rows whose run is one piece; the sums of other pieces go to ``partials``. :func:`finish` sums those in their order
+and updates their rows. Which sums are made in which order depends on the sorted ids alone: no atomics, so results are
+bitwise the same in every run, and no count goes back to the host, so nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from embeddings.kernels.triton.entries import PLACE_BITS
+from embeddings.kernels.triton.rules import NORM, apply
+
+_PLACE_MASK = tl.constexpr((1 << PLACE_BITS.value) - 1)
+
+# These change from batch to batch: see lookup.
+VARYING = ["num_entries", "step", "num_near", "num_far", "num_decay"]
+
+
+@triton.jit(do_not_specialize=VARYING)
+def update(
+    weights, vectors, last_steps, norms, grads, keys, order, places, shares, partials, geometry, settings,
+    near, num_near, far, num_far, decay, num_decay, num_entries, first_key, end_key, step,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, ALIGNMENT: tl.constexpr,
+    SHARED: tl.constexpr, RULE: tl.constexpr, VECTORS: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr,
+    QUADS: tl.constexpr,
+):  # fmt: skip
+    """Grid: tiles of entries. Serves the tables whose keys lie in [first_key, end_key), all of one dim.
+
+    Args:
+        keys: sorted row numbers over all tables; ``order``: which entry each was.
+        partials: [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has place
+            2 i / SPLIT, the first piece of a split run place 2 floor(i / SPLIT) + 1: a block of SPLIT entries has at
+            most one of each, as a split run is longer than SPLIT.
+        norms: float64 [programs], for RULE NORM: the sum of squares of the rows that the program would have updated.
+    """
+    compute = grads.dtype.element_ty
+    tile_start = tl.program_id(0) * TILE
+    at = tile_start + tl.arange(0, TILE)
+    present = at < num_entries
+    key = tl.load(keys + at, mask=present, other=-1).to(tl.int64)
+    mine = present & (key >= first_key) & (key < end_key)
+    d = tl.arange(0, BLOCK)[None, :]
+    if tl.max(mine.to(tl.int32)) > 0:
+        far_back = tl.load(keys + tile_start - SPLIT, mask=tile_start >= SPLIT, other=-1)
+        far_on = tl.load(keys + tile_start + TILE - 1, mask=tile_start + TILE <= num_entries, other=-2)
+        if far_back == far_on:
+            # In the midst of a run: the rows of all its entries are read at once instead of one after the other.
+            each = _gradient(grads, order, places, shares, at, mine, d, DIM, ALIGNMENT, SHARED)
+            sums = tl.sum(tl.reshape(each, [TILE // SPLIT, SPLIT, BLOCK]), axis=1)
+            part = 2 * (tile_start // SPLIT + tl.arange(0, TILE // SPLIT)).to(tl.int64)
+            tl.store(partials + part[:, None] * DIM + d, sums, mask=d < DIM)
+        else:
+            before = tl.load(keys + at - 1, mask=mine & (at > 0), other=-1).to(tl.int64)
+            back = tl.load(keys + at - SPLIT, mask=mine & (at >= SPLIT), other=-1).to(tl.int64)
+            split = mine & (at % SPLIT == 0) & (back == key)
+            head = split | (mine & (before != key))
+            # Where the piece is split off at the latest; keys are sorted, so equal ones are a prefix of what follows.
+            stop = tl.minimum((at + 2 * SPLIT - 1) // SPLIT * SPLIT, num_entries)
+            ahead = at[:, None] + tl.arange(0, 2 * SPLIT)[None, :]
+            inside = head[:, None] & (ahead < stop[:, None])
+            same = inside & (tl.load(keys + ahead, mask=inside, other=-1).to(tl.int64) == key[:, None])
+            length = tl.sum(same.to(tl.int32), axis=1)
+            following = tl.load(keys + at + length, mask=head & (at + length < num_entries), other=-1).to(tl.int64)
+            whole = head & ~split & (following != key)
+
+            total = tl.zeros([TILE, BLOCK], dtype=compute)
+            for i in range(tl.max(length)):
+                total += _gradient(grads, order, places, shares, at + i, i < length, d, DIM, ALIGNMENT, SHARED)
+            place = 2 * (at // SPLIT) + tl.where(split, 0, 1)
+            deferred = (head & ~whole)[:, None] & (d < DIM)
+            tl.store(partials + place.to(tl.int64)[:, None] * DIM + d, total, mask=deferred)
+            table = _table(order, places, at, whole)
+            norm = apply(
+                weights, vectors, last_steps, geometry, settings, near, num_near, far, num_far, decay, num_decay,
+                step, table, key, total, whole, d, DIM, BLOCK, TILE, RULE, VECTORS, IDLE, MOMENTUM, QUADS,
+            )  # fmt: skip
+            if RULE == NORM:
+                tl.store(norms + tl.program_id(0), norm)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def finish(
+    weights, vectors, last_steps, norms, keys, order, places, partials, geometry, settings,
+    near, num_near, far, num_far, decay, num_decay, num_entries, first_key, end_key, step,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, DEPTH: tl.constexpr,
+    RULE: tl.constexpr, VECTORS: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr, QUADS: tl.constexpr,
+):  # fmt: skip
+    """Rows whose run was split. Grid: windows of WINDOW blocks of SPLIT entries.
+
+    A run is served where its first split is. The sums of its pieces are added DEPTH at a time.
+    """
+    compute = partials.dtype.element_ty
+    d = tl.arange(0, BLOCK)[None, :]
+    block = tl.program_id(0) * WINDOW + tl.arange(0, WINDOW)
+    at = block * SPLIT
+    key = tl.load(keys + at, mask=at < num_entries, other=-1).to(tl.int64)
+    mine = (at < num_entries) & (key >= first_key) & (key < end_key)
+    one_back = tl.load(keys + at - SPLIT, mask=mine & (at >= SPLIT), other=-1).to(tl.int64)
+    two_back = tl.load(keys + at - 2 * SPLIT, mask=mine & (at >= 2 * SPLIT), other=-1).to(tl.int64)
+    first = mine & (one_back == key) & (two_back != key)
+    norm = tl.zeros([], dtype=tl.float64)
+    while tl.max(first.to(tl.int32)) > 0:
+        b = tl.min(tl.where(first, block, 0x7FFFFFFF))
+        first = first & (block != b)
+        wanted = tl.load(keys + b * SPLIT).to(tl.int64)
+        # The run starts one block back at its first entry, or in the block before that.
+        before = tl.load(keys + (b - 1) * SPLIT - 1, mask=b > 1, other=-1).to(tl.int64)
+        place = tl.where(before == wanted, 2 * (b - 2) + 1, 2 * (b - 1) + 1).to(tl.int64)
+        total = tl.load(partials + place * DIM + d, mask=d < DIM, other=0.0)
+        sums = tl.zeros([DEPTH, BLOCK], dtype=compute)
+        piece = b + tl.arange(0, DEPTH)
+        going = 1
+        while going > 0:
+            there = piece * SPLIT < num_entries
+            member = there & (tl.load(keys + piece * SPLIT, mask=there, other=-1).to(tl.int64) == wanted)
+            part = partials + 2 * piece.to(tl.int64)[:, None] * DIM + d
+            sums += tl.load(part, mask=member[:, None] & (d < DIM), other=0.0)
+            going = tl.min(member.to(tl.int32))
+            piece += DEPTH
+        total += tl.sum(sums, axis=0)[None, :]
+        one = tl.zeros([1], dtype=tl.int32)
+        table = _table(order, places, one + b * SPLIT, one == 0)
+        norm += apply(
+            weights, vectors, last_steps, geometry, settings, near, num_near, far, num_far, decay, num_decay,
+            step, table, one.to(tl.int64) + wanted, total, one == 0, d, DIM, BLOCK, 1,
+            RULE, VECTORS, IDLE, MOMENTUM, QUADS,
+        )  # fmt: skip
+    if RULE == NORM:
+        tl.store(norms + tl.program_id(0), norm)
+
+
+@triton.jit
+def _gradient(
+    grads, order, places, shares, at, mask, d, DIM: tl.constexpr, ALIGNMENT: tl.constexpr, SHARED: tl.constexpr
+):  # fmt: skip
+    """What the sorted entries ``at`` add to their rows, [len(at), BLOCK]."""
+    entry = tl.load(order + at, mask=mask, other=0)
+    place = tl.load(places + entry, mask=mask, other=0) & _PLACE_MASK
+    # Output columns are multiples of ALIGNMENT: without the hint rows would be read in pieces of 4 bytes.
+    place = tl.multiple_of(place, ALIGNMENT)
+    grad = tl.load(grads + place[:, None] + d, mask=mask[:, None] & (d < DIM), other=0.0)
+    if SHARED:
+        grad = grad * tl.load(shares + entry, mask=mask, other=0.0)[:, None]
+    return grad
+
+
+@triton.jit
+def _table(order, places, at, mask):
+    """The table of the sorted entries ``at``."""
+    return tl.load(places + tl.load(order + at, mask=mask, other=0), mask=mask, other=0) >> PLACE_BITS
