@@ -595,3 +595,26 @@ def test_string_ids_of_growing_width(store: Store, collection: Collection) -> No
     assert cosines(vectors[2:], before[7:8])[0] > 0.95
     with pytest.raises(ValueError, match="ids of type string, the candidate has others"):
         publish(store, retrained(2))
+
+
+# --- retired items ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_ids", [list, lambda numbers: np.array([f"item {n:03}" for n in numbers])])
+def test_retired_items_leave_and_the_others_are_carried(store: Store, collection: Collection, as_ids: Any) -> None:
+    base = geometry()
+    publish(store, retrained(0, base=base), ids=as_ids(range(N)))
+    # 100 items have no row any more, of which 60 are retired. So are one that has a row all the same, and a stranger.
+    retired = as_ids([*range(60), 200, 9999])
+    end = publish(store, retrained(1, base=base)[100:], ids=as_ids(range(100, N)), retired=retired)
+    assert end.status == "published"
+    statuses, _ = collection.open().lookup(as_ids(range(N)))
+    assert statuses.tolist() == [MISSING] * 60 + [CARRIED] * 40 + [FOUND] * 300
+    manifest = collection.manifest()
+    assert (manifest["retired"], manifest["carried"], manifest["rows"]) == (60, 40, 340)
+    # The gate judges what goes on: of 340 items 40 are carried.
+    (carried,) = [check["value"] for check in end.gate if check["metric"] == "carried"]
+    assert carried == pytest.approx(40 / 340)
+    again = publish(store, retrained(2, base=base)[100:], ids=as_ids(range(100, N)), retired=retired)
+    assert again.status == "published"
+    assert collection.manifest()["retired"] == 0
