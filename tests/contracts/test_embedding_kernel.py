@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
+from embeddings.graph import Graph
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowOptimizer
 from embeddings.tables import EmbeddingTables
 
@@ -55,7 +56,13 @@ def problems(draw) -> Problem:
                 init=InitConfig("normal", 0.5), first_live_row=draw(st.sampled_from([0, 2])),
             )
         )  # fmt: skip
-        sse |= {feature: SSEConfig(p) for feature in features if (p := draw(st.sampled_from([0.0, 0.1, 1.0])))}
+        graph = Graph.from_edges(
+            *generator.integers(0, num_rows, (2, draw(st.sampled_from([0, 2, 60])))), num_rows,
+            first_live_row=tables[t].first_live_row,
+        )  # fmt: skip
+        for feature in features:
+            if p := draw(st.sampled_from([0.0, 0.1, 1.0])):
+                sse[feature] = draw(st.sampled_from([SSEConfig(p), SSEConfig(p, graph, 1.5), SSEConfig(p, graph, 1e6)]))
     steps = []
     for _ in range(draw(st.integers(1, 4))):
         batches = []

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
+from embeddings.graph import Graph
 from embeddings.optim import SGD
 from embeddings.sse import swap
 from embeddings.tables import EmbeddingTables
@@ -184,7 +185,9 @@ ONE_HOT = tuple(
     TableConfig(name, num_rows, num_rows, features, first_live_row=first)
     for name, num_rows, features, first in [("item", 57, ("item", "history"), 2), ("user", 101, ("user",), 2)]
 )
-PROBABILITY = {"item": 0.5, "history": 0.25, "user": 0.75}
+RING = Graph.from_edges(np.arange(2, 57), np.roll(np.arange(2, 57), 3), 57)
+STAR = Graph.from_edges(np.full(99, 2), np.arange(2, 101), 101)
+SSE = {"item": SSEConfig(0.5), "history": SSEConfig(0.25, RING, 200.0), "user": SSEConfig(0.75, STAR, 40.0)}
 ONE_HOT_FEATURES = ("user", "history", "item")
 
 
@@ -192,8 +195,7 @@ def draw(plan, bags, sizes, num_steps, training):
     """Counts of the looked-up ids of this rank's samples, by step and feature."""
     from torchrec import KeyedJaggedTensor
 
-    sse = {feature: SSEConfig(probability) for feature, probability in PROBABILITY.items()}
-    sharded = shard(ONE_HOT, plan, sse, "float32").train(training)
+    sharded = shard(ONE_HOT, plan, SSE, "float32").train(training)
     num_rows = {table.name: table.num_rows for table in ONE_HOT}
     for held in sharded._sharded.local_pieces():
         rows, columns = (
@@ -218,7 +220,7 @@ def expected_counts(bags, feature, step, training):
     ids, offsets = flatten(bags[feature])
     if training:
         ids = swap(
-            ids, offsets, table=table, feature=feature, config=SSEConfig(PROBABILITY[feature]), seed=5, step=step
+            ids, offsets, table=table, feature=feature, config=SSE[feature], seed=5, step=step, backend="reference"
         )  # fmt: skip
     counts = torch.zeros(len(bags[feature]), table.num_rows, dtype=torch.int64)
     for sample in range(len(bags[feature])):
