@@ -1,7 +1,7 @@
 """What dense semantics do to an idle row, in closed form, so that it can be applied when the row is read.
 
-A row was last touched at step s (0 = never) with value theta and moments m, v; K steps are complete; J = K - s. Idle, it
-is moved at each step t = s + j by its decay and its momentum. With lambda_i = min(1, alpha i), the decay of a step
+A row was last touched at step s (0 = never) with value theta and moments m, v; K steps are complete; J = K - s. Idle,
+it is moved at each step t = s + j by its decay and its momentum. With lambda_i = min(1, alpha i), the decay of a step
 keep_j = (1 - lambda_{j-1}) (1 - eta_t w), r = beta1 / sqrt(beta2), c_t = sqrt(1 - beta2^t) / (1 - beta1^t), and
 a_j = sqrt(1 - beta2^t) beta2^{-j/2}, its value now is
 
