@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, EmbeddingShardingContext
 from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
+from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.distributed.types import NoWait
 
 from embeddings.config import TableConfig
@@ -114,3 +115,51 @@ class SumExchange(torch.autograd.Function):
         copies = grad.repeat(world_size, 1)
         dist.all_to_all_single(gathered, copies, ctx.batch_sizes, [len(grad)] * world_size, group=ctx.group)
         return gathered, None, None
+
+
+class SequenceDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):
+    """Rows of the ids of all ranks [n, D] -> rows of this rank's ids, feature by feature, in their order.
+
+    TorchRec's exchange permutes with an operator of FBGEMM that knows no float64 where batches differ between ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self._group = group
+
+    def forward(self, local_embs: Tensor, sharding_ctx: SequenceShardingContext | None = None) -> NoWait[Tensor]:
+        assert sharding_ctx is not None
+        assert sharding_ctx.lengths_after_input_dist is not None
+        by_rank = local_embs.index_select(
+            0, _order_by_rank(sharding_ctx.lengths_after_input_dist, list(sharding_ctx.batch_size_per_rank))
+        )
+        rows: Tensor = RowExchange.apply(by_rank, sharding_ctx.output_splits, sharding_ctx.input_splits, self._group)
+        unbucketize = sharding_ctx.unbucketize_permute_tensor
+        return NoWait(rows if unbucketize is None else rows.index_select(0, unbucketize))
+
+
+def _order_by_rank(lengths: Tensor, batch_sizes: list[int]) -> Tensor:
+    """Where the rows of each rank are, rank by rank, among those of [F, samples of all ranks] bags: int64 [n]."""
+    bags = lengths.long()
+    counts = torch.stack([part.sum(1) for part in bags.split(batch_sizes, dim=1)])
+    starts = (counts.T.reshape(-1).cumsum(0) - counts.T.reshape(-1)).view(counts.T.shape).T.reshape(-1)
+    counts = counts.reshape(-1)
+    shift = starts - (counts.cumsum(0) - counts)
+    return shift.repeat_interleave(counts) + torch.arange(int(counts.sum()), device=lengths.device)
+
+
+class RowExchange(torch.autograd.Function):
+    """All-to-all of rows [n, D]; backward sends each gradient the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        found = rows.new_empty(sum(received), rows.shape[1])
+        dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        back = grad.new_empty(sum(ctx.sent), grad.shape[1])
+        dist.all_to_all_single(back, grad.contiguous(), ctx.sent, ctx.received, group=ctx.group)
+        return back, None, None, None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec import EmbeddingCollection, KeyedJaggedTensor
+from torchrec import EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ShardingEnv
@@ -95,9 +95,34 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
 
     def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
         ctx.vote.count()
-        found: list[Tensor] = super().compute(ctx, dist_input)
+        rows = []
+        # As TorchRec's, which cannot shape the lengths of a batch without samples.
+        for lookup, features, sharding, kind in zip(
+            self._lookups, dist_input, ctx.sharding_contexts, self._sharding_type_to_sharding, strict=True
+        ):
+            sharding.lengths_after_input_dist = features.lengths().view(len(features.keys()), features.stride())
+            rows.append(lookup(features).view(-1, self._embedding_dim_for_sharding_type(kind)))
+        return rows
+
+    def output_dist(self, ctx: Any, output: list[Tensor]) -> Any:
+        empty = ctx.sharding_contexts[0].features_before_input_dist.stride() == 0
+        if empty:
+            # TorchRec cannot cut the output of no samples into features: it is given one without ids.
+            for sharding in ctx.sharding_contexts:
+                sharding.features_before_input_dist = _one_sample(sharding.features_before_input_dist)
+        found = super().output_dist(ctx, output)
+        if empty:
+            found.callbacks.append(_no_samples)
         return found
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        ctx.vote.count()
-        return super().compute_and_output_dist(ctx, input)
+        return self.output_dist(ctx, self.compute(ctx, input))
+
+
+def _one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    lengths = torch.zeros(len(features.keys()), dtype=torch.int64, device=features.values().device)
+    return KeyedJaggedTensor(features.keys(), features.values(), lengths=lengths, stride=1)
+
+
+def _no_samples(found: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+    return {name: JaggedTensor(part.values(), lengths=part.lengths()[:0]) for name, part in found.items()}

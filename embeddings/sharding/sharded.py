@@ -33,10 +33,18 @@ class RowsOfRank:
             # swap nothing.
             kernel.set_context(step, sample_offset if isinstance(kernel, ReplicatedTables) else part_offset)
 
-    def step(self, k: int) -> None:
-        """Applies what this rank's backward recorded, as step ``k``."""
+    def step(self, k: int, scale: float = 1.0) -> None:
+        """Applies what this rank's backward recorded, times ``scale``, as step ``k``."""
         for kernel in self.kernels():
-            kernel.step(k)
+            kernel.step(k, scale)
+
+    def gradient_squared_norm(self) -> float:
+        """This rank's part of the sum over all rows of |gradient|^2: the sum over ranks counts each element once."""
+        return sum(
+            kernel.gradient_squared_norm()
+            for kernel in self.kernels()
+            if not isinstance(kernel, ReplicatedTables) or kernel.replica == 0
+        )
 
     def discard(self) -> None:
         """Drops what this rank's backward recorded."""

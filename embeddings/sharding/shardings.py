@@ -17,7 +17,7 @@ from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddi
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from torchrec.distributed.types import ShardingEnv, ShardingType
 
-from embeddings.sharding.exchange import SummingDist, SwappingDist
+from embeddings.sharding.exchange import SequenceDist, SummingDist, SwappingDist
 from embeddings.sharding.lookup import SequenceLookup, TableLookup
 from embeddings.sharding.settings import Place, TableSettings
 
@@ -106,16 +106,21 @@ class RowWise(OurSharding, RwPooledEmbeddingSharding):
         return SummingDist(self._env.process_group)
 
 
-class SequenceTableWise(OurSharding, TwSequenceEmbeddingSharding):
+class SequenceSharding(OurSharding):
+    """What shardings of sequences share whose rows travel."""
+
+    _lookup = SequenceLookup
+
+    def create_output_dist(self, device: torch.device | None = None) -> SequenceDist:
+        return SequenceDist(self._env.process_group)
+
+
+class SequenceTableWise(SequenceSharding, TwSequenceEmbeddingSharding):
     """As :class:`TableWise`, for sequences."""
 
-    _lookup = SequenceLookup
 
-
-class SequenceColumnWise(OurSharding, CwSequenceEmbeddingSharding):
+class SequenceColumnWise(SequenceSharding, CwSequenceEmbeddingSharding):
     """As :class:`ColumnWise`, for sequences; all shards have one width (TorchRec's rule)."""
-
-    _lookup = SequenceLookup
 
 
 class SequenceReplicated(OurSharding, DpSequenceEmbeddingSharding):
@@ -125,11 +130,10 @@ class SequenceReplicated(OurSharding, DpSequenceEmbeddingSharding):
     _lookup = SequenceLookup
 
 
-class SequenceRowWise(OurSharding, RwSequenceEmbeddingSharding):
+class SequenceRowWise(SequenceSharding, RwSequenceEmbeddingSharding):
     """As :class:`RowWise`, for sequences: rows travel back, nothing is summed."""
 
     rows_are_split = True
-    _lookup = SequenceLookup
 
     def create_input_dist(self, device: torch.device | None = None) -> SwappingDist:
         return _row_wise_input(self, device, is_sequence=True)
