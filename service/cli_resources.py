@@ -60,7 +60,11 @@ def _located(dataset: DatasetSpec) -> DatasetSpec:
         else feature
         for name, feature in dataset.features.items()
     }
-    return dataset.model_copy(update={"uri": locate(dataset.uri), "features": features})
+    graphs = {
+        name: graph.model_copy(update={"uri": locate(graph.uri)}) if Path(graph.uri).parent != Path(".") else graph
+        for name, graph in dataset.graphs.items()
+    }
+    return dataset.model_copy(update={"uri": locate(dataset.uri), "features": features, "graphs": graphs})
 
 
 @datasets.command("infer")

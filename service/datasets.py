@@ -28,16 +28,21 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
     for field, column in named_columns(absolute):
         if column not in columns:
             problems.append((field, f"no column '{column}' in {spec.uri} (there are {', '.join(sorted(columns))})"))
-    for name, feature in absolute.features.items():
-        if feature.join is not None:
-            field = f"features.{name}.join"
-            joined = _columns(feature.join.uri, f"{field}.uri")
-            for part, column in (("on", feature.join.on), ("column", feature.join.column)):
-                if column not in joined:
-                    there = ", ".join(sorted(joined))
-                    problems.append(
-                        (f"{field}.{part}", f"no column '{column}' in {feature.join.uri} (there are {there})")
-                    )
+    others = [
+        (f"features.{name}.join", feature.join.uri, {"on": feature.join.on, "column": feature.join.column})
+        for name, feature in absolute.features.items()
+        if feature.join is not None
+    ]
+    others += [
+        (f"graphs.{name}", graph.uri, {"source": graph.source, "target": graph.target})
+        for name, graph in absolute.graphs.items()
+    ]
+    for field, uri, named in others:
+        found = _columns(uri, f"{field}.uri")
+        for part, column in named.items():
+            if column not in found:
+                there = ", ".join(sorted(found))
+                problems.append((f"{field}.{part}", f"no column '{column}' in {uri} (there are {there})"))
     if problems:
         raise invalid(problems, "name a column of the file, or correct the file")
     return absolute

@@ -303,13 +303,17 @@ def test_a_file_without_rows_is_not_valid(run: Run, served: Served, tmp_path: Pa
 
 def test_relative_paths_are_taken_from_here(run: Run, served: Served, monkeypatch: pytest.MonkeyPatch):
     """The service runs in another directory: what it is told must not depend on either."""
-    document = serving.dataset(served.data, "near") | {"uri": "near.parquet"}
+    (served.data / "edges").mkdir()
+    (served.data / "edges" / "near.csv").write_text("a,b\n1,2\n")
+    graphs = {"near": {"uri": "edges/near.csv", "source": "a", "target": "b", "of": "user"}}
+    document = serving.dataset(served.data, "near") | {"uri": "near.parquet", "graphs": graphs}
     monkeypatch.chdir(served.data)
     file = write_spec(served.data / "near.yaml", document)
     done = run("datasets", "add", str(file))
     assert done.code == 0, done.err
     listed = {one["name"]: one for one in run("datasets", "list", "--json").json}
     assert listed["near"]["uri"] == str(served.data / "near.parquet")
+    assert listed["near"]["graphs"]["near"]["uri"] == str(served.data / "edges" / "near.csv")
     assert ["near", str(served.data / "near.parquet"), "user, item"] in run("datasets", "list").lines
     assert yaml.safe_load(run("datasets", "profile", "near").out)["rows"] == 3
     assert run("datasets", "profile", "near", "--json").json["rows"] == 3

@@ -125,7 +125,13 @@ async def test_columns_that_are_not_there(
     bad = {"join": {"uri": "brands.parquet", "on": "item", "column": "maker"}}
     features = dataset_body["features"]
     refused(await post(features={**features, "maker": bad}), "features.maker.join.column", "no column 'maker'")
-    assert (await post(features={**features, "brand": good})).status_code == 201
+    pq.write_table(pa.table({"src": [1], "dst": [2]}), settings.data_roots[0] / "friends.parquet")
+    graph = {"uri": "friends.parquet", "source": "src", "target": "dst", "of": "user"}
+    unnamed = await post(graphs={"friends": {**graph, "target": "to"}})
+    refused(unnamed, "graphs.friends.target", "no column 'to' in")
+    elsewhere = await post(graphs={"friends": {**graph, "uri": "/etc/passwd"}})
+    refused(elsewhere, "graphs.friends.uri", "outside the data roots")
+    assert (await post(features={**features, "brand": good}, graphs={"friends": graph})).status_code == 201
 
 
 async def test_a_folder_of_csv(client: httpx.AsyncClient, dataset_body: dict[str, Any], settings: Settings) -> None:
