@@ -13,65 +13,87 @@ from embeddings.decay import IdleCoefficients
 
 
 @triton.jit
-def owed(last, completed, near, num_near, far, num_far, decay, num_decay, MOMENTUM: tl.constexpr):
-    """(P, eta C, eps E) of rows last touched at the int32 steps ``last``; (1, 0, 1) for those never touched.
+def owed(
+    last, completed, near, num_near, decay, num_decay, logs, num_logs, now,
+    MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
+):  # fmt: skip
+    """(P, moved, floor) of rows last touched at the int32 steps ``last``: see embeddings.decay.IdleCoefficients.
 
     Args:
-        near: eta C(K - J, J) for J < num_near, then eps E(K - J, J).
-        far: eta C(s, J*) for s < num_far, then eps E(s, J*).
-        decay: P_J for J < num_decay, then the product from J* on; the last entry of each holds for every later J.
+        near: ``moved`` of rows idle for J < num_near steps, then ``floor``.
+        decay: P without the constant decay for J < num_decay; the last entry holds for every later J.
+        logs: float64 L[s] for s < num_logs, read if LOGS; ``now``: float64 L[K], and what a later step adds.
     """
-    touched = last > 0
-    idle = tl.where(touched, completed - last, 0)
-    aged = tl.minimum(idle, num_decay - 1)
-    p = tl.load(decay + aged)
+    owing = last > 0
+    if FROM_START:
+        owing = last >= 0
+    idle = tl.where(owing, completed - last, 0)
+    p = tl.load(decay + tl.minimum(idle, num_decay - 1))
+    if LOGS:
+        end = num_logs - 1
+        later = tl.maximum(last - end, 0).to(tl.float64)
+        log = tl.load(now) - tl.load(logs + tl.minimum(last, end)) - tl.load(now + 1) * later
+        p = p * tl.where(owing, tl.exp(log), 1.0).to(p.dtype)
     if MOMENTUM:
-        is_near = idle < num_near
-        age = tl.where(is_near, idle, 0)
-        step = tl.minimum(last, num_far - 1)
-        c = tl.where(is_near, tl.load(near + age), tl.load(far + step) * tl.load(decay + num_decay + aged))
-        e = tl.where(is_near, tl.load(near + num_near + age), tl.load(far + num_far + step))
-        c, e = tl.where(touched, c, 0.0), tl.where(touched, e, 1.0)
+        moving = owing & (idle < num_near)
+        moved = tl.load(near + idle, mask=moving, other=0.0)
+        floor = tl.load(near + num_near + idle, mask=moving, other=1.0)
     else:
-        c, e = tl.zeros_like(p), tl.zeros_like(p) + 1.0
-    return p, c, e
+        moved, floor = tl.zeros_like(p), tl.zeros_like(p) + 1.0
+    return p, moved, floor
+
+
+@triton.jit
+def root(square, eps, INSIDE: tl.constexpr):
+    """What Adam and Adagrad divide by."""
+    if INSIDE:
+        return tl.sqrt(square + eps)
+    else:
+        return tl.sqrt(square) + eps
 
 
 class IdleTables(NamedTuple):
-    """Arguments of :func:`owed`, of the type that rows are computed in."""
+    """Arguments of :func:`owed`."""
 
     near: torch.Tensor
     num_near: int
-    far: torch.Tensor
-    num_far: int
     decay: torch.Tensor
     num_decay: int
+    logs: torch.Tensor
+    num_logs: int
+    now: torch.Tensor
 
 
 class IdleSource:
     """Carries IdleCoefficients over to the device: what changes at each step, and, where it has grown, the rest."""
 
-    def __init__(self, rate: float, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        self.rate, self.eps, self.dtype, self.device = rate, eps, dtype, device
-        self._grown: tuple[np.ndarray, np.ndarray, torch.Tensor, torch.Tensor] | None = None
-        self._near: tuple[np.ndarray, torch.Tensor] | None = None
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
         self._nothing = torch.zeros(2, dtype=dtype, device=device)
+        self._no_logs = torch.zeros(2, dtype=torch.float64, device=device)
+        self._near = self._decay = self._logs = (np.zeros(0), self._nothing)
+        self._now: tuple[int, torch.Tensor] = (-1, self._no_logs)
 
     def at(self, idle: IdleCoefficients | None) -> IdleTables:
         """The tables as ``idle`` is now."""
         if idle is None:
-            return IdleTables(self._nothing, 1, self._nothing, 1, self._nothing, 1)
-        if self._grown is None or self._grown[0] is not idle.decay or self._grown[1] is not idle.far_c:
-            far = self.carry(np.concatenate([self.rate * idle.far_c, self.eps * idle.far_e]))
-            decay = self.carry(np.concatenate([idle.decay, idle.late_decay]))
-            self._grown = (idle.decay, idle.far_c, far, decay)
-        if self._near is None or self._near[0] is not idle.near_c:
-            self._near = (idle.near_c, self.carry(np.concatenate([self.rate * idle.near_c, self.eps * idle.near_e])))
-        far, decay = self._grown[2:]
-        return IdleTables(self._near[1], len(idle.near_c), far, len(idle.far_c), decay, len(idle.decay))
+            return IdleTables(self._nothing, 1, self._nothing, 1, self._no_logs, 1, self._no_logs)
+        if self._decay[0] is not idle.decay:
+            self._decay = (idle.decay, self.carry(idle.decay, self.dtype))
+        if self._near[0] is not idle.moved:
+            self._near = (idle.moved, self.carry(np.concatenate([idle.moved, idle.floor]), self.dtype))
+        if len(idle.log_sums) and self._logs[0] is not idle.log_sums:
+            self._logs = (idle.log_sums, self.carry(idle.log_sums, torch.float64))
+        if len(idle.log_sums) and self._now[0] != idle.completed_steps:
+            now = self.carry(np.array([idle.log_now, idle.log_slope]), torch.float64)
+            self._now = (idle.completed_steps, now)
+        return IdleTables(
+            self._near[1], len(idle.moved), self._decay[1], len(idle.decay),
+            self._logs[1] if len(idle.log_sums) else self._no_logs, len(idle.log_sums), self._now[1],
+        )  # fmt: skip
 
-    def carry(self, values: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """``values`` on the device, as ``dtype`` or that of the tables, without waiting for what runs there."""
-        tensor = torch.from_numpy(values).to(dtype or self.dtype)
+    def carry(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        """``values`` on the device, without waiting for what runs there."""
+        tensor = torch.from_numpy(values).to(dtype)
         # From pinned memory the copy waits for nothing, and the allocator keeps the memory until it is done.
         return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)

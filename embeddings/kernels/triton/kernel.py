@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -93,10 +94,7 @@ class TritonKernel:
         self._nothing = torch.zeros(1, dtype=torch.int64, device=layout.device)
         self._faults = Faults(layout)
         self._draws: dict[Any, tuple[tuple[torch.Tensor, ...], bool]] = {}
-        optimizer = layout.optimizer
-        self._idle = IdleSource(
-            optimizer.learning_rate, getattr(optimizer, "eps", 0.0), layout.compute_dtype, layout.device
-        )
+        self._idle = IdleSource(layout.compute_dtype, layout.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TritonKernel:
         # Events and pinned memory can't be copied, and what waits to be checked concerns the original.
@@ -170,8 +168,7 @@ class TritonKernel:
             swaps.step if swaps else 0, idle.completed_steps if idle else 0,
             DIM=group.dim, BLOCK=group.block, TILE=tile, POSITIONS=_positions(num_ids, num_bags),
             ALIGNMENT=group.alignment, VECTORS=len(layout.vector_names), POOLED=pooled, SCALED=weights is not None,
-            SWAP=swaps is not None, GRAPH=has_graph, IDLE=idle is not None,
-            MOMENTUM=idle is not None and idle.horizon > 0, IGNORE=layout.bounds == "ignore",
+            SWAP=swaps is not None, GRAPH=has_graph, IGNORE=layout.bounds == "ignore", **self._idle_options(idle),
         )  # fmt: skip
 
     def _tile(self, group: Group, limit: int) -> int:
@@ -224,7 +221,7 @@ class TritonKernel:
         total = torch.zeros((), dtype=torch.float64, device=layout.device)
         if num_entries == 0:
             return total
-        settings, tables = self._settings(step, scale), self._idle.at(idle)
+        settings, tables = self._settings(step, scale, idle), self._idle.at(idle)
         sources = (entries.keys, entries.order, entries.places)
         quads = all(table.column_start % 4 == 0 for table in layout.tables)
         for group in self._groups:
@@ -238,8 +235,8 @@ class TritonKernel:
             ends = (num_entries, group.first_key, group.end_key, step)
             common = {
                 "DIM": group.dim, "BLOCK": group.block, "SPLIT": self.split, "RULE": rule,
-                "VECTORS": len(layout.vector_names), "IDLE": idle is not None,
-                "MOMENTUM": idle is not None and idle.horizon > 0, "QUADS": quads,
+                "VECTORS": len(layout.vector_names), "QUADS": quads, "CLIP": layout.optimizer.clip_row_norm is not None,
+                "AHEAD": idle is not None and idle.ahead, **self._idle_options(idle),
             }  # fmt: skip
             update[(programs,)](
                 *storage, norms, entries.grads, *sources, entries.shares, partials, self._geometry, settings,
@@ -256,16 +253,34 @@ class TritonKernel:
     def _rule(self) -> Any:
         return next(rule for kind, rule in RULES.items() if isinstance(self.layout.optimizer, kind))
 
-    def _settings(self, step: int, scale: float) -> torch.Tensor:
-        """See embeddings.kernels.triton.rules; float64."""
-        optimizer = self.layout.optimizer
-        values = [scale, optimizer.rate(max(step, 1)), getattr(optimizer, "eps", 0.0)]
-        if isinstance(optimizer, Adam) and step > 0:
-            beta1, beta2 = optimizer.beta1, optimizer.beta2
-            values += [1 - beta1, 1 - beta2, 1 / (1 - beta1**step), 1 / (1 - beta2**step)]
-            values += [float(np.log(beta)) if beta > 0 else -np.inf for beta in (beta1, beta2)]
-            values.append(optimizer.idle_alpha)
-        return self._idle.carry(np.array(values), torch.float64)
+    def _settings(self, step: int, scale: float, idle: IdleCoefficients | None) -> torch.Tensor:
+        """rules.SETTINGS on the device."""
+        optimizer, k = self.layout.optimizer, max(step, 1)
+        rate = optimizer.rate(k)
+        values = {
+            "scale": scale,
+            "clip": optimizer.clip_row_norm or 0.0,
+            "rate": rate,
+            "eps": getattr(optimizer, "eps", 0.0),
+            "keep": 1.0 - rate * optimizer.constant_decay,
+            "alpha": optimizer.idle_alpha,
+            "lead_moved": 0.0 if idle is None else idle.lead_moved,
+            "lead_floor": 1.0 if idle is None else idle.lead_floor,
+        }
+        if isinstance(optimizer, Adam):
+            for number, beta in (("1", optimizer.beta1), ("2", optimizer.beta2)):
+                values["gain" + number], values["unbias" + number] = 1.0 - beta, 1.0 / (1.0 - beta**k)
+                values["log_beta" + number] = math.log(beta) if beta > 0.0 else -math.inf
+        return self._idle.carry(np.array([values.get(name, 0.0) for name in rules.SETTINGS]), torch.float64)
+
+    def _idle_options(self, idle: IdleCoefficients | None) -> dict[str, bool]:
+        return {
+            "IDLE": idle is not None,
+            "MOMENTUM": idle is not None and idle.momentum,
+            "FROM_START": idle is not None and idle.from_start,
+            "LOGS": idle is not None and len(idle.log_sums) > 0,
+            "INSIDE": bool(getattr(self.layout.optimizer, "eps_inside_root", False)),
+        }
 
     # --- what kernels are given --------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.idle import owed
+from embeddings.kernels.triton.idle import owed, root
 from embeddings.kernels.triton.swap import DRAW_WORDS, swap
 
 # Columns of a feature's description: number, output column, whether it is a mean, rows, padding row, bases.
@@ -19,18 +19,19 @@ SLOT_WORDS = tl.constexpr(8)
 
 # These change from batch to batch: without this a version for each kind of value would be compiled in mid-training.
 VARYING = [
-    "num_ids", "num_bags", "batch_size", "sample_offset", "step", "completed", "num_near", "num_far", "num_decay",
+    "num_ids", "num_bags", "batch_size", "sample_offset", "step", "completed", "num_near", "num_decay", "num_logs",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=VARYING)
 def lookup(
     output, used, weights, vectors, last_steps, slots, indices, offsets, scales, fault,
-    draws, graph_offsets, neighbours, thresholds, near, num_near, far, num_far, decay, num_decay,
+    draws, graph_offsets, neighbours, thresholds, near, num_near, decay, num_decay, logs, num_logs, now,
     num_ids, num_bags, batch_size, total_dim, sample_offset, step, completed,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr, ALIGNMENT: tl.constexpr,
     VECTORS: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr, GRAPH: tl.constexpr,
-    IDLE: tl.constexpr, MOMENTUM: tl.constexpr, IGNORE: tl.constexpr,
+    IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr, INSIDE: tl.constexpr,
+    IGNORE: tl.constexpr,
 ):  # fmt: skip
     """Grid: features times tiles. ``fault`` gets a 1 where an id or an offset is bad; such an id adds nothing."""
     compute = output.dtype.element_ty
@@ -95,14 +96,17 @@ def lookup(
         theta = tl.load(weights + weight_base + ids[:, None] * DIM + d, mask=reading, other=0.0).to(compute)
         if IDLE:
             last_step = tl.load(last_steps + step_base + ids, mask=keep, other=0)
-            p, c, e = owed(last_step, completed, near, num_near, far, num_far, decay, num_decay, MOMENTUM)
+            p, moved, floor = owed(
+                last_step, completed, near, num_near, decay, num_decay, logs, num_logs, now, MOMENTUM, FROM_START, LOGS
+            )
             theta = theta * p[:, None]
             if MOMENTUM:
-                moving = reading & (c != 0.0)[:, None]
+                # Rows idle for long are most rows and rest: of them m and v are not read.
+                moving = reading & (moved != 0.0)[:, None]
                 vector = vectors + vector_base + ids[:, None] * (VECTORS * DIM) + d
                 m = tl.load(vector, mask=moving, other=0.0).to(compute)
                 v = tl.load(vector + DIM, mask=moving, other=0.0).to(compute)
-                theta = theta - c[:, None] * m / (tl.sqrt(v) + e[:, None])
+                theta = theta - moved[:, None] * m / root(v, floor[:, None], INSIDE)
         if POOLED:
             pooled += theta * factor[:, None]
         else:

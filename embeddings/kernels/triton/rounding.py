@@ -1,4 +1,4 @@
-"""Storing rows: half types with stochastic rounding, whose draws are those of every backend and sharding plan."""
+"""Storing rows: half types by stochastic rounding, whose draws are the same in every backend and sharding plan."""
 
 from __future__ import annotations
 
@@ -7,31 +7,69 @@ import triton.language as tl
 
 from embeddings.kernels.triton.philox import four_words
 
-# Stream of these draws: see embeddings.rounding.
-STREAM = tl.constexpr(0x40000000)
+# Stream of these draws.
+_STREAM = tl.constexpr(0x40000000)
 
 
 @triton.jit
-def draws(row, column_start, step, key0, key1, TILE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
+def store(
+    at, theta, writing, row, table_words, mask, step,
+    STORED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, QUADS: tl.constexpr,
+):  # fmt: skip
+    """Stores ``theta`` [TILE, BLOCK] of the local rows ``row`` [TILE] as STORED.
+
+    Args:
+        table_words: where the descriptions of the rows' tables are: see embeddings.kernels.triton.rules.
+    """
+    if (STORED == tl.bfloat16) or (STORED == tl.float16):  # noqa: SIM300
+        key0 = tl.load(table_words + 6, mask=mask, other=0).to(tl.uint32)
+        key1 = tl.load(table_words + 7, mask=mask, other=0).to(tl.uint32)
+        row = row + tl.load(table_words + 4, mask=mask, other=0)
+        column_start = tl.load(table_words + 5, mask=mask, other=0)
+        word = draws(row, column_start, step.to(tl.uint32), key0, key1, TILE, BLOCK, QUADS)
+        if STORED == tl.bfloat16:  # noqa: SIM300
+            bits = theta.to(tl.uint32, bitcast=True) + (word & 0xFFFF)
+            rounded = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        else:
+            rounded = _to_half(theta, word)
+        tl.store(at, rounded, mask=writing)
+    else:
+        tl.store(at, theta, mask=writing)
+
+
+@triton.jit
+def draws(row, column_start, step, key0, key1, TILE: tl.constexpr, BLOCK: tl.constexpr, QUADS: tl.constexpr):
     """A uint32 word for each element, [TILE, BLOCK].
 
-    Counter (step, row, row >> 32 << 16 | column >> 2, STREAM), lane column & 3; rows and columns of the whole table,
-    int64 [TILE]. ALIGNED: column_start is a multiple of 4, so that one draw serves four elements of a thread.
+    Counter (step, row, row >> 32 << 16 | column >> 2, stream), lane column & 3, of rows and columns of the whole table.
+    QUADS: every column_start is a multiple of 4, so that one draw serves four elements, and these are of one thread.
     """
-    high = ((row >> 32) << 16).to(tl.uint32)[:, None]
-    low = row.to(tl.uint32)[:, None]
-    if ALIGNED:
+    low, high = row.to(tl.uint32)[:, None], ((row >> 32) << 16).to(tl.uint32)[:, None]
+    if QUADS and BLOCK >= 4:
         zero = tl.zeros([TILE, BLOCK // 4], dtype=tl.uint32)
         quad = zero + tl.arange(0, BLOCK // 4).to(tl.uint32)[None, :] + (column_start >> 2).to(tl.uint32)[:, None]
-        w0, w1, w2, w3 = four_words(step, zero + low, high | quad, STREAM, zero + key0[:, None], zero + key1[:, None])
+        w0, w1, w2, w3 = four_words(step, zero + low, high | quad, _STREAM, key0[:, None], key1[:, None])
         # The last axis of a join is the faster one: columns come out as w0 w1 w2 w3.
-        words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape([TILE, BLOCK])
+        words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [TILE, BLOCK])
     else:
         zero = tl.zeros([TILE, BLOCK], dtype=tl.uint32)
         column = zero + tl.arange(0, BLOCK).to(tl.uint32)[None, :] + column_start.to(tl.uint32)[:, None]
-        w0, w1, w2, w3 = four_words(
-            step, zero + low, high | (column >> 2), STREAM, zero + key0[:, None], zero + key1[:, None]
-        )
+        w0, w1, w2, w3 = four_words(step, zero + low, high | (column >> 2), _STREAM, key0[:, None], key1[:, None])
         lane = column & 3
         words = tl.where(lane < 2, tl.where(lane == 0, w0, w1), tl.where(lane == 2, w2, w3))
     return words
+
+
+@triton.jit
+def _to_half(x, word):
+    """``x`` as one of the two float16 around it: the farther from zero if word < 2^32 times its place between them."""
+    size = tl.abs(x)
+    # The step between halves at x: 2^(e - 10), from the exponent alone, and 2^-24 where halves are subnormal.
+    exponent = (size.to(tl.uint32, bitcast=True) >> 23).to(tl.int32)
+    step = ((tl.maximum(exponent, 113) - 10) << 23).to(tl.float32, bitcast=True)
+    below = tl.floor(size / step)
+    place = size / step - below
+    # Steps are powers of two and places multiples of 2^-32 where it matters, so all this is exact.
+    up = (place * 4294967296.0).to(tl.int64) > word.to(tl.int64)
+    rounded = (below + up.to(tl.float32)) * step
+    return tl.where(x < 0, -rounded, rounded).to(tl.float16)

@@ -5,21 +5,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.idle import owed
+from embeddings.kernels.triton.idle import owed, root
+from embeddings.kernels.triton.rounding import store
 
 NORM, SGD, ADAGRAD, ADAM = (tl.constexpr(rule) for rule in range(4))
 # Words of a table's description: first key, bases, first row and column in the whole table, key of its draws.
 GEOMETRY_WORDS = tl.constexpr(8)
-# Settings: gradient scale, eta, eps; 1 - beta1, 1 - beta2, 1 / (1 - beta1^k), 1 / (1 - beta2^k), log beta1, log beta2,
-# alpha.
+# Settings, float64: what an optimizer is at one step, in this order.
+SETTINGS = (
+    "scale", "clip", "rate", "eps", "keep", "alpha",
+    "gain1", "gain2", "unbias1", "unbias2", "log_beta1", "log_beta2", "lead_moved", "lead_floor",
+)  # fmt: skip
+_SCALE, _CLIP, _RATE, _EPS, _KEEP, _ALPHA = (tl.constexpr(i) for i in range(6))
+_GAIN1, _GAIN2, _UNBIAS1, _UNBIAS2 = (tl.constexpr(i) for i in range(6, 10))
+_LOG_BETA1, _LOG_BETA2, _LEAD_MOVED, _LEAD_FLOOR = (tl.constexpr(i) for i in range(10, 14))
 
 
 @triton.jit
 def apply(
-    weights, vectors, last_steps, geometry, settings, near, num_near, far, num_far, decay, num_decay,
+    weights, vectors, last_steps, geometry, settings, near, num_near, decay, num_decay, logs, num_logs, now,
     step, table, key, grad, mask, d,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RULE: tl.constexpr, VECTORS: tl.constexpr,
-    IDLE: tl.constexpr, MOMENTUM: tl.constexpr, QUADS: tl.constexpr,
+    CLIP: tl.constexpr, INSIDE: tl.constexpr, AHEAD: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr,
+    FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Updates the rows ``key`` [TILE] of ``table`` [TILE] where ``mask``, with the summed gradients [TILE, BLOCK].
 
@@ -28,51 +36,65 @@ def apply(
     """
     compute = grad.dtype
     writing = mask[:, None] & (d < DIM)
+    norm = tl.zeros([], dtype=tl.float64)
     if RULE == NORM:
         square = tl.where(writing, grad, 0.0).to(tl.float64)
-        return tl.sum(square * square)
-    table_words = geometry + table * GEOMETRY_WORDS
-    row = tl.where(mask, key - tl.load(table_words, mask=mask, other=0), 0)
-    # Tables start at cache lines: without the hints rows would be moved in pieces of 4 bytes.
-    theta_at = (
-        weights + tl.multiple_of(tl.load(table_words + 1, mask=mask, other=0), 16)[:, None] + row[:, None] * DIM + d
-    )
-    vector_base = tl.multiple_of(tl.load(table_words + 2, mask=mask, other=0), 16)
-    vector_at = vectors + vector_base[:, None] + row[:, None] * (VECTORS * DIM) + d
-    last_at = last_steps + tl.load(table_words + 3, mask=mask, other=0) + row
-    theta = tl.load(theta_at, mask=writing, other=0.0).to(compute)
-    grad = grad * tl.load(settings).to(compute)
-    rate, eps = tl.load(settings + 1).to(compute), tl.load(settings + 2).to(compute)
-    if RULE == ADAM:
-        m = tl.load(vector_at, mask=writing, other=0.0).to(compute)
-        v = tl.load(vector_at + DIM, mask=writing, other=0.0).to(compute)
-        last = tl.load(last_at, mask=mask, other=0)
-        idle = tl.where(last > 0, step - 1 - last, 0).to(tl.float64)
-        if IDLE:
-            p, c, e = owed(last, step - 1, near, num_near, far, num_far, decay, num_decay, MOMENTUM)
-            theta = theta * p[:, None]
-            if MOMENTUM:
-                theta = theta - c[:, None] * m / (tl.sqrt(v) + e[:, None])
-            theta = theta * (1.0 - tl.minimum(idle * tl.load(settings + 9), 1.0)).to(compute)[:, None]
-        passed = idle * 0.0 + 1.0
-        if MOMENTUM:
-            passed = idle + 1.0
-        m = tl.exp(passed * tl.load(settings + 7)).to(compute)[:, None] * m + tl.load(settings + 3).to(compute) * grad
-        v = (
-            tl.exp(passed * tl.load(settings + 8)).to(compute)[:, None] * v
-            + tl.load(settings + 4).to(compute) * grad * grad
-        )
-        theta = theta - rate * (m * tl.load(settings + 5).to(compute)) / (
-            tl.sqrt(v * tl.load(settings + 6).to(compute)) + eps
-        )
-        tl.store(vector_at, m, mask=writing)
-        tl.store(vector_at + DIM, v, mask=writing)
-    elif RULE == ADAGRAD:
-        total = tl.load(vector_at, mask=writing, other=0.0).to(compute) + grad * grad
-        tl.store(vector_at, total, mask=writing)
-        theta = theta - rate * grad / (tl.sqrt(total) + eps)
+        norm = tl.sum(square * square)
     else:
-        theta = theta - rate * grad
-    tl.store(theta_at, theta, mask=writing)
-    tl.store(last_at, tl.zeros_like(row).to(tl.int32) + step, mask=mask)
-    return tl.zeros([], dtype=tl.float64)
+        table_words = geometry + table * GEOMETRY_WORDS
+        row = tl.where(mask, key - tl.load(table_words, mask=mask, other=0), 0)
+        # Tables start at cache lines: without the hints rows would be moved in pieces of 4 bytes.
+        weight_base = tl.multiple_of(tl.load(table_words + 1, mask=mask, other=0), 16)
+        vector_base = tl.multiple_of(tl.load(table_words + 2, mask=mask, other=0), 16)
+        theta_at = weights + weight_base[:, None] + row[:, None] * DIM + d
+        vector_at = vectors + vector_base[:, None] + row[:, None] * (VECTORS * DIM) + d
+        last_at = last_steps + tl.load(table_words + 3, mask=mask, other=0) + row
+        theta = tl.load(theta_at, mask=writing, other=0.0).to(compute)
+        last = tl.load(last_at, mask=mask, other=0)
+        rate, eps = tl.load(settings + _RATE).to(compute), tl.load(settings + _EPS).to(compute)
+        grad = grad * tl.load(settings + _SCALE).to(compute)
+        if CLIP:
+            limit = tl.load(settings + _CLIP).to(compute)
+            length = tl.sqrt(tl.sum(tl.where(writing, grad * grad, 0.0), axis=1))
+            grad = grad * (limit / tl.maximum(length, limit))[:, None]
+        idle = tl.zeros_like(last).to(tl.float64)
+        if IDLE:
+            owing = last > 0
+            if FROM_START:
+                owing = last >= 0
+            idle = tl.where(owing, step - 1 - last, 0).to(tl.float64)
+            p, moved, floor = owed(
+                last, step - 1, near, num_near, decay, num_decay, logs, num_logs, now, MOMENTUM, FROM_START, LOGS
+            )
+            theta = theta * p[:, None]
+        if RULE == ADAM:
+            m = tl.load(vector_at, mask=writing, other=0.0).to(compute)
+            v = tl.load(vector_at + DIM, mask=writing, other=0.0).to(compute)
+            passed = idle * 0.0 + 1.0
+            if MOMENTUM:
+                theta = theta - moved[:, None] * m / root(v, floor[:, None], INSIDE)
+                passed = idle + 1.0
+            shrink1 = tl.exp(passed * tl.load(settings + _LOG_BETA1)).to(compute)
+            shrink2 = tl.exp(passed * tl.load(settings + _LOG_BETA2)).to(compute)
+            m = shrink1[:, None] * m + tl.load(settings + _GAIN1).to(compute) * grad
+            v = shrink2[:, None] * v + tl.load(settings + _GAIN2).to(compute) * grad * grad
+            tl.store(vector_at, m.to(vectors.dtype.element_ty), mask=writing)
+            tl.store(vector_at + DIM, v.to(vectors.dtype.element_ty), mask=writing)
+        if IDLE:
+            keep = 1.0 - tl.minimum(idle * tl.load(settings + _ALPHA), 1.0)
+            theta = theta * (keep * tl.load(settings + _KEEP)).to(compute)[:, None]
+        if RULE == ADAM:
+            mhat, vhat = m * tl.load(settings + _UNBIAS1).to(compute), v * tl.load(settings + _UNBIAS2).to(compute)
+            theta = theta - rate * mhat / root(vhat, eps, INSIDE)
+            if AHEAD:
+                lead, lead_floor = tl.load(settings + _LEAD_MOVED).to(compute), tl.load(settings + _LEAD_FLOOR)
+                theta = theta - lead * m / root(v, lead_floor.to(compute), INSIDE)
+        elif RULE == ADAGRAD:
+            total = tl.load(vector_at, mask=writing, other=0.0).to(compute) + grad * grad
+            tl.store(vector_at, total.to(vectors.dtype.element_ty), mask=writing)
+            theta = theta - rate * grad / root(total, eps, INSIDE)
+        else:
+            theta = theta - rate * grad
+        store(theta_at, theta, writing, row, table_words, mask, step, weights.dtype.element_ty, TILE, BLOCK, QUADS)
+        tl.store(last_at, tl.zeros_like(last) + step, mask=mask)
+    return norm

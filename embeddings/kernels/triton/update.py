@@ -21,15 +21,16 @@ from embeddings.kernels.triton.rules import NORM, apply
 _PLACE_MASK = tl.constexpr((1 << PLACE_BITS.value) - 1)
 
 # These change from batch to batch: see lookup.
-VARYING = ["num_entries", "step", "num_near", "num_far", "num_decay"]
+VARYING = ["num_entries", "step", "num_near", "num_decay", "num_logs"]
 
 
 @triton.jit(do_not_specialize=VARYING)
 def update(
     weights, vectors, last_steps, norms, grads, keys, order, places, shares, partials, geometry, settings,
-    near, num_near, far, num_far, decay, num_decay, num_entries, first_key, end_key, step,
+    near, num_near, decay, num_decay, logs, num_logs, now, num_entries, first_key, end_key, step,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, ALIGNMENT: tl.constexpr,
-    SHARED: tl.constexpr, RULE: tl.constexpr, VECTORS: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr,
+    SHARED: tl.constexpr, RULE: tl.constexpr, VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr,
+    AHEAD: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
     QUADS: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles of entries. Serves the tables whose keys lie in [first_key, end_key), all of one dim.
@@ -79,8 +80,9 @@ def update(
             tl.store(partials + place.to(tl.int64)[:, None] * DIM + d, total, mask=deferred)
             table = _table(order, places, at, whole)
             norm = apply(
-                weights, vectors, last_steps, geometry, settings, near, num_near, far, num_far, decay, num_decay,
-                step, table, key, total, whole, d, DIM, BLOCK, TILE, RULE, VECTORS, IDLE, MOMENTUM, QUADS,
+                weights, vectors, last_steps, geometry, settings, near, num_near, decay, num_decay, logs, num_logs, now,
+                step, table, key, total, whole, d, DIM, BLOCK, TILE, RULE, VECTORS,
+                CLIP, INSIDE, AHEAD, IDLE, MOMENTUM, FROM_START, LOGS, QUADS,
             )  # fmt: skip
             if RULE == NORM:
                 tl.store(norms + tl.program_id(0), norm)
@@ -89,9 +91,10 @@ def update(
 @triton.jit(do_not_specialize=VARYING)
 def finish(
     weights, vectors, last_steps, norms, keys, order, places, partials, geometry, settings,
-    near, num_near, far, num_far, decay, num_decay, num_entries, first_key, end_key, step,
+    near, num_near, decay, num_decay, logs, num_logs, now, num_entries, first_key, end_key, step,
     DIM: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, DEPTH: tl.constexpr,
-    RULE: tl.constexpr, VECTORS: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr, QUADS: tl.constexpr,
+    RULE: tl.constexpr, VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr, AHEAD: tl.constexpr,
+    IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Rows whose run was split. Grid: windows of WINDOW blocks of SPLIT entries.
 
@@ -129,9 +132,9 @@ def finish(
         one = tl.zeros([1], dtype=tl.int32)
         table = _table(order, places, one + b * SPLIT, one == 0)
         norm += apply(
-            weights, vectors, last_steps, geometry, settings, near, num_near, far, num_far, decay, num_decay,
+            weights, vectors, last_steps, geometry, settings, near, num_near, decay, num_decay, logs, num_logs, now,
             step, table, one.to(tl.int64) + wanted, total, one == 0, d, DIM, BLOCK, 1,
-            RULE, VECTORS, IDLE, MOMENTUM, QUADS,
+            RULE, VECTORS, CLIP, INSIDE, AHEAD, IDLE, MOMENTUM, FROM_START, LOGS, QUADS,
         )  # fmt: skip
     if RULE == NORM:
         tl.store(norms + tl.program_id(0), norm)
