@@ -1,0 +1,232 @@
+"""How a whole step grows with the table, and what a second rank brings.
+
+Case ``rows``: lookup, backward and step of AdamAR (dense moments) on one table of 10 million rows and on one of 1
+million, dim 64, with the same number of ids: what is left of the table's size is caches and page tables. Rows have
+state as if they had been trained. Needs 9 GB.
+
+Case ``ranks``: a whole step (distribution, lookup, MLP, backward, all-reduce, update) of 2 ranks with one thread each,
+and of 1 rank with one thread, on the same batches, without Ray; batches are made while nobody is timed. Both live all
+the time, and work in turns. ``speedup`` is the time of one rank over that of two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from benchmarks import peers
+from benchmarks.harness import Workload, interleave, line
+from benchmarks.sse import HIDDEN, TIMEOUT, Batch, batches
+from embeddings import EmbeddingTables, TableConfig
+from embeddings.optim import AdamAR
+
+FEW, MANY = 1_000_000, 10_000_000
+NUM_FEATURES, DIM, BATCH_SIZE = 8, 64, 4096
+COMPLETED_STEPS = 1000
+STEPS_AT_ONCE = 5
+OPTIMIZER = AdamAR(1e-3, alpha=1e-5)
+PLANS = ("planner", "row_wise")
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+class Trained:
+    """One table of ``num_rows`` rows that all have been touched, read by all features; and its next steps."""
+
+    def __init__(self, distribution: str, num_rows: int):
+        features = tuple(f"f{number}" for number in range(NUM_FEATURES))
+        self.tables = EmbeddingTables([TableConfig("t", num_rows, DIM, features)], OPTIMIZER)
+        generator = torch.Generator().manual_seed(0)
+        state = self.tables.state("t")
+        for start in range(0, num_rows, 1 << 20):
+            rows = slice(start, start + (1 << 20))
+            for value in (self.tables.weight("t"), state["m"]):
+                value[rows].normal_(0, 0.01, generator=generator)
+            state["v"][rows].uniform_(1e-6, 1e-4, generator=generator)
+            state["last_update_step"][rows].random_(1, COMPLETED_STEPS + 1, generator=generator)
+        self.tables.completed_steps = COMPLETED_STEPS
+        self.draw = Workload(distribution, NUM_FEATURES, num_rows, DIM, BATCH_SIZE).sampler()
+        self.grad = torch.randn(BATCH_SIZE, NUM_FEATURES * DIM, generator=generator)
+
+    def step(self, given: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.tables(*given).backward(self.grad)
+        self.tables.step(self.tables.completed_steps + 1)
+
+
+def rows(distribution: str, threads: int, iterations: int, many: int = MANY, few: int = FEW) -> dict[str, Any]:
+    """The line of case ``rows``."""
+    torch.set_num_threads(threads)
+    large, small = Trained(distribution, many), Trained(distribution, few)
+    times = interleave(
+        lambda: (large.draw(), small.draw()),
+        lambda given: large.step(given[0]),
+        lambda given: small.step(given[1]),
+        iterations=iterations,
+    )
+    assert large.tables.completed_steps == small.tables.completed_steps
+    return line(
+        "scaling", f"rows {distribution} D{DIM} {NUM_FEATURES * BATCH_SIZE} ids N{many}", f"N{few}", times,
+        optimizer="adam_ar dense", num_rows=many, bytes=many * DIM * 4 * 3,
+    )  # fmt: skip
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+class Training:
+    """A DNN over sharded tables with its optimizers, on this rank. Made by every rank at once."""
+
+    def __init__(self, workload: Workload, plan: str):
+        # Only the ranks pay for TorchRec.
+        from trainer.models import DNN
+        from trainer.sharding import embedding_bag_collection, shard_model
+
+        tables = peers.table_configs(workload)
+        features = [feature for table in tables for feature in table.features]
+        model = DNN(embedding_bag_collection(tables), features, dim=workload.dim, hidden=HIDDEN)
+        wanted = {} if plan == "planner" else {table.name: plan for table in tables}
+        self.model = shard_model(model, tables, OPTIMIZER, {}, wanted, seed=0)
+        self.module: Any = self.model.module
+        self.dense = torch.optim.Adam([parameter for _, parameter in self.model.dense_parameters()], lr=1e-3)
+        self.batch_size = workload.batch_size
+
+    def step(self, batch: Batch) -> float:
+        """Trains; the mean loss of the global batch."""
+        k = self.model.completed_steps + 1
+        self.model.set_context(k, batch.start, self.batch_size)
+        self.dense.zero_grad()
+        loss = self.module.loss(batch).sum() / self.batch_size
+        loss.backward()
+        self.model.all_reduce_gradients()
+        total = loss.detach().clone()
+        if dist.get_world_size() > 1:
+            dist.all_reduce(total)
+        self.dense.step()
+        self.model.step_tables(k)
+        return float(total)
+
+
+class Ranks:
+    """``world_size`` processes that train on request, one thread each. They end with :meth:`close` or this process."""
+
+    def __init__(self, world_size: int, workload: Workload, plan: str, folder: str):
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(world_size):
+            here, there = context.Pipe()
+            arguments = (rank, world_size, f"file://{folder}/{world_size}-{plan}", there, workload, plan)
+            process = context.Process(target=_rank, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def prepare(self) -> None:
+        """Makes the batches of the next :meth:`step`."""
+        self._ask("prepare")
+
+    def step(self) -> list[float]:
+        """STEPS_AT_ONCE steps on all ranks; the losses."""
+        found: list[float] = self._ask("step")
+        return found
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send("end")
+        for process in self._processes:
+            process.join()
+
+    def _ask(self, what: str) -> Any:
+        for pipe in self._pipes:
+            pipe.send(what)
+        first, *_ = [pipe.recv() for pipe in self._pipes]
+        return first
+
+
+def _rank(rank: int, world_size: int, store: str, pipe: Connection, workload: Workload, plan: str) -> None:
+    # Dies with its parent (PR_SET_PDEATHSIG); Ctrl-C is the parent's to handle.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+    from trainer.on_host import leave
+    from trainer.worker import quiet, use_threads
+
+    use_threads(1)
+    quiet()
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    training, source, ready = Training(workload, plan), batches(workload), []
+    while (what := pipe.recv()) != "end":
+        if what == "prepare":
+            ready = [next(source)[0] for _ in range(STEPS_AT_ONCE)]
+            pipe.send(None)
+        else:
+            pipe.send([training.step(batch) for batch in ready])
+    dist.destroy_process_group()
+    leave(0)
+
+
+@contextlib.contextmanager
+def _both(workload: Workload, plan: str) -> Iterator[tuple[Ranks, Ranks]]:
+    with tempfile.TemporaryDirectory(prefix="evenkeel-bench-") as folder:
+        two, one = Ranks(2, workload, plan, folder), Ranks(1, workload, plan, folder)
+        try:
+            yield two, one
+        finally:
+            two.close()
+            one.close()
+
+
+def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
+    """The line of case ``ranks``."""
+    torch.set_num_threads(1)
+    with _both(workload, plan) as (two, one):
+        losses: dict[int, list[float]] = {2: [], 1: []}
+
+        def prepare() -> None:
+            two.prepare()
+            one.prepare()
+
+        times = interleave(
+            prepare,
+            lambda _: losses[2].extend(two.step()),
+            lambda _: losses[1].extend(one.step()),
+            iterations=iterations,
+        )
+    # float32 sums in another order, over a few hundred steps.
+    torch.testing.assert_close(torch.tensor(losses[2]), torch.tensor(losses[1]), rtol=1e-2, atol=1e-3)
+    times /= STEPS_AT_ONCE
+    speedup = float(np.median(times[:, 1]) / np.median(times[:, 0]))
+    return line(
+        "scaling", f"ranks {plan} {workload}", "1 rank", times, speedup=round(speedup, 4), ranks=2,
+        model=f"dnn {'-'.join(map(str, HIDDEN))}", optimizer="adam_ar dense", equal="losses",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=31)
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="of case rows")
+    parser.add_argument("--case", default="", choices=["", "rows", "ranks"])
+    parser.add_argument("--many", type=int, default=MANY, help="rows of the large table")
+    options = parser.parse_args()
+    if options.case != "rows":
+        for plan_ in PLANS:
+            ranks(Workload("zipf", NUM_FEATURES, 200_000, DIM, BATCH_SIZE), plan_, options.iterations)
+    if options.case != "ranks":
+        for threads_ in options.threads:
+            for distribution_ in ("zipf", "uniform"):
+                rows(distribution_, threads_, options.iterations, options.many)
