@@ -21,10 +21,11 @@ from embeddings.config import TableConfig
 from embeddings.sharding import BAG_SHARDINGS, SEQUENCE_SHARDINGS, TableSettings
 from trainer.shard_cost import ShardCost, Workload, row_bytes
 
+# Our words for TorchRec's, where they differ.
+_TORCHREC_NAMES = {"grid": ShardingType.GRID_SHARD.value}
 # What the planner may choose by itself. Columns are split on request alone: each shard looks every id up again.
 _OWN_CHOICE = (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
-_COLUMNS = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value, ShardingType.GRID_SHARD.value)
-_HOSTS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.TABLE_COLUMN_WISE.value, ShardingType.GRID_SHARD.value)
+_HOSTS = ("table_row_wise", "table_column_wise", "grid")
 # Of the memory that is free, for tables: the rest is for the dense part, batches and what allocators waste.
 _FOR_TABLES = 0.8
 
@@ -54,6 +55,7 @@ def make_plan(
     """
     world_size = dist.get_world_size(group)
     check_wanted(wanted, settings.tables, world_size)
+    wanted = {name: _TORCHREC_NAMES.get(kind, kind) for name, kind in wanted.items()}
     answer: list[Any] = [None]
     if dist.get_rank(group) == 0:
         capacity = memory_bytes if memory_bytes is not None else free_bytes_per_rank(device, world_size)
@@ -92,8 +94,14 @@ def free_bytes_per_rank(device: torch.device, world_size: int) -> int:
     return int(_FOR_TABLES * psutil.virtual_memory().available) // get_local_size(world_size)
 
 
+def sharding_name(torchrec_name: str) -> str:
+    """Our word for a sharding of TorchRec."""
+    ours = {theirs: word for word, theirs in _TORCHREC_NAMES.items()}
+    return ours.get(torchrec_name, torchrec_name)
+
+
 def _shardings(table: TableConfig) -> tuple[str, ...]:
-    return tuple(SEQUENCE_SHARDINGS if "none" in table.pooling else BAG_SHARDINGS)
+    return tuple(map(sharding_name, SEQUENCE_SHARDINGS if "none" in table.pooling else BAG_SHARDINGS))
 
 
 def _planner(

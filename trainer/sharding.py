@@ -38,7 +38,7 @@ from embeddings.sharding import (
     embedding_bag_collection,
     embedding_collection,
 )
-from trainer.planning import make_plan
+from trainer.planning import make_plan, sharding_name
 from trainer.rundir import choose_backend
 from trainer.shard_cost import Workload
 from trainer.sharded_state import GatheredTable, ShardedState
@@ -198,11 +198,15 @@ class ShardedModel(ShardedState):
         """Tables with a gradient, recorded on this rank, that is not finite. Ranks may differ: let them agree."""
         return self._sharded.non_finite_tables()
 
-    def step_tables(self, k: int) -> None:
-        """Applies what backward recorded on this rank's rows, as step ``k`` = completed_steps + 1."""
+    def gradient_squared_norm(self) -> float:
+        """This rank's part of the squared norm of the tables' gradient; ranks must add theirs up."""
+        return self._sharded.gradient_squared_norm()
+
+    def step_tables(self, k: int, scale: float = 1.0) -> None:
+        """Applies what backward recorded on this rank's rows, times ``scale``, as step ``k`` = completed_steps + 1."""
         if k != self._completed_steps + 1:
             raise ValueError(f"step {k} does not follow {self._completed_steps} completed steps")
-        self._sharded.step(k)
+        self._sharded.step(k, scale)
         self._completed_steps = k
 
     def discard(self) -> None:
@@ -244,7 +248,7 @@ class ShardedModel(ShardedState):
 
     def plan(self) -> dict[str, str]:
         """``table_wise``, ``row_wise`` and so on by table, as the live plan has it."""
-        return {name: self._sharded.module_sharding_plan[name].sharding_type for name in self.tables}
+        return {name: sharding_name(self._sharded.module_sharding_plan[name].sharding_type) for name in self.tables}
 
 
 class _NoWrapper(DataParallelWrapper):

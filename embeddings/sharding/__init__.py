@@ -1,20 +1,23 @@
-"""Our tables under TorchRec's sharding: table-wise and row-wise, on any number of ranks, also one.
+"""Our tables under TorchRec's sharding, on any number of ranks, also one: bags and sequences, whole or split.
 
-TorchRec plans, wraps and distributes inputs; :class:`TableSharder` makes its lookups run
-:class:`embeddings.tables.EmbeddingTables`. What differs from the stock sharder, and why:
+TorchRec plans, wraps and distributes inputs; our sharders make its lookups run
+:class:`embeddings.tables.EmbeddingTables`. What differs from the stock sharders, and why (docs/adr/0007-sharding.md):
 
-* SSE. Table-wise, ids are whole and ordered by rank after the all-to-all, so the lookup swaps, the index in the
-  concatenation being the index in the global batch. Row-wise, the new row may live elsewhere: ids are swapped before
-  they are distributed, with the rank's own offset. The bits are the same (:mod:`embeddings.sse`).
-* Row-wise runs on CPU, and with batches that differ between ranks, also empty ones: gloo refuses the reduce-scatter of
+* SSE. Where rows are whole (table-wise, column-wise, data-parallel) the lookup swaps: after the all-to-all ids are
+  ordered by rank, so the index in the concatenation is the index in the global batch. Where they are split (row-wise,
+  grid) the new row may live elsewhere: ids are swapped before they are distributed, with the rank's own offset. The
+  bits are the same (:mod:`embeddings.sse`).
+* Replicas of data-parallel tables exchange ids and gradients in backward, and stay equal bit for bit.
+* Splits work on CPU, and with batches that differ between ranks, also empty ones: gloo refuses the reduce-scatter of
   unequal parts that TorchRec uses, so ``SumExchange`` sums after an all-to-all, in rank order.
 * Mean pooling of split rows divides by the exact number of ids. TorchRec divides by that number + 1e-6.
+* Bad input on one rank is agreed on before any rank waits for its rows.
 """
 
-from embeddings.sharding.bags import ShardedBags, TableSharder
+from embeddings.sharding.bags import BAG_SHARDINGS, ShardedBags, TableSharder
 from embeddings.sharding.faults import OtherRankFailed
 from embeddings.sharding.lookup import TableKernel
-from embeddings.sharding.sequences import SequenceSharder, ShardedSequences
+from embeddings.sharding.sequences import SEQUENCE_SHARDINGS, SequenceSharder, ShardedSequences
 from embeddings.sharding.settings import (
     LocalPiece,
     TableSettings,
@@ -22,14 +25,10 @@ from embeddings.sharding.settings import (
     embedding_collection,
 )
 from embeddings.sharding.sharded import ModelTables, ShardedTables
-from embeddings.sharding.shardings import BAG_SHARDINGS, SEQUENCE_SHARDINGS
-
-SHARDING_TYPES = tuple(BAG_SHARDINGS)
 
 __all__ = [
     "BAG_SHARDINGS",
     "SEQUENCE_SHARDINGS",
-    "SHARDING_TYPES",
     "LocalPiece",
     "ModelTables",
     "OtherRankFailed",

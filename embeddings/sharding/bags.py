@@ -11,12 +11,24 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ShardingEnv, ShardingType
 
+from embeddings.config import TableConfig
+from embeddings.sharding.host_shardings import Grid, TableColumnWise, TableRowWise
 from embeddings.sharding.means import divide, num_ids
 from embeddings.sharding.settings import TableSettings, check_collection, data_type_of, pooling_of
 from embeddings.sharding.sharded import ShardedTables
-from embeddings.sharding.shardings import BAG_SHARDINGS, OurSharding
+from embeddings.sharding.shardings import ColumnWise, OurSharding, Replicated, RowWise, TableWise
+
+BAG_SHARDINGS: dict[str, type[Any]] = {
+    ShardingType.TABLE_WISE.value: TableWise,
+    ShardingType.ROW_WISE.value: RowWise,
+    ShardingType.COLUMN_WISE.value: ColumnWise,
+    ShardingType.DATA_PARALLEL.value: Replicated,
+    ShardingType.TABLE_ROW_WISE.value: TableRowWise,
+    ShardingType.TABLE_COLUMN_WISE.value: TableColumnWise,
+    ShardingType.GRID_SHARD.value: Grid,
+}
 
 
 class TableSharder(EmbeddingBagCollectionSharder):
@@ -99,14 +111,14 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     def reset_parameters(self) -> None:
         """Nothing: EmbeddingTables has drawn its initial rows by row number or key, the same in every plan."""
 
-    def _find_split_means(self) -> dict[str, tuple[str, int]]:
-        """(feature, padding row or -1) by the name of its block, for mean features of tables whose rows are split."""
+    def _find_split_means(self) -> dict[str, tuple[str, TableConfig]]:
+        """(feature, table) by the name of its block, for mean features of tables whose rows are split."""
         found = {}
         for sharding in self._embedding_shardings:
             if isinstance(sharding, OurSharding) and sharding.rows_are_split:
                 for name, feature, table in sharding.blocks():
                     if pooling_of(self.settings.tables[table], feature) == "mean":
-                        found[name] = (feature, self.settings.tables[table].padding_row)
+                        found[name] = (feature, self.settings.tables[table])
         return found
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Any:

@@ -6,13 +6,16 @@ import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor, KeyedTensor
 
+from embeddings.config import TableConfig
 
-def num_ids(features: KeyedJaggedTensor, feature: str, padding_row: int) -> Tensor:
-    """How many ids of ``feature`` are not padding, at least 1: [B] int64."""
+
+def num_ids(features: KeyedJaggedTensor, feature: str, table: TableConfig) -> Tensor:
+    """How many ids of ``feature`` are rows of ``table`` other than padding, at least 1: [B] int64."""
     bag = features[feature]
-    real = torch.cat([torch.zeros(1, dtype=torch.int64), (bag.values() != padding_row).cumsum(0)])
-    offsets = bag.offsets().long()
-    return (real[offsets[1:]] - real[offsets[:-1]]).clamp(min=1)
+    ids, offsets = bag.values(), bag.offsets().long()
+    counted = (ids >= 0) & (ids < table.num_rows) & (ids != table.padding_row)
+    before = torch.cat([offsets.new_zeros(1), counted.cumsum(0)])
+    return (before[offsets[1:]] - before[offsets[:-1]]).clamp(min=1)
 
 
 def divide(pooled: KeyedTensor, names: list[str], divisor: Tensor) -> KeyedTensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,11 +10,23 @@ from torch import Tensor, nn
 from torchrec import EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ShardingEnv, ShardingType
 
 from embeddings.sharding.settings import TableSettings, check_collection, data_type_of
 from embeddings.sharding.sharded import ShardedTables
-from embeddings.sharding.shardings import SEQUENCE_SHARDINGS
+from embeddings.sharding.shardings import (
+    SequenceColumnWise,
+    SequenceReplicated,
+    SequenceRowWise,
+    SequenceTableWise,
+)
+
+SEQUENCE_SHARDINGS: dict[str, type[Any]] = {
+    ShardingType.TABLE_WISE.value: SequenceTableWise,
+    ShardingType.ROW_WISE.value: SequenceRowWise,
+    ShardingType.COLUMN_WISE.value: SequenceColumnWise,
+    ShardingType.DATA_PARALLEL.value: SequenceReplicated,
+}
 
 
 class SequenceSharder(EmbeddingCollectionSharder):
@@ -51,6 +63,10 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
 
     A feature of two tables is named ``feature@table``. Padding ids have rows of zeros.
     """
+
+    _lookups: list[nn.Module]
+    _sharding_type_to_sharding: dict[str, Any]
+    _embedding_dim_for_sharding_type: Callable[[str], int]
 
     def __init__(
         self,

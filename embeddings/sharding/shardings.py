@@ -15,7 +15,7 @@ from torchrec.distributed.sharding.rw_sequence_sharding import RwSequenceEmbeddi
 from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
 from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddingSharding
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
-from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.distributed.types import ShardingEnv
 
 from embeddings.sharding.exchange import SequenceDist, SummingDist, SwappingDist
 from embeddings.sharding.lookup import SequenceLookup, TableLookup
@@ -152,17 +152,3 @@ def _row_wise_input(
         device=device if device is not None else sharding._device,
         is_sequence=is_sequence,
     )
-
-
-BAG_SHARDINGS: dict[str, type[Any]] = {
-    ShardingType.TABLE_WISE.value: TableWise,
-    ShardingType.ROW_WISE.value: RowWise,
-    ShardingType.COLUMN_WISE.value: ColumnWise,
-    ShardingType.DATA_PARALLEL.value: Replicated,
-}
-SEQUENCE_SHARDINGS: dict[str, type[Any]] = {
-    ShardingType.TABLE_WISE.value: SequenceTableWise,
-    ShardingType.ROW_WISE.value: SequenceRowWise,
-    ShardingType.COLUMN_WISE.value: SequenceColumnWise,
-    ShardingType.DATA_PARALLEL.value: SequenceReplicated,
-}

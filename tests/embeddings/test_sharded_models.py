@@ -155,9 +155,9 @@ def on_one_device(case):
     return losses, outputs, whole
 
 
-def check(ranks, case):
-    """Losses, outputs and rows of ranks against one device: float64, sums in another order."""
-    results = ranks(len(case.steps[0])).run(on_ranks, case)
+def check(ranks, case, run=on_ranks):
+    """Losses, outputs and rows of ranks against one device: float64, sums in another order. Returns what ranks have."""
+    results = ranks(len(case.steps[0])).run(run, case)
     losses, outputs, whole = on_one_device(case)
     np.testing.assert_allclose(np.sum([mine for mine, _, _ in results], axis=0), losses, rtol=1e-12, atol=1e-12)
     for step, expected in enumerate(outputs):
@@ -181,6 +181,7 @@ def check(ranks, case):
     for (name, _), times in count.items():
         copies = {"data_parallel": len(results)}.get(case.plan.get(name))
         assert (times == copies).all() if copies else (times > 0).all()
+    return results
 
 
 NORMAL = InitConfig("normal", 0.5)
@@ -213,6 +214,34 @@ def test_ids_outside_a_table_count_as_padding_where_bounds_are_ignored(ranks, ki
     check(ranks, Case(MODEL, {table.name: kind for table in MODEL}, STEPS[2], probability=0.3, bounds="ignore"))
 
 
+def on_hosts_of_two(case):
+    """As :func:`on_ranks`, four ranks being two hosts."""
+    import os
+
+    before = os.environ["LOCAL_WORLD_SIZE"]
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    try:
+        return on_ranks(case)
+    finally:
+        os.environ["LOCAL_WORLD_SIZE"] = before
+
+
+@pytest.mark.parametrize("kind", ["table_row_wise", "table_column_wise", "grid"])
+def test_shardings_that_know_hosts(ranks, kind):
+    bags = tuple(table for table in MODEL if "none" not in table.pooling)
+    case = Case(bags, {table.name: kind for table in bags}, STEPS[4], True, probability=0.3)
+    results = check(ranks, case, on_hosts_of_two)
+    held = [[place[:4] for name, place, _ in pieces if name == "item"] for _, _, pieces in results]
+    rows, columns = [(0, 19), (19, 18)], [(0, 4), (4, 4)]
+    if kind == "grid":
+        assert held == [[(*row, *column)] for column in columns for row in rows]
+    else:
+        pair = (
+            [[(*row, 0, 8)] for row in rows] if kind == "table_row_wise" else [[(0, 37, *column)] for column in columns]
+        )
+        assert held in ([*pair, [], []], [[], [], *pair], [*pair[::-1], [], []], [[], [], *pair[::-1]])
+
+
 @st.composite
 def cases(draw):
     names = [f"t{number}" for number in range(draw(st.integers(1, 4)))]
@@ -234,3 +263,61 @@ def cases(draw):
 @given(case=cases())
 def test_any_model_plan_and_cut(ranks, case):
     check(ranks, case)
+
+
+# --- bad input on one rank --------------------------------------------------------------------------------------------
+
+
+def go_on_after_bad_input(plan, bad_ranks, sizes):
+    """(error of a forward in which some ranks have an id that is no row, the loss of a good step after it)."""
+    import torch.distributed as dist
+    from torchrec import KeyedJaggedTensor
+
+    from embeddings.sharding import embedding_bag_collection, embedding_collection
+    from trainer.sharding import shard_model
+
+    model = torch.nn.ModuleDict(
+        {"bags": embedding_bag_collection(MODEL[:3]), "sequences": embedding_collection(MODEL[3:])}
+    )
+    sharded = shard_model(model, MODEL, OPTIMIZER, {}, plan, seed=7, backend="reference")
+    size = sizes[dist.get_rank()]
+    told = []
+    for part in ("bags", "sequences"):
+        features = [
+            feature for table in MODEL for feature in table.features if (table in MODEL[:3]) == (part == "bags")
+        ]
+        for bad in (True, False):
+            ids = torch.zeros(len(features) * size, dtype=torch.int64)
+            if bad and dist.get_rank() in bad_ranks:
+                ids[-1 if part == "bags" else 0] = 99
+            sharded.set_context(sharded.completed_steps + 1, sum(sizes[: dist.get_rank()]), sum(sizes))
+            batch = KeyedJaggedTensor(features, ids, lengths=torch.ones(len(ids), dtype=torch.int64), stride=size)
+            try:
+                found = sharded.module[part](batch)
+                rows = found.values() if part == "bags" else torch.cat([found[name].values() for name in features])
+                rows.sum().backward()
+                sharded.step_tables(sharded.completed_steps + 1)
+                told.append("went on")
+            except (ValueError, RuntimeError) as error:
+                told.append(f"{type(error).__name__}: {error}")
+    return told
+
+
+@pytest.mark.parametrize("kind", BAG_KINDS)
+def test_no_rank_waits_for_one_whose_input_is_bad(ranks, kind):
+    """Without the vote the good rank waits for the bad one in a collective, until the process group's timeout."""
+    plan = {table.name: kind for table in MODEL}
+    for bad_ranks, sizes in [((1,), (3, 2)), ((0, 1), (1, 1)), ((0,), (2, 0))]:
+        for rank, told in enumerate(ranks(2).run(go_on_after_bad_input, plan, bad_ranks, sizes)):
+            assert told[1] == told[3] == "went on"
+            if rank in bad_ranks:
+                assert told[0].startswith(
+                    "ValueError: feature 'tiny': id 99 is not a row of table 'tiny', which has 1 "
+                )
+                assert told[2].startswith(
+                    "ValueError: feature 'text': id 99 is not a row of table 'word', which has 23"
+                )
+            else:
+                expected = f"OtherRankFailed: rank {bad_ranks[-1]} refused its input, so no rank goes on"
+                assert told[0].startswith(expected)
+                assert told[2].startswith(expected)

@@ -1,0 +1,132 @@
+"""Shardings that know hosts: rows or columns of a table on the ranks of one host, where exchanges are fast.
+
+A host is a block of LOCAL_WORLD_SIZE consecutive ranks. Rows are split over the ranks of a host, so partial sums are
+summed there, and sums then travel between ranks of the same place on all hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.permute_pooled_embedding_modules_split import PermutePooledEmbeddingsSplit
+from torch import Tensor
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll
+from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, EmbeddingShardingContext
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
+from torchrec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
+from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding, TwRwSparseFeaturesDist
+
+from embeddings.sharding.exchange import SumExchange, Swapper
+from embeddings.sharding.settings import Place, TableSettings
+from embeddings.sharding.shardings import OurSharding
+
+
+class TableColumnWise(OurSharding, TwCwPooledEmbeddingSharding):
+    """Columns of a table on the ranks of one host."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments, permute_embeddings=True)
+
+
+class HostRows(OurSharding):
+    """What shardings share whose rows are split over the ranks of a host."""
+
+    rows_are_split = True
+    _grouped_embedding_configs_per_rank: list[list[GroupedEmbeddingConfig]]
+    _grouped_embedding_configs_per_node: list[list[GroupedEmbeddingConfig]]
+    _rank: int
+    _intra_pg: dist.ProcessGroup
+    _cross_pg: dist.ProcessGroup
+    _features_per_rank: Callable[[list[list[GroupedEmbeddingConfig]]], list[int]]
+    _get_feature_hash_sizes: Callable[[], list[int]]
+    _dim_sum_per_node: Callable[[], list[int]]
+
+    def _local_groups(self) -> list[GroupedEmbeddingConfig]:
+        return self._grouped_embedding_configs_per_rank[self._rank]
+
+    def _groups(self) -> list[GroupedEmbeddingConfig]:
+        return list(chain.from_iterable(self._grouped_embedding_configs_per_node))
+
+    def create_input_dist(self, device: torch.device | None = None) -> HostSwappingDist:
+        return HostSwappingDist(
+            self._settings,
+            self._place,
+            [(feature, table) for _, feature, table in self.blocks()],
+            pg=self._env.process_group,
+            local_size=self._intra_pg.size(),
+            features_per_rank=self._features_per_rank(self._grouped_embedding_configs_per_rank),
+            feature_hash_sizes=self._get_feature_hash_sizes(),
+            device=device if device is not None else self._device,
+        )
+
+    def create_output_dist(self, device: torch.device | None = None) -> HostSummingDist:
+        device = device if device is not None else self._device
+        return HostSummingDist(self._intra_pg, self._cross_pg, self._dim_sum_per_node(), device, self._reorder(device))
+
+    def _reorder(self, device: torch.device | None) -> Callable[[Tensor], Tensor] | None:
+        """What brings column shards of a feature together."""
+        return None
+
+
+class TableRowWise(HostRows, TwRwPooledEmbeddingSharding):
+    """Rows of a table on the ranks of one host."""
+
+
+class Grid(HostRows, GridPooledEmbeddingSharding):
+    """Columns of a table on several hosts, and the rows of each column shard on the ranks of its host."""
+
+    _embedding_order: list[int]
+    _embedding_dims: list[int]
+
+    def _reorder(self, device: torch.device | None) -> Callable[[Tensor], Tensor] | None:
+        if self._embedding_order == list(range(len(self._embedding_order))):
+            return None
+        permute: Callable[[Tensor], Tensor] = PermutePooledEmbeddingsSplit(
+            self._embedding_dims, self._embedding_order, device=device
+        )
+        return permute
+
+
+class HostSwappingDist(TwRwSparseFeaturesDist):
+    """Swaps ids, which are still rows of the whole table here, and sends each to the rank of its row on its host."""
+
+    def __init__(
+        self, settings: TableSettings, place: Place, inputs: Sequence[tuple[str, str]], **keywords: Any
+    ) -> None:
+        super().__init__(**keywords)
+        self._swapper = Swapper(settings, place, inputs)
+
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Any:
+        return super().forward(self._swapper(sparse_features))
+
+
+class HostSummingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
+    """Partial sums of a host's tables [samples of all ranks, D of the host] -> sums [own samples, D of all hosts]."""
+
+    def __init__(
+        self,
+        on_host: dist.ProcessGroup,
+        over_hosts: dist.ProcessGroup,
+        dim_by_host: list[int],
+        device: torch.device | None,
+        reorder: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        super().__init__()
+        self._on_host = on_host
+        self._over_hosts = PooledEmbeddingsAllToAll(
+            pg=over_hosts, dim_sum_per_rank=dim_by_host, device=device, callbacks=None if reorder is None else [reorder]
+        )
+
+    def forward(self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None) -> Any:
+        assert sharding_ctx is not None
+        sizes, local_size = sharding_ctx.batch_size_per_rank, dist.get_world_size(self._on_host)
+        # TorchRec's exchange of ids has put the samples of one place on all hosts side by side.
+        by_place = [sizes[place::local_size] for place in range(local_size)]
+        summed: Tensor = SumExchange.apply(local_embs, [sum(part) for part in by_place], self._on_host)
+        return self._over_hosts(summed, batch_size_per_rank=by_place[dist.get_rank(self._on_host)])
