@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -117,6 +117,7 @@ class Layout:
         total_dim: columns of the output.
         weight_base, vector_base, step_base: int64 [T], where each table starts in them.
         slots: one FeatureSlot for each feature, tables in order.
+        on_access: called before rows are handed out, by a kernel that keeps some of them elsewhere meanwhile.
     """
 
     def __init__(
@@ -153,9 +154,12 @@ class Layout:
         self.vectors = _zeros(num_vectors, self.state_dtype, self.device)
         self.row_values = _zeros(len(self.row_names) * num_steps, self.state_dtype, self.device)
         self.last_steps = _zeros(num_steps, torch.int32, self.device)
+        self.on_access: Callable[[], None] | None = None
 
     def weight(self, t: int) -> torch.Tensor:
         """Rows of table ``t`` as stored, [row_count, dim], a contiguous view."""
+        if self.on_access is not None:
+            self.on_access()
         table = self.tables[t]
         base = int(self.weight_base[t])
         return self.weights[base : base + table.row_count * table.dim].view(table.row_count, table.dim)
@@ -199,7 +203,10 @@ class Layout:
         return ValueError(f"offsets must run from 0 to the number of indices, {num_ids}, not from {first} to {last}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
+        if self.on_access is not None:
+            self.on_access()
         twin = copy.copy(self)
+        twin.on_access = None
         for name in ("weights", "vectors", "row_values", "last_steps"):
             setattr(twin, name, getattr(self, name).clone())
         memo[id(self)] = twin
@@ -211,7 +218,9 @@ def _slots(tables: Sequence[TableConfig]) -> tuple[FeatureSlot, ...]:
     column = 0
     for t, table in enumerate(tables):
         for feature, pooling in zip(table.features, table.pooling, strict=True):
-            slots.append(FeatureSlot(len(slots), feature, t, column if pooling != "none" else 0, table.dim, pooling))
+            # TableConfig has made pooling one word for each feature.
+            how = cast(Pooling, pooling)
+            slots.append(FeatureSlot(len(slots), feature, t, column if how != "none" else 0, table.dim, how))
             column += table.dim
     return tuple(slots)
 

@@ -141,6 +141,7 @@ class NumbaKernel:
         layout, room, num_features = self.layout, self._room, len(self.layout.slots)
         num_entries = sum(record.indices.numel() for record in records)
         threads = use_threads(self._bytes(num_entries))
+        wanted_tasks = 1 if threads == 1 else TASKS_PER_THREAD * threads
         grads = records[0].grad
         if len(records) > 1:
             grads = self._outputs.take(sum(len(record.grad) for record in records), layout.total_dim, grads.dtype)
@@ -149,8 +150,9 @@ class NumbaKernel:
         place_bits = max(grads.numel(), num_entries).bit_length()
         if place_bits + self._most_row_bits > 63:
             raise ValueError(f"a step over {grads.numel()} elements of gradient is too large: use smaller batches")
-        per_bucket = num_entries // (len(layout.tables) * BUCKET)
-        bucket_bits = min(MAX_BUCKET_BITS, self._most_row_bits, max(0, per_bucket.bit_length() - 1))
+        per_table = -(-num_entries // len(layout.tables))
+        bits = max((per_table - 1) // BUCKET, (wanted_tasks - 1) // len(layout.tables)).bit_length()
+        bucket_bits = min(MAX_BUCKET_BITS, self._most_row_bits, bits)
         spans, samples = self._spans(records, threads)
         num_blocks = int(spans[-1, 0] + num_features * spans[-1, 1])
         keys, ordered = room("keys", num_entries, np.uint64), room("ordered", num_entries, np.uint64)
@@ -166,14 +168,13 @@ class NumbaKernel:
                 first_block, layout.total_dim, place_bits, direct, bucket_bits, keys, places, shares, blocks, counts,
             )  # fmt: skip
             first_entry, first_output = first_entry + record.indices.numel(), first_output + len(record.grad)
-        num_tables = len(layout.tables)
-        per_task = max(1, -(-num_entries // (1 if threads == 1 else TASKS_PER_THREAD * threads)))
-        most_tasks = num_tables + num_entries // per_task
+        per_task = max(1, -(-num_entries // wanted_tasks))
+        most_tasks = len(layout.tables) + num_entries // per_task
         tasks = room("tasks", most_tasks * 5, np.int64).reshape(-1, 5)
         num_tasks = sort_keys(
             self._row_bits, self._slot_ranges, spans, num_blocks, blocks, bucket_bits, place_bits, per_task, counts,
-            keys, ordered, room("ends", num_tables << bucket_bits, np.int64).reshape(num_tables, -1), tasks,
-            room("digits", most_tasks << DIGIT_BITS, np.int64).reshape(most_tasks, -1),
+            keys, ordered, room("ends", len(layout.tables) << bucket_bits, np.int64).reshape(len(layout.tables), -1),
+            tasks, room("digits", threads << DIGIT_BITS, np.int64).reshape(threads, -1),
         )  # fmt: skip
         sums = room("sums", most_tasks * self._widest, self._no_scales.dtype)
         return Entries(grads.numpy().reshape(-1), (ordered, place_bits, direct, places, shares, tasks, num_tasks, sums))

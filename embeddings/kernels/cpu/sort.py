@@ -1,29 +1,29 @@
 """Which gradients a step sums for which row: the looked-up ids of all tables, sorted by table and row.
 
 An entry is one looked-up id. Its key has the row in the upper bits and in the lower ones where its gradient starts
-(``direct``), or, where entries have weights, the number of the entry. Keys go to buckets by the leading bits of their
-row, some eight to a bucket, and are sorted there: so a step writes its rows in the order of memory. The order depends
-on the batch alone, not on the number of threads.
+(``direct``), or, where entries have weights, the number of the entry. Where tables are large, or threads many, keys go
+to buckets by the leading bits of their row first, each of which is sorted by one thread, and so is the whole in the
+order of rows. Sorting is stable: the keys of a row stay in the order of the batch.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
+from numba import get_thread_id, prange
 
 from embeddings.kernels.cpu.compiled import compiled
 from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, ROW_BITS, TABLE
 from embeddings.kernels.cpu.lookup import one_each, share_of
 
-# Keys of a bucket on average, and the most that insertion sorts sooner than counting.
-BUCKET = 8
-INSERTION = 48
-MAX_BUCKET_BITS = 12
-DIGIT_BITS = 8
+# Keys of a bucket at most, on average: both buffers of its sort stay in the second-level cache.
+BUCKET = 1 << 13
+MAX_BUCKET_BITS = 10
+# Sorting 4096 keys by 18 bits takes two passes of 9 bits 11 us. Finer buckets and insertion took 30: a branch that goes
+# wrong for every second key. Up to INSERTION keys its square is less than the zeroing of 2 ** DIGIT_BITS counts.
+DIGIT_BITS = 11
+INSERTION = 32
 # The key of an id that touches nothing.
 UNTOUCHED = np.uint64(0xFFFFFFFFFFFFFFFF)
-
-_DIGIT_MASK = np.uint64((1 << DIGIT_BITS) - 1)
 
 
 @compiled(parallel=True)
@@ -95,9 +95,8 @@ def _plan(row_bits, slot_ranges, spans, bucket_bits, keys_per_task, counts, ends
         num_buckets = 1 << min(bucket_bits, row_bits[t])
         for bucket in range(num_buckets):
             for r in range(spans.shape[0]):
-                first_block, per_slot = spans[r]
                 for block in range(
-                    first_block + slot_ranges[t] * per_slot, first_block + slot_ranges[t + 1] * per_slot
+                    spans[r, 0] + slot_ranges[t] * spans[r, 1], spans[r, 0] + slot_ranges[t + 1] * spans[r, 1]
                 ):
                     count = counts[block, bucket]
                     counts[block, bucket] = total
@@ -111,10 +110,12 @@ def _plan(row_bits, slot_ranges, spans, bucket_bits, keys_per_task, counts, ends
 
 
 @compiled()
-def _insertion_sort(keys, first, end):  # type: ignore[no-untyped-def]
+def _insertion_sort(keys, first, end, lowest):  # type: ignore[no-untyped-def]
+    """Stable, by the bits from ``lowest``."""
+    bits = np.uint64(lowest)
     for i in range(first + 1, end):
         key, j = keys[i], i
-        while j > first and keys[j - 1] > key:
+        while j > first and keys[j - 1] >> bits > key >> bits:
             keys[j] = keys[j - 1]
             j -= 1
         keys[j] = key
@@ -123,23 +124,26 @@ def _insertion_sort(keys, first, end):  # type: ignore[no-untyped-def]
 @compiled()
 def _radix_sort(keys, other, first, end, lowest, num_bits, starts):  # type: ignore[no-untyped-def]
     """Stable, by bits [lowest, lowest + num_bits); ``other`` is room for as many keys at the same places."""
+    num_passes = (num_bits + DIGIT_BITS - 1) // DIGIT_BITS
+    digit_bits = (num_bits + num_passes - 1) // max(num_passes, 1)
+    mask = np.uint64((1 << digit_bits) - 1)
     source, target = keys, other
-    for passed in range(0, num_bits, DIGIT_BITS):
-        shift = np.uint64(lowest + passed)
-        starts[:] = 0
+    for passed in range(num_passes):
+        shift = np.uint64(lowest + passed * digit_bits)
+        starts[: 1 << digit_bits] = 0
         for i in range(first, end):
-            starts[(source[i] >> shift) & _DIGIT_MASK] += 1
+            starts[(source[i] >> shift) & mask] += 1
         total = first
-        for digit in range(starts.size):
+        for digit in range(1 << digit_bits):
             count = starts[digit]
             starts[digit] = total
             total += count
         for i in range(first, end):
-            digit = (source[i] >> shift) & _DIGIT_MASK
+            digit = (source[i] >> shift) & mask
             target[starts[digit]] = source[i]
             starts[digit] += 1
         source, target = target, source
-    if (num_bits + DIGIT_BITS - 1) // DIGIT_BITS % 2:
+    if num_passes % 2:
         keys[first:end] = other[first:end]
 
 
@@ -151,11 +155,10 @@ def sort_keys(  # type: ignore[no-untyped-def]
     """Sorts ``keys`` into ``ordered`` (touched ones only) and cuts them into tasks, of which it gives the number.
 
     row_bits: int64 [T]. slot_ranges: int64 [T + 1], the first feature of each table. spans: int64 [records, 2], (first
-    block, blocks of a feature). ends: int64 [T, buckets], where each bucket ends. tasks: int64 [T + num_keys /
-    keys_per_task, 5]: (table, first key, end, first bucket, end), a row's keys in one task. digits: int64 [tasks, 256],
-    to work with.
+    block, blocks of a feature). ends: int64 [T, buckets]. tasks: int64 [T + num_keys / keys_per_task, 5]: (table, first
+    key, end, first bucket, end), a row's keys in one task. digits: int64 [threads, 2 ** DIGIT_BITS], to work with.
     """
-    found = _plan(row_bits, slot_ranges, spans, bucket_bits, keys_per_task, counts, ends, tasks)
+    num_tasks = _plan(row_bits, slot_ranges, spans, bucket_bits, keys_per_task, counts, ends, tasks)
     for block in prange(num_blocks):
         shift = np.uint64(place_bits + max(0, row_bits[blocks[block, 0]] - bucket_bits))
         for i in range(blocks[block, 1], blocks[block, 2]):
@@ -164,14 +167,14 @@ def sort_keys(  # type: ignore[no-untyped-def]
                 place = counts[block, key >> shift]
                 ordered[place] = key
                 counts[block, key >> shift] = place + 1
-    for task in prange(found):
+    for task in prange(num_tasks):
         t, first = tasks[task, 0], tasks[task, 1]
         num_bits = max(0, row_bits[t] - bucket_bits)
         for bucket in range(tasks[task, 3], tasks[task, 4]):
             end = ends[t, bucket]
             if end - first > INSERTION:
-                _radix_sort(ordered, keys, first, end, place_bits, num_bits, digits[task])
-            elif end - first > 1:
-                _insertion_sort(ordered, first, end)
+                _radix_sort(ordered, keys, first, end, place_bits, num_bits, digits[get_thread_id()])
+            else:
+                _insertion_sort(ordered, first, end, place_bits)
             first = end
-    return found
+    return num_tasks
