@@ -112,7 +112,12 @@ class TorchModel:
     def non_finite_tables(self) -> list[str]:
         return []
 
-    def step_tables(self, k: int) -> None:
+    def gradient_squared_norm(self) -> float:
+        found = [rows.grad for rows in self.tables.values() if rows.grad is not None]
+        return sum(float((grad.coalesce().values() if grad.is_sparse else grad).square().sum()) for grad in found)
+
+    def step_tables(self, k: int, scale: float = 1.0) -> None:
+        assert scale == 1.0, "the peers do not clip"
         if self._optimizer is not None:
             self._optimizer.step()
 

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.spec import DatasetSpec, JobSpec
+    from trainer.spec import DatasetSpec, JobSpec, Optimizer
 
 MODELS = ("dnn", "two_tower", "bpr")
-OPTIMIZERS = ("sgd", "adagrad", "adam", "adam_ar", "rowwise_adagrad")
+OPTIMIZERS = ("sgd", "adagrad", "adagradw", "adagrad_ar", "rowwise_adagrad", "adam", "adamw", "adam_ar")
+ADAM_FAMILY = ("adam", "adamw", "adam_ar")
+WEIGHT_DECAY = ("adamw", "adagradw")
+ADAPTIVE_DECAY = ("adam_ar", "adagrad_ar")
 FBGEMM_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 SHARDING = ("table_wise", "row_wise")
 PUBLISHING_MODELS = ("two_tower", "bpr")
@@ -52,16 +55,9 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
         yield "optimizer.alpha: auto is not available yet: use default or a number"
     if optimizer.decay != "at_read":
         yield "optimizer.decay: at_update is not available yet: use at_read"
-    if optimizer.first_touch != "keep":
-        yield "optimizer.first_touch: literal is not available yet: use keep"
-    if optimizer.weight_decay:
-        yield "optimizer.weight_decay is not available yet: leave it 0"
-    if optimizer.eps_inside_root:
-        yield "optimizer.eps_inside_root is not available yet: leave it false"
-    if optimizer.schedule.kind != "constant":
-        yield f"optimizer.schedule.kind: {optimizer.schedule.kind} is not available yet: use constant"
-    if optimizer.clip_norm is not None:
-        yield "optimizer.clip_norm is not available yet: leave it null"
+    yield from optimizer_problems(optimizer)
+    if spec.micro_batches > spec.batch_size:
+        yield f"micro_batches: a batch of {spec.batch_size} has no {spec.micro_batches} parts: use fewer"
     yield from sse_problems(spec)
     if spec.regularizers.dropout:
         yield "regularizers.dropout is not available yet: leave it 0"
@@ -82,6 +78,19 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
         for view in spec.publish.views:
             if view.materialized:
                 yield f"publish.views.{view.name}: materialized is not available yet: views are computed at fetch"
+
+
+def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
+    """What is set of the row optimizer that its kind has no use for, and what it needs."""
+    kind = optimizer.kind
+    if optimizer.weight_decay and kind not in WEIGHT_DECAY:
+        yield f"optimizer.weight_decay: {kind} has none: use one of {', '.join(WEIGHT_DECAY)}, or leave it 0"
+    if not optimizer.weight_decay and kind in WEIGHT_DECAY:
+        yield f"optimizer.weight_decay: {kind} is {kind.removesuffix('w')} with it: set it, such as to 0.01"
+    if optimizer.first_touch != "keep" and kind not in (*WEIGHT_DECAY, *ADAPTIVE_DECAY):
+        yield f"optimizer.first_touch: rows of {kind} do not decay, touched or not: leave it out"
+    if optimizer.eps_inside_root and kind == "sgd":
+        yield "optimizer.eps_inside_root: sgd has no root: leave it out"
 
 
 def sse_problems(spec: JobSpec) -> Iterator[str]:
@@ -105,7 +114,7 @@ def kernel_problems(spec: JobSpec) -> Iterator[str]:
                 f"kernel: fbgemm has no fused {kind} on CPU: use kernel evenkeel, or optimizer.kind "
                 f"{', '.join(FBGEMM_OPTIMIZERS)}"
             )
-        for option in ("eps_inside_root", "weight_decay"):
+        for option in ("eps_inside_root", "weight_decay", "clip_row_norm"):
             if getattr(spec.optimizer, option):
                 yield f"optimizer.{option}: FBGEMM's fused optimizers have none: use kernel evenkeel, or leave it out"
     elif kind == "rowwise_adagrad":

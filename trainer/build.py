@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
-from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowOptimizer, RowwiseAdagrad
+from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RowOptimizer, RowwiseAdagrad
+from trainer import available
 from trainer.data import PreparedData
 from trainer.data.plan import NEGATIVE_SUFFIX
 from trainer.label_side import target_configs
 from trainer.models import MODELS
+from trainer.schedules import schedule_of
 from trainer.sharding import ShardedModel, embedding_bag_collection, shard_model
 from trainer.spec import JobSpec
 
 BACKENDS = {"evenkeel": "numba", "fbgemm": "fbgemm"}
 """The tables' backend by the job's ``kernel``."""
+
+ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
+    "adagrad": Adagrad,
+    "adagradw": Adagrad,
+    "adagrad_ar": AdagradAR,
+    "adam": Adam,
+    "adamw": AdamW,
+    "adam_ar": AdamAR,
+}
+"""By ``optimizer.kind``, those with state for each element."""
 
 
 def build(
@@ -97,17 +111,26 @@ def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
 def row_optimizer(job: JobSpec, alpha: float | None) -> RowOptimizer:
     """The optimizer of the embedding tables. Raises ValueError for a combination that has no meaning."""
     spec = job.optimizer
+    settings: dict[str, Any] = {
+        "learning_rate": spec.learning_rate,
+        "schedule": schedule_of(spec.schedule),
+        "clip_row_norm": spec.clip_row_norm,
+    }
     if spec.kind == "sgd":
-        return SGD(learning_rate=spec.learning_rate)
-    if spec.kind == "adagrad":
-        return Adagrad(learning_rate=spec.learning_rate, eps=spec.eps)
+        return SGD(**settings)
+    settings["eps"] = spec.eps
     if spec.kind == "rowwise_adagrad":
-        return RowwiseAdagrad(learning_rate=spec.learning_rate, eps=spec.eps)
-    adam = {"beta1": spec.beta1, "beta2": spec.beta2, "eps": spec.eps, "moments": spec.moments}
-    if spec.kind == "adam":
-        return Adam(learning_rate=spec.learning_rate, **adam)  # type: ignore[arg-type]  # checked by the spec
-    assert alpha is not None
-    return AdamAR(learning_rate=spec.learning_rate, alpha=alpha, **adam)  # type: ignore[arg-type]  # checked by the spec
+        return RowwiseAdagrad(**settings)
+    settings["eps_inside_root"] = spec.eps_inside_root
+    if spec.kind in available.ADAM_FAMILY:
+        settings |= {"beta1": spec.beta1, "beta2": spec.beta2, "moments": spec.moments}
+    if spec.kind in available.WEIGHT_DECAY:
+        settings["weight_decay"] = spec.weight_decay
+    if spec.kind in available.ADAPTIVE_DECAY:
+        settings["alpha"] = alpha
+    if spec.kind in (*available.WEIGHT_DECAY, *available.ADAPTIVE_DECAY):
+        settings["first_touch"] = spec.first_touch
+    return ROW_OPTIMIZERS[spec.kind](**settings)
 
 
 def default_alpha(steps_per_epoch: int) -> float:
@@ -120,8 +143,8 @@ def default_alpha(steps_per_epoch: int) -> float:
 
 
 def choose_alpha(job: JobSpec, steps_per_epoch: int) -> float | None:
-    """AdamAR's alpha of a table's first training; None for other optimizers."""
-    if job.optimizer.kind != "adam_ar":
+    """The alpha of adaptive regularization of a table's first training; None for optimizers without it."""
+    if job.optimizer.kind not in available.ADAPTIVE_DECAY:
         return None
     assert job.optimizer.alpha != "auto"
     return default_alpha(steps_per_epoch) if job.optimizer.alpha == "default" else float(job.optimizer.alpha)

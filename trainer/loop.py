@@ -20,6 +20,7 @@ import torch.distributed as dist
 from trainer.failures import Cancelled, NonFiniteError
 from trainer.label_side import with_swapped_classes
 from trainer.metrics import auc, logloss
+from trainer.schedules import schedule_of
 from trainer.spec import JobSpec
 
 EVALUATION_BATCH_SIZE = 8192
@@ -58,7 +59,8 @@ class Model(Protocol):
     def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None: ...
     def all_reduce_gradients(self) -> None: ...
     def non_finite_tables(self) -> list[str]: ...
-    def step_tables(self, k: int) -> None: ...
+    def gradient_squared_norm(self) -> float: ...
+    def step_tables(self, k: int, scale: float = 1.0) -> None: ...
     def discard(self) -> None: ...
     def dense_parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
 
@@ -111,6 +113,7 @@ class Trainer:
         self.num_steps = job.epochs * data.steps_per_epoch
         self.stop_asked = False
         self.emit, self.should_stop, self.save = emit, should_stop, save
+        self._dense_schedule = schedule_of(job.dense_optimizer.schedule)
         self._saved_step = self.position.step if position is not None else -1
         self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0
 
@@ -150,25 +153,31 @@ class Trainer:
             part_loss.backward()
             loss += part_loss.item()
         self.sharded.all_reduce_gradients()
-        mean_loss = self._agree(step, loss)
+        mean_loss, squared_norm = self._agree(step, loss)
+        scale = self._clip_dense(squared_norm)
         if self.dense_optimizer is not None:
+            for group in self.dense_optimizer.param_groups:
+                group["lr"] = self.job.dense_optimizer.learning_rate * float(self._dense_schedule.factors(step))
             self.dense_optimizer.step()
-        self.sharded.step_tables(step)
+        self.sharded.step_tables(step, scale)
         self.position.step += 1
         self.position.loss_sum += mean_loss * size
         self.position.loss_count += size
         self._examples += size
 
-    def _agree(self, step: int, loss: float) -> float:
-        """The batch's mean loss over all ranks. Raises NonFiniteError on every rank if loss, rows' gradients or dense
-        gradients are not finite on any; also agrees on whether to stop."""
+    def _agree(self, step: int, loss: float) -> tuple[float, float]:
+        """Over all ranks, the batch's mean loss and, where it is clipped, the squared norm of the tables' gradient.
+
+        Raises NonFiniteError on every rank if loss, rows' gradients or dense gradients are not finite on any; also
+        agrees on whether to stop."""
         tables = list(self.sharded.tables)
         bad = set(self.sharded.non_finite_tables())
+        squared_norm = 0.0 if self.job.optimizer.clip_norm is None or bad else self.sharded.gradient_squared_norm()
         flags = [float(self.should_stop() is not None), *(float(name in bad) for name in tables)]
-        everyone = torch.tensor([loss, *flags], dtype=torch.float64)
+        everyone = torch.tensor([loss, squared_norm, *flags], dtype=torch.float64)
         if self.world_size > 1:
             dist.all_reduce(everyone)
-        mean_loss, stop, *counts = everyone.tolist()
+        mean_loss, squared_norm, stop, *counts = everyone.tolist()
         self.stop_asked = stop > 0
         names = [] if math.isfinite(mean_loss) else ["loss"]
         names += [f"table {name}" for name, count in zip(tables, counts, strict=True) if count > 0]
@@ -181,7 +190,20 @@ class Trainer:
         if names:
             self.sharded.discard()
             raise NonFiniteError(step, tuple(names))
-        return mean_loss
+        return mean_loss, squared_norm
+
+    def _clip_dense(self, squared_norm: float) -> float:
+        """What the tables' gradient is to be multiplied with, as the dense one was here: as torch's clip_grad_norm_ on
+        all of them. ``squared_norm`` is that of the tables' gradient over all ranks."""
+        limit = self.job.optimizer.clip_norm
+        if limit is None:
+            return 1.0
+        gradients = [p.grad for _, p in self.sharded.dense_parameters() if p.grad is not None]
+        squared_norm += sum(float(gradient.double().square().sum()) for gradient in gradients)
+        scale = min(1.0, limit / (math.sqrt(squared_norm) + 1e-6))
+        for gradient in gradients:
+            gradient.mul_(scale)
+        return scale
 
     # --- telling and keeping -----------------------------------------------------------------------------------------
 

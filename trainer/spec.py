@@ -260,11 +260,49 @@ class Model(Spec):
 
 
 class LearningRateSchedule(Spec):
+    """How a learning rate goes on with the steps, each of which is a batch of the job (embeddings.schedule).
+
+    ``linear_warmup``: from ``start_factor`` up to 1 within ``warmup_steps`` steps. The others may begin with it:
+    ``cosine``, from 1 down to ``final_factor`` within ``decay_steps``; ``step``, times ``gamma`` every ``every_steps``.
+    Steps are those of the tables: a warm start goes on where its parent was, and does not warm up again.
+    """
+
     kind: Literal["constant", "linear_warmup", "cosine", "step"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    start_factor: float = Field(default=0.0, ge=0.0, le=1.0)
+    decay_steps: int | None = Field(default=None, ge=1)
+    final_factor: float = Field(default=0.0, ge=0.0, le=1.0)
+    every_steps: int | None = Field(default=None, ge=1)
+    gamma: float = Field(default=0.1, gt=0.0, le=1.0)
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> LearningRateSchedule:
+        needed, own = _SCHEDULES[self.kind]
+        if needed is not None and not getattr(self, needed):
+            raise ValueError(f"a schedule of kind {self.kind} needs {needed}")
+        for name, field in type(self).model_fields.items():
+            if name != "kind" and name not in own and getattr(self, name) != field.default:
+                raise ValueError(f"a schedule of kind {self.kind} has no {name}: leave it out")
+        return self
+
+
+_WARMUP = ("warmup_steps", "start_factor")
+_SCHEDULES: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "constant": (None, ()),
+    "linear_warmup": ("warmup_steps", _WARMUP),
+    "cosine": ("decay_steps", (*_WARMUP, "decay_steps", "final_factor")),
+    "step": ("every_steps", (*_WARMUP, "every_steps", "gamma")),
+}
+"""By kind of schedule, the field that it cannot do without, and those that it has."""
 
 
 class Optimizer(Spec):
-    """Row optimizer of the embedding tables (methods: Adam, AdamAR: Li and Lyu, Algorithm 1)."""
+    """Row optimizer of the embedding tables (embeddings.optim). What a kind does not have is refused if it is set.
+
+    ``alpha`` is read by adam_ar and adagrad_ar (Li and Lyu), ``weight_decay`` by adamw and adagradw, ``first_touch`` by
+    these four, ``moments`` and the betas by the Adam family. ``clip_norm`` bounds the norm of the step's gradient, that
+    of all tables and dense parameters on all ranks together; ``clip_row_norm`` that of each row's.
+    """
 
     kind: Literal["sgd", "adagrad", "adam", "adam_ar", "adamw", "adagrad_ar", "adagradw", "rowwise_adagrad"] = "adam_ar"
     learning_rate: float = Field(default=0.001, ge=0.0, allow_inf_nan=False)
@@ -279,11 +317,15 @@ class Optimizer(Spec):
     weight_decay: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     schedule: LearningRateSchedule = LearningRateSchedule()
     clip_norm: Positive | None = None
+    clip_row_norm: Positive | None = None
 
 
 class DenseOptimizer(Spec):
+    """torch's optimizer of what is not an embedding table."""
+
     kind: Literal["adam", "sgd"] = "adam"
     learning_rate: float = Field(default=0.001, ge=0.0, allow_inf_nan=False)
+    schedule: LearningRateSchedule = LearningRateSchedule()
 
 
 class SSE(Spec):

@@ -269,9 +269,27 @@ def train_in_parts(job, data, folder, cuts: list[int]) -> tuple[Trainer, list[in
     return trainer, starts
 
 
-@pytest.mark.parametrize("kind", ["adam_ar", "adam", "adagrad", "sgd"])
-def test_stopping_and_resuming_changes_no_bit(data, small, tmp_path, kind):
-    job = small.job(optimizer={"kind": kind, "learning_rate": 0.05})
+WARM = {"kind": "cosine", "warmup_steps": 10, "decay_steps": 30}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"kind": "adam_ar"},
+        {"kind": "adam", "schedule": {"kind": "step", "every_steps": 9, "gamma": 0.7}},
+        {"kind": "adamw", "weight_decay": 0.05, "schedule": WARM, "clip_norm": 0.2},
+        {"kind": "adagrad"},
+        {"kind": "adagrad_ar", "schedule": WARM, "clip_row_norm": 0.01},
+        {"kind": "sgd", "schedule": WARM},
+    ],
+    ids=lambda optimizer: optimizer["kind"],
+)
+def test_stopping_and_resuming_changes_no_bit(data, small, tmp_path, optimizer):
+    job = small.job(
+        optimizer={"learning_rate": 0.05, **optimizer},
+        dense_optimizer={"kind": "adam", "learning_rate": 0.02, "schedule": optimizer.get("schedule", {})},
+        micro_batches=2 if "schedule" in optimizer else 1,
+    )
     spe = data.steps_per_epoch
     whole, _ = train_in_parts(job, data, tmp_path / "whole", [])
     # In the middle, right after a start, at an epoch's end (before it was evaluated elsewhere), and one step before it.

@@ -105,14 +105,8 @@ def test_specs_are_frozen() -> None:
     ("path", "value"),
     [
         ("model.kind", "wukong"),
-        ("optimizer.kind", "adamw"),
         ("optimizer.alpha", "auto"),
         ("optimizer.decay", "at_update"),
-        ("optimizer.first_touch", "literal"),
-        ("optimizer.weight_decay", 0.1),
-        ("optimizer.eps_inside_root", True),
-        ("optimizer.schedule.kind", "cosine"),
-        ("optimizer.clip_norm", 1.0),
         ("regularizers.dropout", 0.5),
         ("resources.gpus_per_worker", 1),
         ("sharding.item", "column_wise"),
@@ -124,6 +118,34 @@ def test_what_is_not_built_yet_is_refused_by_name(path: str, value: Any) -> None
     with pytest.raises(SpecError, match="yet") as caught:
         parse_job(changed(JOB, path, value))
     assert path.split(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "adamw"}, "optimizer.weight_decay: adamw is adam with it"),
+        ({"kind": "adagradw"}, "adagradw is adagrad with it"),
+        ({"kind": "adam", "weight_decay": 0.1}, "adam has none: use one of adamw, adagradw"),
+        ({"kind": "adagrad", "first_touch": "literal"}, "rows of adagrad do not decay"),
+        ({"kind": "sgd", "eps_inside_root": True}, "sgd has no root"),
+        ({"clip_norm": 0.0}, "greater than 0"),
+        ({"clip_row_norm": -1.0}, "greater than 0"),
+        ({"schedule": {"kind": "linear_warmup"}}, "kind linear_warmup needs warmup_steps"),
+        ({"schedule": {"kind": "cosine"}}, "kind cosine needs decay_steps"),
+        ({"schedule": {"kind": "step", "gamma": 0.5}}, "kind step needs every_steps"),
+        ({"schedule": {"warmup_steps": 5}}, "kind constant has no warmup_steps"),
+        ({"schedule": {"kind": "cosine", "decay_steps": 5, "gamma": 0.5}}, "kind cosine has no gamma"),
+        ({"schedule": {"kind": "cosine", "decay_steps": 0}}, "greater than or equal to 1"),
+    ],
+)
+def test_an_optimizer_that_contradicts_itself_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse_job(JOB | {"optimizer": settings})
+
+
+def test_more_micro_batches_than_samples_are_refused() -> None:
+    with pytest.raises(SpecError, match="micro_batches: a batch of 8 has no 9 parts"):
+        parse_job(JOB | {"batch_size": 8, "micro_batches": 9})
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
