@@ -8,40 +8,54 @@ that nobody trained. So a checkpoint records the settings, and a model with othe
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from embeddings.decay import idle_coefficients
 from embeddings.kernels.layout import COMPUTE_DTYPES
 
 if TYPE_CHECKING:
     from embeddings.optim import RowOptimizer
     from embeddings.sharding import TableSettings
 
-_OF_MOMENTUM = ("learning_rate", "schedule", "beta1", "beta2", "eps", "eps_inside_root")
-_OF_WEIGHT_DECAY = ("learning_rate", "schedule", "weight_decay")
+_OF_MOMENTUM = ("learning_rate", "schedule", "rate_sum", "beta1", "beta2", "eps", "eps_inside_root")
+_OF_WEIGHT_DECAY = ("learning_rate", "schedule", "weight_decay", "decay_log_sum")
+# Sums of many logarithms: another version of numpy may round them otherwise.
+_TOLERANCE = 1e-9
 
 
-def row_signature(settings: TableSettings) -> dict[str, Any]:
-    """The settings as JSON: ``optimizer`` (its kind), ``dtype``, ``state_dtype`` and each field of the optimizer."""
+def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, Any]:
+    """The settings as JSON, and what they come to.
+
+    ``optimizer`` (its kind), ``dtype``, ``state_dtype`` and each field of the optimizer; ``ahead``: whether rows are
+    stored with the movement to come (:mod:`embeddings.decay`); ``rate_sum``: of the learning rates of the completed
+    steps; ``decay_log_sum``: L[K], the logarithm of what weight decay has left since step 0.
+    """
+    optimizer = settings.optimizer
+    idle = idle_coefficients(optimizer, str(COMPUTE_DTYPES[settings.dtype]).removeprefix("torch."))
+    rates = optimizer.rates(np.arange(1, completed_steps + 1))
     return {
+        "ahead": idle is not None and idle.ahead,
+        "rate_sum": float(rates.sum()),
+        "decay_log_sum": float(np.log1p(-optimizer.constant_decay * rates).sum()),
         "dtype": _word(settings.dtype),
         "state_dtype": _word(settings.state_dtype or COMPUTE_DTYPES[settings.dtype]),
-        "optimizer": type(settings.optimizer).__name__,
-        **{
-            field.name: _word(getattr(settings.optimizer, field.name))
-            for field in dataclasses.fields(settings.optimizer)
-        },
+        "optimizer": type(optimizer).__name__,
+        **{field.name: _word(getattr(optimizer, field.name)) for field in dataclasses.fields(optimizer)},
     }
 
 
 def owed_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
     """The fields of the signature that stored rows depend on: a warm start may change the others."""
-    fields = ["optimizer", "dtype", "state_dtype", "moments", "first_touch"]
+    fields = ["optimizer", "dtype", "state_dtype", "ahead", "moments", "first_touch"]
     if optimizer.idle_alpha:
         fields.append("alpha")
     if optimizer.idle_momentum:
         fields.extend(_OF_MOMENTUM)
-    if getattr(optimizer, "weight_decay", 0.0):
+    if optimizer.constant_decay:
         fields.extend(_OF_WEIGHT_DECAY)
     return tuple(dict.fromkeys(fields))
 
@@ -55,8 +69,14 @@ def differences(
     return [
         f"{name} ({saved.get(name)}, the model has {mine.get(name)})"
         for name in fields or sorted(saved.keys() | mine.keys())
-        if saved.get(name) != mine.get(name)
+        if not _same(saved.get(name), mine.get(name))
     ]
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=_TOLERANCE)
+    return bool(left == right)
 
 
 def _word(value: Any) -> Any:

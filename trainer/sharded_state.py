@@ -129,7 +129,7 @@ class ShardedState:
         With a ``saver`` only a copy is made before this returns, None then: the saver writes it.
         """
         shards, dense = self.state_for_checkpoint(dense_optimizer)
-        rows = row_signature(self._sharded.settings)
+        rows = row_signature(self._sharded.settings, self._completed_steps)
         arguments: dict[str, Any] = {
             "step": self._completed_steps,
             "tables": shards,
@@ -206,9 +206,10 @@ class ShardedState:
                     f"parent_rows of table '{name}' must have {mine[name]} entries that ascend below {given[name]}"
                 )
         settings = self._sharded.settings
+        completed = int(checkpoint.extra["completed_steps"])
         # A warm start may change what no stored row depends on.
         fields = None if parent_rows is None else owed_fields(settings.optimizer)
-        differ = differences(checkpoint.extra.get("rows"), row_signature(settings), fields)
+        differ = differences(checkpoint.extra.get("rows"), row_signature(settings, completed), fields)
         if differ:
             raise CheckpointError(f"its rows were trained with another {', '.join(differ)}: use the same")
 

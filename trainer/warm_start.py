@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer import available
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.data.growth import IdMap
 from trainer.rundir import Run
@@ -85,15 +86,15 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
 
 
 def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
-    """AdamAR's alpha of a warm start: the tables' own, since what an idle row lost depends on it. ``parent`` is the
-    checkpoint's ``extra``. Raises ValueError where the job asks for another optimizer, batch size or alpha, or for
-    other settings of what momentum owes idle rows."""
+    """The alpha of adaptive regularization of a warm start: the tables' own, since what an idle row lost depends on it.
+    ``parent`` is the checkpoint's ``extra``. Raises ValueError where the job asks for another optimizer, batch size or
+    alpha, or for other settings of what idle rows owe."""
     if job.optimizer.kind != parent["optimizer"]:
         raise ValueError(
             f"optimizer.kind: the parent's rows were trained with {parent['optimizer']} and keep its state, "
             f"the job asks for {job.optimizer.kind}: use the same, or leave init_from out"
         )
-    _check_momentum(job, parent["job"]["optimizer"])
+    _check_idle(job, parent["job"]["optimizer"])
     alpha = parent["alpha"]
     if alpha is None:
         return None
@@ -111,16 +112,22 @@ def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
     return float(alpha)
 
 
-def _check_momentum(job: JobSpec, theirs: dict[str, Any]) -> None:
-    """A row's idle movement is computed when it is read: other settings would move every idle row at once."""
-    if job.optimizer.kind not in ("adam", "adam_ar"):
-        return
+def _check_idle(job: JobSpec, theirs: dict[str, Any]) -> None:
+    """What idle rows owe is computed when they are read: other settings would move every idle row at once."""
     mine = job.optimizer.model_dump(mode="json")
-    of_movement = ("learning_rate", "beta1", "beta2", "eps") if theirs["moments"] == "dense" else ()
-    for field in ("moments", *of_movement):
-        if mine[field] != theirs[field]:
+    kind, fields = job.optimizer.kind, []
+    if kind in available.ADAM_FAMILY:
+        fields.append("moments")
+        if theirs["moments"] == "dense":
+            fields += ["learning_rate", "schedule", "beta1", "beta2", "eps", "eps_inside_root"]
+    if kind in available.WEIGHT_DECAY:
+        fields += ["learning_rate", "schedule", "weight_decay"]
+    if kind in (*available.WEIGHT_DECAY, *available.ADAPTIVE_DECAY):
+        fields.append("first_touch")
+    for field in dict.fromkeys(fields):
+        # A parent of an earlier version has not been asked.
+        if mine[field] != theirs.get(field, mine[field]):
             raise ValueError(
-                f"optimizer.{field}: what momentum owes the parent's idle rows is counted with {theirs[field]}, the "
-                f"job asks for {mine[field]}: a change on a warm start is not available yet; use the same, or leave "
-                "init_from out"
+                f"optimizer.{field}: what the parent's idle rows owe is counted with {theirs[field]}, the job asks for "
+                f"{mine[field]}: a change on a warm start is not available yet; use the same, or leave init_from out"
             )
