@@ -73,9 +73,10 @@ class EmbeddingTables(torch.nn.Module):
         if bounds not in ("fatal", "ignore"):
             raise ValueError(f"bounds must be 'fatal' or 'ignore', not '{bounds}'")
         self.optimizer = optimizer
-        self.layout = Layout(
-            tables, optimizer, seed, dtype, state_dtype=state_dtype, device=_device(backend, device), bounds=bounds
-        )
+        where = _device(backend, device)
+        # FBGEMM's module for GPUs brings its own storage, which may be larger than the GPU's memory.
+        home = torch.device("cpu") if backend == "fbgemm" else where
+        self.layout = Layout(tables, optimizer, seed, dtype, state_dtype=state_dtype, device=home, bounds=bounds)
         self.features: tuple[str, ...] = tuple(slot.name for slot in self.layout.slots)
         self.completed_steps = 0
         self._numbers = {table.name: t for t, table in enumerate(self.layout.tables)}
@@ -88,7 +89,7 @@ class EmbeddingTables(torch.nn.Module):
         self._idle = idle_coefficients(optimizer, str(self.layout.compute_dtype).removeprefix("torch."))
         self._sse = self._check_sse(dict(sse or {}), sse_outside)
         self._anchor = torch.zeros((), requires_grad=True)
-        self._kernel = _kernel(backend, self.layout)
+        self._kernel = _kernel(backend, self.layout, where)
         self.reset()
 
     def _check_sse(self, sse: Mapping[str, SSEConfig], sse_outside: bool) -> tuple[SSEConfig, ...] | None:
@@ -311,14 +312,14 @@ def _device(backend: str, device: torch.device | str | None) -> torch.device:
     return given or torch.device("cpu")
 
 
-def _kernel(backend: str, layout: Layout) -> Kernel:
+def _kernel(backend: str, layout: Layout, device: torch.device) -> Kernel:
     if backend == "reference":
         return ReferenceKernel(layout)
     if backend == "fbgemm":
         # FBGEMM takes a second to import: only who uses it pays.
-        from embeddings.kernels.fbgemm import FbgemmKernel
+        from embeddings.kernels.fbgemm import fbgemm_kernel
 
-        return FbgemmKernel(layout)
+        return fbgemm_kernel(layout, device)
     if layout.row_names:
         raise ValueError(
             f"backend '{backend}' has no {type(layout.optimizer).__name__}: use backend 'fbgemm' (kernel: fbgemm), or "

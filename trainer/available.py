@@ -17,7 +17,7 @@ ADAM_FAMILY = ("adam", "adamw", "adam_ar")
 WEIGHT_DECAY = ("adamw", "adagradw")
 ADAPTIVE_DECAY = ("adam_ar", "adagrad_ar")
 FBGEMM_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-SHARDING = ("table_wise", "row_wise")
+SHARDING = ("table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "grid")
 PUBLISHING_MODELS = ("two_tower", "bpr")
 
 
@@ -114,6 +114,8 @@ def kernel_problems(spec: JobSpec) -> Iterator[str]:
                 f"kernel: fbgemm has no fused {kind} on CPU: use kernel evenkeel, or optimizer.kind "
                 f"{', '.join(FBGEMM_OPTIMIZERS)}"
             )
+        if spec.resources.gpus_per_worker:
+            yield "resources.gpus_per_worker: FBGEMM on a GPU has never been run: use kernel evenkeel, or leave it 0"
         for option in ("eps_inside_root", "weight_decay", "clip_row_norm"):
             if getattr(spec.optimizer, option):
                 yield f"optimizer.{option}: FBGEMM's fused optimizers have none: use kernel evenkeel, or leave it out"

@@ -42,7 +42,7 @@ class Bags(NamedTuple):
         return torch.cat([ends.new_zeros(1), ends])
 
 
-class _Group:
+class Group:
     """Features that one call looks up, and where FBGEMM finds their tables: an entry for each feature."""
 
     def __init__(self, layout: Layout, slots: Sequence[FeatureSlot]) -> None:
@@ -76,7 +76,7 @@ class FbgemmKernel:
         self.layout = layout
         slots = layout.slots
         by_table = [[slot for slot in slots if slot.table == t][:1] for t in range(len(layout.tables))]
-        self._groups = [_Group(layout, group) for group in ([slots] if layout.pooled else by_table)]
+        self._groups = [Group(layout, group) for group in ([slots] if layout.pooled else by_table)]
 
     def forward(
         self,
@@ -91,16 +91,21 @@ class FbgemmKernel:
         self._check(indices, offsets, batch_size)
         used = indices if swaps is None else self._swapped(indices, offsets, batch_size, swaps)
         if batch_size == 0 or (indices.numel() == 0 and not layout.pooled):
-            return torch.zeros(0, layout.total_dim), used
+            return torch.zeros(0, layout.total_dim, device=indices.device), used
         outputs = [
-            torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
-                layout.weights, group.weight_offsets, group.column_offsets, group.total_dim, group.row_starts,
-                bags.indices, bags.offsets, _SUM, bags.shares, _FP32,
-            )
+            self._look_up(group, bags)
             for group, bags in zip(self._groups, self._bags(used, offsets, weights, batch_size), strict=True)
             if bags.lengths.numel()
-        ]  # fmt: skip
+        ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), used
+
+    def _look_up(self, group: Group, bags: Bags) -> torch.Tensor:
+        """Weighted sums of the bags, [B, columns of the group]."""
+        output: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
+            self.layout.weights, group.weight_offsets, group.column_offsets, group.total_dim, group.row_starts,
+            bags.indices, bags.offsets, _SUM, bags.shares, _FP32,
+        )  # fmt: skip
+        return output
 
     def _check(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
         """That bags and ids exist: FBGEMM would read whatever memory they point to."""
@@ -128,11 +133,11 @@ class FbgemmKernel:
             span = slice(int(bounds[0]), int(bounds[-1]))
             table = self.layout.tables[slot.table]
             swapped = swap(
-                used[span].long(), bounds.long(), table=table, feature=slot.name, config=config,
+                used[span].long().cpu(), bounds.long().cpu(), table=table, feature=slot.name, config=config,
                 seed=self.layout.seed, step=swaps.step, sample_offset=swaps.sample_offset,
             )  # fmt: skip
             inside = (used[span] >= 0) & (used[span] < table.row_count)
-            used[span] = torch.where(inside, swapped.to(used.dtype), used[span])
+            used[span] = torch.where(inside, swapped.to(used), used[span])
         return used
 
     def _bags(
@@ -141,8 +146,8 @@ class FbgemmKernel:
         """For each group, the ids that add something, with their weights."""
         layout = self.layout
         lengths = offsets.diff().view(len(layout.slots), batch_size).long()
-        real = torch.ones(len(indices), dtype=torch.bool)
-        shares = torch.ones(len(indices)) if weights is None else weights.float()
+        real = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
+        shares = torch.ones(len(indices), device=indices.device) if weights is None else weights.float()
         ends = [0, *lengths.sum(dim=1).cumsum(0).tolist()]
         for slot in layout.slots:
             table, span = layout.tables[slot.table], slice(ends[slot.number], ends[slot.number + 1])
@@ -177,7 +182,7 @@ class FbgemmKernel:
                 for t, ids in self._touched(group, bags):
                     self.layout.last_update_step(t)[ids] = step
 
-    def _apply(self, group: _Group, bags: Bags, grad: torch.Tensor, step: int) -> None:
+    def _apply(self, group: Group, bags: Bags, grad: torch.Tensor, step: int) -> None:
         layout, optimizer, ops = self.layout, self.layout.optimizer, torch.ops.fbgemm
         rate = torch.tensor(optimizer.rate(step), dtype=torch.float32)
         batch = (
@@ -203,17 +208,17 @@ class FbgemmKernel:
             first = column = 0
             for slot, lengths in zip(group.slots, bags.lengths, strict=True):
                 end = first + int(lengths.sum())
-                samples = torch.arange(lengths.numel()).repeat_interleave(lengths)
+                samples = torch.arange(lengths.numel(), device=grad.device).repeat_interleave(lengths)
                 block = grad[:, column : column + slot.dim].double()[samples] * bags.shares[first:end, None].double()
                 parts.setdefault(slot.table, []).append(block)
                 first, column = end, column + slot.dim
             for t, ids in self._touched(group, bags):
                 unique, inverse = torch.unique(ids, return_inverse=True)
-                summed = torch.zeros(len(unique), self.layout.tables[t].dim, dtype=torch.float64)
+                summed = grad.new_zeros(len(unique), self.layout.tables[t].dim, dtype=torch.float64)
                 total += float(summed.index_add_(0, inverse, torch.cat(parts[t])).square().sum())
         return total
 
-    def _joined(self, records: Sequence[Record]) -> Iterator[tuple[_Group, Bags, torch.Tensor]]:
+    def _joined(self, records: Sequence[Record]) -> Iterator[tuple[Group, Bags, torch.Tensor]]:
         """For each group all records as one batch, and its output gradient [samples or ids of all records, columns]."""
         num_features = len(self.layout.slots)
         batches = [
@@ -242,12 +247,21 @@ class FbgemmKernel:
             )
             yield group, joined, torch.cat(grads)
 
-    def _touched(self, group: _Group, bags: Bags) -> Iterator[tuple[int, torch.Tensor]]:
+    def _touched(self, group: Group, bags: Bags) -> Iterator[tuple[int, torch.Tensor]]:
         """(table, its ids in the batch)."""
         ends = [0, *bags.lengths.sum(dim=1).cumsum(0).tolist()]
         for t in dict.fromkeys(slot.table for slot in group.slots):
             places = [place for place, slot in enumerate(group.slots) if slot.table == t]
             yield t, bags.indices[ends[places[0]] : ends[places[-1] + 1]].long()
+
+
+def fbgemm_kernel(layout: Layout, device: torch.device) -> FbgemmKernel:
+    """The kernel for tables on this device: FBGEMM's operators on a CPU, its module on a GPU."""
+    if device.type == "cpu":
+        return FbgemmKernel(layout)
+    from embeddings.kernels.fbgemm_module import FbgemmModuleKernel
+
+    return FbgemmModuleKernel(layout, device)
 
 
 def refuse(layout: Layout) -> None:
@@ -269,6 +283,6 @@ def refuse(layout: Layout) -> None:
 
 def _sums(flags: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """How many of ``flags`` are set in each of the consecutive runs of these lengths, int64."""
-    before = torch.cat([torch.zeros(1, dtype=torch.int64), flags.cumsum(0)])
-    ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    before = torch.nn.functional.pad(flags.cumsum(0), (1, 0))
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     return before[ends[1:]] - before[ends[:-1]]
