@@ -7,6 +7,10 @@ SSE-Graph (equation 3): on a hit, row j with d neighbours becomes one of them wi
 others with (N - 1 - d) / Z, Z = rho d + N - 1 - d, uniformly within both: each neighbour is rho times as likely as each
 other row.
 
+A walk with restart (section 3.1): on a hit, row j becomes row k != j with a probability proportional to that of finding
+there a random walk over neighbours that returns to j with probability c before each step. Drawn, that is a walk that
+stops with probability c after each step, but never at j, where it would only begin anew.
+
 The draw of one id is fixed bit for bit: Philox4x32-10 with key (seed, crc32(table)) and counter
 (step, sample >> 2, crc32(feature) & 0xffff0000 | position & 0xffff, stream), word ``sample & 3`` of the result, where
 ``sample`` is the index in the global batch and ``position`` the index in the sample's list. A number below n is drawn
@@ -16,6 +20,8 @@ by multiply-shift, n above 2^22 with the word of the same stream + 2^31 as the l
 * Stream 2^29, for a row of a graph: a neighbour if word < rho d / Z 2^32 (:meth:`embeddings.graph.Graph.thresholds`).
 * Stream 1 gives the new row: the neighbour at that place of the ascending list of d, or else that of the other N - 1
   rows. While the latter is a neighbour, it is drawn again by streams 2, 3, ...
+* Step t = 0, 1, ... of a walk goes to the neighbour that stream 1 + t gives, and ends there, unless that is j, if the
+  word of stream 2^29 + t < c 2^32. From a row without neighbours it goes on as from j; if j has none, as without graph.
 
 So a row without neighbours, a complete graph and rho = 1 give the very draws of SSE-SE. The expected number of draws of
 a hit, retries included, is at most two: it needs (N - 1) / (N - 1 - d) tries with probability (N - 1 - d) / Z, and
@@ -95,9 +101,9 @@ def swap(
 class SwapDraws(NamedTuple):
     """What compiled swaps of several features need; the last three are those of :class:`embeddings.graph.PackedGraphs`.
 
-    ``words``, uint64 [F, 8]: hit threshold (0: nothing is swapped), third counter word, key (2), number of other live
-    rows, first live row, where the feature's graph starts in ``offsets`` plus 1 (0: no graph), and its thresholds in
-    ``thresholds``.
+    ``words``, uint64 [F, 9]: hit threshold (0: nothing is swapped), third counter word, key (2), number of other live
+    rows, first live row, where the feature's graph starts in ``offsets`` plus 1 (0: no graph), its thresholds in
+    ``thresholds``, and the threshold below which a walk ends (0: no walk).
     """
 
     words: np.ndarray
@@ -109,12 +115,13 @@ class SwapDraws(NamedTuple):
 def swap_draws(features: Sequence[tuple[TableConfig, str, SSEConfig]], seed: int) -> SwapDraws:
     """For each (table, feature, config) what its compiled swaps need."""
     graphs: list[tuple[Graph, float, int] | None] = []
-    words = np.zeros((len(features), 8), dtype=np.uint64)
+    words = np.zeros((len(features), 9), dtype=np.uint64)
     for f, (table, feature, config) in enumerate(features):
         others = max(0, table.num_rows - table.first_live_row - 1)
         threshold = hit_threshold(config.probability) if others else 0
         words[f, :6] = (threshold, feature_word(feature), *table_key(seed, table.name), others, table.first_live_row)
-        wanted = config.graph is not None and config.rho != 1.0 and threshold > 0
+        wanted = config.asks_graph and threshold > 0
+        words[f, 8] = hit_threshold(config.restart) if wanted and config.restart is not None else 0
         graphs.append((config.graph, config.rho, others) if wanted else None)  # type: ignore[arg-type]  # not None then
     packed = pack_graphs(graphs)
     words[:, 6] = packed.starts[:, 0] + 1
@@ -154,14 +161,17 @@ def swap_ids(
     # An id outside the table counts as padding where bounds are ignored.
     live = np.flatnonzero((ids >= first) & (ids < table.num_rows))
     hits = live[words(live, HIT_STREAM) < np.uint64(hit_threshold(config.probability))]
-    if config.graph is not None and config.rho != 1.0:
-        hits = _swap_for_neighbours(swapped, hits, config.graph, config.rho, num_others, words, below)
+    graph = config.graph if config.asks_graph else None
+    if graph is not None and config.restart is not None:
+        hits = _walk(swapped, hits, graph, config.restart, words, below)
+    elif graph is not None:
+        hits = _swap_for_neighbours(swapped, hits, graph, config.rho, num_others, words, below)
     stream = ROW_STREAM
     while len(hits):
         swapped[hits] = other_rows(hits, stream)
-        if config.graph is None or config.rho == 1.0:
+        if graph is None:
             break
-        hits = hits[config.graph.has_edges(ids[hits], swapped[hits])]
+        hits = hits[graph.has_edges(ids[hits], swapped[hits])]
         stream += 1
     return swapped
 
@@ -181,6 +191,29 @@ def _swap_for_neighbours(
     near = words(hits, NEIGHBOUR_STREAM) < graph.thresholds(rho, num_others)[degree]
     ids[hits[near]] = graph.neighbours[start[near] + below(hits[near], degree[near], ROW_STREAM)]
     rest: np.ndarray = hits[~near]
+    return rest
+
+
+def _walk(
+    ids: np.ndarray,
+    hits: np.ndarray,
+    graph: Graph,
+    restart: float,
+    words: Callable[[np.ndarray, int], np.ndarray],
+    below: Callable[[np.ndarray, np.ndarray, int], np.ndarray],
+) -> np.ndarray:
+    """Swaps, in place, the hits with neighbours for the end of a walk from each; returns the others."""
+    degrees = graph.degrees
+    walking, alone = hits[degrees[ids[hits]] > 0], hits[degrees[ids[hits]] == 0]
+    origin = ids[walking]
+    here, t = origin, 0
+    while len(walking):
+        here = np.where(degrees[here] > 0, here, origin)
+        here = graph.neighbours[graph.offsets[here] + below(walking, degrees[here], ROW_STREAM + t)]
+        ends = (here != origin) & (words(walking, NEIGHBOUR_STREAM + t) < np.uint64(hit_threshold(restart)))
+        ids[walking[ends]] = here[ends]
+        walking, origin, here, t = walking[~ends], origin[~ends], here[~ends], t + 1
+    rest: np.ndarray = alone
     return rest
 
 
@@ -250,8 +283,8 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
     own; ``num_draws`` counts them and is saved with the module, so that a resumed run draws what it would have drawn.
 
     Args:
-        probability, graph, rho: as of :class:`embeddings.config.SSEConfig`; the graph is over ids, and the padding row
-            has no edges (``Graph.from_edges(..., first_live_row=0)`` or 1).
+        probability, graph, rho, restart: as of :class:`embeddings.config.SSEConfig`; the graph
+            is over ids, and the padding row has no edges (``Graph.from_edges(..., first_live_row=0)`` or 1).
         seed: of the draws.
         name: goes into the draws, so that two embeddings of one seed differ.
         padding_idx: is neither swapped nor drawn.
@@ -272,6 +305,7 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
         probability: float = 0.01,
         graph: Graph | None = None,
         rho: float = 1.0,
+        restart: float | None = None,
         seed: int = 0,
         name: str = "embedding",
         **settings: Any,
@@ -285,7 +319,7 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
             if self._turn:
                 graph = graph.turned(self._turn)
             graph.check_fits(name, num_embeddings, self._first_live_row)
-        self.config = SSEConfig(probability, graph, rho)
+        self.config = SSEConfig(probability, graph, rho, restart)
         self.register_buffer("num_draws", torch.zeros((), dtype=torch.int64))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -307,5 +341,7 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
         return super().forward(swapped)
 
     def extra_repr(self) -> str:
-        graph = "" if self.config.graph is None else f", rho={self.config.rho:g}"
-        return f"{super().extra_repr()}, probability={self.config.probability:g}{graph}"
+        config = self.config
+        graph = "" if config.graph is None else f", rho={config.rho:g}"
+        walk = "" if config.restart is None else f", restart={config.restart:g}"
+        return f"{super().extra_repr()}, probability={config.probability:g}{graph}{walk}"

@@ -62,7 +62,8 @@ def problems(draw) -> Problem:
         )  # fmt: skip
         for feature in features:
             if p := draw(st.sampled_from([0.0, 0.1, 1.0])):
-                sse[feature] = draw(st.sampled_from([SSEConfig(p), SSEConfig(p, graph, 1.5), SSEConfig(p, graph, 1e6)]))
+                kinds = [SSEConfig(p), SSEConfig(p, graph, 1.5), SSEConfig(p, graph, restart=0.3)]
+                sse[feature] = draw(st.sampled_from(kinds))
     steps = []
     for _ in range(draw(st.integers(1, 4))):
         batches = []

@@ -18,7 +18,8 @@ from embeddings.tables import EmbeddingTables
 
 def draw(ids, *, num_rows=12, offsets=None, feature="item", **settings):
     offsets = torch.arange(len(ids) + 1) if offsets is None else offsets
-    config = SSEConfig(settings.pop("probability", 0.3), settings.pop("graph", None), settings.pop("rho", 1.0))
+    asked = {name: settings.pop(name) for name in ("graph", "rho", "restart") if name in settings}
+    config = SSEConfig(settings.pop("probability", 0.3), **asked)
     settings = {"seed": 1, "step": 1, "backend": "reference"} | settings
     table = TableConfig("item", num_rows, 4, (feature,))
     return swap(ids, offsets, table=table, feature=feature, config=config, **settings)
@@ -109,12 +110,16 @@ def test_vector_of_our_own_with_a_graph():
     graph = graph_of([(2_000_000, k) for k in range(3_000_000, 3_000_005)] + [(7_000_000, 12_000_000)], 2**24)
     settings = {"graph": graph, "rho": 1e7, "probability": 1.0, "seed": 2024}
     assert draw(big.repeat(2), num_rows=2**24, step=3, **settings).tolist() == VECTOR_OF_A_GRAPH_OF_TWO_WORDS
+    ring = graph_of([(k, k + 1) for k in range(2, 11)], 12)
+    walks = draw(ids, step=1, graph=ring, restart=0.25, probability=1.0, seed=2024)
+    assert walks.tolist() == VECTOR_OF_WALKS
 
 
 VECTOR_OF_A_GRAPH = [
     [5, 3, 6, 5, 5, 4, 10, 10, 2, 2, 1, 0],
     [5, 6, 11, 4, 8, 9, 11, 8, 2, 8, 1, 0],
 ]
+VECTOR_OF_WALKS = [3, 3, 4, 4, 4, 4, 4, 7, 4, 10, 1, 0]
 VECTOR_OF_A_GRAPH_OF_TWO_WORDS = [3000000, 14867061, 7000000, 3000003, 7602438, 7000000]
 
 
@@ -157,6 +162,39 @@ def test_without_edges_with_all_edges_and_with_rho_1_it_is_sse_se(backend):
     assert torch.equal(draw(ids, graph=graph, rho=7.0, backend=backend)[alone], plain[alone])
 
 
+def visits(graph, j, restart):
+    """How often a walk with restart from j is at each row, but for its starts: pi = (c e_j + (1 - c) pi) P, where rows
+    without neighbours lead to j."""
+    steps = np.zeros((graph.num_rows, graph.num_rows))
+    for row in range(graph.num_rows):
+        listed = graph.neighbours[graph.offsets[row] : graph.offsets[row + 1]]
+        steps[row, listed if len(listed) else j] = 1 / max(1, len(listed))
+    return np.linalg.solve(np.eye(graph.num_rows) - (1 - restart) * steps.T, restart * steps[j])
+
+
+@pytest.mark.parametrize("backend", ["reference", "numba"])
+@pytest.mark.parametrize(("restart", "symmetric"), [(0.15, True), (0.5, False), (1.0, True)])
+def test_chi_square_of_walks_with_restart(backend, restart, symmetric):
+    """p(j, k) = p0 pi(k) / (1 - pi(j)); directed graphs have rows that lead nowhere."""
+    pairs = [(5, 6), (5, 7), (6, 8), (7, 8), (8, 9), (9, 5), (8, 10), (3, 4)]
+    graph, num_samples, probability, j = graph_of(pairs, 12, symmetric=symmetric), 200_000, 0.3, 5
+    pi = visits(graph, j, restart)
+    pi[j] = 0.0
+    expected = num_samples * probability * pi / pi.sum()
+    expected[j] = num_samples * (1 - probability)
+    drawn = draw(
+        torch.full((num_samples,), j), probability=probability, graph=graph, restart=restart, backend=backend
+    ).numpy()
+    counts = np.bincount(drawn, minlength=12)
+    reached = expected > 1e-9
+    assert counts[~reached].sum() == 0
+    assert expected[reached].min() > 5
+    assert stats.chisquare(counts[reached], expected[reached]).pvalue > 1e-4
+    # A row without neighbours has nowhere to walk to: it draws as without a graph.
+    ids = torch.full((2000,), 11)
+    assert torch.equal(draw(ids, graph=graph, restart=restart, backend=backend), draw(ids, backend=backend))
+
+
 @st.composite
 def graphs(draw):
     """Graphs of one to seven live rows: empty, complete, a star, or any pairs; the table's first live row 0 or 2."""
@@ -176,22 +214,24 @@ def graphs(draw):
 @given(
     graph=graphs(),
     rho=st.sampled_from([1.0, 1.5, 50.0, 1e12]),
+    restart=st.sampled_from([None, 0.1, 1.0]),
     probability=st.sampled_from([0.2, 1.0]),
     lengths=st.lists(st.integers(0, 4), min_size=1, max_size=150),
     sample_offset=st.integers(0, 2**31),
     step=st.integers(1, 2**32 - 1),
 )
 def test_any_graph_gives_the_reference_bits_and_what_equation_3_allows(
-    graph, rho, probability, lengths, sample_offset, step
+    graph, rho, restart, probability, lengths, sample_offset, step
 ):
     first, graph = graph
+    config = SSEConfig(probability, graph, rho) if restart is None else SSEConfig(probability, graph, restart=restart)
     offsets = torch.tensor([0, *np.cumsum(lengths).tolist()])
     ids = torch.randint(0, graph.num_rows, (int(offsets[-1]),), generator=torch.Generator().manual_seed(step % 100))
     table = TableConfig("item", graph.num_rows, 1, ("item",), first_live_row=first)
     expected, compiled = (
         swap(
-            ids, offsets, table=table, feature="item", config=SSEConfig(probability, graph, rho), seed=3, step=step,
-            sample_offset=sample_offset, backend=backend,
+            ids, offsets, table=table, feature="item", config=config, seed=3, step=step, sample_offset=sample_offset,
+            backend=backend,
         )
         for backend in ("reference", "numba")
     )  # fmt: skip
@@ -202,8 +242,8 @@ def test_any_graph_gives_the_reference_bits_and_what_equation_3_allows(
     assert bool(((drawn >= first) & (drawn < graph.num_rows)).all())
     if probability == 1.0 and graph.num_rows - first > 1:
         assert bool((drawn != live).all())
-        if rho == 1e12:
-            # The others' share is below 2^-32 of it.
+        if restart == 1.0 or (restart is None and rho == 1e12):
+            # Of 1e12 the others' share is below 2^-32.
             near = graph.has_edges(live.numpy(), drawn.numpy())
             assert near[graph.degrees[live.numpy()] > 0].all()
 
@@ -502,6 +542,15 @@ def test_impossible_rho_is_refused(rho):
         SSEConfig(0.1, complete(5), rho)
     with pytest.raises(ValueError, match="needs a graph"):
         SSEConfig(0.1, rho=2.0)
+
+
+def test_impossible_walks_are_refused():
+    for restart in (0.0, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=r"restart must lie in \[0.01, 1\]"):
+            SSEConfig(0.1, complete(5), restart=restart)
+    for settings in ({}, {"graph": complete(5), "rho": 2.0}):
+        with pytest.raises(ValueError, match="needs a graph and no rho"):
+            SSEConfig(0.1, restart=0.2, **settings)
 
 
 def test_a_graph_of_another_size_is_refused_with_its_table_and_feature():

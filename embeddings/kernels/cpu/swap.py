@@ -22,6 +22,20 @@ def new_row(row, step, group, place, lane, draws, graph_offsets, neighbours, thr
     first = last = np.int64(0)
     if graph >= 0:
         first, last = graph_offsets[graph + row], graph_offsets[graph + row + 1]
+    stop = draws[8]
+    if last > first and stop > 0:
+        here, from_row, stream = row, (first, last), np.uint64(0)
+        while True:
+            drawn = draw_below(step, group, place, _ROW_STREAM + stream, lane, key0, key1, np.uint64(last - first))
+            here = np.int64(neighbours[first + drawn])
+            if here != row:
+                word = lane_of(philox4x32(step, group, place, _NEIGHBOUR_STREAM + stream, key0, key1), lane)
+                if word < stop:
+                    return here
+            first, last = graph_offsets[graph + here], graph_offsets[graph + here + 1]
+            if first == last:
+                first, last = from_row
+            stream += _ONE
     if last > first:
         word = lane_of(philox4x32(step, group, place, _NEIGHBOUR_STREAM, key0, key1), lane)
         if word < thresholds[np.int64(draws[7]) + last - first]:

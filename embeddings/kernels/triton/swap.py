@@ -11,7 +11,7 @@ from embeddings.sse import HIT_STREAM, NEIGHBOUR_STREAM, ROW_STREAM
 _HIT_STREAM, _ROW_STREAM = tl.constexpr(HIT_STREAM), tl.constexpr(ROW_STREAM)
 _NEIGHBOUR_STREAM = tl.constexpr(NEIGHBOUR_STREAM)
 # Words for each feature in embeddings.sse.SwapDraws.words.
-DRAW_WORDS = tl.constexpr(8)
+DRAW_WORDS = tl.constexpr(9)
 
 
 @triton.jit
@@ -44,10 +44,16 @@ def swap(ids, live, samples, positions, step, draws, graph_offsets, neighbours, 
             listed = listed & (end > start)
             limit = tl.load(thresholds + tl.load(draws + 7) + end - start, mask=listed, other=0)
             word = one_word(step, group, place, _NEIGHBOUR_STREAM, key0, key1, lane)
-            near = listed & (word.to(tl.int64) < limit)
+            stop = tl.load(draws + 8)
+            near = listed & (stop == 0) & (word.to(tl.int64) < limit)
             drawn = below(tl.maximum(end - start, 1), step, group, place, _ROW_STREAM, key0, key1, lane)
             swapped = tl.where(near, tl.load(neighbours + start + drawn, mask=near, other=0).to(tl.int64), swapped)
-            pending = pending & ~near
+            walks = listed & (stop > 0)
+            swapped = _walk(
+                ids, swapped, walks, stop, start, end, step, group, place, key0, key1, lane, graph_offsets + graph,
+                neighbours,
+            )  # fmt: skip
+            pending = pending & ~near & ~walks
         stream = tl.full([], _ROW_STREAM, tl.uint32)
         while tl.max(pending.to(tl.int32)) > 0:
             drawn = below(others, step, group, place, stream, key0, key1, lane)
@@ -57,6 +63,28 @@ def swap(ids, live, samples, positions, step, draws, graph_offsets, neighbours, 
             stream += 1
         ids = swapped
     return ids
+
+
+@triton.jit
+def _walk(
+    ids, swapped, walking, stop, start, end, step, group, place, key0, key1, lane, graph_offsets, neighbours,
+):  # fmt: skip
+    """``swapped`` with the end of a walk with restart from each id that is ``walking``; its list is [start, end)."""
+    first, last = start, end
+    stream = tl.full([], 0, tl.uint32)
+    while tl.max(walking.to(tl.int32)) > 0:
+        drawn = below(tl.maximum(last - first, 1), step, group, place, _ROW_STREAM + stream, key0, key1, lane)
+        here = tl.load(neighbours + first + drawn, mask=walking, other=0).to(tl.int64)
+        word = one_word(step, group, place, _NEIGHBOUR_STREAM + stream, key0, key1, lane)
+        ends = walking & (here != ids) & (word.to(tl.int64) < stop)
+        swapped = tl.where(ends, here, swapped)
+        walking = walking & ~ends
+        first = tl.load(graph_offsets + here, mask=walking, other=0)
+        last = tl.load(graph_offsets + here + 1, mask=walking, other=0)
+        stranded = first == last
+        first, last = tl.where(stranded, start, first), tl.where(stranded, end, last)
+        stream += 1
+    return swapped
 
 
 @triton.jit
