@@ -24,11 +24,6 @@ from embeddings.optim import SGD, Adagrad, Adam
 from embeddings.philox import table_key
 from embeddings.sse import swap_draws
 
-# Elements of a tile: with 4 warps 16 for each thread, so four accesses of 16 bytes in flight.
-TILE_ELEMENTS = 2048
-# The interpreter takes microseconds for an operation whatever its size: few large tiles.
-INTERPRETED_TILE_ELEMENTS = 1 << 15
-MAX_TILE = 128
 MAX_POSITIONS = 16
 # Entries after which a run is split: see embeddings.kernels.triton.update.
 SPLIT = 16
@@ -54,6 +49,23 @@ class Group:
         return int(triton.next_power_of_2(self.dim))
 
 
+class Tiling(NamedTuple):
+    """How much of the work a program does at a time.
+
+    ``elements`` of rows, at most ``rows`` rows; ``drawn``: ids whose swaps are drawn at a time.
+    """
+
+    elements: int
+    rows: int
+    drawn: int
+
+
+# With 4 warps 16 elements for each thread, so four accesses of 16 bytes in flight; a draw takes many registers.
+TILING = Tiling(elements=2048, rows=128, drawn=512)
+# The interpreter takes a tenth of a millisecond for an operation whatever its size.
+INTERPRETED_TILING = Tiling(elements=1 << 17, rows=2048, drawn=1 << 15)
+
+
 class Sorted(NamedTuple):
     """The entries of some backwards, sorted by row: arguments of embeddings.kernels.triton.update."""
 
@@ -73,7 +85,7 @@ class TritonKernel:
     lookup, or by :meth:`check`; not by :meth:`forward`.
 
     Attributes:
-        tile_elements: elements of the tile that a program handles.
+        tiling: how much a program does at a time.
         split: see embeddings.kernels.triton.update.
     """
 
@@ -81,7 +93,7 @@ class TritonKernel:
         self.interpreted = not isinstance(lookup, triton.runtime.JITFunction)
         _check_device(layout.device, self.interpreted)
         self.layout = layout
-        self.tile_elements = INTERPRETED_TILE_ELEMENTS if self.interpreted else TILE_ELEMENTS
+        self.tiling = INTERPRETED_TILING if self.interpreted else TILING
         self.split = SPLIT
         dims = sorted({table.dim for table in layout.tables})
         # Keys number the rows of all tables, those of one dim side by side.
@@ -99,7 +111,7 @@ class TritonKernel:
     def __deepcopy__(self, memo: dict[int, Any]) -> TritonKernel:
         # Events and pinned memory can't be copied, and what waits to be checked concerns the original.
         twin = TritonKernel(copy.deepcopy(self.layout, memo))
-        twin.tile_elements = self.tile_elements
+        twin.tiling, twin.split = self.tiling, self.split
         return twin
 
     def check(self) -> None:
@@ -166,14 +178,19 @@ class TritonKernel:
             self._scales(weights), self._faults.flag, *draws, *self._idle.at(idle),
             num_ids, num_bags, batch_size, output.shape[1], swaps.sample_offset if swaps else 0,
             swaps.step if swaps else 0, idle.completed_steps if idle else 0,
-            DIM=group.dim, BLOCK=group.block, TILE=tile, POSITIONS=_positions(num_ids, num_bags),
+            DIM=group.dim, BLOCK=group.block, TILE=tile, POSITIONS=self._positions(num_ids, num_bags, tile),
             ALIGNMENT=group.alignment, VECTORS=len(layout.vector_names), POOLED=pooled, SCALED=weights is not None,
             SWAP=swaps is not None, GRAPH=has_graph, IGNORE=layout.bounds == "ignore", **self._idle_options(idle),
         )  # fmt: skip
 
     def _tile(self, group: Group, limit: int) -> int:
         """Bags of a program."""
-        return int(max(1, min(self.tile_elements // group.block, MAX_TILE, triton.next_power_of_2(limit))))
+        return int(max(1, min(self.tiling.elements // group.block, self.tiling.rows, triton.next_power_of_2(limit))))
+
+    def _positions(self, num_ids: int, num_bags: int, tile: int) -> int:
+        """Positions of the bags of a tile that are looked at together: about as many as bags have."""
+        mean = triton.next_power_of_2(max(1, -(-num_ids // num_bags)))
+        return int(max(1, min(MAX_POSITIONS, self.tiling.drawn // tile, mean)))
 
     # --- update ------------------------------------------------------------------------------------------------------
 
@@ -207,8 +224,8 @@ class TritonKernel:
                     keys, places, shares, group.entry_slots, record.indices, record.offsets,
                     self._scales(record.weights), self._num_keys, batch_size, layout.total_dim,
                     first_entry, first_place,
-                    TILE=tile, POSITIONS=_positions(num_ids, record.offsets.numel() - 1), POOLED=layout.pooled,
-                    SCALED=record.weights is not None, SHARED=shared,
+                    TILE=tile, POSITIONS=self._positions(num_ids, record.offsets.numel() - 1, tile),
+                    POOLED=layout.pooled, SCALED=record.weights is not None, SHARED=shared,
                 )  # fmt: skip
             first_entry, first_place = first_entry + num_ids, first_place + grad.numel()
         keys, order = torch.sort(keys, stable=True)
@@ -225,7 +242,7 @@ class TritonKernel:
         sources = (entries.keys, entries.order, entries.places)
         quads = all(table.column_start % 4 == 0 for table in layout.tables)
         for group in self._groups:
-            tile = int(max(self.split, min(self.tile_elements // group.block, MAX_TILE)))
+            tile = int(max(self.split, min(self.tiling.elements // group.block, self.tiling.rows)))
             blocks = triton.cdiv(num_entries, self.split)
             partials = torch.empty(2 * blocks * group.dim, dtype=layout.compute_dtype, device=layout.device)
             programs, finishers = triton.cdiv(num_entries, tile), triton.cdiv(blocks, WINDOW)
@@ -345,8 +362,3 @@ def _check_device(device: torch.device, interpreted: bool) -> None:
 def _power_of_two_in(number: int, limit: int = 16) -> int:
     """The largest power of two, at most ``limit``, that divides ``number``."""
     return limit if number == 0 else min(limit, number & -number)
-
-
-def _positions(num_ids: int, num_bags: int) -> int:
-    """Positions of a bag that are swapped at a time: about as many as bags have."""
-    return int(min(MAX_POSITIONS, triton.next_power_of_2(max(1, -(-num_ids // num_bags)))))
