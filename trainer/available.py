@@ -17,7 +17,6 @@ ADAM_FAMILY = ("adam", "adamw", "adam_ar")
 WEIGHT_DECAY = ("adamw", "adagradw")
 ADAPTIVE_DECAY = ("adam_ar", "adagrad_ar")
 FBGEMM_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-SHARDING = ("table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "grid")
 PUBLISHING_MODELS = ("two_tower", "bpr")
 
 
@@ -64,9 +63,6 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
     yield from kernel_problems(spec)
     if spec.resources.gpus_per_worker:
         yield "resources.gpus_per_worker: the GPU kernel is not available yet: leave it 0"
-    for table, kind in spec.sharding.items():
-        if kind not in SHARDING:
-            yield f"sharding.{table}: {kind} is not available yet: use one of {', '.join(SHARDING)}"
     if "gauc" in spec.evaluation.metrics:
         yield "evaluation.metrics: gauc is not available yet: use auc and logloss"
     if spec.publish is not None:
@@ -96,8 +92,10 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
 def sse_problems(spec: JobSpec) -> Iterator[str]:
     """What of ``sse`` has no meaning, whatever the dataset."""
     for feature, sse in spec.sse.items():
-        if feature == "label" and (sse.graph is not None or sse.rho != 1.0):
-            yield "sse.label.graph: labels have no graph: leave graph and rho out (bpr: set them under sse.item)"
+        if feature == "label" and (sse.graph is not None or sse.rho != 1.0 or sse.walk is not None):
+            yield "sse.label.graph: labels have no graph: leave graph, rho and walk out (bpr: set them under sse.item)"
+        elif sse.walk is not None and (sse.graph is None or sse.rho != 1.0):
+            yield f"sse.{feature}.walk: a walk needs a graph and no rho, for it knows neighbours alone"
         elif sse.graph is None and sse.rho != 1.0:
             yield f"sse.{feature}.rho: it is the weight of neighbours in a graph: name the graph, or leave rho out"
     on = {feature for feature, sse in spec.sse.items() if sse.probability > 0}

@@ -30,6 +30,8 @@ from embeddings.sharding.shardings import OurSharding
 class TableColumnWise(OurSharding, TwCwPooledEmbeddingSharding):
     """Columns of a table on the ranks of one host."""
 
+    columns_are_split = True
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, permute_embeddings=True)
 
@@ -80,6 +82,8 @@ class TableRowWise(HostRows, TwRwPooledEmbeddingSharding):
 
 class Grid(HostRows, GridPooledEmbeddingSharding):
     """Columns of a table on several hosts, and the rows of each column shard on the ranks of its host."""
+
+    columns_are_split = True
 
     _embedding_order: list[int]
     _embedding_dims: list[int]

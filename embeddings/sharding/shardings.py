@@ -28,10 +28,12 @@ class OurSharding:
     Attributes:
         replicated: whether every rank holds all rows.
         rows_are_split: whether ids must be swapped before they are distributed.
+        columns_are_split: whether a row may be on several ranks. Raises ValueError for optimizers that need all of it.
     """
 
     replicated = False
     rows_are_split = False
+    columns_are_split = False
     _lookup: type[TableLookup] | type[SequenceLookup] = TableLookup
     _env: ShardingEnv
     _device: torch.device | None
@@ -46,6 +48,8 @@ class OurSharding:
         **keywords: Any,
     ) -> None:
         self._settings, self._place = settings, place
+        if self.columns_are_split:
+            _check_columns(settings, [info.embedding_config.name for info in sharding_infos])
         super().__init__(sharding_infos, env, device, **keywords)  # type: ignore[call-arg]
 
     def create_lookup(
@@ -77,12 +81,28 @@ class OurSharding:
                     yield name, feature, table.name
 
 
+def _check_columns(settings: TableSettings, names: list[str]) -> None:
+    optimizer = settings.optimizer
+    if optimizer.clip_row_norm is not None:
+        raise ValueError(
+            f"tables {', '.join(names)}: clip_row_norm needs the gradient of a whole row, and their columns are split: "
+            "use table_wise, row_wise or data_parallel sharding, or clip the global norm"
+        )
+    if optimizer.row_state_names:
+        raise ValueError(
+            f"tables {', '.join(names)}: {type(optimizer).__name__} keeps one number for a whole row, and their "
+            "columns are split: use table_wise, row_wise or data_parallel sharding, or Adagrad"
+        )
+
+
 class TableWise(OurSharding, TwPooledEmbeddingSharding):
     """Each table on one rank."""
 
 
 class ColumnWise(OurSharding, CwPooledEmbeddingSharding):
     """Columns of a table on several ranks. Every shard looks the same ids up, and draws the same swaps."""
+
+    columns_are_split = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, permute_embeddings=True)
@@ -121,6 +141,8 @@ class SequenceTableWise(SequenceSharding, TwSequenceEmbeddingSharding):
 
 class SequenceColumnWise(SequenceSharding, CwSequenceEmbeddingSharding):
     """As :class:`ColumnWise`, for sequences; all shards have one width (TorchRec's rule)."""
+
+    columns_are_split = True
 
 
 class SequenceReplicated(OurSharding, DpSequenceEmbeddingSharding):

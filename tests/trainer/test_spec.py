@@ -109,7 +109,6 @@ def test_specs_are_frozen() -> None:
         ("optimizer.decay", "at_update"),
         ("regularizers.dropout", 0.5),
         ("resources.gpus_per_worker", 1),
-        ("sharding.item", "column_wise"),
         ("evaluation.metrics", ["gauc"]),
         ("publish", PUBLISH),
     ],
@@ -209,6 +208,9 @@ def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) 
         ("sse.item", {"rho": 5}, "sse.item.rho: .* name the graph, or leave rho out"),
         ("sse.item", {"rho": 0.5, "graph": "trust"}, "greater than or equal to 1"),
         ("sse.label", {"graph": "trust"}, "sse.label.graph: labels have no graph"),
+        ("sse.item", {"walk": {"restart": 0.5}}, "sse.item.walk: a walk needs a graph and no rho"),
+        ("sse.item", {"walk": {"restart": 0.5}, "graph": "trust", "rho": 2}, "sse.item.walk: a walk needs"),
+        ("sse.item", {"walk": {"restart": 0}, "graph": "trust"}, "greater than or equal to 0.01"),
     ],
 )
 def test_what_is_wrong_is_named(path: str, value: Any, says: str) -> None:
