@@ -6,7 +6,7 @@ keep_j = (1 - lambda_{j-1}) (1 - eta_t w), r = beta1 / sqrt(beta2), c_t = sqrt(1
 a_j = sqrt(1 - beta2^t) beta2^{-j/2}, its value now is
 
     theta_read = P_J theta - C(s, J) m / (sqrt(v) + eps E(s, J))
-    P_J = keep_1 ... keep_J                                  (Li and Lyu, Algorithm 1, line 12, J times; or AdamW's decay)
+    P_J = keep_1 ... keep_J                       (Li and Lyu, Algorithm 1, line 12, J times; or AdamW's decay)
     C(s, J) = keep_J C(s, J-1) + eta_t r^J c_t,              C(s, 0) = 0
     E = C2 / C,  C2(s, J) = keep_J C2(s, J-1) + eta_t r^J c_t a_J
 
@@ -257,7 +257,7 @@ class IdleCoefficients:
 
     def without_decay(self, last_update_step: np.ndarray) -> list[Movement]:
         """As :meth:`for_rows`, had the rows not decayed since their last touch: rows read theta - all movements."""
-        idle, owing = self._idle(last_update_step)
+        _, owing = self._idle(last_update_step)
         if not self.momentum:
             return []
         steps, inverse = np.unique(np.where(owing, last_update_step, 0), return_inverse=True)

@@ -138,7 +138,7 @@ class AdagradAR(Adagrad):
         super().__post_init__()
         _check_alpha(self.alpha, "Adagrad")
         if self.weight_decay:
-            raise ValueError(f"weight_decay {self.weight_decay} beside alpha: use either Adagrad's or AdagradAR's decay")
+            raise ValueError(f"weight_decay {self.weight_decay} beside alpha: use Adagrad's decay or AdagradAR's")
 
     @property
     def idle_alpha(self) -> float:

@@ -10,6 +10,8 @@ import torch
 from embeddings.decay import IdleCoefficients, Movement
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
 from embeddings.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from embeddings.philox import table_key
+from embeddings.rounding import rounding_words, to_bfloat16, to_float16
 from embeddings.sse import swap
 
 
@@ -139,8 +141,20 @@ class ReferenceKernel:
         else:
             assert isinstance(optimizer, SGD)
             theta = theta - rate * grad
-        weight[rows] = theta.to(weight.dtype)
+        weight[rows] = self._stored(t, rows, theta, step)
         last[rows] = step
+
+    def _stored(self, t: int, rows: torch.Tensor, theta: torch.Tensor, step: int) -> torch.Tensor:
+        """In the type of the rows: halves by :mod:`embeddings.rounding`."""
+        layout, table = self.layout, self.layout.tables[t]
+        if layout.dtype == layout.compute_dtype:
+            return theta
+        whole_rows = rows.cpu().numpy() + table.row_start
+        words = rounding_words(table_key(layout.seed, table.name), step, whole_rows, table.column_start, table.dim)
+        values = theta.cpu().numpy()
+        if layout.dtype == torch.float16:
+            return torch.from_numpy(to_float16(values, words)).to(layout.device)
+        return torch.from_numpy(to_bfloat16(values, words)).view(torch.bfloat16).to(layout.device)
 
 
 def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
@@ -153,9 +167,7 @@ def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients
     return _move(layout, t, rows, theta, movement) if idle.momentum else theta
 
 
-def read_rows_without_decay(
-    layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None
-) -> torch.Tensor:
+def read_rows_without_decay(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
     """As :func:`read_rows`, had the rows not decayed since their last touch. For every backend."""
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
     if idle is not None:

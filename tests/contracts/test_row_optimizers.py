@@ -1,0 +1,266 @@
+"""What every row optimizer owes, on every backend: the loop over every row at every step, in float64, written plainly.
+
+The loop knows nothing of the kernels, of when rows are read, or of how they are stored. A new backend joins by adding
+its name to BACKENDS; a new optimizer or option by adding a line to OPTIMIZERS, and its rule to ``EveryRow``.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from embeddings.config import InitConfig, TableConfig
+from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RowOptimizer
+from embeddings.schedule import Cosine, LinearWarmup, StepDecay
+from embeddings.tables import EmbeddingTables
+
+BACKENDS = ("reference", "numba")
+NUM_STEPS = 300
+COSINE = Cosine(10, 0.1, decay_steps=250, final_factor=0.02)
+STEPS = StepDecay(5, every_steps=40, gamma=0.5)
+# Momentum that is gone after 50 steps, not 290: rows outlive it.
+SHORT = {"beta1": 0.5, "beta2": 0.9}
+OPTIMIZERS: dict[str, RowOptimizer] = {
+    "sgd": SGD(0.05),
+    "sgd-warmup-clip": SGD(0.05, schedule=LinearWarmup(20), clip_row_norm=1.0),
+    "adagrad": Adagrad(0.1),
+    "adagrad-inside-clip-steps": Adagrad(0.1, eps=1e-4, eps_inside_root=True, clip_row_norm=1.0, schedule=STEPS),
+    "adagradw": Adagrad(0.1, weight_decay=0.05),
+    "adagradw-literal-cosine": Adagrad(0.1, weight_decay=0.5, first_touch="literal", schedule=COSINE),
+    "adagrad_ar": AdagradAR(0.1, alpha=1e-3),
+    "adagrad_ar-literal": AdagradAR(0.1, alpha=2e-4, first_touch="literal", schedule=STEPS),
+    "adam": Adam(0.05),
+    "adam-short-cosine": Adam(0.05, **SHORT, schedule=COSINE),
+    "adam-inside-clip": Adam(0.05, **SHORT, eps_inside_root=True, clip_row_norm=1.0),
+    "adam-lazy-steps": Adam(0.05, moments="lazy", schedule=STEPS),
+    "adamw": AdamW(0.05, weight_decay=0.1),
+    "adamw-literal-cosine": AdamW(0.05, **SHORT, weight_decay=0.5, first_touch="literal", schedule=COSINE),
+    "adamw-lazy-inside": AdamW(0.05, moments="lazy", weight_decay=0.5, eps_inside_root=True, schedule=STEPS),
+    "adam_ar-1e-5": AdamAR(0.05, alpha=1e-5),
+    "adam_ar-6e-4-cosine": AdamAR(0.05, alpha=6e-4, schedule=COSINE),
+    "adam_ar-short": AdamAR(0.05, **SHORT, alpha=1e-3, schedule=STEPS),
+    # Faster than momentum vanishes: rows are stored as they are.
+    "adam_ar-0.02": AdamAR(0.05, alpha=0.02, clip_row_norm=1.0),
+    "adam_ar-3": AdamAR(0.05, alpha=3.0),
+    "adam_ar-literal-inside": AdamAR(0.05, **SHORT, alpha=1e-4, first_touch="literal", eps_inside_root=True),
+    "adam_ar-lazy": AdamAR(0.05, alpha=1e-3, moments="lazy", first_touch="literal", schedule=COSINE),
+}
+each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class EveryRow:
+    """Each row at each step, touched or not (methods of the papers; for AdamAR Algorithm 1 of Li and Lyu)."""
+
+    def __init__(self, theta: np.ndarray, optimizer: RowOptimizer) -> None:
+        self.theta, self.optimizer = theta.copy(), optimizer
+        self.first, self.second = np.zeros_like(theta), np.zeros_like(theta)
+        self.s = np.zeros(len(theta), dtype=np.int64)
+
+    def step(self, k: int, rows: np.ndarray, grads: np.ndarray) -> None:
+        """``grads``: the summed gradient of each of ``rows``."""
+        o = self.optimizer
+        rate = o.learning_rate * float(o.schedule.factors(np.array([k]))[0])
+        grad = np.zeros_like(self.theta)
+        grad[rows] = grads
+        if o.clip_row_norm is not None:
+            norm = np.linalg.norm(grad, axis=1, keepdims=True)
+            grad *= np.minimum(1.0, o.clip_row_norm / np.maximum(norm, 1e-300))
+        touched = np.zeros((len(self.theta), 1), dtype=bool)
+        touched[rows] = True
+        literal = getattr(o, "first_touch", "keep") == "literal"
+        ever = (self.s[:, None] > 0) | literal
+        if isinstance(o, AdamAR | AdagradAR):
+            self.theta *= 1 - np.where(ever, np.minimum(1.0, o.alpha * (k - self.s[:, None] - 1)), 0.0)
+        elif isinstance(o, AdamW | Adagrad):
+            self.theta *= 1 - np.where(ever | touched, rate * o.weight_decay, 0.0)
+        if isinstance(o, Adam):
+            moving = touched | (o.moments == "dense")
+            self.first = np.where(moving, o.beta1 * self.first + (1 - o.beta1) * grad, self.first)
+            self.second = np.where(moving, o.beta2 * self.second + (1 - o.beta2) * grad**2, self.second)
+            step = self.first / (1 - o.beta1**k), self.second / (1 - o.beta2**k)
+        elif isinstance(o, Adagrad):
+            moving, self.second = touched, self.second + grad**2
+            step = grad, self.second
+        else:
+            moving, step = touched, (grad, np.ones_like(grad))
+        eps, inside = getattr(o, "eps", 0.0), getattr(o, "eps_inside_root", False)
+        root = np.sqrt(step[1] + eps) if inside else np.sqrt(step[1]) + eps
+        moved = np.divide(step[0], root, out=np.zeros_like(root), where=root > 0)
+        self.theta -= np.where(moving, rate * moved, 0.0)
+        self.s[rows] = k
+
+
+def batches(num_rows: int, dim: int):
+    """Irregular touches: some rows often, some every few hundred steps, one twice with a long gap, one never."""
+    generator = np.random.default_rng(3)
+    chance = np.array([0.0, 0.9, 0.3, 0.05, 0.01, 0.004, 0.0] + [0.02] * (num_rows - 7))
+    for k in range(1, NUM_STEPS + 1):
+        rows = np.flatnonzero(generator.random(num_rows) < chance)
+        if k in (2, NUM_STEPS - 3):
+            rows = np.union1d(rows, [6])
+        # Away from 0, where Adam's first step would amplify rounding.
+        size = len(rows), dim
+        yield k, rows, np.sign(generator.standard_normal(size)) * generator.uniform(0.2, 1.5, size)
+
+
+def build(optimizer: RowOptimizer, backend: str, num_rows: int = 10, dim: int = 19, **options) -> EmbeddingTables:
+    table = TableConfig("t", num_rows, dim, ("f",), init=InitConfig("normal", 1.0), first_live_row=0)
+    return EmbeddingTables([table], optimizer, backend=backend, **{"dtype": torch.float64} | options)
+
+
+def restored(tables: EmbeddingTables, backend: str) -> EmbeddingTables:
+    other = build(tables.optimizer, backend)
+    state = {name: value.clone() for name, value in tables.state("t").items()}
+    other.load("t", tables.weight("t").clone(), state)
+    other.completed_steps = tables.completed_steps
+    return other
+
+
+@each_backend
+@each_optimizer
+def test_equals_the_loop_over_every_row(backend, optimizer):
+    """Across reads (a materialized copy) and a resume, which goes on bitwise the same beside the first.
+
+    Tolerance: eps to first order, (1e-8 / .03)^2 of the movement; 1e-13 of it that is left out; rounding of 300 steps.
+    """
+    tables = build(optimizer, backend)
+    oracle, resumed = EveryRow(tables.weight("t").numpy(), optimizer), None
+    for k, rows, grad in batches(*oracle.theta.shape):
+        ids = torch.from_numpy(rows)
+        for each in (tables,) if resumed is None else (tables, resumed):
+            pooled = each(ids, torch.arange(len(rows) + 1))
+            np.testing.assert_allclose(pooled.detach().numpy(), oracle.theta[rows], rtol=0, atol=1e-9)
+            pooled.backward(torch.from_numpy(grad))
+            if k % 10:
+                each.step(k)
+            else:
+                # Two backwards are one step, of their sum.
+                each(ids, torch.arange(len(rows) + 1)).backward(torch.from_numpy(0.25 * grad))
+                each.step(k, 0.8)
+        oracle.step(k, rows, grad)
+        if k % 20 == 0 or k > NUM_STEPS - 5:
+            np.testing.assert_allclose(tables.read("t").numpy(), oracle.theta, rtol=0, atol=1e-9)
+        if k == NUM_STEPS - 40:
+            resumed = restored(tables, backend)
+            assert torch.equal(resumed.read("t"), tables.read("t"))
+    np.testing.assert_array_equal(tables.state("t")["last_update_step"].numpy(), oracle.s)
+    assert torch.equal(resumed.weight("t"), tables.weight("t"))
+    assert all(torch.equal(value, tables.state("t")[name]) for name, value in resumed.state("t").items())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dense"),
+    [
+        (SGD(0.1, schedule=Cosine(decay_steps=80)), lambda p: torch.optim.SGD(p, lr=0.1)),
+        (Adagrad(0.1, schedule=Cosine(decay_steps=80)), lambda p: torch.optim.Adagrad(p, lr=0.1)),
+        (Adam(0.1, **SHORT, eps=1e-13, schedule=Cosine(decay_steps=80)),
+         lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.5, 0.9), eps=1e-13)),
+        (AdamW(0.1, **SHORT, eps=1e-13, weight_decay=0.3, first_touch="literal", schedule=Cosine(decay_steps=80)),
+         lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.5, 0.9), eps=1e-13, weight_decay=0.3)),
+    ],
+    ids=["sgd", "adagrad", "adam", "adamw"],
+)  # fmt: skip
+@each_backend
+def test_equals_torch_on_dense_gradients(backend, optimizer, dense):
+    """Few rows are touched at a step; torch moves them all, under a scheduler."""
+    tables = build(optimizer, backend)
+    weight = nn.Parameter(tables.weight("t").clone())
+    peer = dense([weight])
+    scheduler = CosineAnnealingLR(peer, 80)
+    for k, rows, grad in itertools.islice(batches(*weight.shape), 80):
+        tables(torch.from_numpy(rows), torch.arange(len(rows) + 1)).backward(torch.from_numpy(grad))
+        tables.step(k)
+        weight.grad = torch.zeros_like(weight)
+        weight.grad[torch.from_numpy(rows)] = torch.from_numpy(grad)
+        peer.step()
+        scheduler.step()
+    torch.testing.assert_close(tables.read("t"), weight.detach(), rtol=0, atol=1e-10)
+
+
+KINDS = ("sgd-warmup-clip", "adagradw", "adagrad_ar", "adam", "adamw", "adam_ar-1e-5")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_depend_neither_on_the_run_nor_on_threads(kind):
+    """With rows that occur hundreds of times, and the norm of the gradient, which clipping to a global norm needs."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 200, (8000,), generator=generator) ** 2 // 20
+    grads = torch.randn(8000, 64, generator=generator)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 2):
+            torch.set_num_threads(count)
+            tables, norms = build(OPTIMIZERS[kind], "numba", 3000, 64, dtype=torch.float32), []
+            for k in range(1, 4):
+                tables(ids + k, torch.arange(8001)).backward(grads)
+                norms.append(tables.gradient_squared_norm())
+                tables.step(k)
+            results.append((norms, tables.weight("t").clone(), tables.read("t"), tables.layout.vectors.clone()))
+    finally:
+        torch.set_num_threads(threads)
+    for norms, *tensors in results[1:]:
+        assert norms == results[0][0]
+        assert all(torch.equal(one, other) for one, other in zip(tensors, results[0][1:], strict=True))
+
+
+@each_backend
+@pytest.mark.parametrize("kind", KINDS)
+def test_lowers_a_convex_loss(backend, kind):
+    """A quadratic with its minimum at 1 in each element, half of the rows at each step; a decay pulls it off a bit."""
+    tables = build(OPTIMIZERS[kind], backend)
+    losses = []
+    for k in range(1, 201):
+        loss = (tables(torch.arange(k % 2, 10, 2), torch.arange(6)) - 1.0).square().sum()
+        loss.backward()
+        tables.step(k)
+        losses.append(loss.item())
+    assert max(losses[-2:]) < 0.02 * losses[0]
+
+
+@each_backend
+def test_clipping_to_a_global_norm(backend):
+    """gradient_squared_norm is that of torch's gradient, and ``scale`` multiplies it."""
+    config = [
+        TableConfig("a", 12, 5, ("x", "y"), ("sum", "mean"), init=InitConfig("normal", 1.0)),
+        TableConfig("b", 6, 33, ("z",), init=InitConfig("normal", 1.0)),
+    ]
+    tables, halved = (EmbeddingTables(config, SGD(0.1), backend=backend, dtype=torch.float64) for _ in range(2))
+    ids = torch.tensor([2, 3, 2, 0, 5, 11, 5, 2, 1, 3])
+    offsets = torch.tensor([0, 2, 3, 5, 7, 8, 10])
+    weights = torch.tensor([1.0, 0.5, 0.0, 1.0, 2.0, 1.0, 1.0, 1.5, 1.0, 1.0], dtype=torch.float64)
+    assert tables.gradient_squared_norm() == 0.0
+    before = {name: tables.weight(name).clone() for name in "ab"}
+    for each in (tables, halved):
+        for factor in (1.0, 0.5):
+            each(ids, offsets, weights).square().mul(factor).sum().backward()
+    norm = tables.gradient_squared_norm()
+    tables.step(1)
+    halved.step(1, 0.5)
+    moved = {name: tables.weight(name) - before[name] for name in "ab"}
+    assert norm == pytest.approx(sum(float(each.square().sum()) for each in moved.values()) / 0.01, rel=1e-12)
+    for name in "ab":
+        torch.testing.assert_close(halved.weight(name) - before[name], moved[name] / 2, rtol=1e-12, atol=1e-14)
+
+
+@each_backend
+@pytest.mark.parametrize("kind", ["adam", "adamw-literal-cosine", "adam_ar-0.02", "adagrad_ar"])
+def test_reading_changes_nothing(backend, kind):
+    tables = build(OPTIMIZERS[kind], backend)
+    for k, rows, grad in itertools.islice(batches(10, 19), 80):
+        tables(torch.from_numpy(rows), torch.arange(len(rows) + 1)).backward(torch.from_numpy(grad))
+        tables.step(k)
+    stored = (tables.layout.weights, tables.layout.vectors, tables.layout.last_steps)
+    before = [each.clone() for each in stored]
+    once = tables.read("t"), tables.read("t", decay=False)
+    tables.eval()
+    pooled = tables(torch.arange(10), torch.arange(11)).detach()
+    torch.testing.assert_close(pooled, once[0], rtol=0, atol=0)
+    assert torch.equal(once[0], tables.read("t"))
+    assert torch.equal(once[1], tables.read("t", decay=False))
+    assert all(torch.equal(one, other) for one, other in zip(before, stored, strict=True))
