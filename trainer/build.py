@@ -13,6 +13,7 @@ from trainer import available
 from trainer.data import PreparedData
 from trainer.data.plan import NEGATIVE_SUFFIX
 from trainer.label_side import target_configs
+from trainer.memory import table_budget
 from trainer.models import MODELS
 from trainer.schedules import schedule_of
 from trainer.sharding import ShardedModel, embedding_bag_collection, shard_model
@@ -62,6 +63,11 @@ def build(
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
         dtype=dtype,
+        memory_bytes=table_budget(
+            job,
+            {table.name: table.num_rows for table in tables},
+            {key.name: 5.0 if key.is_list else 1.0 for key in data.keys},
+        ),
     )
 
 
@@ -103,7 +109,8 @@ def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
     for feature, sse in job.sse.items():
         if feature == "label" or not sse.probability:
             continue
-        config = SSEConfig(sse.probability, None if sse.graph is None else graphs[sse.graph], sse.rho)
+        restart = None if sse.walk is None else sse.walk.restart
+        config = SSEConfig(sse.probability, None if sse.graph is None else graphs[sse.graph], sse.rho, restart)
         configs |= {name: config for name in (feature, feature + NEGATIVE_SUFFIX) if name in names}
     return configs
 

@@ -34,7 +34,9 @@ ID_BYTES = 8
 # Measured: a rank with torch, TorchRec, FBGEMM and Numba after a step of a small model; the processes of Ray's head.
 PROCESS_BYTES = 900 * 2**20
 RAY_BYTES = 700 * 2**20
+# On one host; on several a table that is split within a host takes more of its ranks.
 _BY_ROWS = ("row_wise", "table_row_wise", "grid")
+_BY_COLUMNS = ("column_wise", "table_column_wise")
 # Evaluation looks up batches of this size on each rank (trainer.loop), training the global batch.
 EVALUATION_BATCH_SIZE = 8192
 # Output, exchanged partial sums, gradient, and the copies of it that are sent: of float32 blocks [batch, dim].
@@ -138,9 +140,14 @@ def _share(rows: int, dim: int, sharding: str, workers: int, kind: str) -> int:
     can be, and where it needs to be, the planner must."""
     if sharding in ("table_wise", "data_parallel"):
         return rows * row_bytes(kind, dim)
-    if sharding == "column_wise":
-        return rows * row_bytes(kind, -(-dim // workers))
+    if sharding in _BY_COLUMNS:
+        return rows * row_bytes(kind, _columns(dim, workers))
     return -(-rows // workers) * row_bytes(kind, dim)
+
+
+def _columns(dim: int, workers: int) -> int:
+    """Columns of a shard: equal ones, at most as many as workers (trainer.planning)."""
+    return next(width for width in range(-(-dim // workers), dim + 1) if dim % width == 0)
 
 
 def _widths(job: JobSpec, num_features: int) -> list[int]:
@@ -186,6 +193,17 @@ def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) 
     return None
 
 
+def table_budget(job: JobSpec, rows: Mapping[str, int], ids_per_example: Mapping[str, float]) -> int | None:
+    """What a rank may use for tables where the job states a limit, for the planner; None where it does not."""
+    limit = job.resources.memory_bytes_per_worker
+    if limit is None:
+        return None
+    memory = rank_memory(job, rows, ids_per_example)
+    room = limit - (memory.total - memory.tables - memory.copies)
+    # Their copies for checkpoints take as much again.
+    return max(0, room // 2)
+
+
 def refuse_what_cannot_fit(
     job: JobSpec, rows: Mapping[str, int], ids_per_example: Mapping[str, float], machine_bytes: int | None
 ) -> None:
@@ -218,7 +236,7 @@ def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
         held = {
             "table_wise": "whole on one rank",
             "data_parallel": "whole on every rank",
-            "column_wise": f"{-(-dim // workers)} of {dim} columns on a rank",
+            **dict.fromkeys(_BY_COLUMNS, f"{_columns(dim, workers)} of {dim} columns on a rank"),
             "planner": f"left to the planner, counted as split by rows over {workers}",
         }.get(table.sharding, f"split by rows over {workers}")
         lines.append(

@@ -18,6 +18,7 @@ from trainer.memory import (
     memory_problem,
     rank_memory,
     refuse_what_cannot_fit,
+    table_budget,
     table_dim,
 )  # fmt: skip
 from trainer.spec import ShardingKind, parse_job
@@ -104,6 +105,13 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would():
     refuse_what_cannot_fit(job_of(resources=resources, sharding=dict.fromkeys(ROWS, "row_wise")), ROWS, IDS, None)
     with pytest.raises(MemoryError, match=r"table user: .* whole on one rank"):
         refuse_what_cannot_fit(job_of(resources=resources, sharding=dict.fromkeys(ROWS, "table_wise")), ROWS, IDS, None)
+
+
+def test_the_planner_may_use_what_the_limit_leaves_for_tables():
+    job = job_of(resources={"num_workers": 2, "memory_bytes_per_worker": 1_200_000_000})
+    memory = rank_memory(job, ROWS, IDS)
+    assert table_budget(job, ROWS, IDS) == (1_200_000_000 - memory.process - memory.batches - memory.dense) // 2
+    assert table_budget(job_of(), ROWS, IDS) is None
 
 
 def test_the_machine_is_a_limit_for_all_ranks_together():
