@@ -328,18 +328,26 @@ class DenseOptimizer(Spec):
     schedule: LearningRateSchedule = LearningRateSchedule()
 
 
+class Walk(Spec):
+    """A random walk over neighbours that returns to its first id with probability ``restart`` at each step."""
+
+    restart: float = Field(ge=0.01, le=1.0, allow_inf_nan=False)
+
+
 class SSE(Spec):
     """Stochastic Shared Embeddings of one feature (Wu et al., equations 3 and 5): swap probability, graph and ratio.
 
     In ``JobSpec.sse`` a feature's name is the input side (p_x): its ids are swapped wherever the model looks them up,
     for ``item`` the drawn negatives of bpr too. With ``graph`` (of the dataset) neighbours are ``rho`` times as likely
-    as other rows. ``label`` is the output side (p_y): class labels flip (dnn, two_tower), or the items that are the
-    targets are swapped (bpr, where that is ``item`` by another name: give one of the two).
+    as other rows; with ``walk`` a swapped id becomes one that the walk from it visits. ``label`` is the output side
+    (p_y): class labels flip (dnn, two_tower), or the items that are the targets are swapped (bpr, where that is
+    ``item`` by another name: give one of the two).
     """
 
     probability: Probability = 0.01
     graph: Name | None = None
     rho: float = Field(default=1.0, ge=1.0, allow_inf_nan=False)
+    walk: Walk | None = None
 
 
 class Regularizers(Spec):

@@ -121,6 +121,8 @@ def test_a_graph_of_items_is_that_of_the_negatives_too(dataset, small, tmp_path)
     configs = sse_configs(job, data)
     assert configs["item"] is configs["item__negative"]
     assert (configs["item"].rho, len(configs["item"].graph.neighbours)) == (7, 4)
+    walk = {"item": {"probability": 0.3, "graph": "alike", "walk": {"restart": 0.25}}}
+    assert sse_configs(job.model_copy(update={"sse": small.job(sse=walk).sse}), data)["item"].restart == 0.25
 
 
 # --- whole steps -----------------------------------------------------------------------------------------------------
