@@ -16,8 +16,8 @@ from service.settings import Settings
 from trainer import rundir
 from trainer.data.errors import DataError
 from trainer.estimate import estimate as predict
-from trainer.estimate import too_large
-from trainer.memory import machine_memory_bytes
+from trainer.estimate import ids_per_example, too_large
+from trainer.memory import machine_memory_bytes, memory_problem, rank_memory
 from trainer.spec import DatasetSpec, JobSpec
 
 CHECKPOINTS = "checkpoints"
@@ -43,7 +43,7 @@ async def submit(
 async def _create(
     database: Database, settings: Settings, spec: JobSpec, reservation: idempotency.Reservation | None
 ) -> dict[str, Any]:
-    await validate(database, settings, spec)
+    _refuse_hopeless(spec, await validate(database, settings, spec))
     async with database.write() as connection:
         row = await jobs.create(connection, spec, await jobs.check(connection, spec))
         if reservation is not None:
@@ -57,6 +57,14 @@ async def validate(database: Database, settings: Settings, spec: JobSpec) -> Dat
     async with database.read() as connection:
         dataset = await jobs.check(connection, spec)
     return await asyncio.to_thread(datasets.check_files, settings, dataset)
+
+
+def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
+    """Raises 422 for ranks that could not hold even empty tables. What tables take is known once their ids are counted:
+    by a dry run, or by the run itself before it builds them."""
+    problem = memory_problem(spec, rank_memory(spec, {}, ids_per_example(spec, dataset)), None)
+    if problem is not None:
+        raise invalid([("resources", problem[0])], problem[1])
 
 
 async def estimate(database: Database, settings: Settings, spec: JobSpec) -> dict[str, Any]:

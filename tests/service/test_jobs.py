@@ -92,6 +92,21 @@ async def test_a_dry_run_predicts_and_makes_nothing(client: httpx.AsyncClient, d
     assert (await client.get("/v1/jobs")).json()["items"] == []
 
 
+@pytest.mark.parametrize("dry_run", ["true", "false"])
+async def test_what_no_rank_could_hold_is_refused(client: httpx.AsyncClient, dataset: str, dry_run: str) -> None:
+    """100 MB for a worker: less than the process alone. A dry run counts the rows as well."""
+    body = job_body(resources={"memory_bytes_per_worker": 10**8})
+    response = await client.post("/v1/jobs", json=body, params={"dry_run": dry_run})
+    assert response.status_code == 422
+    (error,) = response.json()["errors"]
+    assert error["field"] == "resources"
+    assert "resources.memory_bytes_per_worker is 100,000,000: " in error["message"]
+    assert "+ process 943,718,400 = " in error["message"]
+    assert ("table item: " in error["message"]) == (dry_run == "true")
+    assert error["remedy"].startswith("allow more")
+    assert (await client.get("/v1/jobs")).json()["items"] == []
+
+
 # --- idempotency -----------------------------------------------------------------------------------------------------
 
 
