@@ -39,6 +39,10 @@ class Graph:
             object.__setattr__(self, name, array if array.flags.writeable else array.copy())
         self.validate()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        # Nothing changes it, and it may be large: copies of a model share it.
+        return self
+
     @staticmethod
     def from_edges(
         source: npt.NDArray[np.integer],

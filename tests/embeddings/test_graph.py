@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,6 +125,14 @@ def test_packed_graphs_are_found_again():
     assert alone.offsets is one.offsets
     assert alone.neighbours is one.neighbours
     assert pack_graphs([None]).starts.tolist() == [[-1, -1]]
+
+
+def test_copies_of_a_model_share_its_graph():
+    graph = build(3, [(0, 1)], first_live_row=0)
+    assert copy.deepcopy({"sse": graph})["sse"] is graph
+    again = pickle.loads(pickle.dumps(graph))
+    assert again is not graph
+    assert again.neighbours.tolist() == graph.neighbours.tolist()
 
 
 def test_read_only_arrays_are_taken():

@@ -84,6 +84,21 @@ def test_amazon_sports_protocol(prepared, real_data):
     )
 
 
+def test_epinions_trust(prepared, real_data):
+    """The example's graph, against sets of the file's pairs."""
+    data = prepared("epinions_trust")
+    columns = pq.read_table(real_data / "epinions_trust.parquet")
+    pairs = zip(*(columns[name].to_pylist() for name in ("src", "dst")), strict=True)
+    known = set(data.vocabulary("user").to_pylist())
+    kept = {(a, b) for a, b in pairs if a in known and b in known and a != b}
+    graph = data.graph("trust")
+    assert len(graph.neighbours) == len(kept | {(b, a) for a, b in kept})
+    row_of = {user: row for row, user in enumerate(data.vocabulary("user").to_pylist(), start=2)}
+    rows = np.array([(row_of[a], row_of[b]) for a, b in kept])
+    assert graph.has_edges(rows[:, 0], rows[:, 1]).all()
+    assert graph.has_edges(rows[:, 1], rows[:, 0]).all()
+
+
 def test_epinions_protocol(prepared, real_data):
     data = prepared("epinions")
     total = sum(data.num_examples.values())
