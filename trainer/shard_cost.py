@@ -25,8 +25,8 @@ from embeddings.sharding import TableSettings
 
 # Bytes per second of one rank. CPU: random rows on one thread, and gloo between processes of one host, both measured
 # (docs/adr/0007-sharding.md). CUDA: of the order of such devices, not measured by us.
-_MEMORY_BYTES_PER_SECOND = {"cpu": 8e9, "cuda": 2e12}
-_NETWORK_BYTES_PER_SECOND = {"cpu": 1e9, "cuda": 1e11}
+_MEMORY_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}
+_NETWORK_BYTES_PER_SECOND = {"cpu": 7e8, "cuda": 1e11}
 _ID_BYTES = 8
 _COLUMNS = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
 _HOST_ROWS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)

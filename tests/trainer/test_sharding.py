@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
-from embeddings.optim import SGD, AdamAR
+from embeddings.optim import SGD, AdamAR, RowwiseAdagrad
 from embeddings.tables import EmbeddingTables
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.models import DNN
@@ -252,12 +252,87 @@ def make_shares(plan):
 
 
 def test_the_planner_decides_for_tables_left_out_and_keeps_to_the_rest(ranks):
-    for kind in ("table_wise", "row_wise"):
+    for kind in ("table_wise", "row_wise", "column_wise", "data_parallel"):
         first, second = ranks(2).run(make_shares, {"item": kind})
         assert first == second
         assert first[0].keys() == {table.name for table in TABLES}
         assert first[0]["item"] == kind
         assert_really_split(first[1], first[0], 2)
+
+
+def plan_of(wanted, memory_bytes):
+    """The plan of a large, a middling and a tiny table, or why there is none."""
+    from trainer.sharding import Workload, embedding_bag_collection, shard_model
+
+    tables = [TableConfig(name, rows, 16, (name,)) for name, rows in [("large", 20_000), ("middle", 5000), ("tiny", 3)]]
+    model = torch.nn.ModuleDict({"bags": embedding_bag_collection(tables)})
+    workload = Workload(samples_per_rank=64, ids_per_sample={"middle": 8.0})
+    try:
+        sharded = shard_model(
+            model, tables, OPTIMIZER, {}, wanted, seed=0, backend="reference", workload=workload,
+            memory_bytes=memory_bytes,
+        )  # fmt: skip
+    except ValueError as error:
+        return str(error)
+    held = sharded.shares()
+    return sharded.plan(), [[sum(piece.row_count for piece in of_rank) for of_rank in held[t.name]] for t in tables]
+
+
+def test_a_table_that_fits_no_rank_is_split_by_rows(ranks):
+    # A row of 16 columns: float32 weight, m and v, and the step of its last touch: 196 bytes.
+    roomy, _ = ranks(2).run(plan_of, {}, 10_000_000)
+    assert roomy[0]["large"] == "table_wise", roomy
+    (tight, shares), _ = ranks(2).run(plan_of, {}, 3_200_000)
+    assert tight["large"] == "row_wise"
+    assert shares[0] == [10_000, 10_000]
+    assert tight["middle"] in ("table_wise", "row_wise")
+
+
+def test_what_fits_in_no_plan_is_refused_with_its_arithmetic(ranks):
+    for told in ranks(2).run(plan_of, {"middle": "data_parallel"}, 2_000_000):
+        assert "the tables do not fit: 5,880,588 bytes over 2 ranks are 2,940,294 each at best, and a rank has" in told
+        assert (
+            "2,000,000 for them (large: 20,000 rows x 196 bytes = 3,920,000; middle: 5,000 rows x 196 bytes x 2" in told
+        )
+    for told in ranks(2).run(plan_of, {"large": "table_wise"}, 3_200_000):
+        assert "large: 20,000 rows x 196 bytes = 3,920,000 (table_wise)" in told
+        assert "leave `sharding` out where it forbids splitting a table" in told
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("optimizer", [SGD(), OPTIMIZER, RowwiseAdagrad()])
+def test_the_planner_is_told_the_bytes_that_tables_take(optimizer, dtype):
+    from embeddings.sharding import TableSettings
+    from trainer.shard_cost import row_bytes
+
+    table = TableConfig("item", 64, 16, ("item",))
+    backend = "fbgemm" if isinstance(optimizer, RowwiseAdagrad) else "reference"
+    if backend == "fbgemm" and dtype != torch.float32:
+        return
+    tables = EmbeddingTables([table], optimizer, dtype=dtype, backend=backend)
+    kept = [tables.weight("item"), *tables.state("item").values()]
+    told = row_bytes(TableSettings({"item": table}, optimizer, {}, dtype=dtype), 16)
+    assert sum(value.numel() * value.element_size() for value in kept) == 64 * told
+
+
+def column_refusal(optimizer):
+    try:
+        make_model(COLUMN_WISE, "float32", "reference", optimizer=optimizer)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (SGD(clip_row_norm=1.0), "tables user, item, context: clip_row_norm needs the gradient of a whole row"),
+        (RowwiseAdagrad(), "tables user, item, context: RowwiseAdagrad keeps one number for a whole row"),
+    ],
+)
+def test_columns_are_not_split_where_the_optimizer_needs_whole_rows(ranks, optimizer, message):
+    for told in ranks(2).run(column_refusal, optimizer):
+        assert told.startswith(message)
 
 
 def refuse(what):
