@@ -22,7 +22,7 @@ from trainer.loop import Position, Trainer, dense_optimizer
 from trainer.models import bpr
 from trainer.report import Reporter
 from trainer.rundir import Run, read_run
-from trainer.spec import JobSpec
+from trainer.spec import JobSpec, SpecError, parse_job
 from trainer.warm_start import check_fits, id_map_files, inherited_alpha, parent_checkpoint, rows_of_parent
 
 
@@ -168,13 +168,21 @@ def _identity(job: JobSpec) -> dict[str, Any]:
 
 
 def _check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
-    mine, theirs = _identity(job), checkpoint.extra["job"]
+    mine, theirs = _identity(job), _completed(checkpoint.extra["job"], job)
     differ = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
     if differ:
         raise ValueError(
             f"{checkpoint.path} is of a job with another {', '.join(differ)}: resume it with the same spec, or use "
             "a new run directory"
         )
+
+
+def _completed(theirs: dict[str, Any], job: JobSpec) -> dict[str, Any]:
+    """The checkpoint's job with the defaults of fields that came after the version that wrote it."""
+    try:
+        return _identity(parse_job(theirs | {name: getattr(job, name) for name in _FREE}))
+    except SpecError:
+        return theirs
 
 
 def _opening(own: Checkpoint | None, start: Checkpoint | None, position: Position, alpha: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.checkpoint import Checkpoint, latest_valid
+from trainer.checkpoint import MANIFEST_FILE, Checkpoint, _manifest_bytes, latest_valid
 from trainer.driver import execute
 from trainer.on_host import start_ranks
 
@@ -84,6 +85,21 @@ def test_a_run_killed_at_random_steps_ends_with_the_same_bits(make_run, small, t
     metrics = [(m["epoch"], m["split"], m.get("auc"), m.get("loss")) for m in small.events(whole.directory, "metric")]
     again = {(m["epoch"], m["split"]): m for m in small.events(run.directory, "metric")}
     assert [(*key, m.get("auc"), m.get("loss")) for key, m in sorted(again.items(), key=_position)] == metrics
+
+
+def test_a_field_that_came_later_does_not_keep_a_run_from_its_checkpoint(make_run, small):
+    """The run began under a version whose jobs had neither; another job is another job all the same."""
+    run = make_run(epochs=1)
+    assert execute(run, start_ranks) == 0
+    file = latest_valid(run.checkpoints).path / MANIFEST_FILE
+    body = json.loads(file.read_bytes())["manifest"]
+    del body["extra"]["job"]["optimizer"]["schedule"], body["extra"]["job"]["kernel"]
+    file.write_bytes(_manifest_bytes(body))
+    assert execute(make_run(epochs=2, attempt=2), start_ranks) == 0
+    opening = [event for event in small.events(run.directory, "info") if "alpha" in event][-1]
+    assert opening["resumed_from_step"] == 25
+    assert execute(make_run(epochs=3, attempt=3, seed=5), start_ranks) != 0
+    assert "of a job with another seed" in small.events(run.directory, "error")[-1]["message"]
 
 
 def _position(item) -> tuple[int, int]:
