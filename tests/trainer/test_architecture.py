@@ -13,7 +13,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "architecture.md"
-PLANS = ("table_wise", "row_wise", "column_wise", "data_parallel")
+PLANS = {
+    "bags": (
+        "table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "table_column_wise", "grid",
+    ),
+    "sequences": ("table_wise", "row_wise", "column_wise", "data_parallel"),
+}  # fmt: skip
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 
 
@@ -77,10 +82,19 @@ def profile_steps(cases):
 
 @pytest.mark.parametrize("collection", ["bags", "sequences"])
 def test_a_step_runs_the_documented_operators_of_distribution_and_no_others(ranks, collection):
-    cases = [(collection, plan, "numba", "adagrad") for plan in PLANS]
-    for names in zip(PLANS, *ranks(2).run(profile_steps, cases, timeout_seconds=300), strict=True):
+    plans = PLANS[collection]
+    cases = [(collection, plan, "numba", "adagrad") for plan in plans]
+    for names in zip(plans, *ranks(2).run(profile_steps, cases, timeout_seconds=300), strict=True):
         plan, seen = names[0], set().union(*names[1:])
         assert seen == documented(f"Operators of distribution: {collection}", plan), f"{collection}, {plan}"
+
+
+def test_every_plan_is_profiled():
+    from embeddings.sharding import BAG_SHARDINGS, SEQUENCE_SHARDINGS
+    from trainer.planning import sharding_name
+
+    assert set(PLANS["bags"]) == set(map(sharding_name, BAG_SHARDINGS))
+    assert set(PLANS["sequences"]) == set(map(sharding_name, SEQUENCE_SHARDINGS))
 
 
 def test_the_fbgemm_kernel_runs_the_documented_operators_and_no_others(ranks):
