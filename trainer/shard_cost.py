@@ -23,12 +23,11 @@ from torchrec.distributed.types import ShardingType
 from embeddings.kernels.layout import COMPUTE_DTYPES
 from embeddings.sharding import TableSettings
 
-# Bytes per second of one rank. CPU: random rows on one thread, and gloo between processes of one host, both measured
-# (docs/adr/0007-sharding.md). CUDA: of the order of such devices, not measured by us.
+# Bytes per second of one rank. CPU: row traffic of one thread (benchmarks.update), and gloo's all-to-all between two
+# processes of one host (docs/adr/0007-sharding.md). CUDA: of the order of such devices, not measured by us.
 _MEMORY_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}
 _NETWORK_BYTES_PER_SECOND = {"cpu": 7e8, "cuda": 1e11}
 _ID_BYTES = 8
-_COLUMNS = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
 _HOST_ROWS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 
 
@@ -100,9 +99,8 @@ class ShardCost(ShardEstimator):
             bwd_compute=touched * (columns * value + 2 * per_id) / self._memory_speed,
             bwd_comms=backward_bytes / self._network_speed,
         )
-        kept = rows * per_id
-        in_flight = int(
-            2 * touched * _ID_BYTES + 2 * max(outputs, touched if not option.is_pooled else outputs) * columns * value
-        )
-        total = kept + in_flight
+        # A replica keeps the gradients of all ranks until the step.
+        gradients = all_outputs if kind == ShardingType.DATA_PARALLEL.value else outputs
+        in_flight = int(2 * touched * _ID_BYTES + (outputs + gradients) * columns * value)
+        total = rows * per_id + in_flight
         shard.storage = Storage(hbm=total if self._on_gpu else 0, ddr=0 if self._on_gpu else total)
