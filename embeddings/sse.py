@@ -9,7 +9,7 @@ other row.
 
 A walk with restart (section 3.1): on a hit, row j becomes row k != j with a probability proportional to that of finding
 there a random walk over neighbours that returns to j with probability c before each step. Drawn, that is a walk that
-stops with probability c after each step, but never at j, where it would only begin anew.
+stops with probability c after each step, but never at j, where it would only begin anew; c = 1 is a uniform neighbour.
 
 The draw of one id is fixed bit for bit: Philox4x32-10 with key (seed, crc32(table)) and counter
 (step, sample >> 2, crc32(feature) & 0xffff0000 | position & 0xffff, stream), word ``sample & 3`` of the result, where
@@ -204,7 +204,8 @@ def _walk(
 ) -> np.ndarray:
     """Swaps, in place, the hits with neighbours for the end of a walk from each; returns the others."""
     degrees = graph.degrees
-    walking, alone = hits[degrees[ids[hits]] > 0], hits[degrees[ids[hits]] == 0]
+    alone: np.ndarray = hits[degrees[ids[hits]] == 0]
+    walking = hits[degrees[ids[hits]] > 0]
     origin = ids[walking]
     here, t = origin, 0
     while len(walking):
@@ -213,8 +214,7 @@ def _walk(
         ends = (here != origin) & (words(walking, NEIGHBOUR_STREAM + t) < np.uint64(hit_threshold(restart)))
         ids[walking[ends]] = here[ends]
         walking, origin, here, t = walking[~ends], origin[~ends], here[~ends], t + 1
-    rest: np.ndarray = alone
-    return rest
+    return alone
 
 
 def swap_any(
