@@ -4,9 +4,10 @@ EXTRA ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
 DATA ?=
-BENCHMARKS = $(filter-out __init__ harness peers baselines,$(basename $(notdir $(wildcard benchmarks/*.py))))
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+BENCHMARKS = $(filter-out __init__ harness peers baselines gpu gpu_kernels,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast check format serve bench lock clean
+.PHONY: help setup demo test test-fast check format serve bench gpu-check lock clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -40,6 +41,9 @@ serve: setup  ## the service on http://127.0.0.1:8080; it reads data sets below 
 
 bench: setup  ## every benchmark, one JSON line per case
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+gpu-check:  ## on a machine with a GPU: kernel tests and benchmarks, into docs/gpu/; GPU_PYTHON: with torch for CUDA
+	@TRITON_INTERPRET=0 $(GPU_PYTHON) -m benchmarks.gpu
 
 lock:  ## resolve pyproject.toml into the two locks again (needs uv on PATH)
 	@deploy/lock.sh

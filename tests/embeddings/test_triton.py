@@ -7,6 +7,7 @@ splits with them where their bounds matter.
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from embeddings.tables import EmbeddingTables
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
-SMALL = Tiling(elements=256, rows=16, drawn=32)
+SMALL = Tiling(elements=256, rows=16, drawn=32, window=2)
 
 
 @triton.jit
@@ -284,22 +285,46 @@ def test_half_rows_are_rounded_without_bias(dtype, value, gap):
     assert len({tuple(column.tolist()) for column in up.T}) == 4
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("column_start", [4, 6], ids=["aligned", "unaligned"])
-def test_half_rows_are_rounded_as_the_whole_table_is(column_start):
-    """A shard of rows and columns draws what the whole table draws there."""
-    whole = EmbeddingTables(
-        [TableConfig("a", 20, 12, ("a",))], SGD(1.0), seed=9, backend="triton", device=DEVICE, dtype=torch.bfloat16
-    )
+def test_half_rows_are_rounded_as_in_the_whole_table_of_the_reference(column_start, dtype):
+    """A shard of rows and columns stores the bits that the whole table has there: halves of every size, and infinite."""
+    whole = EmbeddingTables([TableConfig("a", 20, 12, ("a",))], SGD(1.0), seed=9, backend="reference", dtype=dtype)
     shard_config = TableConfig(
         "a", 20, 12 - column_start, ("a",), row_start=8, row_count=12, column_start=column_start, total_dim=12
     )
-    shard = EmbeddingTables([shard_config], SGD(1.0), seed=9, backend="triton", device=DEVICE, dtype=torch.bfloat16)
-    grad = torch.randn(12, 12, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    look_up(whole, torch.arange(8, 20), torch.arange(13)).backward(grad)
-    look_up(shard, torch.arange(12), torch.arange(13)).backward(grad[:, column_start:])
+    shard = EmbeddingTables([shard_config], SGD(1.0), seed=9, backend="triton", device=DEVICE, dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(12, 12, generator=generator) * 2.0 ** torch.randint(-26, 10, (12, 12), generator=generator)
+    grad[-1] = torch.tensor([float("inf"), float("-inf"), 0.0]).repeat(4)
+    whole(torch.arange(8, 20), torch.arange(13)).backward(grad)
+    look_up(shard, torch.arange(12), torch.arange(13)).backward(grad[:, column_start:].to(DEVICE))
     for each in (whole, shard):
         each.step(1)
-    assert torch.equal(shard.weight("a"), whole.weight("a")[8:, column_start:])
+    expected, got = whole.weight("a")[8:, column_start:], shard.weight("a").cpu()
+    assert torch.equal(got.view(torch.int16), expected.contiguous().view(torch.int16))
+
+
+def test_compiles_for_a_gpu(tmp_path):
+    """Which needs none. What the interpreter can't see: types, and that rows are moved in accesses of 16 bytes."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/embeddings/triton_for_gpu.py"), "fp32", "bf16"], cwd=ROOT, check=True,
+        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    kernels = {
+        (found["kernel"], found["stored"]): found["moves"] for found in map(json.loads, done.stdout.splitlines())
+    }
+    assert set(kernels) == {(name, "fp32") for name in ("lookup", "entries", "update", "finish")} | {("update", "bf16")}
+    # A tile of 32 rows of 64 over 128 threads: 4 accesses for each of rows, m and v, and of the output.
+    assert kernels["lookup", "fp32"]["ld.global.v4.b32"] == 12
+    assert kernels["lookup", "fp32"]["st.global.v4.b32"] == 4
+    # Rows, m, v and gradients, these at two places; rows, m, v and partial sums, these at two places as well.
+    assert kernels["update", "fp32"]["ld.global.v4.b32"] == 20
+    assert kernels["update", "fp32"]["st.global.v4.b32"] >= 16
+    # Half as much of rows.
+    assert kernels["update", "bf16"]["ld.global.v4.b32"] == 18
+    assert not any("local" in access for moves in kernels.values() for access in moves)
 
 
 def test_devices_that_do_not_fit_are_refused():

@@ -27,8 +27,8 @@ from embeddings.sse import swap_draws
 MAX_POSITIONS = 16
 # Entries after which a run is split: see embeddings.kernels.triton.update.
 SPLIT = 16
-# Blocks of SPLIT entries that one program of the finish looks through, and pieces that it adds at a time.
-WINDOW, DEPTH = 16, 32
+# Pieces of a run that the finish adds at a time.
+DEPTH = 32
 RULES = {SGD: rules.SGD, Adagrad: rules.ADAGRAD, Adam: rules.ADAM}
 
 
@@ -52,18 +52,20 @@ class Group:
 class Tiling(NamedTuple):
     """How much of the work a program does at a time.
 
-    ``elements`` of rows, at most ``rows`` rows; ``drawn``: ids whose swaps are drawn at a time.
+    ``elements`` of rows, at most ``rows`` rows; ``drawn``: ids whose swaps are drawn at a time; ``window``: blocks of
+    ``split`` entries that one program of the finish looks through.
     """
 
     elements: int
     rows: int
     drawn: int
+    window: int
 
 
 # With 4 warps 16 elements for each thread, so four accesses of 16 bytes in flight; a draw takes many registers.
-TILING = Tiling(elements=2048, rows=128, drawn=512)
+TILING = Tiling(elements=2048, rows=128, drawn=512, window=16)
 # The interpreter takes a tenth of a millisecond for an operation whatever its size.
-INTERPRETED_TILING = Tiling(elements=1 << 17, rows=2048, drawn=1 << 15)
+INTERPRETED_TILING = Tiling(elements=1 << 17, rows=2048, drawn=1 << 15, window=1 << 12)
 
 
 class Sorted(NamedTuple):
@@ -245,7 +247,7 @@ class TritonKernel:
             tile = int(max(self.split, min(self.tiling.elements // group.block, self.tiling.rows)))
             blocks = triton.cdiv(num_entries, self.split)
             partials = torch.empty(2 * blocks * group.dim, dtype=layout.compute_dtype, device=layout.device)
-            programs, finishers = triton.cdiv(num_entries, tile), triton.cdiv(blocks, WINDOW)
+            programs, finishers = triton.cdiv(num_entries, tile), triton.cdiv(blocks, self.tiling.window)
             num_norms = programs + finishers if rule is rules.NORM else 1
             norms = torch.zeros(num_norms, dtype=torch.float64, device=layout.device)
             storage = (layout.weights, layout.vectors, layout.last_steps)
@@ -261,7 +263,7 @@ class TritonKernel:
             )  # fmt: skip
             finish[(finishers,)](
                 *storage, norms[programs:], *sources, partials, self._geometry, settings, *tables, *ends, **common,
-                WINDOW=WINDOW, DEPTH=DEPTH,
+                WINDOW=self.tiling.window, DEPTH=DEPTH,
             )  # fmt: skip
             total = total + norms.sum()
         return total

@@ -1,4 +1,4 @@
-"""Storing rows: half types by stochastic rounding, whose draws are the same in every backend and sharding plan."""
+"""Storing rows: half types by the stochastic rounding of :mod:`embeddings.rounding`, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 from embeddings.kernels.triton.philox import four_words
+from embeddings.rounding import STREAM
 
-# Stream of these draws.
-_STREAM = tl.constexpr(0x40000000)
+_STREAM = tl.constexpr(STREAM)
 
 
 @triton.jit
@@ -62,14 +62,14 @@ def draws(row, column_start, step, key0, key1, TILE: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def _to_half(x, word):
-    """``x`` as one of the two float16 around it: the farther from zero if word < 2^32 times its place between them."""
-    size = tl.abs(x)
-    # The step between halves at x: 2^(e - 10), from the exponent alone, and 2^-24 where halves are subnormal.
-    exponent = (size.to(tl.uint32, bitcast=True) >> 23).to(tl.int32)
-    step = ((tl.maximum(exponent, 113) - 10) << 23).to(tl.float32, bitcast=True)
-    below = tl.floor(size / step)
-    place = size / step - below
-    # Steps are powers of two and places multiples of 2^-32 where it matters, so all this is exact.
-    up = (place * 4294967296.0).to(tl.int64) > word.to(tl.int64)
-    rounded = (below + up.to(tl.float32)) * step
-    return tl.where(x < 0, -rounded, rounded).to(tl.float16)
+    """embeddings.rounding.to_float16."""
+    bits = x.to(tl.uint32, bitcast=True)
+    exponent = ((bits >> 23) & 0xFF).to(tl.int32)
+    finite = exponent < 255
+    size = tl.where(finite, tl.abs(x), 0.0)
+    # The distance of halves at x: 2^(e - 10), and 2^-24 where they are subnormal. Dividing by it is exact.
+    unit = ((tl.maximum(tl.where(finite, exponent, 0), 113) - 10) << 23).to(tl.float32, bitcast=True)
+    below = tl.floor(size / unit)
+    up = ((size / unit - below) * 4294967296.0).to(tl.int64) > word.to(tl.int64)
+    rounded = ((below + up.to(tl.float32)) * unit).to(tl.uint32, bitcast=True) | (bits & 0x80000000)
+    return tl.where(finite, rounded, bits).to(tl.float32, bitcast=True).to(tl.float16)
