@@ -16,7 +16,7 @@ from trainer.label_side import target_configs
 from trainer.memory import table_budget
 from trainer.models import MODELS
 from trainer.schedules import schedule_of
-from trainer.sharding import ShardedModel, embedding_bag_collection, shard_model
+from trainer.sharding import ShardedModel, Workload, embedding_bag_collection, shard_model
 from trainer.spec import JobSpec
 
 BACKENDS = {"evenkeel": "numba", "fbgemm": "fbgemm"}
@@ -46,6 +46,7 @@ def build(
     ``backend`` of the tables is that of the job's kernel unless given.
     """
     tables = table_configs(job, data)
+    ids_per_example = {key.name: 5.0 if key.is_list else 1.0 for key in data.keys}
     model = MODELS[job.model.kind](
         embedding_bag_collection(tables),
         [key.name for key in data.keys],
@@ -63,11 +64,8 @@ def build(
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
         dtype=dtype,
-        memory_bytes=table_budget(
-            job,
-            {table.name: table.num_rows for table in tables},
-            {key.name: 5.0 if key.is_list else 1.0 for key in data.keys},
-        ),
+        workload=Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
+        memory_bytes=table_budget(job, {table.name: table.num_rows for table in tables}, ids_per_example),
     )
 
 

@@ -146,8 +146,8 @@ def _share(rows: int, dim: int, sharding: str, workers: int, kind: str) -> int:
 
 
 def _columns(dim: int, workers: int) -> int:
-    """Columns of a shard: equal ones, at most as many as workers (trainer.planning)."""
-    return next(width for width in range(-(-dim // workers), dim + 1) if dim % width == 0)
+    """Columns of a shard: equal multiples of four, at most as many as workers, or all of them (trainer.planning)."""
+    return next((width for width in range(-(-dim // workers), dim) if dim % width == 0 and width % 4 == 0), dim)
 
 
 def _widths(job: JobSpec, num_features: int) -> list[int]:

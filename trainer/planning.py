@@ -19,6 +19,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
 from embeddings.config import TableConfig
 from embeddings.sharding import BAG_SHARDINGS, SEQUENCE_SHARDINGS, TableSettings
+from trainer.memory import machine_memory_bytes
 from trainer.shard_cost import ShardCost, Workload, row_bytes
 
 # Our words for TorchRec's, where they differ.
@@ -55,6 +56,7 @@ def make_plan(
     """
     world_size = dist.get_world_size(group)
     check_wanted(wanted, settings.tables, world_size)
+    _check_columns(shard_columns or {}, settings.tables)
     wanted = {name: _TORCHREC_NAMES.get(kind, kind) for name, kind in wanted.items()}
     answer: list[Any] = [None]
     if dist.get_rank(group) == 0:
@@ -87,11 +89,22 @@ def check_wanted(wanted: Mapping[str, str], tables: Mapping[str, TableConfig], w
             )
 
 
+def _check_columns(shard_columns: Mapping[str, int], tables: Mapping[str, TableConfig]) -> None:
+    for name, columns in shard_columns.items():
+        dim = tables[name].dim if name in tables else columns
+        if columns != dim and (columns < 1 or dim % columns or columns % 4):
+            raise ValueError(
+                f"shard_columns.{name}: {columns} columns are no equal shards of {dim}: use a multiple of 4 that divides "
+                "it"
+            )
+
+
 def free_bytes_per_rank(device: torch.device, world_size: int) -> int:
     """The memory that a rank may use for tables: most of its GPU, or of an equal share of what its host has free."""
     if device.type != "cpu":
         return int(_FOR_TABLES * torch.cuda.mem_get_info(device)[0])
-    return int(_FOR_TABLES * psutil.virtual_memory().available) // get_local_size(world_size)
+    free = min(psutil.virtual_memory().available, machine_memory_bytes())
+    return int(_FOR_TABLES * free) // get_local_size(world_size)
 
 
 def sharding_name(torchrec_name: str) -> str:
@@ -145,8 +158,10 @@ def _num_shards(kind: str | None, world_size: int, local_size: int) -> int:
 
 
 def _even_columns(dim: int, num_shards: int) -> int:
-    """The fewest columns of equal shards, of which there are at most ``num_shards``."""
-    return next(width for width in range(math.ceil(dim / num_shards), dim + 1) if dim % width == 0)
+    """The fewest columns of equal shards, of which there are at most ``num_shards``: a multiple of four, as TorchRec
+    wants it, or all of them."""
+    fits = (width for width in range(math.ceil(dim / num_shards), dim) if dim % width == 0 and width % 4 == 0)
+    return next(fits, dim)
 
 
 def _why_not(

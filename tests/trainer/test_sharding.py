@@ -344,6 +344,9 @@ def refuse(what):
         if what == "two collections":
             model = nn.ModuleList([embedding_bag_collection(TABLES), embedding_bag_collection(TABLES)])
             shard_model(model, TABLES, SGD(), {}, TABLE_WISE, seed=0)
+        elif what == "three columns":
+            model = nn.ModuleList([embedding_bag_collection(TABLES)])
+            shard_model(model, TABLES, SGD(), {}, COLUMN_WISE, seed=0, shard_columns={"item": 3})
         elif isinstance(what, dict):
             make_model(what, "float32", "reference")
         else:
@@ -358,8 +361,13 @@ def refuse(what):
     [
         ({"itme": "row_wise"}, "sharding.itme: no such table (there are context, item, user)"),
         ({"item": "diagonal"}, "sharding.item: diagonal is not available yet: use one of table_wise, row_wise"),
+        (("columns", 3), "shard_columns.item: 3 columns are no equal shards of 8: use a multiple of 4 that divides it"),
         ((2, 0, 8), "step 2 does not follow 0 completed steps"),
         ((1, 9, 8), "sample_offset 9 does not lie in a batch of 8"),
+        (
+            "three columns",
+            "shard_columns.item: 3 columns are no equal shards of 8: use a multiple of 4 that divides it",
+        ),
         ("two collections", "the model must hold each table once, in an EmbeddingBagCollection or an"),
     ],
 )
