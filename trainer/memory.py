@@ -31,7 +31,8 @@ OPTIMIZERS: dict[str, type[RowOptimizer]] = {
 FLOAT_BYTES = 4
 STEP_BYTES = 4
 ID_BYTES = 8
-# Measured: a rank with torch, TorchRec, FBGEMM and Numba after a step of a small model; the processes of Ray's head.
+# Upper bounds. Ranks of a small job took 540 to 630 MiB with kernel fbgemm; Numba's compiler comes on top. The second:
+# measured, the processes of Ray's head.
 PROCESS_BYTES = 900 * 2**20
 RAY_BYTES = 700 * 2**20
 # On one host; on several a table that is split within a host takes more of its ranks.
