@@ -26,7 +26,7 @@ from numba.misc.appdirs import AppDirs
 
 PACKAGE = Path(__file__).parent
 # Compiled code takes constants from these beside the package itself.
-CONSTANTS = (PACKAGE.parents[1] / "philox.py", PACKAGE.parents[1] / "sse.py")
+CONSTANTS = tuple(PACKAGE.parents[1] / name for name in ("philox.py", "rounding.py", "sse.py"))
 # Folders of this many states of the sources are kept: of a few branches that are worked on in turns.
 KEPT_FOLDERS = 4
 _PREFIX = "evenkeel-"

@@ -15,7 +15,7 @@ from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, MEAN, ROW_BITS
 from embeddings.kernels.cpu.lookup import FAULT_ID, lookup
 from embeddings.kernels.cpu.sort import BUCKET, DIGIT_BITS, MAX_BUCKET_BITS, build_keys, sort_keys
 from embeddings.kernels.cpu.threads import SAMPLES_PER_TASK, TASKS_PER_THREAD, block_size, use_threads
-from embeddings.kernels.cpu.update import apply_updates, rule_of, squared_norms
+from embeddings.kernels.cpu.update import apply_updates, rounding_of, rule_of, squared_norms
 from embeddings.kernels.layout import Layout, Record, Swaps
 from embeddings.sse import SwapDraws, swap_draws
 
@@ -64,8 +64,9 @@ class NumbaKernel:
         self._no_scales = torch.empty(0, dtype=layout.compute_dtype).numpy()
         self._no_draws = swap_draws([], layout.seed)
         self._inside = int(getattr(layout.optimizer, "eps_inside_root", False))
+        self._rounding = rounding_of(layout)
         self._decay: tuple[np.ndarray, np.ndarray] | None = None
-        self._outputs = Arena()
+        self._outputs, self._ids = Arena(), Arena()
         self._draws: dict[tuple[SSEConfig, ...], SwapDraws] = {}
 
     def forward(
@@ -87,7 +88,7 @@ class NumbaKernel:
         output = self._outputs.take(num_outputs, layout.total_dim, layout.compute_dtype)
         used, draws, sample_offset, step_word = indices, self._no_draws, 0, np.uint64(0)
         if swaps is not None:
-            used, draws = torch.empty_like(indices), self._swap_draws(swaps.configs)
+            used, draws = self._ids.take(1, len(ids), indices.dtype).view(-1), self._swap_draws(swaps.configs)
             sample_offset, step_word = swaps.sample_offset, np.uint64(swaps.step & 0xFFFFFFFF)
         faults = np.zeros((num_features, 2), dtype=np.int64)
         lookup(
@@ -123,9 +124,10 @@ class NumbaKernel:
 
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
         entries, lead = self._entries(records), (0.0, 1.0) if idle is None else (idle.lead_moved, idle.lead_floor)
+        words = self._room("words", len(entries.sorted[-1]) if self._rounding.size else 1, np.uint32)
         apply_updates(
-            *self._storage(), entries.grads, self._geometry, len(self.layout.vector_names), *entries.sorted,
-            rule_of(self.layout.optimizer, step, lead), step, scale, *self._idle_arguments(idle)[1:],
+            *self._storage(), entries.grads, self._geometry, len(self.layout.vector_names), *entries.sorted, words,
+            self._rounding, rule_of(self.layout.optimizer, step, lead), step, scale, *self._idle_arguments(idle)[1:],
         )  # fmt: skip
 
     def squared_norm(self, records: Sequence[Record]) -> float:

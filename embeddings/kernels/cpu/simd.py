@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 _VECTOR_BYTES = 64
 _CONTRACT = ("contract",)
-_FLOAT = ir.FloatType()
+_FLOAT, _HALF = ir.FloatType(), ir.HalfType()
 # Arrays whose elements are converted when they are loaded: bfloat16 comes as uint16, float16 as int16.
 STORED = (types.uint16, types.int16, types.float32, types.float64)
 _BYTES = {"i16": 2, "half": 2, "float": 4, "double": 8}
@@ -83,7 +83,60 @@ class _Lanes:
         return (self.builder.fpext if wider else self.builder.fptrunc)(value, self.kind)
 
     def store(self, value: ir.Value, data: ir.Value, at: ir.Value) -> None:
-        self.builder.store(value, self._pointer(data, at), align=self.bytes)
+        """In the type of the array, rounded to the nearest."""
+        stored = data.type.pointee
+        if isinstance(stored, ir.IntType):
+            bits = self.builder.bitcast(self._to_float(value), self._of(ir.IntType(32)))
+            odd = self.builder.and_(self.builder.lshr(bits, self._constant(16)), self._constant(1))
+            self._store_upper(self.builder.add(bits, self.builder.add(odd, self._constant(0x7FFF))), data, at)
+            return
+        if stored != self.real:
+            wider = _BYTES[str(stored)] > self.bytes
+            value = (self.builder.fpext if wider else self.builder.fptrunc)(value, self._of(stored))
+        self.builder.store(value, self._pointer(data, at), align=_BYTES[str(stored)])
+
+    def store_row(self, value: ir.Value, data: ir.Value, at: ir.Value, words: ir.Value, words_at: ir.Value) -> None:
+        """As :meth:`store`, but halves are rounded by the words: see embeddings.rounding."""
+        stored = data.type.pointee
+        if stored != _HALF and not isinstance(stored, ir.IntType):
+            self.store(value, data, at)
+            return
+        word = self.builder.load(self._pointer(words, words_at), align=4)
+        value = self._to_float(value)
+        if stored == _HALF:
+            self.store(self._rounded_to_half(value, word), data, at)
+            return
+        bits = self.builder.bitcast(value, self._of(ir.IntType(32)))
+        self._store_upper(self.builder.add(bits, self.builder.and_(word, self._constant(0xFFFF))), data, at)
+
+    def _rounded_to_half(self, value: ir.Value, word: ir.Value) -> ir.Value:
+        """embeddings.rounding.to_float16, still as float32."""
+        b, whole = self.builder, self._of(ir.IntType(32))
+        bits = b.bitcast(value, whole)
+        sign, size_bits = b.and_(bits, self._constant(0x80000000)), b.and_(bits, self._constant(0x7FFFFFFF))
+        size, exponent = b.bitcast(size_bits, self.kind), b.lshr(size_bits, self._constant(23))
+        exponent = b.select(b.icmp_unsigned("<", exponent, self._constant(113)), self._constant(113), exponent)
+        unit = b.bitcast(b.shl(b.sub(exponent, self._constant(10)), self._constant(23)), self.kind)
+        units = b.fdiv(size, unit)
+        below = self.call("floor", units)
+        place = b.fmul(b.fsub(units, below), ir.Constant(self.kind, self._repeated(float(2**32))))
+        up = b.icmp_unsigned(">", b.fptoui(place, whole), word)
+        rounded = b.fmul(b.fadd(below, b.uitofp(up, self.kind)), unit)
+        finite = b.icmp_unsigned("<", size_bits, self._constant(0x7F800000))
+        return b.select(finite, b.bitcast(b.or_(b.bitcast(rounded, whole), sign), self.kind), value)
+
+    def _to_float(self, value: ir.Value) -> ir.Value:
+        return value if self.real == _FLOAT else self.builder.fptrunc(value, self._of(_FLOAT))
+
+    def _store_upper(self, bits: ir.Value, data: ir.Value, at: ir.Value) -> None:
+        upper = self.builder.trunc(self.builder.lshr(bits, self._constant(16)), self._of(ir.IntType(16)))
+        self.builder.store(upper, self._pointer(data, at), align=2)
+
+    def _constant(self, number: int) -> ir.Value:
+        return ir.Constant(self._of(ir.IntType(32)), self._repeated(number))
+
+    def _repeated(self, number: float) -> Any:
+        return [number] * self.width if self.width > 1 else number
 
     def spread(self, scalar: ir.Value) -> ir.Value:
         if self.width == 1:
@@ -105,7 +158,11 @@ class _Lanes:
         return self.builder.fdiv(a, b)
 
     def sqrt(self, a: ir.Value) -> ir.Value:
-        name = f"llvm.sqrt.{f'v{self.width}' if self.width > 1 else ''}f{8 * self.bytes}"
+        return self.call("sqrt", a)
+
+    def call(self, operation: str, a: ir.Value) -> ir.Value:
+        """LLVM's intrinsic of a floating-point operation."""
+        name = f"llvm.{operation}.{f'v{self.width}' if self.width > 1 else ''}f{8 * self.bytes}"
         function = self.builder.module.globals.get(name)
         if function is None:
             function = ir.Function(self.builder.module, ir.FunctionType(self.kind, [self.kind]), name)
@@ -144,7 +201,7 @@ def _emitter(num_arrays: int, body: Body) -> Any:
 def _data(context: Any, builder: ir.IRBuilder, kind: Any, array: ir.Value) -> ir.Value:
     """Where an array's elements start; Numba has no float16 to compute with, so int16 stands for it."""
     data = context.make_array(kind)(context, builder, array).data
-    return builder.bitcast(data, ir.HalfType().as_pointer()) if kind.dtype == types.int16 else data
+    return builder.bitcast(data, _HALF.as_pointer()) if kind.dtype == types.int16 else data
 
 
 def _one_row(body: Body) -> Any:
@@ -182,6 +239,21 @@ def _three_rows(body: Body) -> Any:
     return operation
 
 
+def _update_of_row(body: Body) -> Any:
+    """Of a weight, its state and its gradient; ``words`` round a weight of a half type, else nobody reads them."""
+
+    @intrinsic
+    def operation(typingctx, a, a_at, b, b_at, c, c_at, words, words_at, scalars, dim):  # type: ignore[no-untyped-def]
+        _check(scalars, a, b, c)
+        assert words.dtype == types.uint32, words
+        signature = types.void(
+            a, types.int64, b, types.int64, c, types.int64, words, types.int64, scalars, types.int64
+        )  # fmt: skip
+        return signature, _emitter(4, body)
+
+    return operation
+
+
 def _check(scalars: Any, *arrays: Any) -> None:
     real = scalars[0]
     assert all(array.ndim == 1 and array.layout == "C" for array in arrays), arrays
@@ -201,9 +273,7 @@ def _add_scaled(row: _Lanes, places: Any, scalars: Any) -> None:
     row.store(row.add(row.load(*places[0]), row.mul(scalars[0], row.load(*places[1]))), *places[0])
 
 
-def _as_of_now(
-    row: _Lanes, weight: Any, moments: Any, factor: Any, moved: Any, within: Any, beside: Any
-) -> ir.Value:
+def _as_of_now(row: _Lanes, weight: Any, moments: Any, factor: Any, moved: Any, within: Any, beside: Any) -> ir.Value:
     data, at = moments
     m, v = row.load(data, at), row.load(data, row.builder.add(at, row.dim))
     step = row.div(row.mul(moved, m), row.add(row.sqrt(row.add(v, within)), beside))
@@ -220,7 +290,8 @@ def _add_moved(row: _Lanes, places: Any, scalars: Any) -> None:
 
 def _descend(row: _Lanes, places: Any, scalars: Any) -> None:
     keep, rate = scalars
-    row.store(row.sub(row.mul(keep, row.load(*places[0])), row.mul(rate, row.load(*places[1]))), *places[0])
+    theta = row.sub(row.mul(keep, row.load(*places[0])), row.mul(rate, row.load(*places[2])))
+    row.store_row(theta, *places[0], *places[3])
 
 
 def _adagrad(row: _Lanes, places: Any, scalars: Any) -> None:
@@ -229,7 +300,7 @@ def _adagrad(row: _Lanes, places: Any, scalars: Any) -> None:
     total = row.add(row.load(*places[1]), row.mul(g, g))
     row.store(total, *places[1])
     step = row.div(row.mul(rate, g), row.add(row.sqrt(row.add(total, within)), beside))
-    row.store(row.sub(row.mul(keep, row.load(*places[0])), step), *places[0])
+    row.store_row(row.sub(row.mul(keep, row.load(*places[0])), step), *places[0], *places[3])
 
 
 def _adam(row: _Lanes, places: Any, scalars: Any) -> None:
@@ -258,7 +329,7 @@ def _adam_step(
     if lead is not None:
         ahead = row.div(row.mul(lead, m), row.add(row.sqrt(row.add(v, lead_within)), lead_beside))
         theta = row.sub(theta, ahead)
-    row.store(theta, *places[0])
+    row.store_row(theta, *places[0], *places[3])
 
 
 def _sum_of_squares(builder: ir.IRBuilder, real: ir.Type, data: ir.Value, at: ir.Value, dim: ir.Value) -> ir.Value:
@@ -305,16 +376,16 @@ put_moved, add_moved = _three_rows(_put_moved), _three_rows(_add_moved)
 
 out = factor w - moved m / (sqrt(v + within) + beside). add_moved: out += that.
 """
-descend = _two_rows(_descend)
-"""descend(weight, at, grad, at, (keep, rate), dim): w = keep w - rate g."""
-adagrad = _three_rows(_adagrad)
-"""adagrad(weight, at, sum, at, grad, at, (keep, rate, within, beside), dim):
+descend = _update_of_row(_descend)
+"""descend(weight, at, weight, at, grad, at, words, at, (keep, rate), dim): w = keep w - rate g."""
+adagrad = _update_of_row(_adagrad)
+"""adagrad(weight, at, sum, at, grad, at, words, at, (keep, rate, within, beside), dim):
 
 sum += g^2; w = keep w - rate g / (sqrt(sum + within) + beside).
 """
-adam, adam_cold, adam_lazy = _three_rows(_adam), _three_rows(_adam_cold), _three_rows(_adam_lazy)
-"""adam(weight, at, [m | v], at, grad, at, (factor, moved, idle_within, idle_beside, keep1, keep2, gain1, gain2, rate,
-root, within, beside, lead, lead_within, lead_beside), dim):
+adam, adam_cold, adam_lazy = _update_of_row(_adam), _update_of_row(_adam_cold), _update_of_row(_adam_lazy)
+"""adam(weight, at, [m | v], at, grad, at, words, at, (factor, moved, idle_within, idle_beside, keep1, keep2, gain1,
+gain2, rate, root, within, beside, lead, lead_within, lead_beside), dim):
 
 theta = factor w - moved m / (sqrt(v + idle_within) + idle_beside); m = keep1 m + gain1 g; v = keep2 v + gain2 g^2;
 w = theta - rate m / (root sqrt(v + within) + beside) - lead m / (sqrt(v + lead_within) + lead_beside).

@@ -12,8 +12,14 @@ from embeddings.kernels.cpu import simd
 from embeddings.kernels.cpu.compiled import compiled
 from embeddings.kernels.cpu.geometry import DIM, STEP_BASE, VECTOR_BASE, WEIGHT_BASE
 from embeddings.kernels.cpu.idle import idle_coefficients
+from embeddings.kernels.cpu.philox import lane_of, philox4x32
 from embeddings.kernels.cpu.threads import AHEAD
+from embeddings.kernels.layout import Layout
 from embeddings.optim import SGD, Adagrad, Adam, RowOptimizer
+from embeddings.philox import table_key
+from embeddings.rounding import STREAM
+
+_STREAM, _MASK, _SHIFT = np.uint64(STREAM), np.uint64(0xFFFFFFFF), np.uint64(32)
 
 RULE_SGD, RULE_ADAGRAD, RULE_ADAM = range(3)
 RULES = {Adam: RULE_ADAM, Adagrad: RULE_ADAGRAD, SGD: RULE_SGD}
@@ -51,6 +57,14 @@ def rule_of(optimizer: RowOptimizer, step: int, lead: tuple[float, float]) -> Ru
     )
 
 
+def rounding_of(layout: Layout) -> np.ndarray:
+    """(first row, first column, two words of the key) of each table, uint64 [T, 4]; no table if rows are no halves."""
+    if layout.dtype == layout.compute_dtype:
+        return np.empty((0, 4), dtype=np.uint64)
+    words = [(t.row_start, t.column_start, *table_key(layout.seed, t.name)) for t in layout.tables]
+    return np.array(words, dtype=np.uint64)
+
+
 @compiled(inline="always")
 def run_end(keys, first, end, bits):  # type: ignore[no-untyped-def]
     """Where the keys of the row of ``keys[first]`` end."""
@@ -81,13 +95,32 @@ def sum_gradients(sums, total, grads, direct, places, shares, keys, first, last,
     return total, at
 
 
+@compiled()
+def draw_words(words, at, step, row, rounding, dim):  # type: ignore[no-untyped-def]
+    """embeddings.rounding.rounding_words of one row, at ``at``; ``rounding``: see :func:`rounding_of`."""
+    row, first_column = np.uint64(row) + rounding[0], np.int64(rounding[1])
+    upper, step_word = (row >> _SHIFT) << np.uint64(16), np.uint64(step) & _MASK
+    column = first_column - first_column % 4
+    while column < first_column + dim:
+        quad = upper | np.uint64(column >> 2)
+        drawn = philox4x32(step_word, row & _MASK, quad & _MASK, _STREAM, rounding[2], rounding[3])
+        for lane in range(4):
+            d = column + lane - first_column
+            if 0 <= d < dim:
+                words[at + d] = lane_of(drawn, lane)
+        column += 4
+
+
 @compiled(parallel=True)
 def apply_updates(  # type: ignore[no-untyped-def]
     weights, vectors, last_steps, grads, geometry, num_vectors, keys, place_bits, direct, places, shares, tasks,
-    num_tasks, sums, rule, step, scale, has_idle, decay, momentum, moved_by, floors, log_sums, log_now, log_slope,
-    from_start, inside,
+    num_tasks, sums, words, rounding, rule, step, scale, has_idle, decay, momentum, moved_by, floors, log_sums,
+    log_now, log_slope, from_start, inside,
 ):  # fmt: skip
-    """One step of every touched row. For keys to sums see embeddings.kernels.cpu.sort; then a Rule; then idleness."""
+    """One step of every touched row. For keys to sums see embeddings.kernels.cpu.sort; then a Rule; then idleness.
+
+    words: uint32, room for one row of each task where ``rounding`` is not empty.
+    """
     real = grads.dtype.type
     one, nothing, within, beside = real(1.0), real(0.0), real(inside), real(1 - inside)
     number, eta, beta1, beta2, eps, alpha, constant_keep, clip, lead_moved, lead_floor = rule
@@ -134,6 +167,8 @@ def apply_updates(  # type: ignore[no-untyped-def]
                 p, moved, floor = idle_coefficients(
                     seen, step - 1, decay, moved_by, floors, log_sums, log_now, log_slope, from_start
                 )
+            if rounding.size:
+                draw_words(words, total, step, row, rounding[t], dim)
             keep = real((1.0 - min(1.0, alpha * idle)) * constant_keep)
             factor, moved = keep * p, keep * moved
             if number == RULE_ADAM:
@@ -144,16 +179,16 @@ def apply_updates(  # type: ignore[no-untyped-def]
                     lead, within * floor_ahead, beside * floor_ahead,
                 )  # fmt: skip
                 if not momentum:
-                    simd.adam_lazy(weights, at, vectors, vector, grad, g, scalars, dim)
+                    simd.adam_lazy(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
                 elif moved == 0.0:
-                    simd.adam_cold(weights, at, vectors, vector, grad, g, scalars, dim)
+                    simd.adam_cold(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
                 else:
-                    simd.adam(weights, at, vectors, vector, grad, g, scalars, dim)
+                    simd.adam(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
             elif number == RULE_ADAGRAD:
                 scalars_adagrad = (factor, real(eta), within * small, beside * small)
-                simd.adagrad(weights, at, vectors, vector, grad, g, scalars_adagrad, dim)
+                simd.adagrad(weights, at, vectors, vector, grad, g, words, total, scalars_adagrad, dim)
             else:
-                simd.descend(weights, at, grad, g, (factor, real(eta)), dim)
+                simd.descend(weights, at, weights, at, grad, g, words, total, (factor, real(eta)), dim)
 
 
 @compiled(parallel=True)
