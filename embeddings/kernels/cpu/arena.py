@@ -11,7 +11,7 @@ import torch
 
 # Buffers that are kept: a few lookups before one backward. What more are in use at once are not kept.
 MAX_BUFFERS = 4
-# What getrefcount gives for a buffer that the list of buffers, the loop over it and the call itself refer to.
+# What getrefcount gives for a buffer that the list of buffers, a variable and the call itself refer to.
 _UNUSED = 3
 _LINE = 64
 
@@ -35,7 +35,9 @@ class Arena:
 
     def _free_buffer(self, num_bytes: int) -> np.ndarray:
         unused = []
-        for i, raw in enumerate(self._buffers):
+        # Not enumerate: it would refer to the buffer as well.
+        for i in range(len(self._buffers)):
+            raw = self._buffers[i]
             if sys.getrefcount(raw) <= _UNUSED:
                 if len(raw) >= num_bytes:
                     return raw
