@@ -1,4 +1,4 @@
-"""Stochastic rounding of half rows: exact where it must be, unbiased elsewhere, the same bits in shards and backends."""
+"""Stochastic rounding of half rows: exact where it must be, unbiased elsewhere, the same in shards and backends."""
 
 from __future__ import annotations
 

@@ -42,12 +42,13 @@ class Rule(NamedTuple):
 
 def rule_of(optimizer: RowOptimizer, step: int, lead: tuple[float, float]) -> Rule:
     """``lead``: lead_moved and lead_floor of embeddings.decay.IdleCoefficients, (0, 1) where nothing is ahead."""
-    rate, adam = optimizer.rate(step), isinstance(optimizer, Adam)
+    rate = optimizer.rate(step)
+    beta1, beta2 = (optimizer.beta1, optimizer.beta2) if isinstance(optimizer, Adam) else (0.0, 0.0)
     return Rule(
         number=next(number for kind, number in RULES.items() if isinstance(optimizer, kind)),
         rate=rate,
-        beta1=optimizer.beta1 if adam else 0.0,
-        beta2=optimizer.beta2 if adam else 0.0,
+        beta1=beta1,
+        beta2=beta2,
         eps=float(getattr(optimizer, "eps", 0.0)),
         alpha=optimizer.idle_alpha,
         keep=1.0 - rate * optimizer.constant_decay,
