@@ -8,6 +8,7 @@ tables.step(1)                       # applies what backward recorded, once
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -151,6 +152,9 @@ class EmbeddingTables(torch.nn.Module):
         output: torch.Tensor = _Lookup.apply(
             self._anchor, self, indices.contiguous(), offsets.contiguous(), per_sample_weights, batch_size
         )
+        if self.layout.device.type != "cpu" and not torch.is_grad_enabled() and hasattr(self._kernel, "check"):
+            # No step will ask whether the device found a bad id.
+            self._kernel.check()
         return output
 
     def _check_input(self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> int:
@@ -309,6 +313,11 @@ def _device(backend: str, device: torch.device | str | None) -> torch.device:
     given = None if device is None else torch.device(device)
     if backend in ("numba", "reference") and given is not None and given.type != "cpu":
         raise ValueError(f"backend '{backend}' runs on the CPU, not on {given}: use backend 'triton' for a GPU")
+    if given is not None and given.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {given} is asked for, but this torch ({torch.__version__}) finds no GPU")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if given is None and backend == "triton" and torch.cuda.is_available() and not interpreted:
+        return torch.device("cuda")
     return given or torch.device("cpu")
 
 

@@ -173,6 +173,19 @@ def test_equals_the_reference(optimizer, dtype):
     train(two, TABLES, batch_size=20, longest=3)
 
 
+def test_a_backward_without_ids_beside_others():
+    """Its gradient has rows, none of which belongs to an id."""
+    two = pair(TABLES, SGD(1.0))
+    batches = [draw_batch(TABLES, 6, longest, seed=3)[:2] for longest in (0, 3)]
+    for each in two:
+        for batch in batches:
+            output = look_up(each, *batch)
+            output.backward(torch.arange(output.numel(), device=output.device).view_as(output).float())
+        each.step(1)
+    for name in "ac":
+        torch.testing.assert_close(two[1].read(name).cpu(), two[0].read(name), rtol=1e-5, atol=1e-6)
+
+
 def test_bounds_of_tiles_and_splits():
     """Rows that occur in several programs and many times in one: pieces, their sums, and rows beside them."""
     two = pair(TABLES, OPTIMIZERS["adam_ar"], small=True, sse=SSE)
@@ -288,7 +301,7 @@ def test_half_rows_are_rounded_without_bias(dtype, value, gap):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("column_start", [4, 6], ids=["aligned", "unaligned"])
 def test_half_rows_are_rounded_as_in_the_whole_table_of_the_reference(column_start, dtype):
-    """A shard of rows and columns stores the bits that the whole table has there: halves of every size, and infinite."""
+    """A shard of rows and columns stores the bits that the whole table has there: halves of every size, infinities."""
     whole = EmbeddingTables([TableConfig("a", 20, 12, ("a",))], SGD(1.0), seed=9, backend="reference", dtype=dtype)
     shard_config = TableConfig(
         "a", 20, 12 - column_start, ("a",), row_start=8, row_count=12, column_start=column_start, total_dim=12
@@ -342,6 +355,9 @@ def test_devices_that_do_not_fit_are_refused():
         text=True, timeout=120, check=True,
     )  # fmt: skip
     assert "backend 'triton' runs on a GPU: pass device='cuda', or take backend 'numba'" in done.stdout
+    if DEVICE == "cpu" and not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=r"device cuda is asked for, but this torch .* finds no GPU"):
+            EmbeddingTables(TABLES, SGD(), backend="triton", device="cuda")
     tables = EmbeddingTables(TABLES, SGD(), backend="triton", device=DEVICE)
     with pytest.raises(ValueError, match="must be where the tables are"):
         tables(torch.tensor([3], device="meta"), torch.tensor([0, 1, 1, 1], device="meta"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Sequence
@@ -106,6 +107,8 @@ class TritonKernel:
         self._groups = tuple(self._group(dim) for dim in dims)
         self._geometry = self._integers([self._table_words(t) for t in range(len(layout.tables))])
         self._nothing = torch.zeros(1, dtype=torch.int64, device=layout.device)
+        self._no_norms = torch.zeros(1, dtype=torch.float64, device=layout.device)
+        self._last_sorted: tuple[tuple[Record, ...], Sorted] | None = None
         self._faults = Faults(layout)
         self._draws: dict[Any, tuple[tuple[torch.Tensor, ...], bool]] = {}
         self._idle = IdleSource(layout.compute_dtype, layout.device)
@@ -131,20 +134,21 @@ class TritonKernel:
         swaps: Swaps | None,
         idle: IdleCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        layout = self.layout
+        layout, device = self.layout, self.layout.weights.device
         for given in (indices, offsets, weights):
-            if given is not None and given.device != layout.device:
+            if given is not None and given.device != device:
                 raise ValueError(
-                    f"ids, offsets and weights must be where the tables are, on {layout.device}, not on {given.device}"
+                    f"ids, offsets and weights must be where the tables are, on {device}, not on {given.device}"
                 )
         if batch_size == 0 and indices.numel():
             raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
         shape = (batch_size if layout.pooled else indices.numel(), layout.total_dim)
         output = torch.empty(shape, dtype=layout.compute_dtype, device=layout.device)
         used = indices if swaps is None else torch.empty_like(indices)
-        for group in self._groups:
-            self._look_up(group, output, used, indices, offsets, weights, batch_size, swaps, idle, layout.pooled)
-        self._faults.watch(indices, offsets)
+        with self._on_device():
+            for group in self._groups:
+                self._look_up(group, output, used, indices, offsets, weights, batch_size, swaps, idle, layout.pooled)
+            self._faults.watch(indices, offsets)
         return output, used
 
     def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
@@ -154,7 +158,8 @@ class TritonKernel:
         words = [[0, 0, 0, table.row_count, -1, *self._bases(t)]]
         group = Group(table.dim, _power_of_two_in(table.dim), self._integers(words), self._nothing, 0, 0)
         offsets = torch.arange(len(rows) + 1, device=self.layout.device)
-        self._look_up(group, output, rows, rows, offsets, None, len(rows), None, idle, True)
+        with self._on_device():
+            self._look_up(group, output, rows, rows, offsets, None, len(rows), None, idle, True)
         return output
 
     def _look_up(
@@ -198,12 +203,23 @@ class TritonKernel:
 
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
         self.check()
-        self._apply(self._sorted(records), self._rule, step, idle, scale)
+        with self._on_device():
+            self._apply(self._sorted_once(records), self._rule, step, idle, scale)
+        self._last_sorted = None
 
     def squared_norm(self, records: Sequence[Record]) -> float:
         """The sum over touched rows of the square of the norm of the summed gradient."""
         self.check()
-        return float(self._apply(self._sorted(records), rules.NORM, 0, None, 1.0))
+        with self._on_device():
+            return float(self._apply(self._sorted_once(records), rules.NORM, 0, None, 1.0))
+
+    def _sorted_once(self, records: Sequence[Record]) -> Sorted:
+        """:meth:`_sorted`; the update of a step whose gradient was clipped finds what the norm had sorted."""
+        kept, found = self._last_sorted or ((), None)
+        if found is None or len(kept) != len(records) or any(a is not b for a, b in zip(kept, records, strict=True)):
+            found = self._sorted(records)
+        self._last_sorted = (tuple(records), found)
+        return found
 
     def _sorted(self, records: Sequence[Record]) -> Sorted:
         layout, num_features = self.layout, len(self.layout.slots)
@@ -218,9 +234,7 @@ class TritonKernel:
         first_entry = first_place = 0
         for record, grad in zip(records, grads, strict=True):
             batch_size, num_ids = record.batch_size(num_features), record.indices.numel()
-            if not num_ids:
-                continue
-            for group in self._groups:
+            for group in self._groups if num_ids else ():
                 tile = self._tile(group, batch_size)
                 entries[(len(group.entry_slots) * triton.cdiv(batch_size, tile),)](
                     keys, places, shares, group.entry_slots, record.indices, record.offsets,
@@ -248,24 +262,29 @@ class TritonKernel:
             blocks = triton.cdiv(num_entries, self.split)
             partials = torch.empty(2 * blocks * group.dim, dtype=layout.compute_dtype, device=layout.device)
             programs, finishers = triton.cdiv(num_entries, tile), triton.cdiv(blocks, self.tiling.window)
-            num_norms = programs + finishers if rule is rules.NORM else 1
-            norms = torch.zeros(num_norms, dtype=torch.float64, device=layout.device)
+            norms = more_norms = self._no_norms
+            if rule is rules.NORM:
+                norms, more_norms = (
+                    torch.zeros(count, dtype=torch.float64, device=layout.device) for count in (programs, finishers)
+                )
             storage = (layout.weights, layout.vectors, layout.last_steps)
             ends = (num_entries, group.first_key, group.end_key, step)
             common = {
-                "DIM": group.dim, "BLOCK": group.block, "SPLIT": self.split, "RULE": rule,
+                "DIM": group.dim, "BLOCK": group.block, "SPLIT": self.split, "RULE": rule.value,
                 "VECTORS": len(layout.vector_names), "QUADS": quads, "CLIP": layout.optimizer.clip_row_norm is not None,
                 "AHEAD": idle is not None and idle.ahead, **self._idle_options(idle),
             }  # fmt: skip
             update[(programs,)](
                 *storage, norms, entries.grads, *sources, entries.shares, partials, self._geometry, settings,
                 *tables, *ends, **common, TILE=tile, ALIGNMENT=group.alignment, SHARED=entries.shared,
+                num_warps=_warps(tile * group.block),
             )  # fmt: skip
             finish[(finishers,)](
-                *storage, norms[programs:], *sources, partials, self._geometry, settings, *tables, *ends, **common,
-                WINDOW=self.tiling.window, DEPTH=DEPTH,
+                *storage, more_norms, *sources, partials, self._geometry, settings, *tables, *ends, **common,
+                WINDOW=self.tiling.window, DEPTH=DEPTH, num_warps=_warps(DEPTH * group.block),
             )  # fmt: skip
-            total = total + norms.sum()
+            if rule is rules.NORM:
+                total = total + norms.sum() + more_norms.sum()
         return total
 
     @property
@@ -300,6 +319,11 @@ class TritonKernel:
             "LOGS": idle is not None and len(idle.log_sums) > 0,
             "INSIDE": bool(getattr(self.layout.optimizer, "eps_inside_root", False)),
         }
+
+    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Triton launches on the current device, whatever the tensors are on."""
+        device = self.layout.weights.device
+        return contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device)
 
     # --- what kernels are given --------------------------------------------------------------------------------------
 
@@ -359,6 +383,11 @@ def _check_device(device: torch.device, interpreted: bool) -> None:
         )
     if device.type != "cpu" and interpreted:
         raise ValueError(f"TRITON_INTERPRET=1 runs backend 'triton' on the CPU: unset it to use device {device}")
+
+
+def _warps(elements: int) -> int:
+    """Warps of a program with tiles of so many elements: four of them are in registers at a time."""
+    return max(4, min(16, elements // 512))
 
 
 def _power_of_two_in(number: int, limit: int = 16) -> int:
