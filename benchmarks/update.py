@@ -3,7 +3,8 @@
 Peers ``fbgemm_adagrad`` and ``fbgemm_rowwise_adagrad``: backward + update against FBGEMM's fused ones (rowwise Adagrad
 keeps one number for a row where we keep one or two vectors: less work, and said so). ``torch_sparse_adam``: lookup +
 backward + step against torch.nn.EmbeddingBag with torch.optim.SparseAdam. ``copy``: bytes that the update must move
-for each second, over what a plain copy moves on the same threads.
+for each second, over what a plain copy moves on the same threads. ``lazy``: lookup + backward + step of AdamAR with
+dense moments against lazy moments.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from benchmarks import peers
 from benchmarks.harness import Workload, interleave, line, main
+from embeddings.decay import IdleCoefficients
 from embeddings.optim import Adagrad, Adam, AdamAR
 from embeddings.tables import EmbeddingTables
 
@@ -101,6 +103,43 @@ def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
                 yield against_copy(workload, name, times[:, 0], touched, len(optimizer.state_names) - 1)
             del tables, peer
     yield from against_sparse_adam(workload, draw, grad, iterations)
+    yield from dense_against_lazy(workload, draw, grad, iterations)
+
+
+def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterations: int) -> Iterator[dict[str, Any]]:
+    """A whole step with dense moments beside one with lazy moments, once rows idle for long are many.
+
+    ``hot``: the share of looked-up rows that were touched within the steps that momentum lives for, and so are read
+    with their moments. It is a matter of rows and batch: close to 1 on tables that the batches soon go through.
+    """
+    optimizers = [AdamAR(1e-3, alpha=1e-6), AdamAR(1e-3, alpha=1e-6, moments="lazy")]
+    contestants = [peers.ours(workload, optimizer) for optimizer in optimizers]
+    horizon = IdleCoefficients(optimizers[0], "float32").horizon
+    hot: list[float] = []
+
+    def whole_step(tables: EmbeddingTables) -> Callable[[Any], None]:
+        def step(given: Any) -> None:
+            tables(*given).backward(grad)
+            tables.step(tables.completed_steps + 1)
+
+        return step
+
+    def prepare() -> Any:
+        indices, offsets = draw()
+        tables = contestants[0]
+        for t, rows in enumerate(indices.view(workload.num_tables, -1)):
+            last = tables.state(f"t{t}")["last_update_step"][rows]
+            hot.append(float(((last > 0) & (last >= tables.completed_steps - horizon)).float().mean()))
+        return indices, offsets
+
+    steps = [whole_step(tables) for tables in contestants]
+    for _ in range(horizon + 50):
+        given = draw()
+        for step in steps:
+            step(given)
+    times = interleave(prepare, *steps, iterations=iterations)
+    share = round(float(np.mean(hot[-iterations * workload.num_tables :])), 3)
+    yield line("update", f"{workload} whole step adam_ar dense", "lazy", times, equal="ids and gradients", hot=share)
 
 
 def against_copy(

@@ -25,8 +25,8 @@ class Schedule:
         _check(self.warmup_steps >= 0, f"warmup_steps must be at least 0, not {self.warmup_steps}")
         _check(0.0 <= self.start_factor <= 1.0, f"start_factor must lie in [0, 1], not {self.start_factor}")
 
-    def factors(self, steps: np.ndarray) -> np.ndarray:
-        """What the learning rate is multiplied with at each of ``steps`` (from 1): float64 in [0, 1]."""
+    def factors(self, steps: np.ndarray | int) -> np.ndarray:
+        """What the learning rate is multiplied with at ``steps`` (from 1): float64 in [0, 1], of their shape."""
         elapsed = np.asarray(steps, dtype=np.float64) - 1.0
         if not self.warmup_steps:
             return self._after(np.maximum(elapsed, 0.0))
