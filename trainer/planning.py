@@ -94,8 +94,8 @@ def _check_columns(shard_columns: Mapping[str, int], tables: Mapping[str, TableC
         dim = tables[name].dim if name in tables else columns
         if columns != dim and (columns < 1 or dim % columns or columns % 4):
             raise ValueError(
-                f"shard_columns.{name}: {columns} columns are no equal shards of {dim}: use a multiple of 4 that divides "
-                "it"
+                f"shard_columns.{name}: {columns} columns are no equal shards of {dim}: use a multiple of 4 that "
+                "divides it"
             )
 
 

@@ -361,7 +361,6 @@ def refuse(what):
     [
         ({"itme": "row_wise"}, "sharding.itme: no such table (there are context, item, user)"),
         ({"item": "diagonal"}, "sharding.item: diagonal is not available yet: use one of table_wise, row_wise"),
-        (("columns", 3), "shard_columns.item: 3 columns are no equal shards of 8: use a multiple of 4 that divides it"),
         ((2, 0, 8), "step 2 does not follow 0 completed steps"),
         ((1, 9, 8), "sample_offset 9 does not lie in a batch of 8"),
         (
