@@ -30,9 +30,10 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-START_TIMEOUT_SECONDS = 120.0
+START_TIMEOUT_SECONDS = 200.0
 # Ranks that fail together report within this time of each other; past it the others are taken to wait for the dead one.
 GRACE_SECONDS = 3.0
+STUCK_SECONDS = 60.0
 
 
 class RankFailure(AssertionError):
@@ -82,8 +83,8 @@ class Pool:
     def _collect(self, timeout_seconds: float, name: str) -> list[Any]:
         results: dict[int, Any] = {}
         failures: dict[int, str] = {}
-        # A hanging rank dumps its own stacks when the time is over: give it a moment to do so, on a busy machine too.
-        deadline = time.monotonic() + timeout_seconds + GRACE_SECONDS
+        # A hanging rank dumps its own stacks and ends when the time is over: this is for one that can't even do that.
+        deadline = time.monotonic() + timeout_seconds + STUCK_SECONDS
         waiting = dict(enumerate(self._pipes))
         while waiting and (remaining := deadline - time.monotonic()) > 0:
             ready = multiprocessing.connection.wait(list(waiting.values()), remaining)
@@ -181,11 +182,13 @@ def _serve(rank: int, world_size: int, directory: str, pipe: Connection) -> None
             path, name, arguments, timeout_seconds = _receive(pipe)
         except (EOFError, OSError):
             return
-        faulthandler.dump_traceback_later(timeout_seconds, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(START_TIMEOUT_SECONDS, exit=True, file=sys.__stderr__)
         try:
             function: Any = _load(path, modules)
             for part in name.split("."):
                 function = getattr(function, part)
+            # Again, for the call alone: to load a test module takes seconds on a busy machine.
+            faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=sys.__stderr__)
             answer = (True, function(*arguments))
         except BaseException:
             answer = (False, traceback.format_exc())

@@ -156,8 +156,9 @@ class Trainer:
         mean_loss, squared_norm = self._agree(step, loss)
         scale = self._clip_dense(squared_norm)
         if self.dense_optimizer is not None:
+            factor = float(self._dense_schedule.factors(np.array(step)))
             for group in self.dense_optimizer.param_groups:
-                group["lr"] = self.job.dense_optimizer.learning_rate * float(self._dense_schedule.factors(step))
+                group["lr"] = self.job.dense_optimizer.learning_rate * factor
             self.dense_optimizer.step()
         self.sharded.step_tables(step, scale)
         self.position.step += 1
