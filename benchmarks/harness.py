@@ -57,7 +57,12 @@ class Workload:
         return draw
 
 
-WORKLOADS = tuple(Workload(kind, 8, 200_000, dim, 4096) for kind in ("zipf", "uniform") for dim in (16, 64))
+# A CTR model's tables with short rows and with long ones, many small tables, and a step of 100,000 ids.
+WORKLOADS = tuple(
+    Workload(kind, *shape)
+    for kind in ("zipf", "uniform")
+    for shape in ((8, 200_000, 16, 4096), (8, 200_000, 64, 4096), (26, 50_000, 16, 2048), (10, 200_000, 128, 10_000))
+)
 
 
 def interleave(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
 
 from embeddings.kernels.cpu import philox
 from embeddings.philox import LOW_WORD_STREAM, ONE_WORD_LIMIT, philox4x32, table_key, uniform_below
@@ -34,6 +35,22 @@ def test_counters_are_broadcast():
     assert words[0].shape == (3, 2)
     alone = philox4x32((2, 7, 1, 1), (5, 6))
     assert [int(word[2, 1]) for word in words] == [int(word) for word in alone]
+
+
+@njit
+def grouped(words, at, c0, c1, c2, c3, k0, k1):
+    philox.philox_groups(words, at, c0, c1, c2, c3, k0, k1)
+
+
+@given(counter=st.tuples(WORD, WORD, WORD, WORD), key=st.tuples(WORD, WORD))
+def test_groups_of_counters_equal_numpy(counter, key):
+    """Also where the second word of a counter runs over."""
+    words = np.zeros(4 * philox.GROUPS + 3, dtype=np.uint32)
+    grouped(words, 2, *[np.uint64(word) for word in (*counter, *key)])
+    second = (counter[1] + np.arange(philox.GROUPS)) % 2**32
+    expected = np.stack(philox4x32((counter[0], second, *counter[2:]), key), axis=1)
+    assert np.array_equal(words[2:-1], expected.reshape(-1))
+    assert not words[[0, 1, -1]].any()
 
 
 @given(counter=st.tuples(WORD, WORD, WORD, WORD), key=st.tuples(WORD, WORD))

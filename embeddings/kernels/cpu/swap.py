@@ -6,7 +6,7 @@ import numpy as np
 from numba import prange
 
 from embeddings.kernels.cpu.compiled import compiled
-from embeddings.kernels.cpu.philox import draw_below, lane_of, philox4x32
+from embeddings.kernels.cpu.philox import GROUPS, draw_below, lane_of, philox4x32, philox_groups
 from embeddings.kernels.cpu.threads import BLOCK, use_threads
 from embeddings.sse import HIT_STREAM, NEIGHBOUR_STREAM, ROW_STREAM, SwapDraws
 
@@ -72,18 +72,16 @@ def swap_block(  # type: ignore[no-untyped-def]
     for bag in range(first_bag + start, first_bag + end):
         single &= offsets[bag + 1] - offsets[bag] == 1
     if single:
-        # The usual case, one id for each sample, in a loop that the compiler can turn into vectors.
+        # The usual case, one id for each sample: a draw for four samples, eight draws at a time.
         group = (sample_offset + start) >> 2
         num_groups = ((sample_offset + end - 1) >> 2) + 1 - group
-        words = np.empty((BLOCK // 4 + 1, 4), np.uint32)
-        for g in range(num_groups):
-            w0, w1, w2, w3 = philox4x32(step, np.uint64(group + g) & _MASK, place, _HIT_STREAM, key0, key1)
-            words[g, 0], words[g, 1], words[g, 2], words[g, 3] = w0, w1, w2, w3
-        flat = words.reshape(-1)
+        words = np.empty(4 * (BLOCK // 4 + 1 + GROUPS), np.uint32)
+        for g in range(0, num_groups, GROUPS):
+            philox_groups(words, 4 * g, step, np.uint64(group + g), place, _HIT_STREAM, key0, key1)
         skip = sample_offset + start - 4 * group
         for j in range(end - start):
             row = indices[first_id + j]
-            if flat[skip + j] < threshold and np.uint64(row - first_live) <= num_others:
+            if words[skip + j] < threshold and np.uint64(row - first_live) <= num_others:
                 sample = sample_offset + start + j
                 group_word = np.uint64(sample >> 2) & _MASK
                 row = new_row(
