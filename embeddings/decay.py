@@ -18,10 +18,11 @@ therefore theta~ = theta - D m / (sqrt(v) + eps E_D) with D = C(s, J*) / P_{J*} 
 for J* steps or longer reads P_J theta~ and needs neither m nor v, and a row touched lately takes back what has not
 happened yet,
 
-    theta_read = P_J theta~ + (P_J D - C(s, J)) m / (sqrt(v) + ...).
+    theta_read = P_J theta~ + P_J D m / (sqrt(v) + eps E_D) - C(s, J) m / (sqrt(v) + eps E).
 
-This is the recurrence of C with C(s, 0) = -D instead of 0, so kernels need not know: they subtract ``moved`` m / (...),
-which is negative then and nothing from J* on. What is left out is at most eta r^{J*} / (1 - r). Where alpha is so large
+The two terms are not merged into one with an E of its own: eps is taken to first order in each, and where sqrt(v) is no
+larger than eps only what was subtracted may be added again. In one division, with R = sqrt(v) + eps E and R_D likewise,
+they are m (C R_D - P_J D R) / (R R_D). What is left out is at most eta r^{J*} / (1 - r). Where alpha is so large
 that P vanishes before r^J does, D would be huge and rows are stored as they are (``ahead`` is False); what is then left
 out after J* steps has vanished as well. Whether rows are stored ahead is a function of the optimizer's settings alone.
 
@@ -42,13 +43,15 @@ VANISHED = {"float64": 1e-13, "float32": 1e-6}
 # Where rows are stored as they are: P and r^J below this add nothing to a float64.
 VANISHED_PRESENT = 1e-18
 MAX_HORIZON = 1 << 16
+# R R_D must not vanish in float32, nor may this matter beside the root of the smallest v: floors are no smaller.
+SMALLEST_FLOOR = {"float64": 0.0, "float32": 1e-18}
 # Steps whose learning rates and bias corrections are computed at a time. Always the same steps together: the last bit
 # of exp may depend on an element's place.
 _BLOCK = 4096
 
 
 class Movement(NamedTuple):
-    """For some rows: what momentum takes from the stored row, ``moved`` m / (sqrt(v) + ``floor``), each float64 [n].
+    """For some rows: ``moved`` m / (sqrt(v) + ``floor``), to be subtracted from the stored row, each float64 [n].
 
     With eps inside the root it is ``moved`` m / sqrt(v + ``floor``).
     """
@@ -70,9 +73,11 @@ class IdleCoefficients:
         log_now: L[K].
         moved, floor: float64 [J* + 1], what momentum takes (:class:`Movement`) from a row idle for J steps: nothing
             beyond. ``floor`` has eps in it and is above 0.
+        taken, taken_floor: float64 [J* + 1], what such a row, stored ahead, takes back of it: 0 where rows are stored
+            as they are, and beyond.
         lead_moved, lead_floor: what the update of step K + 1 must subtract, with the new m and v, from the row that it
             stores; 0 where rows are stored as they are.
-        momentum: whether ``moved`` is anything but 0.
+        momentum: whether ``moved`` and ``taken`` are anything but 0.
         from_start: whether a row that was never touched (s = 0) decays like one touched at step 0. If not, it owes
             nothing.
         eps_inside_root: where ``floor`` stands.
@@ -84,6 +89,7 @@ class IdleCoefficients:
         self.momentum, self.from_start = optimizer.idle_momentum, optimizer.decays_from_start
         self.eps_inside_root = bool(getattr(optimizer, "eps_inside_root", False))
         self.eps = float(getattr(optimizer, "eps", 0.0))
+        self._smallest_floor = SMALLEST_FLOOR[dtype] ** (2 if self.eps_inside_root else 1)
         self._alpha, self._weight_decay = optimizer.idle_alpha, optimizer.constant_decay
         self.ahead = self.momentum and self._can_be_ahead()
         self.horizon = self._steps_until(VANISHED[dtype] if self.ahead else VANISHED_PRESENT)
@@ -98,6 +104,7 @@ class IdleCoefficients:
         self._log_done = self._weight_decay == 0.0
         self._c, self._c2 = np.zeros(self.horizon + 1), np.zeros(self.horizon + 1)
         self.moved, self.floor = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
+        self.taken, self.taken_floor = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
         self.lead_moved, self.lead_floor = 0.0, 1.0
         self._last_lead = (-1, 0.0, 0.0)
         self.log_now = 0.0
@@ -150,12 +157,12 @@ class IdleCoefficients:
             if completed_steps != self.completed_steps + 1:
                 self.completed_steps = max(0, completed_steps - self.horizon - 1) - 1
                 self._c, self._c2 = np.zeros(self.horizon + 1), np.zeros(self.horizon + 1)
+                self.taken, self.taken_floor = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
             for step in range(self.completed_steps + 1, completed_steps + 1):
                 self._advance(step)
             self.moved, self.floor = self._c, self._floor(self._c2, self._c)
             if self.ahead:
-                lead, lead2 = self._lead(completed_steps + 1)
-                self.lead_moved, self.lead_floor = lead, float(self._floor(np.array([lead2]), np.array([lead]))[0])
+                self.lead_moved, self.lead_floor = self._lead(completed_steps + 1)
         self.completed_steps = completed_steps
         return self
 
@@ -167,14 +174,15 @@ class IdleCoefficients:
         c[1:] = keep * self._c[:-1] + self._powers[1:] * term
         c2[1:] = keep * self._c2[:-1] + self._powers_eps[1:] * term_eps
         if self.ahead:
-            lead, lead2 = self._lead(step)
-            c[0], c2[0] = -lead, -lead2
-            # What rounding leaves of D there.
-            c[-1] = c2[-1] = 0.0
+            lead, floor = self._lead(step)
+            self.taken = np.concatenate([[lead], keep * self.taken[:-1]])
+            self.taken_floor = np.concatenate([[floor], self.taken_floor[:-1]])
+            # From J* on they are one.
+            c[-1] = c2[-1] = self.taken[-1] = 0.0
         self._c, self._c2 = c, c2
 
     def _lead(self, step: int) -> tuple[float, float]:
-        """D and E_D D of a row touched at ``step``."""
+        """D and eps E_D of a row touched at ``step``."""
         if self._last_lead[0] != step:
             first, end = step + 1, step + 1 + self.horizon
             terms, terms_eps = self._terms(first, end)
@@ -182,8 +190,9 @@ class IdleCoefficients:
             if self._weight_decay:
                 logs = self._log_sums_at(step, end)
                 undo = undo * np.exp(logs[0] - logs[1:])
-            lead = float(np.sum(self._powers[1:] * undo * terms))
-            self._last_lead = (step, lead, float(np.sum(self._powers_eps[1:] * undo * terms_eps)))
+            lead = np.sum(self._powers[1:] * undo * terms, keepdims=True)
+            floor = self._floor(np.sum(self._powers_eps[1:] * undo * terms_eps, keepdims=True), lead)
+            self._last_lead = (step, float(lead[0]), float(floor[0]))
         return self._last_lead[1:]
 
     def _floor(self, with_eps: np.ndarray, without: np.ndarray) -> np.ndarray:
@@ -191,7 +200,8 @@ class IdleCoefficients:
         assert isinstance(self.optimizer, Adam)
         ratio = np.divide(with_eps, without, out=np.ones_like(without), where=without != 0.0)
         beta2, power = self.optimizer.beta2, 1.0 if self.eps_inside_root else 0.5
-        return self.eps * np.clip(ratio, (1.0 - beta2) ** power, beta2 ** (-power * self.horizon))
+        floor = self.eps * np.clip(ratio, (1.0 - beta2) ** power, beta2 ** (-power * self.horizon))
+        return np.maximum(floor, self._smallest_floor)
 
     def _terms(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """eta_t c_t for each step t in [first, end), and that times sqrt(1 - beta2^t), or its square: see ``a_j``."""
@@ -242,8 +252,8 @@ class IdleCoefficients:
             if last == settled:
                 self._log_done, self.log_slope = True, float(np.log1p(-decay[-1]))
 
-    def for_rows(self, last_update_step: np.ndarray) -> tuple[np.ndarray, Movement]:
-        """P, and what momentum takes, of rows last touched at the given steps, [n]: rows read P theta - movement."""
+    def for_rows(self, last_update_step: np.ndarray) -> tuple[np.ndarray, list[Movement]]:
+        """P, and movements, of rows last touched at the given steps, [n]: rows read P theta - all movements."""
         idle, owing = self._idle(last_update_step)
         decay = self.decay[np.minimum(idle, len(self.decay) - 1)]
         if self._weight_decay:
@@ -253,7 +263,10 @@ class IdleCoefficients:
             decay = decay * np.where(owing, np.exp(self.log_now - then), 1.0)
         moving = owing & (idle <= self.horizon)
         age = np.where(moving, idle, 0)
-        return decay, Movement(np.where(moving, self.moved[age], 0.0), self.floor[age])
+        movements = [Movement(np.where(moving, self.moved[age], 0.0), self.floor[age])] if self.momentum else []
+        if self.ahead:
+            movements.append(Movement(np.where(moving, -self.taken[age], 0.0), self.taken_floor[age]))
+        return decay, movements
 
     def without_decay(self, last_update_step: np.ndarray) -> list[Movement]:
         """As :meth:`for_rows`, had the rows not decayed since their last touch: rows read theta - all movements."""

@@ -162,9 +162,11 @@ def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
     if idle is None:
         return theta
-    decay, movement = idle.for_rows(layout.last_update_step(t)[rows].cpu().numpy())
+    decay, movements = idle.for_rows(layout.last_update_step(t)[rows].cpu().numpy())
     theta *= _column(layout, decay)
-    return _move(layout, t, rows, theta, movement) if idle.momentum else theta
+    for movement in movements:
+        theta = _move(layout, t, rows, theta, movement)
+    return theta
 
 
 def read_rows_without_decay(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from embeddings.decay import IdleCoefficients, idle_coefficients
@@ -40,8 +40,9 @@ def stored(coefficients: IdleCoefficients, s: int) -> float:
 
 
 def read(coefficients: IdleCoefficients, row: float, s: int) -> float:
-    decay, movement = coefficients.for_rows(np.array([s]))
-    return float(decay[0]) * row - float(movement.moved[0]) * M / root(coefficients, float(movement.floor[0]))
+    decay, movements = coefficients.for_rows(np.array([s]))
+    parts = [float(moved[0]) * M / root(coefficients, float(floor[0])) for moved, floor in movements]
+    return float(decay[0]) * row - sum(parts)
 
 
 schedules = st.sampled_from(
@@ -73,6 +74,7 @@ def test_adaptive_decay_equals_the_loop(s, idle, alpha, betas, schedule):
 
 @given(**steps, decay=st.sampled_from([0.0, 0.01, 0.5, 4.0]), betas=betas, schedule=schedules)
 def test_constant_decay_equals_the_loop(s, idle, decay, betas, schedule):
+    assume(decay < 4.0 or betas[0] < 0.95)  # refused: a step takes more from a row than its momentum loses
     check(AdamW(0.02, *betas, weight_decay=decay, schedule=schedule), s, idle)
 
 
@@ -93,7 +95,7 @@ def test_float32_leaves_out_less_than_it_can_hold():
             literal(AdamAR(0.02, alpha=1e-5), 500, 500 + idle), abs=4e-7
         )
     # The row is read without its moments.
-    assert coefficients.for_rows(np.array([500]))[1].moved[0] == 0.0
+    assert [moved[0] for moved, _ in coefficients.for_rows(np.array([500]))[1]] == [0.0, 0.0]
 
 
 def test_rows_are_stored_ahead_unless_decay_outruns_momentum():
@@ -113,16 +115,16 @@ def test_a_jump_gives_the_bits_of_walking(optimizer):
         walked.at(k)
     jumped.at(3000).at(1199)
     last = np.arange(1200)
-    for one, other in zip((walked.for_rows(last)[0], *walked.for_rows(last)[1]),
-                          (jumped.for_rows(last)[0], *jumped.for_rows(last)[1]), strict=True):  # fmt: skip
+    for one, other in zip(walked.for_rows(last), jumped.for_rows(last), strict=True):
         np.testing.assert_array_equal(one, other)
     assert (walked.lead_moved, walked.lead_floor) == (jumped.lead_moved, jumped.lead_floor)
 
 
 @pytest.mark.parametrize("optimizer", [AdamAR(alpha=0.5), AdagradAR(alpha=0.5), AdamW(0.1, weight_decay=0.5)])
 def test_never_touched_rows_owe_nothing(optimizer):
-    decay, movement = IdleCoefficients(optimizer).at(100).for_rows(np.array([0]))
-    assert (decay[0], movement.moved[0]) == (1.0, 0.0)
+    decay, movements = IdleCoefficients(optimizer).at(100).for_rows(np.array([0]))
+    assert decay[0] == 1.0
+    assert all(moved[0] == 0.0 for moved, _ in movements)
 
 
 def test_never_touched_rows_decay_from_the_start_if_asked():
@@ -143,9 +145,9 @@ def test_memory_does_not_grow_with_the_number_of_steps():
         coefficients = IdleCoefficients(optimizer).at(20_000_000)
         sizes = [len(x) for x in (coefficients.moved, coefficients.floor, coefficients.decay, coefficients.log_sums)]
         assert max(sizes) < 60_000
-    decay, movement = IdleCoefficients(AdamAR(alpha=1e-5)).at(20_000_000).for_rows(np.array([19_999_990, 3]))
+    decay, movements = IdleCoefficients(AdamAR(alpha=1e-5)).at(20_000_000).for_rows(np.array([19_999_990, 3]))
     assert 0.99 < decay[0] < 1.0
-    assert (decay[1], movement.moved[1]) == (0.0, 0.0)
+    assert (decay[1], *(moved[1] for moved, _ in movements)) == (0.0, 0.0, 0.0)
 
 
 def test_momentum_that_lives_too_long_is_refused():

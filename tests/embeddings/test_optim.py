@@ -160,13 +160,9 @@ def test_two_hundred_steps_of_training_equal_dense_adam(backend, training):
 
 
 def test_at_the_usual_eps_closer_than_a_tiny_perturbation(training):
-    """Training from zero is chaotic: the yardstick is what 1e-8 on the initial table does to torch's own result.
-
-    On Amazon Sports 1e-9 moves it by .20; ours is .25 away, and .10 where rows are not stored ahead: eps is taken to
-    first order once more for what is stored, which rows with gradients near eps show.
-    """
+    """Training from zero is chaotic: the yardstick is what 1e-9 on the initial table does to torch's own result."""
     theirs = train_torch(training, eps=1e-8)
-    yardstick = relative(train_torch(training, eps=1e-8, disturbance=1e-8), theirs)
+    yardstick = relative(train_torch(training, eps=1e-8, disturbance=1e-9), theirs)
     assert relative(train_ours(training, Adam(0.01), "numba"), theirs) < yardstick
 
 
@@ -184,7 +180,7 @@ def test_lazy_moments_are_not_dense_adam():
         (lambda: Adam(beta1=1.0), "beta1"),
         (lambda: Adam(beta1=0.99, beta2=0.9), "beta1 < beta2"),
         (lambda: Adam(moments="sparse"), "dense or lazy"),
-        (lambda: Adam(beta1=0.9985, beta2=0.999, eps_inside_root=True), r"beta2\^1\.5"),
+        (lambda: Adam(beta1=0.9986, beta2=0.999, eps_inside_root=True), r"beta2\^1\.5"),
         (lambda: SGD(clip_row_norm=0.0), "clip_row_norm"),
         (lambda: AdamW(weight_decay=-0.1), "weight_decay"),
         (lambda: AdamW(1.0, weight_decay=1.0), "must stay below 1"),

@@ -219,12 +219,15 @@ class NumbaKernel:
         real = self._no_scales.dtype
         if idle is None:
             nothing, none = np.zeros(1, dtype=real), np.zeros(0)
-            return 0, False, nothing, False, nothing, nothing, none, 0.0, 0.0, False, self._inside
+            return 0, False, nothing, False, np.zeros((0, 4), dtype=real), none, 0.0, 0.0, False, self._inside
         if self._decay is None or self._decay[0] is not idle.decay:
             self._decay = (idle.decay, idle.decay.astype(real))
+        near = np.empty((len(idle.moved), 4), dtype=real)
+        for column, values in enumerate((idle.moved, idle.floor, idle.taken, idle.taken_floor)):
+            near[:, column] = values
         return (
-            idle.completed_steps, True, self._decay[1], idle.momentum, idle.moved.astype(real),
-            idle.floor.astype(real), idle.log_sums, idle.log_now, idle.log_slope, idle.from_start, self._inside,
+            idle.completed_steps, True, self._decay[1], idle.momentum, near, idle.log_sums, idle.log_now,
+            idle.log_slope, idle.from_start, self._inside,
         )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def fault_of(num_rows, ignore, indices, offsets, first_bag, end_bag):  # type: i
 def lookup(  # type: ignore[no-untyped-def]
     output, weights, vectors, last_steps, slots, pooled, ignore, block_size, indices, used, offsets, scales, draws,
     graph_offsets, neighbours, thresholds, batch_size, sample_offset, step_word, completed, has_idle, decay, momentum,
-    moved_by, floors, log_sums, log_now, log_slope, from_start, inside, faults,
+    near, log_sums, log_now, log_slope, from_start, inside, faults,
 ):  # fmt: skip
     """Looks up every feature; block_size samples of one feature are a task.
 
@@ -123,7 +123,7 @@ def lookup(  # type: ignore[no-untyped-def]
                         if (
                             momentum
                             and np.uint64(ahead - first_row) < live
-                            and completed - last_steps[step_base + ahead] < moved_by.size
+                            and completed - last_steps[step_base + ahead] < near.shape[0]
                         ):
                             simd.prefetch_read(vectors, vector_base + ahead * 2 * dim, 2 * dim)
                         if i + 2 * AHEAD < end_id:
@@ -133,16 +133,19 @@ def lookup(  # type: ignore[no-untyped-def]
                 if np.uint64(row - first_row) >= live or factor == 0.0:
                     simd.clear(output, out, dim)
                 elif has_idle:
-                    p, c, floor = idle_coefficients(
+                    p, moved, floor, taken, taken_floor = idle_coefficients(
                         np.int64(last_steps[step_base + row]), completed,
-                        decay, moved_by, floors, log_sums, log_now, log_slope, from_start,
+                        decay, near, log_sums, log_now, log_slope, from_start,
                     )  # fmt: skip
-                    if c == 0.0:
+                    if moved == 0.0 and taken == 0.0:
                         simd.put_scaled(output, out, weights, base + row * dim, (factor * p,), dim)
                     else:
                         simd.put_moved(
                             output, out, weights, base + row * dim, vectors, vector_base + row * 2 * dim,
-                            (factor * p, factor * c, within * floor, beside * floor), dim,
+                            (
+                                factor * p, factor * moved, within * floor, beside * floor,
+                                factor * taken, within * taken_floor, beside * taken_floor,
+                            ), dim,
                         )  # fmt: skip
                 else:
                     simd.put_scaled(output, out, weights, base + row * dim, (factor,), dim)
@@ -161,7 +164,7 @@ def lookup(  # type: ignore[no-untyped-def]
                         if (
                             momentum
                             and np.uint64(ahead - first_row) < live
-                            and completed - last_steps[step_base + ahead] < moved_by.size
+                            and completed - last_steps[step_base + ahead] < near.shape[0]
                         ):
                             simd.prefetch_read(vectors, vector_base + ahead * 2 * dim, 2 * dim)
                         if i + 2 * AHEAD < end_id:
@@ -172,22 +175,25 @@ def lookup(  # type: ignore[no-untyped-def]
                     factor *= scales[i]
                 if np.uint64(row - first_row) >= live or factor == 0.0:
                     continue
-                moved, floor = real(0.0), real(1.0)
+                moved, floor, taken, taken_floor = real(0.0), real(1.0), real(0.0), real(1.0)
                 if has_idle:
-                    p, c, floor = idle_coefficients(
+                    p, moved, floor, taken, taken_floor = idle_coefficients(
                         np.int64(last_steps[step_base + row]), completed,
-                        decay, moved_by, floors, log_sums, log_now, log_slope, from_start,
+                        decay, near, log_sums, log_now, log_slope, from_start,
                     )  # fmt: skip
-                    factor, moved = factor * p, factor * c
+                    factor, moved, taken = factor * p, factor * moved, factor * taken
                 at = base + row * dim
-                if moved == 0.0:
+                if moved == 0.0 and taken == 0.0:
                     if empty:
                         simd.put_scaled(output, out, weights, at, (factor,), dim)
                     else:
                         simd.add_scaled(output, out, weights, at, (factor,), dim)
                 else:
                     vector = vector_base + row * 2 * dim
-                    scalars = (factor, moved, floor * within, floor * beside)
+                    scalars = (
+                        factor, moved, floor * within, floor * beside,
+                        taken, taken_floor * within, taken_floor * beside,
+                    )  # fmt: skip
                     if empty:
                         simd.put_moved(output, out, weights, at, vectors, vector, scalars, dim)
                     else:

@@ -160,6 +160,14 @@ class _Lanes:
     def sqrt(self, a: ir.Value) -> ir.Value:
         return self.call("sqrt", a)
 
+    def sqrt_unless_same(self, known: ir.Value, a: ir.Value, b: ir.Value, v: ir.Value) -> ir.Value:
+        """sqrt(v + b), given ``known`` = sqrt(v + a): where spread scalars a and b are equal, without another root."""
+        first = [each if self.width == 1 else self.builder.extract_element(each, ir.IntType(32)(0)) for each in (a, b)]
+        found = cgutils.alloca_once_value(self.builder, known)
+        with self.builder.if_then(self.builder.fcmp_unordered("!=", *first), likely=False):
+            self.builder.store(self.sqrt(self.add(v, b)), found)
+        return self.builder.load(found)
+
     def call(self, operation: str, a: ir.Value) -> ir.Value:
         """LLVM's intrinsic of a floating-point operation."""
         name = f"llvm.{operation}.{f'v{self.width}' if self.width > 1 else ''}f{8 * self.bytes}"
@@ -273,11 +281,18 @@ def _add_scaled(row: _Lanes, places: Any, scalars: Any) -> None:
     row.store(row.add(row.load(*places[0]), row.mul(scalars[0], row.load(*places[1]))), *places[0])
 
 
-def _as_of_now(row: _Lanes, weight: Any, moments: Any, factor: Any, moved: Any, within: Any, beside: Any) -> ir.Value:
+def _as_of_now(
+    row: _Lanes, weight: Any, moments: Any, factor: Any, moved: Any, within: Any, beside: Any,
+    taken: Any, taken_within: Any, taken_beside: Any,
+) -> ir.Value:  # fmt: skip
     data, at = moments
     m, v = row.load(data, at), row.load(data, row.builder.add(at, row.dim))
-    step = row.div(row.mul(moved, m), row.add(row.sqrt(row.add(v, within)), beside))
-    return row.sub(row.mul(factor, row.load(*weight)), step)
+    bare = row.sqrt(row.add(v, within))
+    root = row.add(bare, beside)
+    taken_root = row.add(row.sqrt_unless_same(bare, within, taken_within, v), taken_beside)
+    # moved / root - taken / taken_root in one division.
+    share = row.div(row.sub(row.mul(moved, taken_root), row.mul(taken, root)), row.mul(root, taken_root))
+    return row.sub(row.mul(factor, row.load(*weight)), row.mul(share, m))
 
 
 def _put_moved(row: _Lanes, places: Any, scalars: Any) -> None:
@@ -304,15 +319,15 @@ def _adagrad(row: _Lanes, places: Any, scalars: Any) -> None:
 
 
 def _adam(row: _Lanes, places: Any, scalars: Any) -> None:
-    _adam_step(row, places, _as_of_now(row, places[0], places[1], *scalars[:4]), *scalars[4:])
+    _adam_step(row, places, _as_of_now(row, places[0], places[1], *scalars[:7]), *scalars[7:])
 
 
 def _adam_cold(row: _Lanes, places: Any, scalars: Any) -> None:
-    _adam_step(row, places, row.mul(scalars[0], row.load(*places[0])), *scalars[4:])
+    _adam_step(row, places, row.mul(scalars[0], row.load(*places[0])), *scalars[7:])
 
 
 def _adam_lazy(row: _Lanes, places: Any, scalars: Any) -> None:
-    _adam_step(row, places, row.mul(scalars[0], row.load(*places[0])), *scalars[4:12])
+    _adam_step(row, places, row.mul(scalars[0], row.load(*places[0])), *scalars[7:15])
 
 
 def _adam_step(
@@ -372,9 +387,11 @@ clear = _one_row(_clear)
 put_scaled, add_scaled = _two_rows(_put_scaled), _two_rows(_add_scaled)
 """put_scaled(out, at, row, at, (factor,), dim): out = factor row; add_scaled: out += factor row."""
 put_moved, add_moved = _three_rows(_put_moved), _three_rows(_add_moved)
-"""put_moved(out, at, weight, at, [m | v], at, (factor, moved, within, beside), dim):
+"""put_moved(out, at, weight, at, [m | v], at, (factor, moved, within, beside, taken, taken_within,
+taken_beside), dim):
 
-out = factor w - moved m / (sqrt(v + within) + beside). add_moved: out += that.
+out = factor w - moved m / (sqrt(v + within) + beside) + taken m / (sqrt(v + taken_within) + taken_beside).
+add_moved: out += that.
 """
 descend = _update_of_row(_descend)
 """descend(weight, at, weight, at, grad, at, words, at, (keep, rate), dim): w = keep w - rate g."""
@@ -384,10 +401,11 @@ adagrad = _update_of_row(_adagrad)
 sum += g^2; w = keep w - rate g / (sqrt(sum + within) + beside).
 """
 adam, adam_cold, adam_lazy = _update_of_row(_adam), _update_of_row(_adam_cold), _update_of_row(_adam_lazy)
-"""adam(weight, at, [m | v], at, grad, at, words, at, (factor, moved, idle_within, idle_beside, keep1, keep2, gain1,
-gain2, rate, root, within, beside, lead, lead_within, lead_beside), dim):
+"""adam(weight, at, [m | v], at, grad, at, words, at, (factor, moved, idle_within, idle_beside, taken, taken_within,
+taken_beside, keep1, keep2, gain1, gain2, rate, root, within, beside, lead, lead_within, lead_beside), dim):
 
-theta = factor w - moved m / (sqrt(v + idle_within) + idle_beside); m = keep1 m + gain1 g; v = keep2 v + gain2 g^2;
+theta = factor w - moved m / (sqrt(v + idle_within) + idle_beside) + taken m / (sqrt(v + taken_within) + taken_beside);
+m = keep1 m + gain1 g; v = keep2 v + gain2 g^2;
 w = theta - rate m / (root sqrt(v + within) + beside) - lead m / (sqrt(v + lead_within) + lead_beside).
-adam_cold: moved = 0. adam_lazy: lead = 0, too.
+adam_cold: moved = taken = 0. adam_lazy: lead = 0, too.
 """

@@ -115,7 +115,7 @@ def draw_words(words, at, step, row, rounding, dim):  # type: ignore[no-untyped-
 @compiled(parallel=True)
 def apply_updates(  # type: ignore[no-untyped-def]
     weights, vectors, last_steps, grads, geometry, num_vectors, keys, place_bits, direct, places, shares, tasks,
-    num_tasks, sums, words, rounding, rule, step, scale, has_idle, decay, momentum, moved_by, floors, log_sums,
+    num_tasks, sums, words, rounding, rule, step, scale, has_idle, decay, momentum, near, log_sums,
     log_now, log_slope, from_start, inside,
 ):  # fmt: skip
     """One step of every touched row. For keys to sums see embeddings.kernels.cpu.sort; then a Rule; then idleness.
@@ -163,25 +163,26 @@ def apply_updates(  # type: ignore[no-untyped-def]
             seen = np.int64(last_steps[step_base + row])
             last_steps[step_base + row] = step
             idle = step - 1 - seen if seen > 0 or from_start else 0
-            p, moved, floor = one, nothing, one
+            p, moved, floor, taken, taken_floor = one, nothing, one, nothing, one
             if has_idle:
-                p, moved, floor = idle_coefficients(
-                    seen, step - 1, decay, moved_by, floors, log_sums, log_now, log_slope, from_start
+                p, moved, floor, taken, taken_floor = idle_coefficients(
+                    seen, step - 1, decay, near, log_sums, log_now, log_slope, from_start
                 )
             if rounding.size:
                 draw_words(words, total, step, row, rounding[t], dim)
             keep = real((1.0 - min(1.0, alpha * idle)) * constant_keep)
-            factor, moved = keep * p, keep * moved
+            factor, moved, taken = keep * p, keep * moved, keep * taken
             if number == RULE_ADAM:
                 passed = idle + 1 if momentum else 1
                 scalars = (
-                    factor, moved, within * floor, beside * floor, real(beta1**passed), real(beta2**passed),
+                    factor, moved, within * floor, beside * floor,
+                    taken, within * taken_floor, beside * taken_floor, real(beta1**passed), real(beta2**passed),
                     gain1, gain2, rate, root, within * real(eps * unbiased), beside * small,
                     lead, within * floor_ahead, beside * floor_ahead,
                 )  # fmt: skip
                 if not momentum:
                     simd.adam_lazy(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
-                elif moved == 0.0:
+                elif moved == 0.0 and taken == 0.0:
                     simd.adam_cold(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
                 else:
                     simd.adam(weights, at, vectors, vector, grad, g, words, total, scalars, dim)

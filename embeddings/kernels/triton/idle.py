@@ -17,10 +17,12 @@ def owed(
     last, completed, near, num_near, decay, num_decay, logs, num_logs, now,
     MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
 ):  # fmt: skip
-    """(P, moved, floor) of rows last touched at the int32 steps ``last``: see embeddings.decay.IdleCoefficients.
+    """(P, moved, floor, taken, its floor) of rows last touched at the int32 steps ``last``.
+
+    See embeddings.decay.IdleCoefficients.
 
     Args:
-        near: ``moved`` of rows idle for J < num_near steps, then ``floor``.
+        near: ``moved`` of rows idle for J < num_near steps, then ``floor``, ``taken`` and ``taken_floor``.
         decay: P without the constant decay for J < num_decay; the last entry holds for every later J.
         logs: float64 L[s] for s < num_logs, read if LOGS; ``now``: float64 L[K], and what a later step adds.
     """
@@ -38,9 +40,20 @@ def owed(
         moving = owing & (idle < num_near)
         moved = tl.load(near + idle, mask=moving, other=0.0)
         floor = tl.load(near + num_near + idle, mask=moving, other=1.0)
+        taken = tl.load(near + 2 * num_near + idle, mask=moving, other=0.0)
+        taken_floor = tl.load(near + 3 * num_near + idle, mask=moving, other=1.0)
     else:
-        moved, floor = tl.zeros_like(p), tl.zeros_like(p) + 1.0
-    return p, moved, floor
+        moved, floor, taken, taken_floor = (
+            tl.zeros_like(p), tl.zeros_like(p) + 1.0, tl.zeros_like(p), tl.zeros_like(p) + 1.0,
+        )  # fmt: skip
+    return p, moved, floor, taken, taken_floor
+
+
+@triton.jit
+def movement(m, v, moved, floor, taken, taken_floor, INSIDE: tl.constexpr):
+    """What is subtracted from rows [n, BLOCK] with these moments: moved m / root - taken m / taken_root."""
+    first, second = root(v, floor[:, None], INSIDE), root(v, taken_floor[:, None], INSIDE)
+    return m * ((moved[:, None] * second - taken[:, None] * first) / (first * second))
 
 
 @triton.jit
@@ -81,7 +94,8 @@ class IdleSource:
         if self._decay[0] is not idle.decay:
             self._decay = (idle.decay, self.carry(idle.decay, self.dtype))
         if self._near[0] is not idle.moved:
-            self._near = (idle.moved, self.carry(np.concatenate([idle.moved, idle.floor]), self.dtype))
+            near = np.concatenate([idle.moved, idle.floor, idle.taken, idle.taken_floor])
+            self._near = (idle.moved, self.carry(near, self.dtype))
         if len(idle.log_sums) and self._logs[0] is not idle.log_sums:
             self._logs = (idle.log_sums, self.carry(idle.log_sums, torch.float64))
         if len(idle.log_sums) and self._now[0] != idle.completed_steps:

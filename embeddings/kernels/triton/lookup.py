@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.idle import owed, root
+from embeddings.kernels.triton.idle import movement, owed
 from embeddings.kernels.triton.swap import DRAW_WORDS, swap
 
 # Columns of a feature's description: number, output column, whether it is a mean, rows, padding row, bases.
@@ -96,17 +96,17 @@ def lookup(
         theta = tl.load(weights + weight_base + ids[:, None] * DIM + d, mask=reading, other=0.0).to(compute)
         if IDLE:
             last_step = tl.load(last_steps + step_base + ids, mask=keep, other=0)
-            p, moved, floor = owed(
+            p, moved, floor, taken, taken_floor = owed(
                 last_step, completed, near, num_near, decay, num_decay, logs, num_logs, now, MOMENTUM, FROM_START, LOGS
             )
             theta = theta * p[:, None]
             if MOMENTUM:
                 # Rows idle for long are most rows and rest: of them m and v are not read.
-                moving = reading & (moved != 0.0)[:, None]
+                moving = reading & ((moved != 0.0) | (taken != 0.0))[:, None]
                 vector = vectors + vector_base + ids[:, None] * (VECTORS * DIM) + d
                 m = tl.load(vector, mask=moving, other=0.0).to(compute)
                 v = tl.load(vector + DIM, mask=moving, other=0.0).to(compute)
-                theta = theta - moved[:, None] * m / root(v, floor[:, None], INSIDE)
+                theta = theta - movement(m, v, moved, floor, taken, taken_floor, INSIDE)
         if POOLED:
             pooled += theta * factor[:, None]
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.idle import owed, root
+from embeddings.kernels.triton.idle import movement, owed, root
 from embeddings.kernels.triton.rounding import store
 
 NORM, SGD, ADAGRAD, ADAM = (tl.constexpr(rule) for rule in range(4))
@@ -63,7 +63,7 @@ def apply(
             if FROM_START:
                 owing = last >= 0
             idle = tl.where(owing, step - 1 - last, 0).to(tl.float64)
-            p, moved, floor = owed(
+            p, moved, floor, taken, taken_floor = owed(
                 last, step - 1, near, num_near, decay, num_decay, logs, num_logs, now, MOMENTUM, FROM_START, LOGS
             )
             theta = theta * p[:, None]
@@ -72,7 +72,7 @@ def apply(
             v = tl.load(vector_at + DIM, mask=writing, other=0.0).to(compute)
             passed = idle * 0.0 + 1.0
             if MOMENTUM:
-                theta = theta - moved[:, None] * m / root(v, floor[:, None], INSIDE)
+                theta = theta - movement(m, v, moved, floor, taken, taken_floor, INSIDE)
                 passed = idle + 1.0
             shrink1 = tl.exp(passed * tl.load(settings + _LOG_BETA1)).to(compute)
             shrink2 = tl.exp(passed * tl.load(settings + _LOG_BETA2)).to(compute)
