@@ -26,9 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-FORMAT_VERSION = 2
-# Format 1 knew neither column ranges nor attached files.
-_READABLE = (1, 2)
+FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 DENSE_FILE = "dense.safetensors"
 # A table is written in pieces of about this size, so that saving needs little memory beside the table itself.
@@ -308,10 +306,6 @@ class Checkpoint:
         self._shards: dict[str, list[dict[str, Any]]] = {}
         for shard in self._body["shards"]:
             self._shards.setdefault(shard["table"], []).append(shard)
-        if self._body["format_version"] == 1:
-            for shard in self._body["shards"]:
-                dim = self._dim_of(shard["file"])
-                shard |= {"dim": dim, "column_start": 0, "column_count": dim}
 
     @property
     def tables(self) -> dict[str, int]:
@@ -335,7 +329,7 @@ class Checkpoint:
 
     def attached(self, name: str) -> Path | None:
         """Where the file is that was attached under this name, None if there was none."""
-        known = {entry["file"] for entry in self._body.get("attached", [])}
+        known = {entry["file"] for entry in self._body["attached"]}
         return self.path / name if name in known else None
 
     def read_rows(
@@ -397,10 +391,6 @@ class Checkpoint:
         with self._open(self._body["dense"]["file"]) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
-    def _dim_of(self, name: str) -> int:
-        with self._open(name) as file:
-            return int(file.get_slice("weight").get_shape()[1])
-
     def _open(self, name: str) -> Any:
         try:
             return safe_open(self.path / name, framework="pt")
@@ -432,7 +422,7 @@ def _list(directory: Path) -> list[Path]:
 
 def _entries(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every file that a manifest names."""
-    return [*body["shards"], body["dense"], *body.get("attached", [])]
+    return [*body["shards"], body["dense"], *body["attached"]]
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -448,10 +438,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         unchanged = False
     if not unchanged:
         raise CheckpointError(f"{file} was changed or truncated after it was written: its sha256 is not its own")
-    if body["format_version"] not in _READABLE:
+    if body["format_version"] != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format version {body['format_version']}, this version reads "
-            f"{' and '.join(map(str, _READABLE))}: use the version of evenkeel that wrote it"
+            f"{path} has format version {body['format_version']}, this version reads {FORMAT_VERSION}: use the version "
+            "of evenkeel that wrote it"
         )
     if any(Path(entry["file"]).name != entry["file"] for entry in _entries(body)):
         raise CheckpointError(f"{file} names files outside its directory: it was not written by evenkeel")
