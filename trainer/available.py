@@ -16,7 +16,14 @@ OPTIMIZERS = ("sgd", "adagrad", "adagradw", "adagrad_ar", "rowwise_adagrad", "ad
 ADAM_FAMILY = ("adam", "adamw", "adam_ar")
 WEIGHT_DECAY = ("adamw", "adagradw")
 ADAPTIVE_DECAY = ("adam_ar", "adagrad_ar")
+COLUMN_SHARDINGS = ("column_wise", "grid")
 FBGEMM_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
+_READ_BY = {
+    ("alpha",): ADAPTIVE_DECAY,
+    ("moments", "beta1", "beta2"): ADAM_FAMILY,
+    ("eps",): tuple(kind for kind in OPTIMIZERS if kind != "sgd"),
+}
+"""Fields of ``optimizer``, and the kinds that read them. They may be left at what they are without being set."""
 PUBLISHING_MODELS = ("two_tower", "bpr")
 
 
@@ -61,6 +68,7 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
     if spec.regularizers.dropout:
         yield "regularizers.dropout is not available yet: leave it 0"
     yield from kernel_problems(spec)
+    yield from sharding_problems(spec)
     if spec.resources.gpus_per_worker:
         yield "resources.gpus_per_worker: the GPU kernel is not available yet: leave it 0"
     if "gauc" in spec.evaluation.metrics:
@@ -87,6 +95,22 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
         yield f"optimizer.first_touch: rows of {kind} do not decay, touched or not: leave it out"
     if optimizer.eps_inside_root and kind == "sgd":
         yield "optimizer.eps_inside_root: sgd has no root: leave it out"
+    for names, kinds in _READ_BY.items():
+        for name in names:
+            if kind not in kinds and getattr(optimizer, name) != type(optimizer).model_fields[name].default:
+                yield f"optimizer.{name}: {kind} has none: use one of {', '.join(kinds)}, or leave it out"
+
+
+def sharding_problems(spec: JobSpec) -> Iterator[str]:
+    """What of ``sharding`` the row optimizer cannot work with, where there are ranks to split columns over."""
+    if spec.optimizer.clip_row_norm is None or spec.resources.num_workers == 1:
+        return
+    for table, sharding in spec.sharding.items():
+        if sharding in COLUMN_SHARDINGS:
+            yield (
+                f"sharding.{table}: optimizer.clip_row_norm needs the gradient of a whole row, which {sharding} may "
+                "split: use table_wise, row_wise or data_parallel, or clip_norm"
+            )
 
 
 def sse_problems(spec: JobSpec) -> Iterator[str]:

@@ -127,6 +127,10 @@ def test_what_is_not_built_yet_is_refused_by_name(path: str, value: Any) -> None
         ({"kind": "adam", "weight_decay": 0.1}, "adam has none: use one of adamw, adagradw"),
         ({"kind": "adagrad", "first_touch": "literal"}, "rows of adagrad do not decay"),
         ({"kind": "sgd", "eps_inside_root": True}, "sgd has no root"),
+        ({"kind": "adam", "alpha": 0.5}, "alpha: adam has none: use one of adam_ar, adagrad_ar"),
+        ({"kind": "sgd", "moments": "lazy"}, "moments: sgd has none: use one of adam, adamw, adam_ar"),
+        ({"kind": "adagrad", "beta2": 0.5}, "beta2: adagrad has none"),
+        ({"kind": "sgd", "eps": 0.5}, "eps: sgd has none: use one of adagrad,"),
         ({"clip_norm": 0.0}, "greater than 0"),
         ({"clip_row_norm": -1.0}, "greater than 0"),
         ({"schedule": {"kind": "linear_warmup"}}, "kind linear_warmup needs warmup_steps"),
@@ -134,12 +138,21 @@ def test_what_is_not_built_yet_is_refused_by_name(path: str, value: Any) -> None
         ({"schedule": {"kind": "step", "gamma": 0.5}}, "kind step needs every_steps"),
         ({"schedule": {"warmup_steps": 5}}, "kind constant has no warmup_steps"),
         ({"schedule": {"kind": "cosine", "decay_steps": 5, "gamma": 0.5}}, "kind cosine has no gamma"),
+        ({"schedule": {"kind": "cosine", "decay_steps": 5, "start_factor": 0.5}}, "start_factor .* set warmup_steps"),
         ({"schedule": {"kind": "cosine", "decay_steps": 0}}, "greater than or equal to 1"),
     ],
 )
 def test_an_optimizer_that_contradicts_itself_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         parse_job(JOB | {"optimizer": settings})
+
+
+@pytest.mark.parametrize("sharding", ["column_wise", "grid"])
+def test_rows_are_not_clipped_where_ranks_have_parts_of_them(sharding: str) -> None:
+    job = changed(changed(JOB, "sharding", {"item": sharding}), "optimizer.clip_row_norm", 1.0)
+    with pytest.raises(SpecError, match=f"sharding.item: .* {sharding} may split: use table_wise"):
+        parse_job(job)
+    parse_job(changed(job, "resources.num_workers", 1))
 
 
 def test_more_micro_batches_than_samples_are_refused() -> None:
