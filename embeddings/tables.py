@@ -17,9 +17,9 @@ import torch
 from embeddings.config import SSEConfig, TableConfig
 from embeddings.decay import IdleCoefficients, idle_coefficients
 from embeddings.init import chunks, initial_rows
-from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, Kernel, Layout, Record, Swaps
+from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureSlot, Kernel, Layout, Record, Swaps
 from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
-from embeddings.optim import RowOptimizer
+from embeddings.optim import Adam, RowOptimizer
 from embeddings.sse import check_sse
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -47,7 +47,6 @@ class EmbeddingTables(torch.nn.Module):
         sse_outside: the caller swaps ids itself (:func:`embeddings.sse.swap`), because rows are split over ranks.
 
     Attributes:
-        completed_steps: K, the number of steps applied; saved and restored with the tables.
         features: the features in the order that ``forward`` takes and returns them.
     """
 
@@ -71,6 +70,11 @@ class EmbeddingTables(torch.nn.Module):
         for name, given in (("dtype", dtype), ("state_dtype", state_dtype or dtype)):
             if given not in COMPUTE_DTYPES:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, COMPUTE_DTYPES))}, not {given}")
+        if state_dtype == torch.float16 and isinstance(optimizer, Adam):
+            raise ValueError(
+                f"state_dtype torch.float16 cannot hold {type(optimizer).__name__}'s v: squares below 6e-8 become 0, "
+                "and rows are then moved by m / eps; use torch.bfloat16 or torch.float32"
+            )
         if bounds not in ("fatal", "ignore"):
             raise ValueError(f"bounds must be 'fatal' or 'ignore', not '{bounds}'")
         self.optimizer = optimizer
@@ -79,7 +83,6 @@ class EmbeddingTables(torch.nn.Module):
         home = torch.device("cpu") if backend == "fbgemm" else where
         self.layout = Layout(tables, optimizer, seed, dtype, state_dtype=state_dtype, device=home, bounds=bounds)
         self.features: tuple[str, ...] = tuple(slot.name for slot in self.layout.slots)
-        self.completed_steps = 0
         self._numbers = {table.name: t for t, table in enumerate(self.layout.tables)}
         if len(self._numbers) != len(self.layout.tables) or len(set(self.features)) != len(self.features):
             raise ValueError(
@@ -113,6 +116,8 @@ class EmbeddingTables(torch.nn.Module):
     def reset(self) -> None:
         """Initial rows and fresh optimizer state, as at step 0."""
         self.completed_steps = 0
+        # Not looked for where nothing is: it would touch the memory of every row.
+        self._may_be_ahead = False
         self._records.clear()
         self.layout.vectors.zero_()
         self.layout.row_values.zero_()
@@ -121,6 +126,15 @@ class EmbeddingTables(torch.nn.Module):
             weight = self.layout.weight(t)
             for start, end in chunks(table):
                 weight[start:end] = torch.from_numpy(initial_rows(table, self.layout.seed, start, end))
+
+    @property
+    def completed_steps(self) -> int:
+        """K, the number of steps applied; saved and restored with the tables."""
+        return self._completed_steps
+
+    @completed_steps.setter
+    def completed_steps(self, completed_steps: int) -> None:
+        self._completed_steps, self._may_be_ahead = completed_steps, True
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -182,6 +196,15 @@ class EmbeddingTables(torch.nn.Module):
         return self._kernel.forward(indices, offsets, weights, batch_size, swaps, self._idle_now())
 
     def _idle_now(self) -> IdleCoefficients | None:
+        if self._may_be_ahead:
+            last = int(self.layout.last_steps.max()) if self.layout.last_steps.numel() else 0
+            if last > self.completed_steps:
+                # Compiled kernels would read what lies before their coefficients.
+                raise ValueError(
+                    f"a row was last touched at step {last}, after the {self.completed_steps} completed steps: restore "
+                    "completed_steps together with the tables"
+                )
+            self._may_be_ahead = False
         return None if self._idle is None else self._idle.at(self.completed_steps)
 
     def _record(self, record: Record) -> None:
@@ -205,9 +228,17 @@ class EmbeddingTables(torch.nn.Module):
                 for record in self._records
                 if not bool(torch.isfinite(record.grad).all())
                 for slot in self.layout.slots
-                if not bool(torch.isfinite(record.grad[:, slot.column : slot.column + slot.dim]).all())
+                if not bool(torch.isfinite(self._gradient_of(slot, record)).all())
             }
         )
+
+    def _gradient_of(self, slot: FeatureSlot, record: Record) -> torch.Tensor:
+        """The part of a recorded gradient that belongs to one feature."""
+        if self.layout.pooled:
+            return record.grad[:, slot.column : slot.column + slot.dim]
+        batch_size = record.batch_size(len(self.features))
+        ends = record.offsets[slot.number * batch_size], record.offsets[(slot.number + 1) * batch_size]
+        return record.grad[int(ends[0]) : int(ends[1])]
 
     def gradient_squared_norm(self) -> float:
         """The sum over all touched rows of |g|^2, g being the sum of what backward recorded for the row.
@@ -226,7 +257,7 @@ class EmbeddingTables(torch.nn.Module):
         records, self._records = self._records, []
         if records:
             self._kernel.update(records, k, self._idle_now(), scale)
-        self.completed_steps = k
+        self._completed_steps = k
 
     def discard(self) -> None:
         """Drops what backward recorded."""
@@ -283,6 +314,7 @@ class EmbeddingTables(torch.nn.Module):
                 )
         for part, target in mine.items():
             target.copy_(given[part])
+        self._may_be_ahead = True
 
     def _number(self, name: str) -> int:
         if name not in self._numbers:

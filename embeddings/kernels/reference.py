@@ -120,7 +120,7 @@ class ReferenceKernel:
         theta = keep.to(real) * read_rows(layout, t, rows, idle)
         if isinstance(optimizer, Adam):
             m, v = layout.vector(t, "m"), layout.vector(t, "v")
-            shrunk = num_idle + 1 if optimizer.idle_momentum else torch.ones_like(num_idle)
+            shrunk = num_idle + 1 if optimizer.moments == "dense" else torch.ones_like(num_idle)
             first = (optimizer.beta1**shrunk).to(real) * m[rows].to(real) + (1 - optimizer.beta1) * grad
             second = (optimizer.beta2**shrunk).to(real) * v[rows].to(real) + (1 - optimizer.beta2) * grad**2
             m[rows], v[rows] = first.to(m.dtype), second.to(v.dtype)

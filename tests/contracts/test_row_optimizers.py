@@ -37,6 +37,8 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     "adam": Adam(0.05),
     "adam-short-cosine": Adam(0.05, **SHORT, schedule=COSINE),
     "adam-inside-clip": Adam(0.05, **SHORT, eps_inside_root=True, clip_row_norm=1.0),
+    # Nothing moves an idle row, yet v shrinks.
+    "adam-no-momentum": Adam(0.05, beta1=0.0),
     "adam-lazy-steps": Adam(0.05, moments="lazy", schedule=STEPS),
     "adamw": AdamW(0.05, weight_decay=0.1),
     "adamw-literal-cosine": AdamW(0.05, **SHORT, weight_decay=0.5, first_touch="literal", schedule=COSINE),

@@ -342,3 +342,48 @@ def test_a_deep_copy_is_independent(backend):
         assert not torch.equal(each.weight("item"), frozen)
     assert torch.equal(other.layout.last_steps, tables.layout.last_steps)
     assert torch.equal(other.read("item"), tables.read("item"))
+
+
+@pytest.mark.parametrize("use", ["lookup", "read", "step"])
+def test_rows_ahead_of_the_completed_steps_are_refused(backend, use):
+    """Compiled kernels would read their coefficients at a negative place."""
+    before = trained(backend, Adam(0.1), num_steps=50)
+    tables = make(backend, Adam(0.1))
+    ids, offsets = torch.arange(2, 12), torch.arange(11)
+    if use == "step":
+        tables(ids, offsets).sum().backward()
+    tables.load("item", before.weight("item"), before.state("item"))
+    calls = {
+        "lookup": lambda: tables(ids, offsets), "read": lambda: tables.read("item"), "step": lambda: tables.step(1)
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="last touched at step 50, after the 0 completed steps: restore completed_st"):
+        calls[use]()
+    tables.completed_steps = 50
+    assert torch.equal(tables.read("item"), before.read("item"))
+
+
+def test_the_table_of_a_non_finite_gradient_is_named(backend):
+    for pooling in ("sum", "none"):
+        configs = [TableConfig(name, 9, 4, (f"{name}1", f"{name}2"), pooling=pooling) for name in "ab"]
+        tables = EmbeddingTables(configs, SGD(0.1), backend=backend)
+        output = tables(torch.arange(2, 6), torch.arange(5))
+        gradient = torch.zeros_like(output)
+        # Of feature b2.
+        gradient[-1, -1] = torch.nan
+        output.backward(gradient)
+        assert tables.non_finite_tables() == ["b"]
+
+
+def test_a_shard_without_rows_ignores_every_id(backend):
+    tables = EmbeddingTables(
+        [TableConfig("item", 9, 4, ("item",), row_count=0)], SGD(0.1), backend=backend, bounds="ignore"
+    )
+    pooled = tables(torch.tensor([0, 1, 5, -1]), torch.tensor([0, 2, 4]))
+    assert not pooled.any()
+    pooled.sum().backward()
+    tables.step(1)
+
+
+def test_half_precision_cannot_hold_adams_second_moment(backend):
+    with pytest.raises(ValueError, match=r"float16 cannot hold AdamAR's v.*use torch.bfloat16"):
+        EmbeddingTables([TableConfig("item", 9, 4, ("item",))], AdamAR(), backend=backend, state_dtype=torch.float16)

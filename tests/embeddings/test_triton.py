@@ -118,6 +118,7 @@ OPTIMIZERS = {
     "adagrad": Adagrad(0.1, weight_decay=0.1, first_touch="literal"),
     "adagrad_ar": AdagradAR(0.1, alpha=0.1, eps_inside_root=True),
     "adam": Adam(0.1),
+    "adam-no-momentum": Adam(0.1, beta1=0.0),
     "adam-lazy": Adam(0.1, moments="lazy"),
     "adam_w": AdamW(0.1, weight_decay=0.1, first_touch="literal", eps_inside_root=True),
     "adam_ar": AdamAR(0.1, alpha=0.02, schedule=LinearWarmup(warmup_steps=3)),

@@ -37,7 +37,7 @@ class NumbaKernel:
         for slot in layout.slots:
             t, table = slot.table, layout.tables[slot.table]
             bases = (layout.weight_base[t], layout.vector_base[t], layout.step_base[t])
-            live = table.row_count - (table.padding_row + 1)
+            live = max(0, table.row_count - (table.padding_row + 1))
             slots.append(
                 (
                     t,

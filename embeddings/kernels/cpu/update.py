@@ -38,6 +38,7 @@ class Rule(NamedTuple):
     clip: float  # of a row's gradient; 0: none
     lead_moved: float
     lead_floor: float
+    fading: bool  # moments shrink at each step, also with beta1 = 0, where they move nothing
 
 
 def rule_of(optimizer: RowOptimizer, step: int, lead: tuple[float, float]) -> Rule:
@@ -55,6 +56,7 @@ def rule_of(optimizer: RowOptimizer, step: int, lead: tuple[float, float]) -> Ru
         clip=optimizer.clip_row_norm or 0.0,
         lead_moved=lead[0],
         lead_floor=lead[1],
+        fading=getattr(optimizer, "moments", "lazy") == "dense",
     )
 
 
@@ -124,7 +126,7 @@ def apply_updates(  # type: ignore[no-untyped-def]
     """
     real = grads.dtype.type
     one, nothing, within, beside = real(1.0), real(0.0), real(inside), real(1 - inside)
-    number, eta, beta1, beta2, eps, alpha, constant_keep, clip, lead_moved, lead_floor = rule
+    number, eta, beta1, beta2, eps, alpha, constant_keep, clip, lead_moved, lead_floor, fading = rule
     gain1, gain2, small = real(1.0 - beta1), real(1.0 - beta2), real(eps)
     unbiased = 1.0 - beta2**step
     rate, root = real(eta / (1.0 - beta1**step)), real(1.0 / math.sqrt(unbiased))
@@ -173,7 +175,7 @@ def apply_updates(  # type: ignore[no-untyped-def]
             keep = real((1.0 - min(1.0, alpha * idle)) * constant_keep)
             factor, moved, taken = keep * p, keep * moved, keep * taken
             if number == RULE_ADAM:
-                passed = idle + 1 if momentum else 1
+                passed = idle + 1 if fading else 1
                 scalars = (
                     factor, moved, within * floor, beside * floor,
                     taken, within * taken_floor, beside * taken_floor, real(beta1**passed), real(beta2**passed),

@@ -306,6 +306,7 @@ class TritonKernel:
             "lead_floor": 1.0 if idle is None else idle.lead_floor,
         }
         if isinstance(optimizer, Adam):
+            values["fading"] = float(optimizer.moments == "dense")
             for number, beta in (("1", optimizer.beta1), ("2", optimizer.beta2)):
                 values["gain" + number], values["unbias" + number] = 1.0 - beta, 1.0 / (1.0 - beta**k)
                 values["log_beta" + number] = math.log(beta) if beta > 0.0 else -math.inf

@@ -15,10 +15,11 @@ GEOMETRY_WORDS = tl.constexpr(8)
 SETTINGS = (
     "scale", "clip", "rate", "eps", "keep", "alpha",
     "gain1", "gain2", "unbias1", "unbias2", "log_beta1", "log_beta2", "lead_moved", "lead_floor",
+    "fading",
 )  # fmt: skip
 _SCALE, _CLIP, _RATE, _EPS, _KEEP, _ALPHA = (tl.constexpr(i) for i in range(6))
 _GAIN1, _GAIN2, _UNBIAS1, _UNBIAS2 = (tl.constexpr(i) for i in range(6, 10))
-_LOG_BETA1, _LOG_BETA2, _LEAD_MOVED, _LEAD_FLOOR = (tl.constexpr(i) for i in range(10, 14))
+_LOG_BETA1, _LOG_BETA2, _LEAD_MOVED, _LEAD_FLOOR, _FADING = (tl.constexpr(i) for i in range(10, 15))
 
 
 @triton.jit
@@ -57,12 +58,11 @@ def apply(
             limit = tl.load(settings + _CLIP).to(compute)
             length = tl.sqrt(tl.sum(tl.where(writing, grad * grad, 0.0), axis=1))
             grad = grad * (limit / tl.maximum(length, limit))[:, None]
-        idle = tl.zeros_like(last).to(tl.float64)
+        owing = last > 0
+        if FROM_START:
+            owing = last >= 0
+        idle = tl.where(owing, step - 1 - last, 0).to(tl.float64)
         if IDLE:
-            owing = last > 0
-            if FROM_START:
-                owing = last >= 0
-            idle = tl.where(owing, step - 1 - last, 0).to(tl.float64)
             p, moved, floor, taken, taken_floor = owed(
                 last, step - 1, near, num_near, decay, num_decay, logs, num_logs, now, MOMENTUM, FROM_START, LOGS
             )
@@ -70,10 +70,9 @@ def apply(
         if RULE == ADAM:
             m = tl.load(vector_at, mask=writing, other=0.0).to(compute)
             v = tl.load(vector_at + DIM, mask=writing, other=0.0).to(compute)
-            passed = idle * 0.0 + 1.0
+            passed = 1.0 + idle * tl.load(settings + _FADING)
             if MOMENTUM:
                 theta = theta - movement(m, v, moved, floor, taken, taken_floor, INSIDE)
-                passed = idle + 1.0
             shrink1 = tl.exp(passed * tl.load(settings + _LOG_BETA1)).to(compute)
             shrink2 = tl.exp(passed * tl.load(settings + _LOG_BETA2)).to(compute)
             m = shrink1[:, None] * m + tl.load(settings + _GAIN1).to(compute) * grad
