@@ -21,7 +21,7 @@ def rounding_words(
     first, end = column_start // LANES, (column_start + num_columns - 1) // LANES + 1
     rows = rows.astype(np.uint64)[:, None]
     quads = (rows >> np.uint64(32)) << np.uint64(16) | np.arange(first, end, dtype=np.uint64)[None, :]
-    words = np.stack(philox4x32((step, rows, quads, STREAM), key), axis=-1).reshape(len(rows), -1)
+    words = np.stack(philox4x32((step, rows, quads, STREAM), key), axis=-1).reshape(len(rows), LANES * (end - first))
     skip = column_start - first * LANES
     return words[:, skip : skip + num_columns].astype(np.uint32)
 

@@ -56,6 +56,8 @@ def test_infinity_stays():
 def test_words_of_a_shard_are_those_of_the_whole():
     whole = rounding_words((1, 2), 9, np.arange(50), 0, 23)
     np.testing.assert_array_equal(rounding_words((1, 2), 9, np.arange(20, 40), 5, 9), whole[20:40, 5:14])
+    # A step that touches no row of a table.
+    assert rounding_words((1, 2), 9, np.arange(0), 5, 9).shape == (0, 9)
     high = rounding_words((1, 2), 9, np.array([5, 5 + 2**32]), 0, 4)
     assert not np.array_equal(high[0], high[1])
     assert len(np.unique(np.stack([whole, rounding_words((1, 2), 10, np.arange(50), 0, 23)]))) > 2 * whole.size - 5
