@@ -26,7 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-FORMAT_VERSION = 1
+# 1 knew neither columns nor attached files. It was never released, and is refused.
+FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 DENSE_FILE = "dense.safetensors"
 # A table is written in pieces of about this size, so that saving needs little memory beside the table itself.
@@ -41,6 +42,10 @@ Result = TypeVar("Result")
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or is not valid; the message says which, why and what to do."""
+
+
+class FormatVersionError(CheckpointError):
+    """A checkpoint is whole, but of another version's format."""
 
 
 @dataclass(frozen=True)
@@ -399,11 +404,16 @@ class Checkpoint:
 
 
 def latest_valid(directory: Path | str) -> Checkpoint | None:
-    """The newest checkpoint whose every byte is as written, or None. Warns of each newer one that is not."""
+    """The newest checkpoint whose every byte is as written, or None. Warns of each newer one that is not.
+
+    Raises FormatVersionError for one of another format: nothing is wrong with it, and a run that began anew beside it
+    would remove it in time."""
     for path in _list(Path(directory)):
         try:
             checkpoint = Checkpoint(path)
             checkpoint.verify()
+        except FormatVersionError:
+            raise
         except CheckpointError as error:
             warnings.warn(f"checkpoint passed over, the previous one is used: {error}", RuntimeWarning, stacklevel=2)
         else:
@@ -439,9 +449,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not unchanged:
         raise CheckpointError(f"{file} was changed or truncated after it was written: its sha256 is not its own")
     if body["format_version"] != FORMAT_VERSION:
-        raise CheckpointError(
+        raise FormatVersionError(
             f"{path} has format version {body['format_version']}, this version reads {FORMAT_VERSION}: use the version "
-            "of evenkeel that wrote it"
+            "of evenkeel that wrote it, or train anew in another run directory"
         )
     if any(Path(entry["file"]).name != entry["file"] for entry in _entries(body)):
         raise CheckpointError(f"{file} names files outside its directory: it was not written by evenkeel")

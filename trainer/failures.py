@@ -90,6 +90,8 @@ def classify(error: BaseException) -> Failure:
         return Failure("disk_full", message, "free space where the run directory is, then retry", True)
     if type(error).__name__ == "CheckpointError":
         return Failure("checkpoint", message, "see the message; the newest valid checkpoint is used on retry", True)
+    if type(error).__name__ == "FormatVersionError":
+        return Failure("checkpoint", message, "another attempt with this version ends alike")
     if type(error).__name__ == "StoreBusy":
         return Failure("store_busy", message, "end the writer that is stuck; what was trained is kept", True)
     if isinstance(error, PermissionError):

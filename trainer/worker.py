@@ -137,11 +137,11 @@ def _agreed(find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
             checkpoint = find()
             found = [None if checkpoint is None else str(checkpoint.path), None]
         except CheckpointError as error:
-            found = [None, str(error)]
+            found = [None, error]
     dist.broadcast_object_list(found, 0)
     path, problem = found
     if problem is not None:
-        raise CheckpointError(problem)
+        raise problem
     return None if path is None else Checkpoint(path)
 
 

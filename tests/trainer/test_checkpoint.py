@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from trainer import checkpoint
 from trainer.checkpoint import Checkpoint, CheckpointError, TableShard, latest_valid, save
+from trainer.failures import classify
 
 DENSE = {"model/layer.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(7)}
 
@@ -214,9 +215,17 @@ def test_an_unknown_format_says_so(tmp_path):
     path = save_simple(tmp_path)
     file = path / checkpoint.MANIFEST_FILE
     body = json.loads(file.read_bytes())["manifest"]
-    file.write_bytes(checkpoint._manifest_bytes({**body, "format_version": 99}))
-    with pytest.raises(CheckpointError, match="format version 99, this version reads 1"):
-        Checkpoint(path)
+    # As 1 was: without what later ones have.
+    older = {name: value for name, value in body.items() if name != "attached"}
+    for version, written in ((99, body), (1, older)):
+        file.write_bytes(checkpoint._manifest_bytes({**written, "format_version": version}))
+        with pytest.raises(CheckpointError, match=f"format version {version}, this version reads 2"):
+            Checkpoint(path)
+        # Whole as it is, it is not passed over: what was saved next would in time take its place.
+        with pytest.raises(CheckpointError, match="train anew in another run directory") as caught:
+            latest_valid(tmp_path)
+        failure = classify(caught.value)
+        assert (failure.code, failure.retryable) == ("checkpoint", False)
 
 
 def test_files_outside_the_checkpoint_are_never_opened(tmp_path):
