@@ -23,6 +23,7 @@ from embeddings.optim import Adam, RowOptimizer
 from embeddings.sse import check_sse
 
 INDEX_DTYPES = (torch.int32, torch.int64)
+MAX_STEP = torch.iinfo(torch.int32).max
 
 
 class EmbeddingTables(torch.nn.Module):
@@ -254,6 +255,8 @@ class EmbeddingTables(torch.nn.Module):
         """
         if k != self.completed_steps + 1:
             raise ValueError(f"step {k} does not follow {self.completed_steps} completed steps")
+        if k > MAX_STEP:
+            raise ValueError(f"step {k} does not fit last_update_step, which is int32: {MAX_STEP} steps are the most")
         records, self._records = self._records, []
         if records:
             self._kernel.update(records, k, self._idle_now(), scale)

@@ -387,3 +387,14 @@ def test_a_shard_without_rows_ignores_every_id(backend):
 def test_half_precision_cannot_hold_adams_second_moment(backend):
     with pytest.raises(ValueError, match=r"float16 cannot hold AdamAR's v.*use torch.bfloat16"):
         EmbeddingTables([TableConfig("item", 9, 4, ("item",))], AdamAR(), backend=backend, state_dtype=torch.float16)
+
+
+def test_the_last_step_that_can_be_counted(backend):
+    tables = make(backend, Adam(0.1))
+    tables.completed_steps = 2**31 - 2
+    tables(torch.arange(2, 5), torch.arange(4)).sum().backward()
+    tables.step(2**31 - 1)
+    assert tables.state("item")["last_update_step"].max() == 2**31 - 1
+    assert tables.read("item").isfinite().all()
+    with pytest.raises(ValueError, match="int32: 2147483647 steps are the most"):
+        tables.step(2**31)
