@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
-from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RowOptimizer, RowwiseAdagrad
+from embeddings.optim import SGD, RowOptimizer, RowwiseAdagrad
 from trainer import available
 from trainer.data import PreparedData
 from trainer.data.plan import NEGATIVE_SUFFIX
 from trainer.label_side import target_configs
-from trainer.memory import table_budget
+from trainer.memory import OPTIMIZERS, table_budget
 from trainer.models import MODELS
 from trainer.schedules import schedule_of
 from trainer.sharding import ShardedModel, Workload, embedding_bag_collection, shard_model
@@ -21,16 +21,6 @@ from trainer.spec import JobSpec
 
 BACKENDS = {"evenkeel": "numba", "fbgemm": "fbgemm"}
 """The tables' backend by the job's ``kernel``."""
-
-ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
-    "adagrad": Adagrad,
-    "adagradw": Adagrad,
-    "adagrad_ar": AdagradAR,
-    "adam": Adam,
-    "adamw": AdamW,
-    "adam_ar": AdamAR,
-}
-"""By ``optimizer.kind``, those with state for each element."""
 
 
 def build(
@@ -135,7 +125,7 @@ def row_optimizer(job: JobSpec, alpha: float | None) -> RowOptimizer:
         settings["alpha"] = alpha
     if spec.kind in (*available.WEIGHT_DECAY, *available.ADAPTIVE_DECAY):
         settings["first_touch"] = spec.first_touch
-    return ROW_OPTIMIZERS[spec.kind](**settings)
+    return OPTIMIZERS[spec.kind](**settings)
 
 
 def default_alpha(steps_per_epoch: int) -> float:
