@@ -72,7 +72,7 @@ class Collection:
         return self._pointer.read().version
 
     def history(self) -> list[dict[str, Any]]:
-        """The latest switches, oldest first: {version, at, kind: publish|promote, reason, override_gate}."""
+        """The latest switches, oldest first: {version, at, kind: publish|promote, reason, override_gate, key}."""
         return copy.deepcopy(self._pointer.read().history)
 
     def versions(self) -> list[dict[str, Any]]:
@@ -80,7 +80,8 @@ class Collection:
         return [self.manifest(version) for version in self._version_names()]
 
     def manifest(self, version: str = "current") -> dict[str, Any]:
-        """The manifest (contract.md) of a version or of the current one, with ``state`` and, if held, ``reasons``.
+        """The manifest (contract.md) of a version or of the current one, with ``state`` and, if held, ``reasons``;
+        ``override``: {reason, key, at} where somebody had it served although the gate held it, else None.
         Raises UnknownVersion, UnknownCollection, CorruptStore."""
         version = self._resolve(version)
         manifest = self._stored_manifest(version)
@@ -100,6 +101,7 @@ class Collection:
             "state": state,
             "reasons": mark.get("reasons", []),
             "published_at": switches[-1]["at"] if switches else None,
+            "override": mark.get("override"),
         }
 
     def open(self, version: str = "current") -> VersionReader:
@@ -214,8 +216,17 @@ class Collection:
                 self._states / f"{version}.json", {"state": "held", "reasons": list(reasons), "at": utc_now()}
             )
 
-    def promote(self, version: str, reason: str, override_gate: bool = False, if_current: str | None = None) -> None:
+    def promote(
+        self,
+        version: str,
+        reason: str,
+        override_gate: bool = False,
+        if_current: str | None = None,
+        *,
+        key: str | None = None,
+    ) -> None:
         """Makes any kept version the current one: an older one is the rollback, a held one needs ``override_gate``.
+        ``key``: the id of the key that asked for it, kept with the reason.
 
         ``if_current``: refuse with StaleParent unless this one is current now. Raises GateHeld for a version the gate
         did not pass, ValueError without a reason, UnknownVersion.
@@ -225,7 +236,8 @@ class Collection:
         self._check_named(version)
         manifest = self.manifest(version)
         failed = [str(check.get("metric")) for check in manifest["gate"] if check.get("verdict") == "fail"]
-        if (manifest["state"] == "held" or (manifest["state"] == "candidate" and failed)) and not override_gate:
+        gated = manifest["state"] == "held" or (manifest["state"] == "candidate" and bool(failed))
+        if gated and not override_gate:
             why = "; ".join(manifest["reasons"]) or "gate failed on " + ", ".join(failed)
             raise GateHeld(
                 f"version {version} of '{self.name}' is held: {why}. "
@@ -233,7 +245,7 @@ class Collection:
             )
         self._switch(
             version, kind="promote", reason=reason, override_gate=override_gate, expected=if_current,
-            compare=if_current is not None,
+            compare=if_current is not None, key=key, overrides=gated,
         )  # fmt: skip
 
     def retain(self, keep_last: int) -> list[str]:
@@ -254,7 +266,10 @@ class Collection:
                 version = manifest["version"]
                 if version in kept or _number(version) > _number(oldest) or manifest["state"] == "expired":
                     continue
-                mark = {"state": "expired", "reasons": manifest["reasons"], "at": utc_now(), "was": manifest["state"]}
+                mark = {
+                    "state": "expired", "reasons": manifest["reasons"], "at": utc_now(), "was": manifest["state"],
+                    "override": manifest["override"],
+                }  # fmt: skip
                 replace_document(self._states / f"{version}.json", mark)
                 expired.append(version)
             self._remove_expired()
@@ -336,6 +351,28 @@ class Collection:
             return np.asarray(h, dtype=np.float32)
         return self._views.features(entry).transform(h)
 
+    # --- settings --------------------------------------------------------------------------------------------------
+
+    def settings(self, kind: str) -> dict[str, dict[str, Any]]:
+        """The collection's settings of one kind (``calibration``, ``canary``), by name."""
+        directory = self.directory / "settings" / kind
+        found = {path.stem: read_document(path) for path in sorted(directory.glob("*.json"))}
+        return {name: document for name, document in found.items() if document is not None}
+
+    def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
+        """Puts a document of finite JSON values there in one durable step; None removes it. Raises StoreFull."""
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"{kind} name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
+        directory = self.directory / "settings" / kind
+        with disk_errors(self.directory), self._writing():
+            make_directory(directory)
+            path = directory / f"{name}.json"
+            if document is None:
+                path.unlink(missing_ok=True)
+                fsync_directory(directory)
+            else:
+                replace_document(path, dict(document))
+
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
@@ -349,7 +386,7 @@ class Collection:
 
     def clean_locked(self) -> None:
         """``clean`` for a caller that holds the writer lock."""
-        for directory in (self.directory, self._versions, self._states):
+        for directory in (self.directory, self._versions, self._states, *self.directory.glob("settings/*")):
             sweep(directory)
         self._views.clean()
         self._remove_expired()
@@ -406,7 +443,16 @@ class Collection:
         return manifest
 
     def _switch(
-        self, version: str, *, kind: str, reason: str, expected: str | None, compare: bool, override_gate: bool = False
+        self,
+        version: str,
+        *,
+        kind: str,
+        reason: str,
+        expected: str | None,
+        compare: bool,
+        override_gate: bool = False,
+        key: str | None = None,
+        overrides: bool = False,
     ) -> None:
         self._check_named(version)
         with disk_errors(self.directory), self._writing():
@@ -426,9 +472,16 @@ class Collection:
                     f"version {version} of '{self.name}' is {state}: only a candidate is published; promote it"
                 )
             self.open(version)
-            self._pointer.switch(
-                {"version": version, "at": utc_now(), "kind": kind, "reason": reason, "override_gate": override_gate}
-            )
+            switch = {
+                "version": version, "at": utc_now(), "kind": kind, "reason": reason, "override_gate": override_gate,
+                "key": key,
+            }  # fmt: skip
+            if overrides:
+                # Before the switch: a version that is served over the gate's verdict always says who had it so.
+                path = self._states / f"{version}.json"
+                override = {name: switch[name] for name in ("reason", "key", "at")}
+                replace_document(path, {**(read_document(path) or {"state": "held"}), "override": override})
+            self._pointer.switch(switch)
 
 
 def _number(version: str) -> int:
