@@ -146,6 +146,7 @@ def publish_candidate(
             "hold_for": reasons,
             "remarks": verdict.reasons,
         },
+        rotation=rotation,
     )
     return _conclude(target, version, keep_last)
 
@@ -411,7 +412,7 @@ def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, g
         try:
             target.create_view(
                 view.name, kind=view.kind, dim=view.dim, sigma=view.sigma, seed=view.seed, frequencies=view.frequencies,
-                dim_in=dim, anchor_generation=generation,
+                dim_in=dim, anchor_generation=generation, materialized=view.materialized,
             )  # fmt: skip
         except ViewExists as error:
             problems.append(str(error))

@@ -34,6 +34,8 @@ class ViewSettings(Protocol):
     def seed(self) -> int: ...
     @property
     def frequencies(self) -> str: ...
+    @property
+    def materialized(self) -> bool: ...
 
 
 class PublishSettings(Protocol):
@@ -75,6 +77,7 @@ class View:
     sigma: float = DEFAULT_SIGMA
     seed: int = 0
     frequencies: str = "orthogonal"
+    materialized: bool = False
 
 
 @dataclass(frozen=True)

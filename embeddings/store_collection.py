@@ -33,8 +33,8 @@ from embeddings.store_files import (
     writer_lock,
 )
 from embeddings.store_pointer import Pointer
-from embeddings.store_version import ITEMS_FILE, VersionReader, count_statuses, write_arrow, write_items
-from embeddings.store_views import ViewRegistry, define_view, frequencies_batch, utc_now
+from embeddings.store_version import ITEMS_FILE, VersionReader, count_statuses, verify_file, write_arrow, write_items
+from embeddings.store_views import ROTATION_FILE, ViewRegistry, define_view, matrix_batch, read_matrix, utc_now
 from embeddings.vectors import Array, ItemVectors
 
 if TYPE_CHECKING:
@@ -151,11 +151,14 @@ class Collection:
         alignment: Mapping[str, Any] | None = None,
         gate: Sequence[Mapping[str, Any]] = (),
         extra: Mapping[str, Any] | None = None,
+        rotation: Array | None = None,
     ) -> str:
         """Writes a new immutable version in state candidate and returns its name; nothing that is served changes.
 
         The rows of ``items`` are stored as they are: directions, all finite. Views of ``anchor_generation`` are
-        recorded with copies of their frequencies. Raises ValueError for no rows or rows that are not finite, StoreFull.
+        recorded with copies of their frequencies. ``rotation`` [d, d]: what turned the model's own vectors into those
+        of the version, kept for consumers that have the former. Raises ValueError for no rows or rows that are not
+        finite, StoreFull.
         """
         if not len(items):
             raise ValueError(f"collection '{self.name}': there is no item vector to publish")
@@ -169,10 +172,9 @@ class Collection:
             with workspace:
                 files = [write_items(workspace.path / ITEMS_FILE, items)]
                 views = self._views.all(anchor_generation)
-                for view in views:
-                    if view["kind"] == "rff":
-                        path = workspace.path / f"frequencies-{view['name']}.arrow"
-                        files.append(write_arrow(path, frequencies_batch(self._views.features(view).frequencies)))
+                files += self._views.write_into(workspace.path, views, items)
+                if rotation is not None:
+                    files.append(write_arrow(workspace.path / ROTATION_FILE, matrix_batch(np.asarray(rotation, "<f8"))))
                 with self._writing():
                     version = self._next_version()
                     manifest = {
@@ -313,9 +315,11 @@ class Collection:
         frequencies: str = "orthogonal",
         dim_in: int | None = None,
         anchor_generation: int | None = None,
+        materialized: bool = False,
     ) -> dict[str, Any]:
         """Creates a view (again with the same parameters: returns it) for the current anchor generation, or, before a
-        first publication, for the ``dim_in`` and ``anchor_generation`` given. Raises ViewExists, ValueError."""
+        first publication, for the ``dim_in`` and ``anchor_generation`` given. ``materialized``: its rows are stored
+        with every version written from now on. Raises ViewExists, ValueError."""
         if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"view name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
         if dim_in is None or anchor_generation is None:
@@ -330,7 +334,8 @@ class Collection:
         with disk_errors(self.directory):
             self._prepare()
             with self._writing():
-                return _public_view(self._views.create(parameters, dim_in, anchor_generation))
+                view = self._views.create(parameters, dim_in, anchor_generation, materialized=materialized)
+                return _public_view(view)
 
     def delete_view(self, name: str) -> None:
         """Removes a view in every anchor generation. Raises UnknownView."""
@@ -350,6 +355,25 @@ class Collection:
         if entry["kind"] == "identity":
             return np.asarray(h, dtype=np.float32)
         return self._views.features(entry).transform(h)
+
+    def view_lookup(self, view: str, ids: Any, version: str = "current") -> tuple[Array, Array]:
+        """(status uint8 [n], vectors float32 [n, dim]) of ``ids`` through a view, in the order asked for: the rows of a
+        materialized view where the version has them, else computed. A missing id has a zero row. Raises UnknownView,
+        ItemIdError."""
+        reader = self.open(version)
+        entry = self._views.get(view, reader.manifest["anchor_generation"])
+        return self._views.lookup(entry, reader, self._versions / reader.version, ids)
+
+    def rotation(self, version: str = "current") -> Array:
+        """R [d, d] float64 that turned the vectors of the model behind a version into the version's coordinates; the
+        identity where nothing was turned. Raises UnknownVersion for one whose R was not kept, CorruptStore."""
+        manifest = self.manifest(version)
+        entry = next((file for file in manifest["files"] if file["name"] == ROTATION_FILE), None)
+        if entry is not None:
+            return read_matrix(verify_file(self._versions / manifest["version"], entry))
+        if manifest["alignment"].get("kind") == "procrustes":
+            raise UnknownVersion(f"version {manifest['version']} of '{self.name}' was turned by an R that was not kept")
+        return np.eye(manifest["dim"])
 
     # --- settings --------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,20 @@
 A view belongs to an anchor generation, because its consumers were trained in that generation's coordinates. When a
 collection starts a new generation the view gets a new entry for it, with a U of its own, the moment somebody publishes
 or creates it there. ``views/NAME/g0001.json`` is the entry of generation 1, ``views/NAME/g0001.arrow`` its U.
+
+A view is computed when it is fetched, from the version's vectors; nothing of it is stored but U. A *materialized* one
+is computed when a version is written instead, and lies beside its vectors as ``view-NAME.npy``: float32 [rows, dim] in
+the order of the items. Versions written before the view was materialized compute it still.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +26,8 @@ import pyarrow as pa
 
 from embeddings.rff import DEFAULT_SIGMA, FREQUENCIES, RandomFourierFeatures, digest
 from embeddings.store_files import (
+    CorruptStore,
+    HashingFile,
     UnknownView,
     ViewExists,
     fsync_directory,
@@ -27,11 +36,14 @@ from embeddings.store_files import (
     replace_document,
     sweep,
 )
-from embeddings.store_version import read_arrow, verify_file, write_arrow
-from embeddings.vectors import Array
+from embeddings.store_version import VersionReader, read_arrow, verify_file, write_arrow
+from embeddings.vectors import MISSING, Array, ItemVectors, chunks, find_rows, keys_of
 
 KINDS = ("rff", "identity")
 PARAMETERS = ("kind", "dim", "sigma", "seed", "frequencies")
+ROTATION_FILE = "rotation.arrow"
+MAPPED_VIEWS = 16
+WRITTEN_ROWS = 65_536
 
 
 def default_view(collection: str) -> str:
@@ -70,6 +82,8 @@ class ViewRegistry:
         self._directory = directory
         self._collection = collection
         self._features: dict[str, RandomFourierFeatures] = {}
+        self._entries: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._stored: OrderedDict[Path, Array] = OrderedDict()
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -82,10 +96,24 @@ class ViewRegistry:
         )
 
     def get(self, name: str, generation: int) -> dict[str, Any]:
-        """The view's entry for an anchor generation. Raises UnknownView."""
-        entry = read_document(self._entry_path(name, generation)) if name in self.names() else None
-        if entry is not None:
-            return entry
+        """The view's entry for an anchor generation, not to be changed. Raises UnknownView."""
+        path = self._entry_path(name, generation)
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            status = None
+        if status is not None:
+            # Entries are replaced, never rewritten, so a stat tells whether the one in memory is still the one there.
+            mark = (status.st_ino, status.st_mtime_ns, status.st_size)
+            with self._lock:
+                known = self._entries.get(path)
+            if known is not None and known[0] == mark:
+                return known[1]
+            entry = read_document(path)
+            if entry is not None:
+                with self._lock:
+                    self._entries[path] = (mark, entry)
+                return entry
         if name in self.names():
             raise UnknownView(
                 f"view '{name}' of collection '{self._collection}' is not defined for anchor generation {generation}, "
@@ -100,9 +128,12 @@ class ViewRegistry:
         entries = (read_document(self._entry_path(name, generation)) for name in self.names())
         return [entry for entry in entries if entry is not None]
 
-    def create(self, parameters: dict[str, Any], dim_in: int, generation: int) -> dict[str, Any]:
-        """Adds the entry of a view for a generation and returns it; the existing one where it is the same. Raises
-        ViewExists where it differs."""
+    def create(
+        self, parameters: dict[str, Any], dim_in: int, generation: int, *, materialized: bool = False
+    ) -> dict[str, Any]:
+        """Adds the entry of a view for a generation and returns it; the existing one where it is the same, with
+        ``materialized`` as it is asked for now, which changes no value that is served. Raises ViewExists where it
+        differs."""
         name = parameters["name"]
         path = self._entry_path(name, generation)
         existing = read_document(path)
@@ -113,6 +144,9 @@ class ViewRegistry:
                     f"view '{name}' exists with other {', '.join(differing) or 'vectors'}: its consumers rely on it; "
                     "take another name, or delete it first"
                 )
+            if existing["materialized"] != materialized:
+                existing["materialized"] = materialized
+                replace_document(path, existing)
             return existing
         make_directory(path.parent)
         sweep(path.parent)
@@ -121,7 +155,7 @@ class ViewRegistry:
             "collection": self._collection,
             "dim_in": dim_in,
             "anchor_generation": generation,
-            "materialized": False,
+            "materialized": materialized,
             "created_at": utc_now(),
             "sha256": None,
             "file": None,
@@ -132,7 +166,7 @@ class ViewRegistry:
             )
             material = path.with_suffix(".arrow")
             material.unlink(missing_ok=True)
-            entry["file"] = write_arrow(material, frequencies_batch(features.frequencies))
+            entry["file"] = write_arrow(material, matrix_batch(features.frequencies))
             entry["sha256"] = features.sha256
         replace_document(path, entry)
         return entry
@@ -163,7 +197,7 @@ class ViewRegistry:
             features = self._features.get(entry["sha256"])
             if features is None:
                 directory = self._entry_path(entry["name"], entry["anchor_generation"]).parent
-                frequencies = read_frequencies(verify_file(directory, entry["file"]))
+                frequencies = read_matrix(verify_file(directory, entry["file"]))
                 features = RandomFourierFeatures.from_frequencies(
                     frequencies,
                     sigma=entry["sigma"],
@@ -174,20 +208,100 @@ class ViewRegistry:
                 self._features[entry["sha256"]] = features
             return features
 
+    def write_into(self, directory: Path, views: Sequence[dict[str, Any]], items: ItemVectors) -> list[dict[str, Any]]:
+        """Writes what a version keeps of ``views`` beside its ``items``: a copy of each U, and the rows of materialized
+        views. Returns the manifest's entries of the files."""
+        files = []
+        for view in views:
+            if view["kind"] != "rff":
+                continue
+            features = self.features(view)
+            files.append(
+                write_arrow(directory / f"frequencies-{view['name']}.arrow", matrix_batch(features.frequencies))
+            )
+            if view["materialized"]:
+                files.append(write_rows(directory / _rows_file(view["name"]), features, items.vectors))
+        return files
+
+    def lookup(self, entry: dict[str, Any], reader: VersionReader, directory: Path, ids: Any) -> tuple[Array, Array]:
+        """(status uint8 [n], phi float32 [n, dim]) of ``ids`` in a version, whose files are in ``directory``: read from
+        the version's rows where the view is materialized there, else computed. A missing id has a zero row. Raises
+        ItemIdError, CorruptStore."""
+        stored = self._stored_rows(entry, reader.manifest, directory)
+        if stored is None:
+            status, vectors = reader.lookup(ids)
+            return status, vectors if entry["kind"] == "identity" else self.features(entry).transform(vectors)
+        rows = find_rows(reader.keys, keys_of(ids, query=True))
+        absent = rows < 0
+        rows[absent] = 0
+        status = reader.statuses[rows]
+        phi = stored[rows]
+        status[absent] = MISSING
+        phi[absent] = 0.0
+        return status, phi
+
+    def _stored_rows(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> Array | None:
+        """Mapped rows of a view in a version, None where the version has none of this very view."""
+        name = entry["name"]
+        written = next((view for view in manifest["views"] if view["name"] == name), None)
+        if written is None or not written["materialized"] or written["sha256"] != entry["sha256"]:
+            return None
+        file = next((file for file in manifest["files"] if file["name"] == _rows_file(name)), None)
+        if file is None:
+            return None
+        path = directory / file["name"]
+        with self._lock:
+            rows = self._stored.get(path)
+            if rows is not None:
+                self._stored.move_to_end(path)
+                return rows
+        rows = read_rows(verify_file(directory, file), (manifest["rows"], entry["dim"]))
+        with self._lock:
+            self._stored[path] = rows
+            while len(self._stored) > MAPPED_VIEWS:
+                self._stored.popitem(last=False)
+        return rows
+
     def _entry_path(self, name: str, generation: int) -> Path:
         return self._directory / name / f"g{generation:04d}.json"
 
 
-def frequencies_batch(frequencies: Array) -> pa.RecordBatch:
-    """U [m, d] as one Arrow record batch with the column ``u``, a fixed-size list per frequency."""
-    flat = pa.array(np.ascontiguousarray(frequencies).reshape(-1))
-    rows = pa.FixedSizeListArray.from_arrays(flat, frequencies.shape[1])
+def _rows_file(name: str) -> str:
+    return f"view-{name}.npy"
+
+
+def write_rows(path: Path, features: RandomFourierFeatures, vectors: Array) -> dict[str, Any]:
+    """Writes phi of ``vectors`` [n, d] as a NumPy file of float32 [n, dim], durably and a part at a time; the
+    manifest's entry for the file."""
+    file = HashingFile(path)
+    try:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(vectors), features.dim)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in chunks(len(vectors), WRITTEN_ROWS):
+            file.write(features.transform(vectors[part]).astype("<f4", copy=False))
+    finally:
+        file.close()
+    return {"name": path.name, "sha256": file.sha256, "bytes": file.num_bytes}
+
+
+def read_rows(path: Path, shape: tuple[int, int]) -> Array:
+    """The rows of a file that ``write_rows`` made, memory-mapped. Raises CorruptStore for another shape."""
+    rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    if rows.shape != shape or rows.dtype != np.float32:
+        raise CorruptStore(f"{path}: holds {rows.dtype} {rows.shape}, the manifest says float32 {shape}")
+    return np.asarray(rows)
+
+
+def matrix_batch(matrix: Array) -> pa.RecordBatch:
+    """A matrix (U [m, d], or a rotation) as one Arrow record batch with the column ``u``, a fixed-size list per row."""
+    flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
+    rows = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
     batch = pa.record_batch({"u": rows})
-    return batch.replace_schema_metadata({"sha256": digest(frequencies)})
+    return batch.replace_schema_metadata({"sha256": digest(matrix)})
 
 
-def read_frequencies(path: Path) -> Array:
-    """U [m, d] of a file that ``frequencies_batch`` made."""
+def read_matrix(path: Path) -> Array:
+    """The matrix of a file that holds a ``matrix_batch``."""
     column = read_arrow(path).column("u")
     return np.array(column.flatten().to_numpy().reshape(len(column), column.type.list_size))
 

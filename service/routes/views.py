@@ -38,13 +38,11 @@ class ViewRequest(View):
 )
 async def create(request: Request, body: ViewRequest) -> Response:
     """201 for a new view; 200 for one that exists just so. Frequencies are drawn and published now."""
-    if body.materialized:
-        raise errors.invalid([("materialized", "is not available yet: views are computed at fetch")], "leave it false")
 
     def make() -> tuple[dict[str, Any], bool]:
         collection = existing(request, body.collection)
         known = body.name in collection.view_names()
-        parameters = body.model_dump(exclude={"name", "collection", "materialized"})
+        parameters = body.model_dump(exclude={"name", "collection"})
         return collection.create_view(body.name, **parameters), known
 
     view, known = await in_store(make)

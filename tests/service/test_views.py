@@ -59,7 +59,6 @@ async def test_defaults_are_orthogonal_2d(client, settings: Settings):
         ({"kind": "pca"}, "kind"),
         ({"name": "A b"}, "name"),
         ({"colour": 1}, "colour"),
-        ({"materialized": True}, "materialized"),
     ],
 )
 async def test_bad_views(client, settings: Settings, change: dict[str, Any], field: str):
