@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embeddings.vectors import CHUNK_ROWS, Array, chunks, unit_rows
+from embeddings.rows import CHUNK_ROWS, Array, Rows, Vectors, take
+from embeddings.vectors import chunks, squares_of, unit_rows
 
 MIN_SHARED_PER_DIM = 12
 
@@ -24,8 +25,8 @@ def min_shared(dim: int) -> int:
 
 
 def procrustes(
-    source: Array,
-    target: Array,
+    source: Vectors,
+    target: Vectors,
     *,
     source_rows: Array | None = None,
     target_rows: Array | None = None,
@@ -36,8 +37,8 @@ def procrustes(
 
     source, target: [n, d], row i of one is the same item as row i of the other; with ``source_rows`` and
     ``target_rows`` (int [n] each) the pairs are picked from larger arrays, which may be memory-mapped: rows are read
-    ``chunk_rows`` at a time. Directions are taken in float64 with scaling. Zero rows do not count. Raises TooFewShared
-    under 12 d pairs, ValueError for shapes that differ or rows that are not finite.
+    ``chunk_rows`` at a time. Directions are of any scale, sums are kept in float64. Zero rows do not count. Raises
+    TooFewShared under 12 d pairs, ValueError for shapes that differ or rows that are not finite.
     """
     if source.ndim != 2 or target.ndim != 2 or source.shape[1] != target.shape[1]:
         raise ValueError(f"source has shape {source.shape} and target {target.shape}: expected [n, d] of one d")
@@ -49,12 +50,11 @@ def procrustes(
     product = np.zeros((dim, dim))
     num_pairs = 0
     for part in chunks(num_source, chunk_rows):
-        left, left_norms = unit_rows(source[part] if source_rows is None else source[source_rows[part]])
-        right, right_norms = unit_rows(target[part] if target_rows is None else target[target_rows[part]])
-        if not (np.isfinite(left_norms).all() and np.isfinite(right_norms).all()):
-            raise ValueError("a row is not finite: leave rows without a direction out of the alignment")
-        product += left.T @ right
-        num_pairs += int(np.count_nonzero((left_norms > 0) & (right_norms > 0)))
+        left = source[part] if source_rows is None else take(source, source_rows[part])
+        right = target[part] if target_rows is None else take(target, target_rows[part])
+        block, num_directions = _product(left, right)
+        product += block
+        num_pairs += num_directions
     if num_pairs < min_shared(dim):
         raise TooFewShared(
             f"{num_pairs} shared items, {min_shared(dim)} are needed to align {dim} coordinates "
@@ -64,11 +64,44 @@ def procrustes(
     return left_basis @ right_basis
 
 
-def rotate(vectors: Array, rotation: Array | None) -> Array:
-    """unit(vectors) R as float32 [n, d], computed in float64 by chunks; without a rotation the directions alone.
-    Zero rows stay zero, rows that are not finite become NaN."""
-    rotated = np.empty(vectors.shape, dtype=np.float32)
-    for part in chunks(len(vectors)):
-        directions, _ = unit_rows(vectors[part])
-        rotated[part] = directions if rotation is None else directions @ rotation
-    return rotated
+def _product(left: Array, right: Array) -> tuple[Array, int]:
+    """(sum of unit(left_i)^T unit(right_i) [d, d], number of pairs that have two directions) of one chunk. A float32
+    chunk is multiplied in float32: its sums are added up in float64."""
+    left_squares, right_squares = squares_of(left), squares_of(right)
+    if left_squares is not None and right_squares is not None:
+        weights = 1.0 / np.sqrt(left_squares.astype(np.float64) * right_squares)
+        return (left * weights.astype(np.float32)[:, None]).T @ right, len(left)
+    (left, left_norms), (right, right_norms) = unit_rows(left), unit_rows(right)
+    if not (np.isfinite(left_norms).all() and np.isfinite(right_norms).all()):
+        raise ValueError("a row is not finite: leave rows without a direction out of the alignment")
+    return left.T @ right, int(np.count_nonzero((left_norms > 0) & (right_norms > 0)))
+
+
+def rotate_rows(rows: Array, rotation: Array | None) -> Array:
+    """unit(rows) R, float32 [n, d], of one chunk; without a rotation the directions alone. Zero rows stay zero, rows
+    that are not finite become NaN. Float32 rows are turned in float32 and brought to length 1 afterwards; rows whose
+    squares float32 cannot hold, and directions alone, are computed in float64."""
+    if rotation is not None and squares_of(rows) is not None:
+        turned: Array = rows @ rotation.astype(np.float32)
+        turned *= (1.0 / np.sqrt(np.einsum("nd,nd->n", turned, turned)))[:, None]
+        return turned
+    directions, _ = unit_rows(rows)
+    return (directions if rotation is None else directions @ rotation).astype(np.float32)
+
+
+class Rotated(Rows):
+    """unit(vectors) R, turned when read (see ``rotate_rows``)."""
+
+    def __init__(self, vectors: Vectors, rotation: Array | None):
+        super().__init__(*vectors.shape)
+        self._vectors = vectors
+        self._rotation = rotation
+
+    def read(self, rows: slice | Array) -> Array:
+        given = self._vectors[rows] if isinstance(rows, slice) else take(self._vectors, rows)
+        return rotate_rows(given, self._rotation)
+
+
+def rotate(vectors: Vectors, rotation: Array | None) -> Array:
+    """unit(vectors) R as float32 [n, d], all of it in memory, computed by chunks (see ``rotate_rows``)."""
+    return np.asarray(Rotated(vectors, rotation))

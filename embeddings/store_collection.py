@@ -7,7 +7,7 @@ import copy
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,16 @@ from embeddings.store_files import (
     writer_lock,
 )
 from embeddings.store_pointer import Pointer
-from embeddings.store_version import ITEMS_FILE, VersionReader, count_statuses, verify_file, write_arrow, write_items
+from embeddings.store_version import (
+    ITEMS_FILE,
+    VersionReader,
+    count_statuses,
+    items_of,
+    read_arrow,
+    verify_file,
+    write_arrow,
+    write_items,
+)
 from embeddings.store_views import ROTATION_FILE, ViewRegistry, define_view, matrix_batch, read_matrix, utc_now
 from embeddings.vectors import Array, ItemVectors
 
@@ -148,22 +157,22 @@ class Collection:
         anchor_generation: int = 1,
         anchor_version: str | None = None,
         missing: int = 0,
-        alignment: Mapping[str, Any] | None = None,
+        alignment: Mapping[str, Any] | Callable[[ItemVectors], Mapping[str, Any]] | None = None,
         gate: Sequence[Mapping[str, Any]] = (),
         extra: Mapping[str, Any] | None = None,
         rotation: Array | None = None,
     ) -> str:
         """Writes a new immutable version in state candidate and returns its name; nothing that is served changes.
 
-        The rows of ``items`` are stored as they are: directions, all finite. Views of ``anchor_generation`` are
+        The rows of ``items`` are stored as they are: directions, all finite; they are read once, in order, a part at a
+        time. ``alignment``: for the manifest; a function of the rows as they were written (memory-mapped) where it is
+        only known then. Views of ``anchor_generation`` are
         recorded with copies of their frequencies. ``rotation`` [d, d]: what turned the model's own vectors into those
         of the version, kept for consumers that have the former. Raises ValueError for no rows or rows that are not
         finite, StoreFull.
         """
         if not len(items):
             raise ValueError(f"collection '{self.name}': there is no item vector to publish")
-        if not np.isfinite(items.vectors).all():
-            raise ValueError(f"collection '{self.name}': a vector is not finite; such rows are carried or left out")
         with disk_errors(self.directory):
             self._prepare()
             with self._writing():
@@ -171,8 +180,12 @@ class Collection:
                 workspace = Workspace(self._versions)
             with workspace:
                 files = [write_items(workspace.path / ITEMS_FILE, items)]
+                # From here on the rows as they were written: what computed them need not do it again.
+                items = items_of(read_arrow(workspace.path / ITEMS_FILE))
                 views = self._views.all(anchor_generation)
                 files += self._views.write_into(workspace.path, views, items)
+                if callable(alignment):
+                    alignment = alignment(items)
                 if rotation is not None:
                     files.append(write_arrow(workspace.path / ROTATION_FILE, matrix_batch(np.asarray(rotation, "<f8"))))
                 with self._writing():

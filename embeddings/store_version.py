@@ -1,8 +1,9 @@
 """One immutable version of a collection: how its items are written, and how they are read from memory-mapped Arrow.
 
 ``items.arrow`` is an Arrow IPC file of one record batch, sorted by id: ``key`` (int64, or fixed-size binary: UTF-8
-padded with NUL), ``status`` (uint8), ``norm`` (float32), ``count`` (int64, -1 unknown), ``vector`` (fixed-size list of
-float32).
+padded with NUL), ``status`` (uint8), ``norm`` (float32), ``count`` (int64, -1 unknown), where the refresh stage wrote
+it ``carried_for`` and ``last_found`` (int32, see ItemVectors), and last ``vector`` (fixed-size list of float32, or of
+float16 if the version was written so).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embeddings.rows import Widened
 from embeddings.store_files import CorruptStore, HashingFile, StoreError, file_sha256
+from embeddings.store_streaming import write_streamed
 from embeddings.vectors import (
     CARRIED,
     FOUND,
@@ -35,8 +38,9 @@ from embeddings.vectors import (
 ITEMS_FILE = "items.arrow"
 
 
-def write_items(path: Path, items: ItemVectors) -> dict[str, Any]:
-    """Writes ``items`` to ``path`` durably; the manifest's entry for the file."""
+def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> dict[str, Any]:
+    """Writes ``items`` to ``path`` durably, their vectors as ``dtype`` and a part at a time; the manifest's entry for
+    the file. Raises ValueError for a vector that is not finite."""
     num_items = len(items)
     keys = items.keys
     if keys.dtype.kind == "i":
@@ -47,15 +51,15 @@ def write_items(path: Path, items: ItemVectors) -> dict[str, Any]:
             pa.binary(keys.dtype.itemsize), num_items, [None, pa.py_buffer(keys)]
         )
     counts = np.full(num_items, -1, dtype=np.int64) if items.counts is None else items.counts
-    flat = pa.array(np.ascontiguousarray(items.vectors).reshape(-1))
     columns = {
         "key": ids,
         "status": pa.array(items.statuses),
         "norm": pa.array(items.norms),
         "count": pa.array(counts),
-        "vector": pa.FixedSizeListArray.from_arrays(flat, items.dim),
     }
-    return write_arrow(path, pa.record_batch(columns))
+    if items.carried_for is not None and items.last_found is not None:
+        columns |= {"carried_for": pa.array(items.carried_for), "last_found": pa.array(items.last_found)}
+    return write_streamed(path, columns, "vector", items.vectors, dtype)
 
 
 def write_arrow(path: Path, batch: pa.RecordBatch) -> dict[str, Any]:
@@ -69,12 +73,13 @@ def write_arrow(path: Path, batch: pa.RecordBatch) -> dict[str, Any]:
     return {"name": path.name, "sha256": file.sha256, "bytes": file.num_bytes}
 
 
-_verified: set[tuple[str, int, int, int, str]] = set()
+_verified: set[tuple[Any, ...]] = set()
+_refused: dict[tuple[Any, ...], str] = {}
 
 
 def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
-    """The path of a file that a manifest lists, once its size and sha256 were checked (once per process and file).
-    Raises CorruptStore."""
+    """The path of a file that a manifest lists, once its size and sha256 were checked (once per process and file; one
+    that was refused is refused again at once, until another file is in its place). Raises CorruptStore."""
     path = directory / str(entry["name"])
     try:
         status = os.stat(path)
@@ -83,12 +88,25 @@ def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
     if status.st_size != entry["bytes"]:
         sizes = f"{status.st_size} bytes, the manifest says {entry['bytes']}"
         raise CorruptStore(f"{path}: {sizes}: the file is damaged; {_remedy(directory)}")
-    mark = (str(path), status.st_ino, status.st_mtime_ns, status.st_size, str(entry["sha256"]))
-    if mark not in _verified:
-        if file_sha256(path) != entry["sha256"]:
-            raise CorruptStore(f"{path}: the sha256 is not the manifest's: the file is damaged; {_remedy(directory)}")
-        _verified.add(mark)
-    return path
+    mark = _mark(path, status, entry)
+    if mark in _verified:
+        return path
+    if mark not in _refused:
+        if file_sha256(path) == entry["sha256"]:
+            _verified.add(mark)
+            return path
+        _refused[mark] = f"{path}: the sha256 is not the manifest's: the file is damaged; {_remedy(directory)}"
+    raise CorruptStore(_refused[mark])
+
+
+def mark_verified(directory: Path, entry: dict[str, Any]) -> None:
+    """Says that this process wrote the file itself and hashed what it wrote, so that it need not read it again."""
+    path = directory / str(entry["name"])
+    _verified.add(_mark(path, os.stat(path), entry))
+
+
+def _mark(path: Path, status: os.stat_result, entry: dict[str, Any]) -> tuple[Any, ...]:
+    return (str(path), status.st_ino, status.st_mtime_ns, status.st_size, str(entry["sha256"]))
 
 
 def _remedy(directory: Path) -> str:
@@ -103,11 +121,32 @@ def read_arrow(path: Path) -> pa.RecordBatch:
     return reader.get_batch(0)
 
 
+def items_of(batch: pa.RecordBatch) -> ItemVectors:
+    """The rows of a record batch that ``write_items`` wrote, without copies of keys and vectors."""
+    num_items = batch.num_rows
+    key = batch.column("key")
+    key_type = "<i8" if pa.types.is_int64(key.type) else f"S{key.type.byte_width}"
+    vector = batch.column("vector")
+    columns: dict[str, Array] = {name: batch.column(name).to_numpy() for name in batch.schema.names[1:-1]}
+    statuses = columns["status"]
+    stored: Array = vector.flatten().to_numpy().reshape(num_items, vector.type.list_size)
+    return ItemVectors(
+        np.frombuffer(key.buffers()[1], dtype=key_type)[:num_items],
+        Widened(stored) if stored.dtype == np.float16 else stored,
+        norms=columns["norm"],
+        evidence=statuses == FOUND,
+        counts=columns["count"] if num_items and columns["count"][0] >= 0 else None,
+        statuses=statuses,
+        carried_for=columns.get("carried_for"),
+        last_found=columns.get("last_found"),
+    )
+
+
 class VersionReader:
     """Reads one version. Everything is memory-mapped and stays readable after later switches. Thread-safe.
 
-    Attributes: ``manifest``, ``version``, ``dim``, ``keys`` (sorted ids: int64 or bytes), ``vectors`` float32 [n, dim],
-    ``statuses`` uint8 [n], ``norms`` float32 [n], ``counts`` int64 [n] or None.
+    Attributes: ``manifest``, ``version``, ``dim``, ``keys`` (sorted ids: int64 or bytes), ``vectors`` float32 or
+    float16 [n, dim] as stored, ``statuses`` uint8 [n], ``norms`` float32 [n], ``counts`` int64 [n] or None.
     """
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):
@@ -116,15 +155,12 @@ class VersionReader:
         self.manifest = manifest
         self.version: str = manifest["version"]
         self.dim: int = manifest["dim"]
-        num_items = batch.num_rows
-        key = batch.column("key")
-        key_type = "<i8" if pa.types.is_int64(key.type) else f"S{key.type.byte_width}"
-        self.keys: Array = np.frombuffer(key.buffers()[1], dtype=key_type)[:num_items]
-        self.statuses: Array = batch.column("status").to_numpy()
-        self.norms: Array = batch.column("norm").to_numpy()
-        counts = batch.column("count").to_numpy()
-        self.counts: Array | None = counts if num_items and counts[0] >= 0 else None
-        self.vectors: Array = batch.column("vector").flatten().to_numpy().reshape(num_items, self.dim)
+        self._items = items = items_of(batch)
+        self.keys: Array = items.keys
+        self.statuses: Array = items.statuses
+        self.norms: Array = items.norms
+        self.counts: Array | None = items.counts
+        self.vectors: Array = batch.column("vector").flatten().to_numpy().reshape(len(items), self.dim)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -137,25 +173,32 @@ class VersionReader:
 
     def items(self) -> ItemVectors:
         """The whole version, without copies of the vectors."""
-        return ItemVectors(
-            self.keys, self.vectors, norms=self.norms, counts=self.counts, statuses=self.statuses,
-            evidence=self.statuses == FOUND,
-        )  # fmt: skip
+        return self._items
 
     def lookup(self, ids: Any) -> tuple[Array, Array]:
         """(status uint8 [n], vectors float32 [n, dim]) of ``ids`` in the order asked for, duplicates kept. Status is 0
         missing, 1 found, 2 carried; the vector of a missing id is zero. Raises ItemIdError for ids of another type."""
         queries = keys_of(ids, query=True)
-        rows = find_rows(self.keys, queries)
+        if not len(self.keys) or not len(queries):
+            return np.full(len(queries), MISSING, dtype=np.uint8), np.zeros((len(queries), self.dim), dtype=np.float32)
+        rows = self._rows_of(queries)
         absent = rows < 0
         rows[absent] = 0
-        if not len(self.keys):
-            return np.full(len(queries), MISSING, dtype=np.uint8), np.zeros((len(queries), self.dim), dtype=np.float32)
         status = self.statuses[rows]
-        vectors = self.vectors[rows]
+        vectors = as_float32(np.take(self.vectors, rows, axis=0))
         status[absent] = MISSING
         vectors[absent] = 0.0
         return status, vectors
+
+    def _rows_of(self, queries: Array) -> Array:
+        """Row of each query, -1 where it is not there. Sorted queries find theirs in less than half the time, because
+        neighbouring searches walk over the same keys."""
+        if queries.dtype.kind != "i":
+            return find_rows(self.keys, queries)
+        order = np.argsort(queries)
+        rows = np.empty(len(queries), dtype=np.int64)
+        rows[order] = find_rows(self.keys, queries[order])
+        return rows
 
     def neighbors(self, query: Any, k: int = 10) -> list[tuple[Any, float]]:
         """The k items of highest cosine to ``query``, exactly, best first: (id, cosine). ``query`` is an id (itself
@@ -168,7 +211,7 @@ class VersionReader:
             own_row = int(find_rows(self.keys, keys_of([query], query=True))[0])
             if own_row < 0:
                 raise StoreError(f"version {self.version} has no item {query!r}")
-            vector = self.vectors[own_row]
+            vector = as_float32(self.vectors[own_row])
         else:
             vector = np.asarray(query, dtype=np.float32)
             if vector.shape != (self.dim,) or not np.isfinite(vector).all() or not vector.any():
@@ -176,7 +219,7 @@ class VersionReader:
         vector = vector / np.float32(np.linalg.norm(vector))
         cosines = np.empty(len(self.keys), dtype=np.float32)
         for part in chunks(len(self.keys), 131_072):
-            rows = self.vectors[part]
+            rows = as_float32(self.vectors[part])
             cosines[part] = rows @ vector / np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), 1e-30)
         if own_row >= 0:
             cosines[own_row] = -np.inf
@@ -209,6 +252,19 @@ class VersionReader:
         finally:
             temporary.unlink(missing_ok=True)
         return path
+
+
+def as_float32(values: Array) -> Array:
+    """``values`` in float32. Half-precision ones go through a table of all 65,536 of them, which takes half the time of
+    NumPy's conversion."""
+    if values.dtype != np.float16:
+        return values.astype(np.float32, copy=False)
+    return np.take(_float32_of_float16(), values.view(np.uint16), mode="clip")
+
+
+@functools.cache
+def _float32_of_float16() -> Array:
+    return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def count_statuses(items: ItemVectors) -> dict[str, int]:
