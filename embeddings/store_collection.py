@@ -166,10 +166,9 @@ class Collection:
 
         The rows of ``items`` are stored as they are: directions, all finite; they are read once, in order, a part at a
         time. ``alignment``: for the manifest; a function of the rows as they were written (memory-mapped) where it is
-        only known then. Views of ``anchor_generation`` are
-        recorded with copies of their frequencies. ``rotation`` [d, d]: what turned the model's own vectors into those
-        of the version, kept for consumers that have the former. Raises ValueError for no rows or rows that are not
-        finite, StoreFull.
+        only known then. Views of ``anchor_generation`` are recorded with copies of their frequencies, materialized ones
+        with their rows. ``rotation`` [d, d]: what turned the model's own vectors into those of the version, kept for
+        consumers that have the former. Raises ValueError for no rows or rows that are not finite, StoreFull.
         """
         if not len(items):
             raise ValueError(f"collection '{self.name}': there is no item vector to publish")

@@ -5,8 +5,8 @@ collection starts a new generation the view gets a new entry for it, with a U of
 or creates it there. ``views/NAME/g0001.json`` is the entry of generation 1, ``views/NAME/g0001.arrow`` its U.
 
 A view is computed when it is fetched, from the version's vectors; nothing of it is stored but U. A *materialized* one
-is computed when a version is written instead, and lies beside its vectors as ``view-NAME.npy``: float32 [rows, dim] in
-the order of the items. Versions written before the view was materialized compute it still.
+is computed when a version is written instead, and lies beside its vectors as ``view-NAME.arrow``: float32 [rows, dim]
+in the order of the items. Versions written before the view was materialized compute it still.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import numpy as np
 import pyarrow as pa
 
 from embeddings.rff import DEFAULT_SIGMA, FREQUENCIES, RandomFourierFeatures, digest
+from embeddings.rff_frequencies import draw_frequencies
+from embeddings.rows import Rows, Vectors
 from embeddings.store_files import (
     CorruptStore,
-    HashingFile,
     UnknownView,
     ViewExists,
     fsync_directory,
@@ -36,14 +37,15 @@ from embeddings.store_files import (
     replace_document,
     sweep,
 )
+from embeddings.store_streaming import write_streamed
 from embeddings.store_version import VersionReader, read_arrow, verify_file, write_arrow
-from embeddings.vectors import MISSING, Array, ItemVectors, chunks, find_rows, keys_of
+from embeddings.vectors import MISSING, Array, ItemVectors, find_rows, keys_of
 
 KINDS = ("rff", "identity")
 PARAMETERS = ("kind", "dim", "sigma", "seed", "frequencies")
 ROTATION_FILE = "rotation.arrow"
 MAPPED_VIEWS = 16
-WRITTEN_ROWS = 65_536
+ROWS_COLUMN = "vector"
 
 
 def default_view(collection: str) -> str:
@@ -161,13 +163,13 @@ class ViewRegistry:
             "file": None,
         }
         if parameters["kind"] == "rff":
-            features = RandomFourierFeatures(
+            drawn = draw_frequencies(
                 dim_in, parameters["dim"], parameters["sigma"], parameters["seed"], parameters["frequencies"]
             )
             material = path.with_suffix(".arrow")
             material.unlink(missing_ok=True)
-            entry["file"] = write_arrow(material, matrix_batch(features.frequencies))
-            entry["sha256"] = features.sha256
+            entry["file"] = write_arrow(material, matrix_batch(drawn))
+            entry["sha256"] = digest(drawn)
         replace_document(path, entry)
         return entry
 
@@ -220,7 +222,8 @@ class ViewRegistry:
                 write_arrow(directory / f"frequencies-{view['name']}.arrow", matrix_batch(features.frequencies))
             )
             if view["materialized"]:
-                files.append(write_rows(directory / _rows_file(view["name"]), features, items.vectors))
+                rows = Featurized(features, items.vectors)
+                files.append(write_streamed(directory / _rows_file(view["name"]), {}, ROWS_COLUMN, rows))
         return files
 
     def lookup(self, entry: dict[str, Any], reader: VersionReader, directory: Path, ids: Any) -> tuple[Array, Array]:
@@ -267,29 +270,29 @@ class ViewRegistry:
 
 
 def _rows_file(name: str) -> str:
-    return f"view-{name}.npy"
+    return f"view-{name}.arrow"
 
 
-def write_rows(path: Path, features: RandomFourierFeatures, vectors: Array) -> dict[str, Any]:
-    """Writes phi of ``vectors`` [n, d] as a NumPy file of float32 [n, dim], durably and a part at a time; the
-    manifest's entry for the file."""
-    file = HashingFile(path)
-    try:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (len(vectors), features.dim)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in chunks(len(vectors), WRITTEN_ROWS):
-            file.write(features.transform(vectors[part]).astype("<f4", copy=False))
-    finally:
-        file.close()
-    return {"name": path.name, "sha256": file.sha256, "bytes": file.num_bytes}
+class Featurized(Rows):
+    """phi of ``vectors`` [n, d], computed when it is read."""
+
+    def __init__(self, features: RandomFourierFeatures, vectors: Vectors):
+        super().__init__(len(vectors), features.dim)
+        self._features = features
+        self._vectors = vectors
+
+    def read(self, rows: slice | Array) -> Array:
+        return self._features.transform(self._vectors[rows])
 
 
 def read_rows(path: Path, shape: tuple[int, int]) -> Array:
-    """The rows of a file that ``write_rows`` made, memory-mapped. Raises CorruptStore for another shape."""
-    rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    if rows.shape != shape or rows.dtype != np.float32:
-        raise CorruptStore(f"{path}: holds {rows.dtype} {rows.shape}, the manifest says float32 {shape}")
-    return np.asarray(rows)
+    """The rows of a materialized view, memory-mapped. Raises CorruptStore for another shape."""
+    column = read_arrow(path).column(ROWS_COLUMN)
+    if (len(column), column.type.list_size) != shape:
+        found = (len(column), column.type.list_size)
+        raise CorruptStore(f"{path}: holds rows of shape {found}, the manifest says {shape}: publish a version again")
+    rows: Array = column.flatten().to_numpy().reshape(shape)
+    return rows
 
 
 def matrix_batch(matrix: Array) -> pa.RecordBatch:

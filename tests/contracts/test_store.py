@@ -358,6 +358,67 @@ class StoreContract:
             collection.delete_view("items_rff")
         assert collection.create_view("items_rff", sigma=0.5)["sigma"] == 0.5
 
+    def test_a_materialized_view_serves_what_a_computed_one_does(self, collection: Collection) -> None:
+        parameters = {"dim": 24, "sigma": 0.9, "seed": 5}
+        for name, materialized in (("stored", True), ("computed", False)):
+            view = collection.create_view(
+                name,
+                **parameters,
+                materialized=materialized,
+                dim_in=6,
+                anchor_generation=1,  # type: ignore[arg-type]
+            )
+            assert view["materialized"] is materialized
+        first = publish(collection, items(range(10, 40), 1, dim=6))
+        second = publish(collection, items(range(20, 50), 2, dim=6))
+        asked = [25, 12, 99, 45, 25, 39]
+        for version in (first, second, "current"):
+            status, stored = collection.view_lookup("stored", asked, version)
+            same, computed = collection.view_lookup("computed", asked, version)
+            np.testing.assert_array_equal(status, same)
+            np.testing.assert_array_equal(status, collection.open(version).lookup(asked)[0])
+            # float32 products of another number of rows may round in another order.
+            np.testing.assert_allclose(stored, computed, atol=1e-6)
+            assert not stored[2].any()
+            np.testing.assert_allclose(np.linalg.norm(stored[status != MISSING], axis=1), 1, atol=1e-6)
+        assert [status.tolist() for status, _ in (collection.view_lookup("stored", [], second),)] == [[]]
+        with pytest.raises(ItemIdError):
+            collection.view_lookup("stored", ["a"])
+
+    def test_materializing_changes_no_value_and_needs_no_other_name(self, collection: Collection) -> None:
+        publish(collection, items([1, 2], 1, dim=6))
+        view = collection.create_view("v")
+        before = collection.view_lookup("v", [1, 2])[1]
+        again = collection.create_view("v", materialized=True)
+        assert again == {**view, "materialized": True}
+        np.testing.assert_array_equal(collection.view_lookup("v", [1, 2])[1], before)
+        publish(collection, items([1, 2], 1, dim=6))
+        np.testing.assert_allclose(collection.view_lookup("v", [1, 2])[1], before, atol=1e-6)
+        assert collection.create_view("v", materialized=False) == view
+        np.testing.assert_allclose(collection.view_lookup("v", [1, 2])[1], before, atol=1e-6)
+
+    def test_a_view_of_another_seed_by_the_same_name_is_not_served_old_rows(self, collection: Collection) -> None:
+        publish(collection, items([1, 2], 1, dim=6))
+        collection.create_view("v", materialized=True)
+        publish(collection, items([1, 2], 1, dim=6))
+        collection.view_lookup("v", [1])
+        collection.delete_view("v")
+        collection.create_view("v", materialized=True, seed=9)
+        vectors = collection.open().lookup([1])[1]
+        np.testing.assert_allclose(
+            collection.view_lookup("v", [1])[1], collection.view_transform("v", vectors), atol=1e-6
+        )
+
+    def test_a_version_keeps_its_rotation(self, collection: Collection) -> None:
+        rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 6)))[0]
+        first = publish(collection, items([1], dim=6))
+        second = publish(collection, items([1], dim=6), rotation=rotation, alignment={"kind": "procrustes"})
+        third = publish(collection, items([1], dim=6), alignment={"kind": "procrustes"})
+        np.testing.assert_array_equal(collection.rotation(first), np.eye(6))
+        np.testing.assert_array_equal(collection.rotation(second), rotation)
+        with pytest.raises(UnknownVersion, match="not kept"):
+            collection.rotation(third)
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [

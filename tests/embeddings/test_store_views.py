@@ -1,0 +1,102 @@
+"""Views in the embedded store: where materialized rows lie, damage to them, and changes by another process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embeddings.store import Collection, CorruptStore, UnknownView, open_store
+from embeddings.store_views import define_view
+from embeddings.vectors import ItemVectors
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Collection:
+    return open_store(tmp_path / "store").collection("items")
+
+
+def publish(collection: Collection, num_items: int = 20, dim: int = 4, seed: int = 0) -> str:
+    vectors = np.random.default_rng(seed).standard_normal((num_items, dim)).astype(np.float32)
+    parent = collection.current()
+    version = collection.write(ItemVectors(np.arange(num_items), vectors), parent=parent)
+    collection.publish(version, parent)
+    return version
+
+
+def rows_file(collection: Collection, version: str, name: str = "v") -> Path:
+    return collection.directory / "versions" / version / f"view-{name}.arrow"
+
+
+def test_rows_lie_beside_the_version_and_are_what_is_served(collection: Collection) -> None:
+    before = publish(collection)
+    collection.create_view("v", materialized=True)
+    collection.create_view("raw", kind="identity", materialized=True)
+    version = publish(collection)
+    assert not rows_file(collection, before).exists()
+    assert not rows_file(collection, version, "raw").exists()
+    names = {file["name"] for file in collection.manifest(version)["files"]}
+    assert {"view-v.arrow", "frequencies-v.arrow"} <= names
+    # Stored rows are read: the view's own map is asked for nothing.
+    collection._views.features = None  # type: ignore[assignment, method-assign]
+    status, phi = collection.view_lookup("v", [3, 99])
+    assert status.tolist() == [1, 0]
+    assert phi.shape == (2, 8)
+    assert phi[0].any()
+    np.testing.assert_array_equal(collection.view_lookup("raw", [3])[1], collection.open().lookup([3])[1])
+
+
+def test_expired_rows_are_removed(collection: Collection) -> None:
+    publish(collection)
+    collection.create_view("v", materialized=True)
+    versions = [publish(collection, seed=seed) for seed in range(3)]
+    assert collection.retain(1)
+    assert [rows_file(collection, version).exists() for version in versions] == [False, False, True]
+
+
+def test_a_flipped_bit_is_refused(collection: Collection) -> None:
+    publish(collection)
+    collection.create_view("v", materialized=True)
+    version = publish(collection)
+    file = rows_file(collection, version)
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    file.unlink()
+    file.write_bytes(damaged)
+    with pytest.raises(CorruptStore, match=re.escape(str(file))):
+        open_store(collection.directory.parent.parent).collection("items").view_lookup("v", [1])
+
+
+def test_rows_of_another_shape_are_refused(collection: Collection) -> None:
+    publish(collection)
+    collection.create_view("v", materialized=True)
+    version = publish(collection)
+    collection._stored_manifest(version)["rows"] = 19
+    with pytest.raises(CorruptStore, match=r"holds rows of shape \(20, 8\)"):
+        collection.view_lookup("v", [1])
+
+
+def test_what_another_process_does_to_a_view_is_seen(collection: Collection) -> None:
+    publish(collection)
+    other = open_store(collection.directory.parent.parent).collection("items")
+    collection.create_view("v")
+    assert other.view("v")["materialized"] is False
+    collection.create_view("v", materialized=True)
+    assert other.view("v")["materialized"] is True
+    collection.delete_view("v")
+    with pytest.raises(UnknownView):
+        other.view("v")
+    collection.create_view("v", seed=3)
+    assert other.view("v")["seed"] == 3
+
+
+def test_a_small_view_is_created_in_silence(collection: Collection) -> None:
+    """The warning that it loses directions is for its maker to read (embeddings.rff_advice), not for a server's log."""
+    publish(collection)
+    assert collection.create_view("small", dim=2)["dim"] == 2
+
+
+def test_an_identity_view_has_no_parameters() -> None:
+    assert define_view("raw", 4, kind="identity")["sigma"] is None
