@@ -15,7 +15,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from embeddings.store import Collection, default_view
+from embeddings.store import default_view
 from embeddings.vectors import MISSING, STATUS_NAMES, Array
 from service import errors
 from service.auth import require
@@ -106,8 +106,7 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
             return Response(status_code=304, headers=headers)
         check_size(len(wanted.ids), reader.dim if entry["kind"] == "identity" else entry["dim"], media_type)
         ids = ids_as(reader.manifest["id_type"], wanted.ids)
-        status, vectors = reader.lookup(ids)
-        vectors = features_of(found, entry, reader.version, status, vectors)
+        status, vectors = found.view_lookup(view, ids, reader.version)
         with np.errstate(over="ignore"):
             vectors = vectors.astype(DTYPES[wanted.dtype], copy=False)
         fetched = Fetched(reader.manifest["id_type"], ids, status, vectors)
@@ -148,18 +147,6 @@ def check_size(num_ids: int, dim: int, media_type: str) -> None:
         instead = ", or ask for Arrow" if media_type == JSON else ""
         message = f"{num_ids} vectors of {dim} numbers are too many for one answer"
         raise errors.invalid([("ids", message)], f"send at most {at_most} ids at once{instead}")
-
-
-def features_of(collection: Collection, entry: dict[str, Any], version: str, status: Array, vectors: Array) -> Array:
-    """The view's map of the rows that are there; zero rows stay zero."""
-    if entry["kind"] == "identity":
-        return vectors
-    present = status != MISSING
-    if present.all():
-        return collection.view_transform(entry["name"], vectors, version)
-    mapped = np.zeros((len(vectors), entry["dim"]), dtype=np.float32)
-    mapped[present] = collection.view_transform(entry["name"], vectors[present], version)
-    return mapped
 
 
 def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[str, Any]) -> str:
