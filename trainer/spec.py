@@ -421,6 +421,14 @@ class View(Spec):
     materialized: bool = False
 
 
+class Expire(Spec):
+    """When an item that is carried, because runs do not find it any more, becomes missing: after more publications than
+    the limit, or once its own vector is older than so many days; null: no such limit."""
+
+    after_publications: int | None = Field(default=None, ge=1)
+    after_days: int | None = Field(default=90, ge=1)
+
+
 class Publish(Spec):
     collection: Name
     feature: str
@@ -428,6 +436,7 @@ class Publish(Spec):
     ema: MovingAverage | None = MovingAverage()
     gate: Gate = Gate()
     views: tuple[View, ...] = ()
+    expire: Expire | None = Expire()
 
 
 class JobSpec(Spec):
