@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from embeddings.rows import CHUNK_ROWS, Array, Rows, Vectors, take
-from embeddings.vectors import chunks, squares_of, unit_rows
+from embeddings.vectors import chunks, squares_of, unit_float32, unit_rows
 
 MIN_SHARED_PER_DIM = 12
 
@@ -77,16 +77,21 @@ def _product(left: Array, right: Array) -> tuple[Array, int]:
     return left.T @ right, int(np.count_nonzero((left_norms > 0) & (right_norms > 0)))
 
 
-def rotate_rows(rows: Array, rotation: Array | None) -> Array:
-    """unit(rows) R, float32 [n, d], of one chunk; without a rotation the directions alone. Zero rows stay zero, rows
-    that are not finite become NaN. Float32 rows are turned in float32 and brought to length 1 afterwards; rows whose
-    squares float32 cannot hold, and directions alone, are computed in float64."""
+def turn_rows(rows: Array, rotation: Array | None) -> Array:
+    """``rows`` R [n, d] of one chunk, of any length: in float32 where float32 can hold the squares of the rows, which
+    loses nothing that a float32 vector has; else unit(rows) R in float64, in which zero rows stay zero and rows that
+    are not finite become NaN. Without a rotation unit(rows)."""
     if rotation is not None and squares_of(rows) is not None:
         turned: Array = rows @ rotation.astype(np.float32)
-        turned *= (1.0 / np.sqrt(np.einsum("nd,nd->n", turned, turned)))[:, None]
         return turned
     directions, _ = unit_rows(rows)
-    return (directions if rotation is None else directions @ rotation).astype(np.float32)
+    return directions if rotation is None else directions @ rotation
+
+
+def rotate_rows(rows: Array, rotation: Array | None) -> Array:
+    """unit(rows) R, float32 [n, d], of one chunk; without a rotation the directions alone. Zero rows stay zero, rows
+    that are not finite become NaN."""
+    return unit_float32(turn_rows(rows, rotation))
 
 
 class Rotated(Rows):

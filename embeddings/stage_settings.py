@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from embeddings.carry import Expiry, ExpirySettings
 from embeddings.rff import DEFAULT_SIGMA
+
+__all__ = [
+    "AverageSettings", "Expiry", "ExpirySettings", "Gate", "GateSettings", "MovingAverage", "PublishSettings",
+    "Settings", "View", "ViewSettings",
+]  # fmt: skip
 
 
 class AverageSettings(Protocol):
@@ -49,6 +55,8 @@ class PublishSettings(Protocol):
     def gate(self) -> GateSettings: ...
     @property
     def views(self) -> Sequence[ViewSettings]: ...
+    @property
+    def expire(self) -> ExpirySettings | None: ...
 
 
 @dataclass(frozen=True)
@@ -88,3 +96,4 @@ class Settings:
     ema: MovingAverage | None = field(default_factory=MovingAverage)
     gate: Gate = field(default_factory=Gate)
     views: tuple[View, ...] = ()
+    expire: Expiry | None = field(default_factory=Expiry)

@@ -19,7 +19,7 @@ from embeddings.rows import CHUNK_ROWS, Array, Picked, Rows, Vectors
 __all__ = [
     "CARRIED", "CHUNK_ROWS", "FOUND", "MAX_ID_BYTES", "MISSING", "STATUS_NAMES", "Array", "ItemIdError", "ItemVectors",
     "arrow_of", "as_list", "chunks", "find_rows", "keys_of", "norms_of", "row_norms", "shared_rows", "show_key",
-    "squares_of", "unit_rows",
+    "squares_of", "unit_float32", "unit_rows",
 ]  # fmt: skip
 
 MISSING, FOUND, CARRIED = 0, 1, 2
@@ -165,6 +165,15 @@ def squares_of(rows: Array) -> Array | None:
     low, high = _SAFE_SQUARES
     # NaN compares false.
     return squares if bool(np.all((squares > low) & (squares < high))) else None
+
+
+def unit_float32(rows: Array) -> Array:
+    """unit(rows) as float32 [n, d]; zero rows stay zero, rows that are not finite become NaN."""
+    squares = squares_of(rows)
+    if squares is None:
+        return unit_rows(rows)[0].astype(np.float32)
+    directions: Array = rows * (1.0 / np.sqrt(squares))[:, None]
+    return directions
 
 
 def row_norms(rows: Array) -> Array:

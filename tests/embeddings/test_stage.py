@@ -121,7 +121,7 @@ def test_a_change_of_basis_and_length_alone_changes_nothing(
     publish(store, raw)
     before = served(store.collection("items")).copy()
     rotation = basis(seed) * (-1 if reflect else 1)
-    end = publish(store, (raw @ rotation * 3.7).astype(np.float32))
+    end = publish(store, (raw @ rotation * 1.7).astype(np.float32))
     assert end.status == "published"
     assert end.metrics["cosine_p5"] > 0.999999
     np.testing.assert_allclose(served(store.collection("items")), before, atol=2e-6)
