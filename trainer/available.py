@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec, Optimizer
 
-MODELS = ("dnn", "two_tower", "bpr")
+MODELS = ("dnn", "two_tower", "bpr", "item2vec")
+SEQUENCE_MODELS = ("item2vec", "sasrec")
+"""Models of users' items in order: they read the features user and item alone, and rank what comes next."""
 OPTIMIZERS = ("sgd", "adagrad", "adagradw", "adagrad_ar", "rowwise_adagrad", "adam", "adamw", "adam_ar")
 ADAM_FAMILY = ("adam", "adamw", "adam_ar")
 WEIGHT_DECAY = ("adamw", "adagradw")
@@ -24,7 +26,10 @@ _READ_BY = {
     ("eps",): tuple(kind for kind in OPTIMIZERS if kind != "sgd"),
 }
 """Fields of ``optimizer``, and the kinds that read them. They may be left at what they are without being set."""
-PUBLISHING_MODELS = ("two_tower", "bpr")
+PUBLISHING_MODELS = ("two_tower", "bpr", "item2vec", "sasrec")
+_MODEL_READ_BY = {"window": ("item2vec",), "negatives": ("item2vec", "sasrec"), "length": ("sasrec",)}
+"""Fields of ``model``, and the kinds that read them."""
+RANKING_METRICS = ("hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
 
 
 def refuse(problems: Iterator[str]) -> None:
@@ -52,8 +57,7 @@ def dataset_problems(spec: DatasetSpec) -> Iterator[str]:
 def job_problems(spec: JobSpec) -> Iterator[str]:
     if spec.model.kind not in MODELS:
         yield f"model.kind: {spec.model.kind} is not available yet: use one of {', '.join(MODELS)}"
-    if spec.model.kind == "bpr" and spec.model.hidden not in ((), type(spec.model).model_fields["hidden"].default):
-        yield "model.hidden: bpr has no hidden layers: leave it out"
+    yield from model_problems(spec)
     optimizer = spec.optimizer
     if optimizer.kind not in OPTIMIZERS:
         yield f"optimizer.kind: {optimizer.kind} is not available yet: use one of {', '.join(OPTIMIZERS)}"
@@ -78,6 +82,23 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
             f"publish: vectors of {spec.model.kind} are not determined by its loss and are not published yet: "
             f"use one of {', '.join(PUBLISHING_MODELS)}"
         )
+
+
+def model_problems(spec: JobSpec) -> Iterator[str]:
+    """What is set of the model that its kind has no use for."""
+    model = spec.model
+    fields = type(model).model_fields
+    if model.kind in ("bpr", *SEQUENCE_MODELS) and model.hidden not in ((), fields["hidden"].default):
+        yield f"model.hidden: {model.kind} has no hidden layers: leave it out"
+    for name, kinds in _MODEL_READ_BY.items():
+        if model.kind not in kinds and getattr(model, name) != fields[name].default:
+            yield f"model.{name}: {model.kind} has none: use {' or '.join(kinds)}, or leave it out"
+    if model.kind in SEQUENCE_MODELS and "logloss" in spec.evaluation.metrics and "auc" not in spec.evaluation.metrics:
+        yield f"evaluation.metrics: {model.kind} ranks and has no logloss: use {', '.join(RANKING_METRICS)} or auc"
+    if model.kind not in SEQUENCE_MODELS:
+        for name in spec.evaluation.metrics:
+            if name in RANKING_METRICS:
+                yield f"evaluation.metrics: {model.kind} has no {name}: use auc and logloss"
 
 
 def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
@@ -185,6 +206,8 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
         ]
         if job.model.kind == "two_tower" and joined:
             yield f"model.kind: item-side features ({', '.join(joined)}) in two_tower are not available yet"
+    if job.model.kind in SEQUENCE_MODELS and dataset.ordering is None:
+        yield f"model.kind: {job.model.kind} needs order or timestamp in dataset '{dataset.name}'"
     split = job.evaluation.split
     if split.kind == "time" and dataset.ordering is None:
         yield f"evaluation.split.kind: time needs order or timestamp in dataset '{dataset.name}'"

@@ -7,16 +7,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from embeddings.config import InitConfig, SSEConfig, TableConfig
+from embeddings.config import InitConfig, Pooling, SSEConfig, TableConfig
 from embeddings.optim import SGD, RowOptimizer, RowwiseAdagrad
 from trainer import available
 from trainer.data import PreparedData
 from trainer.data.plan import NEGATIVE_SUFFIX
+from trainer.data.prepared import Key
 from trainer.label_side import target_configs
-from trainer.memory import OPTIMIZERS, table_budget
+from trainer.memory import OPTIMIZERS, sequence_ids, table_budget
 from trainer.models import MODELS
 from trainer.schedules import schedule_of
-from trainer.sharding import ShardedModel, Workload, embedding_bag_collection, shard_model
+from trainer.sharding import ShardedModel, Workload, embedding_bag_collection, embedding_collection, shard_model
 from trainer.spec import JobSpec
 
 BACKENDS = {"evenkeel": "numba", "fbgemm": "fbgemm"}
@@ -36,14 +37,16 @@ def build(
     ``backend`` of the tables is that of the job's kernel unless given.
     """
     tables = table_configs(job, data)
-    ids_per_example = {key.name: 5.0 if key.is_list else 1.0 for key in data.keys}
-    model = MODELS[job.model.kind](
-        embedding_bag_collection(tables),
+    ids_per_example = {key.name: 5.0 if key.is_list else 1.0 for key in data.keys} | sequence_ids(job)
+    kind = MODELS[job.model.kind]
+    model = kind(
+        embedding_collection(tables) if kind.is_sequence else embedding_bag_collection(tables),
         [key.name for key in data.keys],
         dim=job.model.embedding_dim,
         hidden=job.model.hidden,
         seed=job.seed,
         dtype=dtype,
+        **kind.settings(job),
     )
     return shard_model(
         model,
@@ -67,9 +70,10 @@ def _default_plan(tables: list[TableConfig]) -> dict[str, str]:
 def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
     """One table for each vocabulary of the data, as wide as the model wants it."""
     init = job.model.effective_init
-    if init.kind == "zero" and job.model.kind == "bpr":
+    if init.kind == "zero" and job.model.kind in ("bpr", *available.SEQUENCE_MODELS):
         raise ValueError(
-            "model.init.kind: zero gives bpr no gradient, all its scores being products: use hash or normal"
+            f"model.init.kind: zero gives {job.model.kind} no gradient, all its scores being products: use hash or "
+            "normal"
         )
     return [
         TableConfig(
@@ -77,16 +81,18 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
             num_rows=table.num_rows,
             dim=MODELS[job.model.kind].table_dim(name, job.model.embedding_dim),
             features=table.features,
-            pooling={
-                key.name: "mean" if key.is_list and key.pooling == "mean" else "sum"
-                for key in data.keys
-                if key.table == name
-            },
+            pooling={key.name: _pooling(key) for key in data.keys if key.table == name},
             init=InitConfig(init.kind, init.std),
             row_keys=data.row_keys(name) if init.kind == "hash" else None,
         )
         for name, table in data.tables.items()
     ]
+
+
+def _pooling(key: Key) -> Pooling:
+    if key.pooling == "none":
+        return "none"
+    return "mean" if key.is_list and key.pooling == "mean" else "sum"
 
 
 def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
@@ -99,7 +105,10 @@ def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
             continue
         restart = None if sse.walk is None else sse.walk.restart
         config = SSEConfig(sse.probability, None if sse.graph is None else graphs[sse.graph], sse.rho, restart)
-        configs |= {name: config for name in (feature, feature + NEGATIVE_SUFFIX) if name in names}
+        # Negatives follow the feature that they are drawn for, but where they are targets and it is not.
+        targets = MODELS[job.model.kind].targets
+        sides = [feature] if feature not in targets and feature + NEGATIVE_SUFFIX in targets else []
+        configs |= {name: config for name in sides or (feature, feature + NEGATIVE_SUFFIX) if name in names}
     return configs
 
 

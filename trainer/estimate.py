@@ -11,12 +11,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainer.available import SEQUENCE_MODELS
 from trainer.data import values
 from trainer.data.encode import ids_of
 from trainer.data.plan import DataPlan, make_plan
 from trainer.data.vocabulary import DistinctIds
 from trainer.data.writing import NUM_SPECIAL_ROWS
-from trainer.memory import FLOAT_BYTES, RAY_BYTES, RankMemory, arithmetic, memory_problem, rank_memory
+from trainer.memory import (
+    FLOAT_BYTES,
+    RAY_BYTES,
+    RankMemory,
+    arithmetic,
+    memory_problem,
+    rank_memory,
+    sequence_ids,
+)
 from trainer.spec import DatasetSpec, JobSpec
 
 EXACT_ROWS = 20_000_000
@@ -30,6 +39,8 @@ _STEP_SECONDS = 0.004
 
 def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
     """Ids looked up per example and feature: at most, for histories; other lists count as 5."""
+    if job.model.kind in SEQUENCE_MODELS:
+        return sequence_ids(job)
     found = {
         name: float(feature.derive.length) if feature.derive is not None else 5.0 if feature.type == "id_list" else 1.0
         for name, feature in dataset.features.items()
@@ -61,6 +72,9 @@ def estimate(job: JobSpec, dataset: DatasetSpec) -> Estimate:
     # per_user_last holds out rows by user, whose number is not looked up here: its share is bounded by 0.
     held = 0.0 if split.kind == "per_user_last" else split.validation + split.test
     train_examples = max(1, int(examples * (1.0 - held)))
+    if job.model.kind == "sasrec":
+        # Pieces of sequences, of which each user may have a short one more.
+        train_examples = -(-train_examples // job.model.length)
     steps = -(-train_examples // job.batch_size)
     total_bytes = memory.total * workers + RAY_BYTES
     step_seconds = _seconds_per_step(job, len(plan.features), sum(ids.values()))
@@ -105,7 +119,7 @@ def too_large(job: JobSpec, found: Estimate, machine_bytes: int | None) -> tuple
 def _seconds_per_step(job: JobSpec, num_features: int, lookups: float) -> float:
     """Multiply-adds of the tower (forward and twice that backward) and traffic of the rows, per worker."""
     widths = [num_features * job.model.embedding_dim, *job.model.hidden, 1]
-    weights = sum(a * b for a, b in itertools.pairwise(widths)) if job.model.kind != "bpr" else 0
+    weights = sum(a * b for a, b in itertools.pairwise(widths)) if job.model.kind not in ("bpr", "item2vec") else 0
     samples = job.batch_size / job.resources.num_workers
     arithmetic = 6.0 * weights * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
     traffic = samples * lookups * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
@@ -117,8 +131,8 @@ def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
     num_rows = _rows_from_footers(plan)
     if num_rows is not None and num_rows > EXACT_ROWS and plan.source.window is None:
         return num_rows, _bounds(plan, num_rows), False
-    distinct = {table: DistinctIds(plan.kinds[table]) for table in plan.tables}
-    for feature in plan.features:
+    distinct = {table: DistinctIds(plan.kinds[table]) for table in plan.trained_tables}
+    for feature in plan.trained:
         if feature.join is not None:
             plan.joins[feature.name].add_to(distinct[feature.table])
     uses = [use for use in plan.uses if use.domain in distinct]
@@ -138,8 +152,8 @@ def _rows_from_footers(plan: DataPlan) -> int | None:
 
 def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:
     """At most the rows, and for integers at most max - min + 1 of the files' statistics."""
-    bounds = dict.fromkeys(plan.tables, 0)
-    for feature in plan.features:
+    bounds = dict.fromkeys(plan.trained_tables, 0)
+    for feature in plan.trained:
         if feature.join is not None:
             joined = DistinctIds(plan.kinds[feature.table])
             plan.joins[feature.name].add_to(joined)

@@ -19,9 +19,8 @@ import torch.distributed as dist
 
 from trainer.failures import Cancelled, NonFiniteError
 from trainer.label_side import with_swapped_classes
-from trainer.metrics import auc, logloss
 from trainer.schedules import schedule_of
-from trainer.spec import JobSpec
+from trainer.spec import DEFAULT_METRICS, JobSpec
 
 EVALUATION_BATCH_SIZE = 8192
 PROGRESS_SECONDS = 1.0
@@ -257,24 +256,24 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, Any]:
-        """Exact AUC and logloss over the whole split, on rank 0 ({} elsewhere). A metric without a value is None."""
+        """The model's metrics over the whole split, exact, on rank 0 ({} elsewhere). One without a value is None."""
         self.sharded.eval()
-        logits, labels = [np.empty(0)], [np.empty(0)]
-        for batch in self.data.eval_batches(split, EVALUATION_BATCH_SIZE, self.rank, self.world_size):
-            z, y = self.sharded.module.evaluate(batch)
-            logits.append(z.double().numpy())
-            labels.append(y.double().numpy())
-        mine = (np.concatenate(logits), np.concatenate(labels))
+        model = self.sharded.module
+        catalogue = model.catalogue(self.data)
+        batches = self.data.eval_batches(split, EVALUATION_BATCH_SIZE, self.rank, self.world_size)
+        found = [[part.double().numpy() for part in model.evaluate(batch, catalogue)] for batch in batches]
+        mine = [np.concatenate(parts) for parts in zip(*found, strict=True)]
         everyone: list[Any] = [mine]
         if self.world_size > 1:
             everyone = [None] * self.world_size
             dist.gather_object(mine, everyone if self.rank == 0 else None)
             if self.rank != 0:
                 return {}
-        z, y = (np.concatenate([part[i] for part in everyone]) for i in (0, 1))
-        values = {"auc": auc(z, y), "logloss": logloss(z, y)}
-        kept = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        return {**{name: kept[name] for name in self.job.evaluation.metrics if name in kept}, "examples": int(y.size)}
+        arrays = [np.concatenate(parts) for parts in zip(*everyone, strict=True)]
+        values = {name: value if math.isfinite(value) else None for name, value in model.metrics(*arrays).items()}
+        wanted = self.job.evaluation.metrics
+        shown = values if wanted == DEFAULT_METRICS else [name for name in wanted if name in values]
+        return {**{name: values[name] for name in shown}, "examples": int(arrays[0].size)}
 
     def _metric(self, fields: dict[str, Any]) -> None:
         if self.rank == 0:

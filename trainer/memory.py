@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RowOptimizer, RowwiseAdagrad
+from trainer.available import SEQUENCE_MODELS
 from trainer.spec import JobSpec
 
 OPTIMIZERS: dict[str, type[RowOptimizer]] = {
@@ -92,8 +93,20 @@ def state_counts(kind: str) -> tuple[int, int]:
 
 
 def table_dim(job: JobSpec, table: str) -> int:
-    """Columns of a table, as trainer.models has them: bpr's items have a bias beside their vector."""
+    """Columns of a table, as trainer.models has them: bpr's items have a bias beside their vector, item2vec's an output
+    vector."""
+    if job.model.kind == "item2vec":
+        return 2 * job.model.embedding_dim
     return job.model.embedding_dim + (1 if job.model.kind == "bpr" and table == "item" else 0)
+
+
+def sequence_ids(job: JobSpec) -> dict[str, float]:
+    """At most so many ids of each key an example of a model of sequences has; {} for other models."""
+    model = job.model
+    if model.kind not in SEQUENCE_MODELS:
+        return {}
+    read, targets = (1, 2 * model.window) if model.kind == "item2vec" else (model.length, model.length)
+    return {"item": float(read), "item__target": float(targets), "item__negative": float(targets * model.num_negatives)}
 
 
 def rank_memory(job: JobSpec, rows: Mapping[str, int], ids_per_example: Mapping[str, float]) -> RankMemory:
@@ -152,7 +165,7 @@ def _columns(dim: int, workers: int) -> int:
 
 
 def _widths(job: JobSpec, num_features: int) -> list[int]:
-    if job.model.kind == "bpr":
+    if job.model.kind in ("bpr", "item2vec"):
         return []
     return [num_features * job.model.embedding_dim, *job.model.hidden, 1]
 

@@ -1,6 +1,8 @@
-"""Exact evaluation metrics over a whole split, in float64 numpy."""
+"""Exact evaluation metrics over a whole split, in float64 numpy: of logits against labels, and of ranks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,3 +36,24 @@ def logloss(logits: NDArray[np.floating], labels: NDArray[np.floating]) -> float
     if logits.size == 0:
         return float("nan")
     return float(np.mean(np.logaddexp(0.0, logits) - np.asarray(labels, np.float64) * logits))
+
+
+def rank_of(target: Any, others: Any) -> Any:
+    """How many of ``others`` [b, n] score at least as high as ``target`` [b]: its rank from 0, ties against it,
+    so that a model that scores all alike finds nothing. Arrays or tensors; a NaN target is last."""
+    return others.shape[1] - (others < target[:, None]).sum(1)
+
+
+def hit_rate(ranks: NDArray[np.floating], k: int) -> float:
+    """Share of targets among the first k, ranks [n] from 0. NaN if empty or unknown."""
+    ranks = np.asarray(ranks, np.float64)
+    return float(np.mean(ranks < k)) if ranks.size and not np.isnan(ranks).any() else float("nan")
+
+
+def ndcg(ranks: NDArray[np.floating], k: int) -> float:
+    """Mean of 1 / log2(rank + 2) for ranks [n] from 0 below k, else 0: NDCG@k with one relevant item. NaN if empty or
+    unknown."""
+    ranks = np.asarray(ranks, np.float64)
+    if not ranks.size or np.isnan(ranks).any():
+        return float("nan")
+    return float(np.mean(np.where(ranks < k, 1.0 / np.log2(ranks + 2.0), 0.0)))

@@ -243,6 +243,9 @@ class Init(Spec):
 
 
 class Model(Spec):
+    """``window``: item2vec's targets are the items at most so many places away. ``negatives`` drawn for each target of
+    item2vec (default 3) and sasrec (default 1)."""
+
     kind: Literal[
         "dnn", "two_tower", "bpr",
         "wide_deep", "xdeepfm", "wukong", "dlrm", "dcnv2", "deepfm", "din", "mf", "item2vec", "sasrec",
@@ -250,13 +253,21 @@ class Model(Spec):
     embedding_dim: int = Field(default=16, ge=1, le=4096)
     hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = (128, 64)
     init: Init | None = None
+    window: int = Field(default=3, ge=1, le=100)
+    negatives: int | None = Field(default=None, ge=1, le=100)
+    length: int = Field(default=50, ge=1, le=1000)
 
     @property
     def effective_init(self) -> Init:
         """The init asked for, else zero for CTR towers (AdamAR paper) and hash where a dot product needs a start."""
         if self.init is not None:
             return self.init
-        return Init(kind="hash", std=0.1) if self.kind in ("two_tower", "bpr", "mf") else Init()
+        return Init(kind="hash", std=0.1) if self.kind in ("two_tower", "bpr", "mf", "item2vec") else Init()
+
+    @property
+    def num_negatives(self) -> int:
+        """Draws for each target of a model of sequences."""
+        return self.negatives or (3 if self.kind == "item2vec" else 1)
 
 
 class LearningRateSchedule(Spec):
@@ -366,6 +377,9 @@ class Resources(Spec):
     timeout_seconds: float | None = Field(default=None, gt=0)
 
 
+DEFAULT_METRICS: tuple[Literal["auc", "logloss"], ...] = ("auc", "logloss")
+
+
 class Split(Spec):
     kind: Literal["random", "per_user_last", "time"] = "random"
     validation: float = Field(default=0.1, ge=0.0, lt=1.0)
@@ -379,8 +393,13 @@ class Split(Spec):
 
 
 class Evaluation(Spec):
+    """``metrics`` left out are all that the model has: AUC and logloss; of models of sequences AUC, hit rate and NDCG
+    at 10 against 100 negatives, and both among all items (``full``)."""
+
     split: Split = Split()
-    metrics: tuple[Literal["auc", "logloss", "gauc"], ...] = ("auc", "logloss")
+    metrics: tuple[
+        Literal["auc", "logloss", "gauc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full"], ...
+    ] = DEFAULT_METRICS
 
 
 class Checkpoint(Spec):

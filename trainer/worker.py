@@ -196,6 +196,7 @@ def _opening(own: Checkpoint | None, start: Checkpoint | None, position: Positio
 
 def _unread(job: JobSpec, data: PreparedData) -> str:
     """Features that the model has no use for: it is trained all the same, and its owner should know."""
-    read = (bpr.USER, bpr.ITEM, bpr.NEGATIVE)
-    unread = [key.name for key in data.keys if key.name not in read]
-    return f"; bpr does not read {', '.join(unread)}" if job.model.kind == "bpr" and unread else ""
+    unread = data.unread
+    if job.model.kind == "bpr":
+        unread = [key.name for key in data.keys if key.name not in (bpr.USER, bpr.ITEM, bpr.NEGATIVE)]
+    return f"; {job.model.kind} does not read {', '.join(unread)}" if unread else ""

@@ -9,6 +9,7 @@ from torch.nn.functional import embedding_bag, logsigmoid
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
 from trainer.models import BPR, DNN, MODELS, TwoTower
+from trainer.models.item2vec import Item2Vec
 
 DIM = 4
 
@@ -58,8 +59,8 @@ PAIRS = features(user=[[1], [2]], item=[[4], [5]], item__negative=[[3], [2]])
 
 
 def test_registry_names_every_model():
-    assert list(MODELS.values()) == [DNN, TwoTower, BPR]
-    assert list(MODELS) == ["dnn", "two_tower", "bpr"]
+    assert list(MODELS.values()) == [DNN, TwoTower, BPR, Item2Vec]
+    assert list(MODELS) == ["dnn", "two_tower", "bpr", "item2vec"]
 
 
 def test_dnn_is_the_tower_over_all_pooled_embeddings():

@@ -17,6 +17,7 @@ from torchrec import KeyedJaggedTensor
 from trainer.data.hashing import Int64s, derive_key, random_words
 from trainer.data.jagged import Jagged
 from trainer.data.order import rank_slice
+from trainer.data.sequence_batches import SequenceReader, ranking_batches
 
 if TYPE_CHECKING:
     from trainer.data.prepared import PreparedData
@@ -33,6 +34,7 @@ class Batch:
     ``sample_offset``: index in the global batch of the slice's first sample. ``global_size``: samples of the whole
     batch. ``part_offset``: index in the global batch of the micro-batch's first sample, which rank 0 holds.
     ``step``: steps before this one since the first epoch (training), or the number of the batch (evaluation).
+    ``seen``: for models of sequences in evaluation, int64 [m, 2]: (sample, item row) of all that came before.
     """
 
     features: KeyedJaggedTensor
@@ -41,6 +43,7 @@ class Batch:
     global_size: int
     step: int
     part_offset: int = 0
+    seen: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -51,6 +54,7 @@ class Batch:
             self,
             features=self.features.to(device, non_blocking=non_blocking),
             labels=self.labels.to(device, non_blocking=non_blocking),
+            seen=None if self.seen is None else self.seen.to(device, non_blocking=non_blocking),
         )
 
     def pin(self) -> Batch:
@@ -63,9 +67,8 @@ def train_batches(
 ) -> Iterator[Batch]:
     """See :meth:`PreparedData.train_batches`."""
     num_examples, size = data.num_examples["train"], data.batch_size
-    reader = _Reader(data, "train")
     order = data.order()
-    negatives = _FreshNegatives(data, epoch) if data.is_bpr else None
+    batch_of = _training_reader(data, epoch)
 
     def make(number: int) -> Batch:
         step, part = divmod(number, micro_batches)
@@ -75,7 +78,7 @@ def train_batches(
         begin, end = rank_slice(global_size, part, micro_batches)
         first, last = (begin + place for place in rank_slice(end - begin, rank, world_size))
         rows = order.rows(epoch, start + first, start + last)
-        batch = reader.batch(rows, first, global_size, epoch * data.steps_per_epoch + step, negatives, start + first)
+        batch = batch_of(rows, first, global_size, epoch * data.steps_per_epoch + step, start + first)
         return replace(batch, part_offset=begin)
 
     return prefetched(make, start_step * micro_batches, data.steps_per_epoch * micro_batches)
@@ -83,6 +86,8 @@ def train_batches(
 
 def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
     """See :meth:`PreparedData.eval_batches`."""
+    if data.sequence is not None:
+        return ranking_batches(data, split, batch_size, rank, world_size)
     num_examples = data.num_examples[split]
     reader = _Reader(data, split)
 
@@ -90,9 +95,15 @@ def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, wor
         start = step * batch_size
         global_size = min(batch_size, num_examples - start)
         first, last = rank_slice(global_size, rank, world_size)
-        return reader.batch(np.arange(start + first, start + last), first, global_size, step, None, start)
+        return reader.batch(np.arange(start + first, start + last), first, global_size, step, start)
 
     return prefetched(make, 0, -(-num_examples // batch_size))
+
+
+def _training_reader(data: PreparedData, epoch: int) -> Callable[[Int64s, int, int, int, int], Batch]:
+    if data.sequence is not None:
+        return SequenceReader(data, epoch).batch
+    return _Reader(data, "train", _FreshNegatives(data, epoch) if data.is_bpr else None).batch
 
 
 class _FreshNegatives:
@@ -110,7 +121,8 @@ class _FreshNegatives:
 class _Reader:
     """Gathers rows of one split into tensors."""
 
-    def __init__(self, data: PreparedData, split: str):
+    def __init__(self, data: PreparedData, split: str, negatives: _FreshNegatives | None = None):
+        self._negatives = negatives
         own = [key for key in data.keys if not (data.is_bpr and key is data.keys[-1])]
         self._names = [key.name for key in data.keys]
         self._columns = [data.column(split, key) for key in own]
@@ -124,7 +136,6 @@ class _Reader:
         sample_offset: int,
         global_size: int,
         step: int,
-        negatives: _FreshNegatives | None,
         first_sample: int,
     ) -> Batch:
         count = len(rows)
@@ -137,10 +148,10 @@ class _Reader:
                 flat.append(part.values)
             else:
                 flat.append(part)
-        if negatives is not None:
+        if self._negatives is not None:
             users = parts[self._user]
             assert not isinstance(users, Jagged)
-            flat.append(negatives.draw(users, first_sample))
+            flat.append(self._negatives.draw(users, first_sample))
         elif self._is_bpr:
             lengths[-1] = 0  # the key is there in evaluation too, with empty bags: one set of keys for the model
         values = np.concatenate(flat, dtype=np.int64) if flat else np.empty(0, dtype=np.int64)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from trainer.available import SEQUENCE_MODELS
 from trainer.data import values
 from trainer.data.errors import DataError
 from trainer.data.graphs import EdgeFile, edge_files
@@ -58,6 +59,25 @@ class DataPlan:
     @property
     def is_bpr(self) -> bool:
         return self.job.model.kind == "bpr"
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the model is trained on each user's items in order, and reads nothing else."""
+        return self.job.model.kind in SEQUENCE_MODELS
+
+    @property
+    def positives_only(self) -> bool:
+        """Whether rows that are no positives are left out of training."""
+        return self.is_bpr or self.is_sequence
+
+    @property
+    def trained(self) -> tuple[FeaturePlan, ...]:
+        """The features that the model reads."""
+        return tuple(f for f in self.features if f.name == "item" or not self.is_sequence)
+
+    @property
+    def trained_tables(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(feature.table for feature in self.trained))
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -139,7 +159,8 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
             uses.append(use)
         features.append(planned)
     orders = [feature.derive.order for feature in features if feature.derive is not None]
-    if job.evaluation.split.kind != "random" and dataset.ordering is not None:
+    by_order = job.evaluation.split.kind != "random" or job.model.kind in SEQUENCE_MODELS
+    if by_order and dataset.ordering is not None:
         orders.append(dataset.ordering)
     plan = DataPlan(
         dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {}
@@ -159,6 +180,8 @@ def _check_roles(plan: DataPlan) -> None:
         needs.append(("evaluation.split.kind: per_user_last", ("user",)))
     if plan.is_bpr:
         needs.append(("model.kind: bpr", ("user", "item")))
+    if plan.is_sequence:
+        needs.append((f"model.kind: {plan.job.model.kind}", ("user", "item")))
     for field, roles in needs:
         for role in roles:
             if plan.direct(role) is None:

@@ -21,6 +21,7 @@ from trainer.data.growth import NUM_SPECIAL_ROWS, GrownTable, IdMap
 from trainer.data.hashing import id_keys
 from trainer.data.plan import NEGATIVE_SUFFIX, DataPlan, make_plan
 from trainer.data.prepared import FORMAT_VERSION, GRAPHS, MANIFEST, PreparedData
+from trainer.data.sequences import SEQUENCE_KEYS, Sequences
 from trainer.data.source import Source
 from trainer.data.values import as_ids, id_kind
 from trainer.data.writing import codes_to_rows, finish_tables, write_splits
@@ -84,11 +85,18 @@ def _write(
     scratch = work / "scratch"
     scratch.mkdir(parents=True)
     encoded = encode(plan, scratch)
-    writers, seen = write_splits(plan, encoded, work)
+    writers, seen, sequences = write_splits(plan, encoded, work)
     grown, row_counts = finish_tables(plan, encoded, work, base)
     rows_of = {table: found.row_of_code for table, found in grown.items()}
     unknown_share = codes_to_rows(plan, work, rows_of, log)
     seen.write(work, rows_of, row_counts)
+    num_examples = {name: writer.num_examples for name, writer in writers.items()}
+    num_positives = {name: writer.num_positives for name, writer in writers.items()}
+    if plan.is_sequence:
+        item = plan.feature("item")
+        assert item is not None
+        sequences.write(work, rows_of[item.table])
+        num_examples = num_positives = _sequence_examples(plan, Sequences(work))
     (work / "tables").mkdir()
     tables: dict[str, Any] = {}
     for table, found in grown.items():
@@ -103,23 +111,27 @@ def _write(
     graphs = write_graphs(
         plan.graphs, plan.kinds, {table: found.ids.ids for table, found in grown.items()}, work / GRAPHS, log
     )
-    keys = [{"name": f.name, "table": f.table, "is_list": f.is_list, "pooling": f.pooling} for f in plan.features]
+    keys = [{"name": f.name, "table": f.table, "is_list": f.is_list, "pooling": f.pooling} for f in plan.trained]
     if plan.is_bpr:
         item = plan.feature("item")
         assert item is not None
         keys.append({"name": "item" + NEGATIVE_SUFFIX, "table": item.table, "is_list": False, "pooling": item.pooling})
-    num_examples = {name: writer.num_examples for name, writer in writers.items()}
+    if plan.is_sequence:
+        assert item is not None
+        keys = [{"name": name, "table": item.table, "is_list": True, "pooling": "none"} for name in SEQUENCE_KEYS]
     manifest = {
         "format": FORMAT_VERSION,
         "fingerprint": fingerprint,
         "dataset_fingerprint": dataset_fingerprint(plan),
         "keys": keys,
         "is_bpr": plan.is_bpr,
+        "sequence": _sequence_settings(plan.job) if plan.is_sequence else None,
+        "unread": sorted(f.name for f in plan.features if f not in plan.trained and f.name != "user"),
         "tables": tables,
         "graphs": graphs,
         "num_rows_read": encoded.num_rows,
         "num_examples": num_examples,
-        "num_positives": {name: writer.num_positives for name, writer in writers.items()},
+        "num_positives": num_positives,
         "unknown_share": unknown_share,
         "seed": plan.job.seed,
         "batch_size": plan.job.batch_size,
@@ -127,6 +139,23 @@ def _write(
     shutil.rmtree(scratch)
     (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
     log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
+
+
+def _sequence_settings(job: JobSpec) -> dict[str, Any]:
+    """What batches of sequences are cut by. ``history``: items that an evaluation reads."""
+    model = job.model
+    history = model.length if model.kind == "sasrec" else model.window
+    return {
+        "kind": model.kind, "window": model.window, "negatives": model.num_negatives, "length": model.length,
+        "history": history,
+    }  # fmt: skip
+
+
+def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
+    """By split: an item of a sequence (item2vec) or a piece of one (sasrec) to train on, an item to predict."""
+    model = plan.job.model
+    train = len(sequences.windows(model.length)) if model.kind == "sasrec" else len(sequences.train.values)
+    return {"train": train, **{name: len(places) for name, places in sequences.held.items()}}
 
 
 def _growth_in_words(table: str, base: IdMap, grown: GrownTable) -> str:
@@ -159,6 +188,8 @@ def _fingerprint(plan: DataPlan, base: Mapping[str, IdMap]) -> str:
     job = plan.job
     relevant = [job.model.kind == "bpr", job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
     relevant.append(sorted(plan.graphs))
+    if plan.is_sequence:
+        relevant.append(_sequence_settings(job))
     relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
     files = [source.fingerprint_files() for source in _sources(plan)]
     spec = plan.dataset.model_dump(mode="json")

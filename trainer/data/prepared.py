@@ -22,6 +22,7 @@ from trainer.data.hashing import UInt64s, derive_key, id_keys
 from trainer.data.jagged import Jagged
 from trainer.data.negatives import SeenItems
 from trainer.data.order import GlobalOrder
+from trainer.data.sequences import Sequences, Windows
 
 if TYPE_CHECKING:
     from trainer.data.batches import Batch
@@ -57,7 +58,12 @@ class PreparedData:
     directory: Path
     tables: dict[str, TableInfo]
     keys: tuple[Key, ...]
-    """In the order of the batches: the dataset's features, then ``item__negative`` for BPR."""
+    """In the order of the batches: the dataset's features, then ``item__negative`` for BPR. Models of sequences have
+    those of :mod:`trainer.data.sequence_batches`."""
+    sequence: dict[str, Any] | None
+    """For a model of sequences how its batches are cut, None for others."""
+    unread: list[str]
+    """Features of the dataset that a model of sequences has no use for."""
     num_examples: dict[str, int]
     """By split: train, validation, test."""
     num_positives: dict[str, int]
@@ -82,6 +88,8 @@ class PreparedData:
             for name, table in manifest["tables"].items()
         }
         self.is_bpr = bool(manifest["is_bpr"])
+        self.sequence = manifest.get("sequence")
+        self.unread = manifest.get("unread", [])
         self.num_rows_read = int(manifest["num_rows_read"])
         self.num_examples = manifest["num_examples"]
         self.num_positives = manifest["num_positives"]
@@ -180,6 +188,17 @@ class PreparedData:
             name: map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")
         }
         return SeenItems(parts["shifted"], parts["starts"], len(parts["items"])), parts["items"]
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """Each user's items in order, for a model of sequences."""
+        return Sequences(self.directory)
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The pieces of sequences that sasrec trains on."""
+        assert self.sequence is not None
+        return self.sequences.windows(self.sequence["length"])
 
     def labels(self, split: str) -> npt.NDArray[np.uint8]:
         return map_array(self.directory / split / "labels.bin", LABEL)

@@ -31,6 +31,7 @@ class Examples:
     labels: npt.NDArray[np.uint8]
     sides: npt.NDArray[np.uint8]
     drawn: npt.NDArray[np.bool_]  # whether the example is a drawn negative
+    rows: npt.NDArray[np.int64]  # the row of the data that each is of
 
 
 class ExampleRows:
@@ -72,7 +73,7 @@ class ExampleRows:
             labels, rows, short = (~drawn).astype(np.uint8), rows[repeat], short[repeat]
         sides = self._sides(features, rows)
         sides[short] = splits.DROPPED
-        return Examples(features, labels, sides, drawn)
+        return Examples(features, labels, sides, drawn, rows)
 
     def _feature(self, name: str, start: int, stop: int) -> npt.NDArray[np.int32] | Jagged:
         feature = self._plan.feature(name)

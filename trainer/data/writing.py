@@ -19,6 +19,7 @@ from trainer.data.jagged import Jagged, sorted_unique
 from trainer.data.negatives import SeenItems
 from trainer.data.plan import DataPlan
 from trainer.data.rows import ExampleRows, Examples, take
+from trainer.data.sequences import SequenceRows
 from trainer.data.split import DROPPED, SPLIT_NAMES, TRAIN
 from trainer.data.values import as_ids
 
@@ -33,8 +34,8 @@ class SplitWriter:
         self.num_examples = 0
         self.num_positives = 0
         self._labels = Appender(directory / "labels.bin", LABEL)
-        self._flat = {f.name: Appender(directory / f"{f.name}.bin", CODE) for f in plan.features if not f.is_list}
-        self._lists = {f.name: JaggedAppender(directory / f.name, CODE) for f in plan.features if f.is_list}
+        self._flat = {f.name: Appender(directory / f"{f.name}.bin", CODE) for f in plan.trained if not f.is_list}
+        self._lists = {f.name: JaggedAppender(directory / f.name, CODE) for f in plan.trained if f.is_list}
 
     def append(self, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
         labels = examples.labels[chosen]
@@ -62,21 +63,24 @@ class SplitWriter:
 
 def code_files(plan: DataPlan, directory: Path) -> dict[str, Path]:
     """The file of codes of each feature."""
-    return {f.name: directory / (f"{f.name}.values.bin" if f.is_list else f"{f.name}.bin") for f in plan.features}
+    return {f.name: directory / (f"{f.name}.values.bin" if f.is_list else f"{f.name}.bin") for f in plan.trained}
 
 
-def write_splits(plan: DataPlan, encoded: Encoded, directory: Path) -> tuple[dict[str, SplitWriter], SeenPairs]:
-    """All examples, still as codes. In BPR mode the training split keeps positives only."""
-    seen = SeenPairs(plan, encoded)
+def write_splits(
+    plan: DataPlan, encoded: Encoded, directory: Path
+) -> tuple[dict[str, SplitWriter], SeenPairs, SequenceRows]:
+    """All examples, still as codes. Where a model trains on positives the training split keeps them only."""
+    seen, sequences = SeenPairs(plan, encoded), SequenceRows(plan, encoded)
     writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}
     num_dropped = 0
     try:
         for examples in ExampleRows(plan, encoded).chunks():
             seen.add(examples)
+            sequences.add(examples)
             num_dropped += int((examples.sides == DROPPED).sum())
             for side, name in enumerate(SPLIT_NAMES):
                 chosen = examples.sides == side
-                if plan.is_bpr and side == TRAIN:
+                if plan.positives_only and side == TRAIN:
                     chosen &= examples.labels == 1
                 writers[name].append(examples, np.flatnonzero(chosen))
     finally:
@@ -85,15 +89,16 @@ def write_splits(plan: DataPlan, encoded: Encoded, directory: Path) -> tuple[dic
     train = writers["train"]
     where = f"dataset '{plan.dataset.name}', training split"
     if train.num_examples == 0:
-        what = "has no positive row, and BPR trains on positives" if plan.is_bpr else "has no rows"
+        kind = "BPR" if plan.is_bpr else plan.job.model.kind
+        what = f"has no positive row, and {kind} trains on positives" if plan.positives_only else "has no rows"
         raise DataError(what, where=where, remedy="check the label, lower evaluation.split's shares, or add data")
-    if not plan.is_bpr and train.num_positives in (0, train.num_examples):
+    if not plan.positives_only and train.num_positives in (0, train.num_examples):
         raise DataError(
             f"every one of its {train.num_examples} labels is {int(train.num_positives > 0)}",
             where=where,
             remedy="check the label's column or rule; where every row is a positive use label: {negatives: ...}",
         )
-    return writers, seen
+    return writers, seen, sequences
 
 
 class SeenPairs:
@@ -157,10 +162,10 @@ def finish_tables(
     tables, row_counts = {}, {}
     init_from = plan.job.init_from
     files = code_files(plan, directory / "train")
-    for table in plan.tables:
+    for table in plan.trained_tables:
         codes = encoded.codes[table]
         counts = np.zeros(len(codes.ids) + 1, dtype=np.int64)  # codes shifted by one: entry 0 counts the missing
-        for feature in plan.features:
+        for feature in plan.trained:
             if feature.table == table:
                 for piece in _pieces(map_array(files[feature.name], CODE)):
                     counts += np.bincount(piece.astype(np.int64) + 1, minlength=len(counts))

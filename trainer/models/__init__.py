@@ -2,6 +2,12 @@
 
 from trainer.models.bpr import BPR
 from trainer.models.dnn import DNN
+from trainer.models.item2vec import Item2Vec
 from trainer.models.two_tower import TwoTower
 
-MODELS: dict[str, type[DNN] | type[TwoTower] | type[BPR]] = {"dnn": DNN, "two_tower": TwoTower, "bpr": BPR}
+MODELS: dict[str, type[DNN] | type[TwoTower] | type[BPR] | type[Item2Vec]] = {
+    "dnn": DNN,
+    "two_tower": TwoTower,
+    "bpr": BPR,
+    "item2vec": Item2Vec,
+}

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from trainer.metrics import auc, logloss
+
 
 class Batch(Protocol):
     """What a model reads of a batch (trainer.data): ``features`` (KeyedJaggedTensor) and ``labels`` [b] in {0, 1}."""
@@ -28,6 +30,8 @@ class RankingModel(nn.Module):
     """
 
     embeddings: nn.Module
+    is_sequence: ClassVar[bool] = False
+    """Whether ``embeddings`` gives a row for each id (trainer.models.next_item), not one for each bag."""
     targets: ClassVar[tuple[str, ...]] = ()
     """Features whose ids are what the loss is about, the label side of SSE; empty where that is a class, ``labels``."""
 
@@ -39,9 +43,24 @@ class RankingModel(nn.Module):
         """Per-sample losses [b]. The loop divides by the global count and sums."""
         raise NotImplementedError
 
-    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(logits [n], labels [n]) for AUC and logloss."""
+    def evaluate(self, batch: Batch, catalogue: Tensor | None = None) -> tuple[Tensor, ...]:
+        """What :meth:`metrics` takes of a batch, each [n]: logits and labels. ``catalogue`` is that of the model."""
         return self(batch.features), batch.labels
+
+    def catalogue(self, data: Any) -> Tensor | None:
+        """What the evaluation of every batch needs, once before it; None for nothing. Collective."""
+        return None
+
+    @staticmethod
+    def metrics(*arrays: Any) -> dict[str, float]:
+        """Metrics by name of what :meth:`evaluate` gave for a whole split, float64 arrays [n]; NaN without a value."""
+        logits, labels = arrays
+        return {"auc": auc(logits, labels), "logloss": logloss(logits, labels)}
+
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        """Keywords that this model takes beyond the common ones, from the job (trainer.spec.JobSpec)."""
+        return {}
 
     @staticmethod
     def table_dim(table: str, dim: int) -> int:

@@ -1,0 +1,67 @@
+"""item2vec: skip-gram with negative sampling over users' items (Barkan and Koenigstein, MLSP 2016; Mikolov et al.,
+NIPS 2013, equation 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from trainer.models.base import Batch
+from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, owners
+
+
+class Item2Vec(NextItemModel):
+    """loss = sum over the targets o of centre i of [-log sigmoid(<v_i, u_o>) - sum_k log sigmoid(-<v_i, u_k>)].
+
+    Targets are the items at most ``window`` places from i in its user's sequence, the k are drawn for each of them by
+    unigram^0.75 (trainer.data.sequence_batches). An item's row is [v | u], 2 dim wide: v, the input embedding, is what
+    is published, u the output embedding. Parameters: 2 dim for each item, nothing else.
+
+    Where it ranks, a user is the mean v of the last ``window`` items, against u: the log odds, up to item frequency,
+    that the candidate is near them.
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        hidden: Sequence[int] = (),
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__()
+        self._check("item2vec", features)
+        self.embeddings = embeddings
+        self.dim = dim
+
+    @staticmethod
+    def table_dim(table: str, dim: int) -> int:
+        return 2 * dim
+
+    def loss(self, batch: Batch) -> Tensor:
+        """[b]: sums over the pairs of each centre; one without neighbours has 0."""
+        rows = self.embeddings(batch.features)
+        centres = rows[ITEM].values()[:, : self.dim]
+        total = centres.new_zeros(len(centres))
+        for key, sign in ((TARGET, -1.0), (NEGATIVE, 1.0)):
+            owner = owners(rows[key].lengths())
+            scores = (centres[owner] * self.candidates(rows[key].values())).sum(1)
+            # A draw that hit its target was replaced by padding: it is no term.
+            terms = softplus(sign * scores) * (batch.features[key].values() != 0)
+            total = total.index_add(0, owner, terms)
+        return total
+
+    def queries(self, rows: Any) -> Tensor:
+        lengths = rows[ITEM].lengths()
+        values = rows[ITEM].values()[:, : self.dim]
+        sums = values.new_zeros(len(lengths), self.dim).index_add(0, owners(lengths), values)
+        return sums / lengths.clamp(min=1)[:, None]
+
+    def candidates(self, rows: Tensor) -> Tensor:
+        return rows[:, self.dim :]

@@ -1,0 +1,95 @@
+"""What models of sequences share: scores of a target against negatives, and its rank among them and among all items."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.data.sequence_batches import catalogue_features
+from trainer.data.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
+from trainer.metrics import hit_rate, ndcg, rank_of
+from trainer.models.base import Batch, RankingModel
+
+FULL_RANKING_ROWS = 50_000
+"""A catalogue of at most so many rows is ranked whole: every rank then reads all of it once for each evaluation."""
+CUTOFF = 10
+
+
+class NextItemModel(RankingModel):
+    """Base: ``embeddings`` maps a KeyedJaggedTensor to {feature: JaggedTensor}, one row for each id.
+
+    A batch (trainer.data.sequence_batches) has lists of ``item``, ``item__target`` and ``item__negative``. In
+    evaluation ``item`` is what came before, ``item__target`` one item and ``item__negative`` as many for each sample.
+    """
+
+    is_sequence = True
+    targets: ClassVar[tuple[str, ...]] = (TARGET, NEGATIVE)
+
+    def _check(self, kind: str, features: Any) -> None:
+        missing = set(SEQUENCE_KEYS) - set(features)
+        if missing:
+            raise ValueError(f"{kind} needs the features {', '.join(SEQUENCE_KEYS)}: {sorted(missing)} missing")
+
+    @abstractmethod
+    def queries(self, rows: Any) -> Tensor:
+        """What each sample asks for [b, dim], from the looked-up rows of ``item``; nothing before it: 0."""
+
+    @abstractmethod
+    def candidates(self, rows: Tensor) -> Tensor:
+        """From looked-up rows of the item table [n, ...] what a query is multiplied with [n, dim]."""
+
+    def forward(self, features: Any) -> Tensor:
+        """Scores of the targets [b], one for each sample."""
+        rows = self.embeddings(features)
+        return (self.queries(rows) * self.candidates(rows[TARGET].values())).sum(1)
+
+    def catalogue(self, data: Any) -> Tensor | None:
+        """:meth:`candidates` of every row of the item table, None where they are too many. Collective."""
+        num_rows = data.tables[data.keys[0].table].num_rows
+        if num_rows > FULL_RANKING_ROWS:
+            return None
+        return self.candidates(self.embeddings(catalogue_features(num_rows))[NEGATIVE].values())
+
+    def evaluate(self, batch: Batch, catalogue: Tensor | None = None) -> tuple[Tensor, ...]:
+        """(rank of the target among it and its negatives, share of the negatives below it, its rank among all items but
+        those that came before), each [n]; ranks count from 0, ties against the target. NaN without a catalogue."""
+        rows = self.embeddings(batch.features)
+        queries, size = self.queries(rows), len(batch.labels)
+        target = (queries * self.candidates(rows[TARGET].values())).sum(1)
+        negatives = self.candidates(rows[NEGATIVE].values()).view(size, -1, queries.shape[1])
+        scores = torch.einsum("bd,bnd->bn", queries, negatives)
+        below = (scores < target[:, None]).double() + 0.5 * (scores == target[:, None]).double()
+        found = rank_of(target, scores), below.mean(1)
+        if catalogue is None:
+            return *found, torch.full_like(found[1], torch.nan)
+        everything = queries @ catalogue.T
+        ids = batch.features[TARGET].values()
+        target = everything.gather(1, ids[:, None])[:, 0]
+        seen = batch.seen  # type: ignore[attr-defined]  # of evaluation batches
+        everything[seen[:, 0], seen[:, 1]] = -torch.inf
+        everything[:, :2] = -torch.inf  # padding and the unknown id
+        everything.scatter_(1, ids[:, None], -torch.inf)
+        return *found, rank_of(target, everything).double()
+
+    @staticmethod
+    def metrics(rank: Any, below: Any, full_rank: Any) -> dict[str, float]:
+        """AUC, hit rate and NDCG at 10 against 100 negatives, and among all items (NaN where that was not ranked)."""
+        return {
+            "auc": float(np.mean(below)) if len(below) else float("nan"),
+            f"hit_rate_{CUTOFF}": hit_rate(rank, CUTOFF),
+            f"ndcg_{CUTOFF}": ndcg(rank, CUTOFF),
+            f"hit_rate_{CUTOFF}_full": hit_rate(full_rank, CUTOFF),
+            f"ndcg_{CUTOFF}_full": ndcg(full_rank, CUTOFF),
+        }
+
+
+def owners(lengths: Tensor) -> Tensor:
+    """The sample of each entry of lists of these lengths, int64 [sum of lengths]."""
+    return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+
+
+__all__ = ["ITEM", "NEGATIVE", "TARGET", "NextItemModel", "owners"]
