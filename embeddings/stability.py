@@ -1,21 +1,25 @@
-"""How far a candidate's item vectors are from those that are served, and whether that is close enough to publish.
+"""How far a candidate's item vectors are from those that are served: what the gate (embeddings/gate.py) judges.
 
-``compare`` measures, ``decide`` judges: a pure function of the measurements and of thresholds. The candidate is the one
-already rotated onto the previous version and *not yet averaged* with it, because an average hides faults.
-Neighbour overlap and kernel error do not change under a rotation, so they are blind to a skipped alignment: the cosines
-are what shows it.
+The candidate is the one already rotated onto the previous version and *not yet averaged* with it, because an average
+hides faults. Neighbour overlap and kernel error do not change under a rotation, so they are blind to a skipped
+alignment: the cosines are what shows it. Nor do directions show a change of norms, which are published beside them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from embeddings.gate import Check, Thresholds, Verdict, decide
+from embeddings.rows import Vectors
 from embeddings.vectors import FOUND, MISSING, Array, ItemVectors, chunks, shared_rows, unit_rows
+
+__all__ = [
+    "Check", "Metrics", "Thresholds", "Verdict", "compare", "cosines_of", "count_buckets", "decide", "effective_rank",
+    "live_rows", "usable_rows",
+]  # fmt: skip
 
 LOW_COSINE = 0.65
 MIN_BUCKET_ITEMS = 30
@@ -23,9 +27,6 @@ MIN_BUCKET_ITEMS_P5 = 200
 MAX_BUCKETS = 6
 
 Metrics = dict[str, float]
-
-
-# --- measuring -------------------------------------------------------------------------------------------------------
 
 
 def compare(
@@ -50,11 +51,13 @@ def compare(
     ``missing`` and ``carried``, shares of all ids that would be served without a vector, and with an old one;
     ``newly_carried`` and ``newly_carried_traffic``, share of the items that the previous version had found and this one
     has not, by items and by the previous counts; over the ``shared`` items, which both have found, ``cosine_mean``,
-    ``cosine_p5``, ``cosine_low`` (share below .65), ``cosine_mean_traffic`` (weighted by counts), the first three also
-    per decade of counts as ``cosine_mean[10-99]``; ``knn_overlap``, mean share of the k nearest neighbours (exact, of
+    ``cosine_p5``, ``cosine_low`` (share below .65), all three also weighted by counts (``cosine_mean_traffic``) and per
+    decade of counts (``cosine_mean[10-99]``); ``knn_overlap``, mean share of the k nearest neighbours (exact, of
     ``num_queries`` items among at most ``num_corpus``) that are the same; ``kernel_rms``, the root mean square change
-    of exp(-sigma^2 |d|^2 / 2) over random pairs in units of its spread. Samples are drawn with ``seed``. What cannot be
-    measured is NaN. Raises ValueError for vectors of different dims.
+    of exp(-sigma^2 |d|^2 / 2) over random pairs in units of its spread; ``norm_shift``, the factor (at least 1) between
+    the median norms; ``norm_moved``, share of items whose norm changed by more than a factor of 2 beyond that;
+    ``norm_outside``, share of norms outside the range of the previous version (its .5th to 99.5th percentile). Samples
+    are drawn with ``seed``. What cannot be measured is NaN. Raises ValueError for vectors of different dims.
     """
     usable, finite = usable_rows(candidate)
     live = live_rows(candidate) if live is None else live
@@ -96,6 +99,7 @@ def compare(
         previous.vectors, candidate.vectors, old, new, generator, k, num_queries, num_corpus
     )
     metrics["kernel_rms"] = _kernel_rms(previous.vectors, candidate.vectors, old, new, generator, sigma, num_pairs)
+    metrics.update(_norm_metrics(previous.norms[old], candidate.norms[new]))
     return metrics
 
 
@@ -115,7 +119,7 @@ def live_rows(items: ItemVectors) -> Array:
     return live
 
 
-def effective_rank(vectors: Array, rows: Array) -> float:
+def effective_rank(vectors: Vectors, rows: Array) -> float:
     """exp(-sum p log p), p the share of each principal axis (about the origin) in the variance of
     unit(vectors[rows])."""
     if not len(rows):
@@ -129,7 +133,7 @@ def effective_rank(vectors: Array, rows: Array) -> float:
     return float(np.exp(-np.sum(shares * np.log(shares))))
 
 
-def cosines_of(left: Array, right: Array, left_rows: Array, right_rows: Array) -> Array:
+def cosines_of(left: Vectors, right: Vectors, left_rows: Array, right_rows: Array) -> Array:
     """Cosine of each pair of rows, float64 [n]."""
     cosines = np.empty(len(left_rows))
     for part in chunks(len(left_rows)):
@@ -150,7 +154,12 @@ def _cosine_metrics(cosines: Array, counts: Array | None) -> Metrics:
         return metrics
     weight = float(counts.sum())
     if weight > 0:
-        metrics["cosine_mean_traffic"] = float(np.sum(cosines * (counts / weight)))
+        shares = counts / weight
+        order = np.argsort(cosines)
+        rank = int(np.searchsorted(np.cumsum(shares[order]), 0.05))
+        metrics["cosine_mean_traffic"] = float(np.sum(cosines * shares))
+        metrics["cosine_p5_traffic"] = float(cosines[order[min(rank, len(order) - 1)]])
+        metrics["cosine_low_traffic"] = float(np.sum(shares[cosines < LOW_COSINE]))
     for name, low, high in count_buckets():
         inside = cosines[(counts >= low) & (counts < high)]
         if len(inside) >= MIN_BUCKET_ITEMS:
@@ -169,8 +178,8 @@ def count_buckets() -> list[tuple[str, int, float]]:
 
 
 def _knn_overlap(
-    left: Array,
-    right: Array,
+    left: Vectors,
+    right: Vectors,
     left_rows: Array,
     right_rows: Array,
     generator: np.random.Generator,
@@ -201,8 +210,8 @@ def _nearest(vectors: Array, queries: Array, k: int) -> Array:
 
 
 def _kernel_rms(
-    left: Array,
-    right: Array,
+    left: Vectors,
+    right: Vectors,
     left_rows: Array,
     right_rows: Array,
     generator: np.random.Generator,
@@ -220,148 +229,26 @@ def _kernel_rms(
     return _ratio(np.sqrt(np.mean((kernels[1] - kernels[0]) ** 2)), kernels[0].std())
 
 
+def _norm_metrics(before: Array, after: Array) -> Metrics:
+    """Of the norms [n] of shared items; items of norm zero, whose direction was carried from elsewhere, do not
+    count."""
+    both = (before > 0) & (after > 0) & np.isfinite(before) & np.isfinite(after)
+    if not both.any():
+        return {"norm_shift": float("nan"), "norm_moved": float("nan"), "norm_outside": float("nan")}
+    before, after = before[both].astype(np.float64), after[both].astype(np.float64)
+    shift = float(np.median(after) / np.median(before))
+    change = np.abs(np.log(after / before / shift))
+    low, high = np.percentile(before, [0.5, 99.5])
+    return {
+        "norm_shift": max(shift, 1.0 / shift),
+        "norm_moved": _share(change > np.log(2.0)),
+        "norm_outside": _share((after < low) | (after > high)),
+    }
+
+
 def _share(mask: Array) -> float:
     return float(mask.mean()) if len(mask) else float("nan")
 
 
 def _ratio(part: Any, whole: Any) -> float:
     return float(part) / float(whole) if whole else float("nan")
-
-
-# --- judging ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Limits of the gate. The defaults are starting values for vectors whose geometry the loss determines and that were
-    refreshed from a warm start; ``calibrated`` puts a collection's own in their place. A bucket's limits are wider:
-    rare items move more, and a bucket has fewer of them."""
-
-    finite: float = 1.0
-    coverage: float = 0.95
-    missing: float = 0.5
-    carried: float = 0.9
-    newly_carried: float = 0.5
-    newly_carried_traffic: float = 0.5
-    cosine_mean: float = 0.85
-    cosine_p5: float = 0.70
-    cosine_low: float = 0.05
-    cosine_mean_traffic: float = 0.85
-    bucket_cosine_mean: float = 0.75
-    bucket_cosine_p5: float = 0.40
-    bucket_cosine_low: float = 0.20
-    knn_overlap: float = 0.25
-    kernel_rms: float = 0.6
-
-    def calibrated(self, nulls: Sequence[Mapping[str, float]]) -> Thresholds:
-        """These thresholds tightened by at least 3 null retrains, metrics of ``compare`` between trainings that differ
-        by chance alone: mean - .02, 5th percentile - .05, share below .65 + .5 %, .9 of the overlap, 1.2 of the kernel
-        error, never below the cosine floors of these. Raises ValueError for fewer."""
-        if len(nulls) < 3:
-            raise ValueError(f"{len(nulls)} null retrains: at least 3 are needed to calibrate a gate")
-        null = {name: float(np.mean([metrics[name] for metrics in nulls])) for name in nulls[0]}
-        return replace(
-            self,
-            cosine_mean=max(self.cosine_mean, null["cosine_mean"] - 0.02),
-            cosine_p5=max(self.cosine_p5, null["cosine_p5"] - 0.05),
-            cosine_low=min(self.cosine_low, null["cosine_low"] + 0.005),
-            knn_overlap=0.9 * null["knn_overlap"],
-            kernel_rms=1.2 * null["kernel_rms"],
-        )
-
-
-@dataclass(frozen=True)
-class Check:
-    """One metric against its limit. ``verdict``: pass or fail; ``remedy``: what to do about a failure."""
-
-    metric: str
-    value: float
-    threshold: float
-    at_most: bool
-    remedy: str = ""
-
-    @property
-    def verdict(self) -> str:
-        # NaN compares false: what could not be measured fails.
-        held = self.value <= self.threshold if self.at_most else self.value >= self.threshold
-        return "pass" if held else "fail"
-
-    @property
-    def finding(self) -> str:
-        """What a failure found: value and limit."""
-        if np.isnan(self.value):
-            return f"{self.metric} cannot be measured (no such items)"
-        return f"{self.metric} is {self.value:.4g}, {'above' if self.at_most else 'below'} {self.threshold:.4g}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """For manifests and events: {metric, value, threshold, verdict, remedy}; value None where it is not a
-        number."""
-        return {
-            "metric": self.metric,
-            "value": self.value if np.isfinite(self.value) else None,
-            "threshold": self.threshold,
-            "bound": "at_most" if self.at_most else "at_least",
-            "verdict": self.verdict,
-            "remedy": self.remedy if self.verdict == "fail" else "",
-        }
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """All checks. ``passed``: none failed. ``reasons``: what failed, one sentence for each remedy."""
-
-    checks: tuple[Check, ...] = field(default=())
-
-    @property
-    def passed(self) -> bool:
-        return all(check.verdict == "pass" for check in self.checks)
-
-    @property
-    def reasons(self) -> list[str]:
-        findings: dict[str, list[str]] = {}
-        for check in self.checks:
-            if check.verdict == "fail":
-                findings.setdefault(check.remedy, []).append(check.finding)
-        return [f"{', '.join(found)}: {remedy}" for remedy, found in findings.items()]
-
-
-_AT_MOST = {
-    "missing", "carried", "newly_carried", "newly_carried_traffic", "cosine_low", "kernel_rms", "bucket_cosine_low",
-}  # fmt: skip
-_MOVED = (
-    "the vectors moved more than a refresh moves them. Check that the run was warm-started from the current version "
-    "(init_from), and its data; to serve it all the same, promote it with a reason and override_gate"
-)
-_REMEDIES = {
-    "finite": "the model diverged: lower the learning rate or look for broken input, then run again",
-    "coverage": "live items have no vector: check the training data and the evidence of the rows, then run again",
-    "missing": "items have never had a vector: check the training data, then run again",
-    "carried": "most of what would be served is old: check that the window of the data has the items",
-    "newly_carried": "items that were there are gone: check that the data is whole and the ids are the same ones",
-    "newly_carried_traffic": "popular items are gone: check that the data is whole and the ids are the same ones",
-    "effective_rank": (
-        "the vectors have collapsed onto few directions: train longer, or with an init and a loss that "
-        "determine the geometry (bpr, two_tower)"
-    ),
-    "knn_overlap": "neighbours are others: check that ids and rows belong together, and the data",
-    "kernel_rms": "similarities changed: check that ids and rows belong together, and the data",
-}
-
-
-def decide(metrics: Mapping[str, float], thresholds: Thresholds | None = None) -> Verdict:
-    """The verdict on measurements of ``compare``: a check for each metric that has a limit. Effective rank must reach
-    max(4, d/4), or d/2 where d is below 8, whose vectors can hardly reach 4. Pure."""
-    thresholds = thresholds or Thresholds()
-    checks = []
-    for name, value in metrics.items():
-        base, bracket, _ = name.partition("[")
-        limit_name = f"bucket_{base}" if bracket else base
-        if base == "effective_rank":
-            dim = metrics["dim"]
-            limit = max(4.0, dim / 4) if dim >= 8 else dim / 2
-        elif hasattr(thresholds, limit_name):
-            limit = getattr(thresholds, limit_name)
-        else:
-            continue
-        checks.append(Check(name, float(value), float(limit), limit_name in _AT_MOST, _REMEDIES.get(base, _MOVED)))
-    return Verdict(tuple(checks))

@@ -35,12 +35,31 @@ def items(vectors: np.ndarray, ids: np.ndarray | None = None, **columns: object)
 def test_the_same_vectors_are_perfect() -> None:
     metrics = compare(items(geometry()), items(geometry() * 3, counts=np.arange(N)))
     for name, value in metrics.items():
-        if name.startswith("cosine_low") or name in ("kernel_rms", "missing", "carried", "newly_carried"):
+        if name.startswith("cosine_low") or name in ("kernel_rms", "missing", "carried", "newly_carried", "norm_moved"):
             assert value == pytest.approx(0, abs=1e-6), name
         elif name.startswith(("cosine", "knn")) or name in ("coverage", "finite"):
             assert value == pytest.approx(1, abs=1e-6), name
     assert metrics["shared"] == N
+    assert metrics["norm_shift"] == pytest.approx(3)
     assert decide(metrics).passed
+
+
+def test_norms_against_plain_ones() -> None:
+    rng = np.random.default_rng(4)
+    old = geometry()
+    factors = np.exp(0.3 * rng.standard_normal(N))
+    factors[:60] *= 5
+    metrics = compare(items(old), items((old * factors[:, None]).astype(np.float32)))
+    before = np.linalg.norm(old.astype(np.float64), axis=1)
+    after = before * factors
+    shift = np.median(after) / np.median(before)
+    low, high = np.percentile(before, 0.5), np.percentile(before, 99.5)
+    assert metrics["norm_shift"] == pytest.approx(shift, rel=1e-5)
+    assert metrics["norm_moved"] == pytest.approx(np.mean(np.abs(np.log(factors / shift)) > np.log(2)))
+    assert metrics["norm_outside"] == pytest.approx(np.mean((after < low) | (after > high)))
+    # Half as long is as far as twice as long.
+    assert compare(items(old), items(old / 2))["norm_shift"] == pytest.approx(2)
+    assert metrics["cosine_mean"] == pytest.approx(1)
 
 
 def test_cosines_against_plain_ones() -> None:
@@ -53,6 +72,8 @@ def test_cosines_against_plain_ones() -> None:
     assert metrics["cosine_p5"] == pytest.approx(np.percentile(plain, 5))
     assert metrics["cosine_low"] == pytest.approx((plain < 0.65).mean())
     assert metrics["cosine_mean_traffic"] == pytest.approx(np.average(plain, weights=counts))
+    assert metrics["cosine_low_traffic"] == pytest.approx(np.average(plain < 0.65, weights=counts))
+    assert metrics["cosine_p5_traffic"] == pytest.approx(np.percentile(np.repeat(plain, counts), 5), abs=2e-3)
     inside = plain[(counts >= 100) & (counts <= 999)]
     assert metrics["cosine_mean[100-999]"] == pytest.approx(inside.mean())
     assert metrics["cosine_low[100-999]"] == pytest.approx((inside < 0.65).mean())
@@ -166,7 +187,10 @@ def test_a_fault_in_the_head_alone_is_seen_by_traffic_and_bucket() -> None:
         for check in decide(compare(items(old), items(new, counts=counts))).checks
         if check.verdict == "fail"
     }
-    assert failed == {"cosine_mean_traffic", "cosine_mean[1000-9999]", "cosine_low[1000-9999]"}
+    assert failed == {
+        "cosine_mean_traffic", "cosine_p5_traffic", "cosine_low_traffic", "cosine_mean[1000-9999]",
+        "cosine_low[1000-9999]",
+    }  # fmt: skip
 
 
 def test_a_metric_that_cannot_be_measured_fails() -> None:
@@ -200,20 +224,6 @@ def test_reasons_say_value_limit_and_remedy() -> None:
     (reason,) = decide({"cosine_mean": 0.5, "cosine_p5": 0.2, "knn_overlap": 0.9}).reasons
     assert reason.startswith("cosine_mean is 0.5, below 0.85, cosine_p5 is 0.2, below 0.7: the vectors moved")
     assert "override_gate" in reason
-
-
-def test_calibration_follows_the_null_retrains() -> None:
-    null = {"cosine_mean": 0.96, "cosine_p5": 0.9, "cosine_low": 0.001, "knn_overlap": 0.6, "kernel_rms": 0.2}
-    limits = Thresholds().calibrated([null] * 3)
-    assert limits.cosine_mean == pytest.approx(0.94)
-    assert limits.cosine_p5 == pytest.approx(0.85)
-    assert limits.cosine_low == pytest.approx(0.006)
-    assert limits.knn_overlap == pytest.approx(0.54)
-    assert limits.kernel_rms == pytest.approx(0.24)
-    weak = Thresholds().calibrated([{**null, "cosine_mean": 0.7, "cosine_p5": 0.3, "cosine_low": 0.4}] * 3)
-    assert (weak.cosine_mean, weak.cosine_p5, weak.cosine_low) == (0.85, 0.70, 0.05)
-    with pytest.raises(ValueError, match="at least 3"):
-        Thresholds().calibrated([null] * 2)
 
 
 def test_vectors_of_another_dim() -> None:
