@@ -22,8 +22,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from embeddings.store import open_store
-from service import errors, keys, middleware, routes, scheduler
-from service.auth import Authenticator
+from service import errors, keys, known_keys, middleware, routes, scheduler, workers
+from service.auth import AWAY, Authenticator
 from service.database import Database
 from service.errors import ProblemBody
 from service.metrics import Metrics
@@ -35,12 +35,16 @@ from trainer import launch
 
 log = logging.getLogger("evenkeel")
 
+PATIENCE_SECONDS = 10.0
+"""How long the role that can do without the database waits for it."""
+
 
 def create_app(settings: Settings, executor: Executor = launch) -> FastAPI:
     """The service over ``settings``. ``app.state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
 
     Its lifespan migrates the database, creates the first key, and in the roles ``all`` and ``scheduler`` runs the job
-    runner and the scheduler. Ending it leaves training runs running.
+    runner and the scheduler. Ending it leaves training runs running. In the role ``vectors`` it starts without the
+    database where that is down, and knows the keys that it knew last.
     """
     app = FastAPI(
         title="Evenkeel",
@@ -56,7 +60,8 @@ def create_app(settings: Settings, executor: Executor = launch) -> FastAPI:
     app.state.settings = settings
     app.state.database = Database(settings.database_url)
     app.state.store = open_store(settings.store_url)
-    app.state.authenticator = Authenticator(app.state.database)
+    keys_file = settings.home / known_keys.FILE_NAME if settings.role == "vectors" else None
+    app.state.authenticator = Authenticator(app.state.database, file=keys_file)
     app.state.metrics = Metrics()
     app.state.first_key = None
     app.state.pulses = ()
@@ -73,11 +78,11 @@ def create_app(settings: Settings, executor: Executor = launch) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     database: Database = app.state.database
-    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    settings.runs.mkdir(mode=0o700, exist_ok=True)
-    await database.start()
-    app.state.first_key = await keys.create_first(database, settings)
-    _show(settings, app.state.first_key)
+    _make_home(settings)
+    if settings.role != "vectors":  # its database was asked for by serve(), and may be down
+        await database.start()
+        app.state.first_key = await keys.create_first(database, settings)
+        _show(settings, app.state.first_key)
     try:
         async with _background(app):
             yield
@@ -87,9 +92,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _background(app: FastAPI) -> AsyncIterator[None]:
-    """Runner and scheduler, where the role has them. Ending them touches no run."""
+    """Runner and scheduler, where the role has them; for ``vectors`` what keeps its keys known. Ending them touches no
+    run."""
     state = app.state
     tasks = []
+    if state.settings.role == "vectors":
+        state.authenticator.recall()
+        tasks = [asyncio.create_task(state.authenticator.keep_informed())]
     if state.settings.role in ("all", "scheduler"):
         runner = Runner(state.database, state.settings, state.store, state.executor)
         errors_of = state.metrics.background_errors
@@ -117,10 +126,14 @@ def _shown(database_url: str) -> str:
         return "EVENKEEL_DATABASE_URL is no database URL"
 
 
-async def _try_start(settings: Settings) -> None:
-    """Home, database and first key, so that what is wrong is said in one line and not in a traceback of the server."""
+def _make_home(settings: Settings) -> None:
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings.runs.mkdir(mode=0o700, exist_ok=True)
+
+
+async def _try_start(settings: Settings) -> None:
+    """Home, database and first key, so that what is wrong is said in one line and not in a traceback of the server."""
+    _make_home(settings)
     database = Database(settings.database_url)
     try:
         await database.start()
@@ -168,42 +181,78 @@ def serve(
     port: int = 8080,
     role: Role | None = None,
     executor: Executor = launch,
+    num_workers: int = 1,
 ) -> int:
     """Runs until SIGTERM or Ctrl-C and returns the exit code: 0, or 1 where it could not start (port taken, ...).
 
     Ending the service does not end training runs: the next start finds them. Port 0 takes a free one; the address is
-    printed once the socket listens.
+    printed once the socket listens. ``num_workers`` processes share it, in the role ``vectors`` alone: the others look
+    after jobs, once per home.
     """
     if role is not None:
         settings = dataclasses.replace(settings, role=role)
     if host not in (*LOCAL_HOSTS, "0.0.0.0", "::"):
         settings = dataclasses.replace(settings, allowed_hosts=(*settings.allowed_hosts, host.lower()))
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        remedy = "choose another with --port, or end what listens there" if port else "check the host name"
+        print(f"evenkeel: cannot listen on {host}:{port}: {error.strerror}: {remedy}", file=sys.stderr)
+        return 1
+    with listener:
+        reason = asyncio.run(_reason_not_to_start(settings))
+        if reason is not None:
+            print(f"evenkeel: {reason}", file=sys.stderr)
+            return 1
+        listener.listen(2048)  # who reads the address below may connect at once, and waits until the start is done
+        shown = f"[{host}]" if listener.family == socket.AF_INET6 else host
+        print(f"Evenkeel on http://{shown}:{listener.getsockname()[1]}", flush=True)
+        config = uvicorn.Config(
+            create_app(settings, executor),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=5,
+            server_header=False,
+            lifespan="on",
+        )
+        if settings.role != "vectors":
+            return _serve_on(listener, config)
+        # Once, for all of them; pyarrow would import pandas in each, with its first array.
+        config.load()
+        importlib.import_module("pandas")
+        return workers.run(num_workers, lambda: _serve_on(listener, config))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not yet listening. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's delay off only for sockets that say TCP: without, small answers take 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except OSError:
         listener.close()
-        remedy = "choose another with --port, or end what listens there" if port else "check the host name"
-        print(f"evenkeel: cannot listen on {host}:{port}: {error.strerror}: {remedy}", file=sys.stderr)
-        return 1
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+        raise
+    return listener
+
+
+async def _reason_not_to_start(settings: Settings) -> str | None:
+    """Tries to start, and says why that cannot be. Who serves vectors alone starts without the database."""
     try:
-        asyncio.run(_try_start(settings))
-    except (SQLAlchemyError, ImportError, OSError, RuntimeError) as error:
-        listener.close()
-        print(f"evenkeel: {_why_not(settings, error)}", file=sys.stderr)
-        return 1
-    app = create_app(settings, executor)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, server_header=False, lifespan="on"
-    )
+        async with asyncio.timeout(PATIENCE_SECONDS if settings.role == "vectors" else None):
+            await _try_start(settings)
+    except (*AWAY, SQLAlchemyError, ImportError, RuntimeError) as error:
+        if settings.role != "vectors" or isinstance(error, ImportError) or not settings.home.is_dir():
+            return _why_not(settings, error)
+        log.warning("%s; vectors are served to the keys known last", _why_not(settings, error))
+    return None
+
+
+def _serve_on(listener: socket.socket, config: uvicorn.Config) -> int:
+    """One server until it is told to stop; the exit code."""
     server = uvicorn.Server(config)
-    listener.listen(2048)  # who reads the address below may connect at once, and waits until the start is done
-    shown = f"[{host}]" if family == socket.AF_INET6 else host
-    print(f"Evenkeel on http://{shown}:{listener.getsockname()[1]}", flush=True)
 
     def stop(number: int, frame: object) -> None:
         server.should_exit = True
@@ -211,6 +260,5 @@ def serve(
     # uvicorn raises the signal that ended it once more when it is done: to an orderly end, and exit code 0.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    with listener:
-        server.run(sockets=[listener])
+    server.run(sockets=[listener])
     return 0 if server.started else 1

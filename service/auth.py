@@ -5,68 +5,174 @@ In a route: ``principal: Annotated[Principal, Depends(require("jobs:read"))]``.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import asyncpg  # type: ignore[import-untyped]
 from fastapi import Depends, Request
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
-from sqlalchemy.exc import DatabaseError, InterfaceError
+from sqlalchemy.exc import DatabaseError, InterfaceError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from service import keys, tables
+from service import keys, known_keys, tables
 from service.database import Database
 from service.errors import Problem
 from service.keys import Principal
 
 COOKIE = "evenkeel_session"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+ANSWER_SECONDS = 10.0
+"""How long a database may take with a credential that is not remembered."""
+SAVED_AGAIN_SECONDS = 60.0
+log = logging.getLogger("evenkeel")
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer ek_...`.")
 _cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="The dashboard's session, from `POST /session`.")
+
+
+AWAY = (DatabaseError, InterfaceError, PoolTimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+"""What it looks like when a database cannot be asked. The driver's own come while a connection is opened."""
+
+
+@dataclasses.dataclass
+class _Known:
+    """A principal; when the database last confirmed it (seconds since 1970), and was last asked (monotonic)."""
+
+    principal: Principal
+    confirmed: float
+    asked: float
 
 
 class Authenticator:
     """Looks credentials up, and remembers a bounded number of them, so that fetch goes on while the database is down.
 
     A remembered answer is taken for ``fresh_seconds`` (how late another process's revocation may be seen), and for
-    ``stale_seconds`` only while the database cannot be asked.
+    ``stale_seconds`` only while the database cannot be asked, which for a known key is tried for ``patience_seconds``
+    and not again before ``retry_seconds`` are over. ``file``: where :meth:`keep_informed` leaves what it learns.
     """
 
     def __init__(
-        self, database: Database, fresh_seconds: float = 5.0, stale_seconds: float = 24 * 3600, size: int = 1024
+        self,
+        database: Database,
+        fresh_seconds: float = 5.0,
+        stale_seconds: float = 24 * 3600,
+        size: int = 4096,
+        *,
+        patience_seconds: float = 2.0,
+        retry_seconds: float = 1.0,
+        file: Path | None = None,
     ):
         self._database = database
         self._fresh_seconds = fresh_seconds
         self._stale_seconds = stale_seconds
         self._size = size
-        self._known: OrderedDict[str, tuple[Principal, float]] = OrderedDict()
+        self._patience_seconds = patience_seconds
+        self._retry_seconds = retry_seconds
+        self._file = file
+        self._saved: tuple[dict[str, Principal], float] = ({}, 0.0)
+        self._away_until = 0.0
+        self._known: OrderedDict[str, _Known] = OrderedDict()
 
     def forget(self) -> None:
         """After a revocation in this process."""
         self._known.clear()
 
     async def principal(self, kind: str, secret: str) -> Principal | None:
-        """``kind``: ``key`` or ``session``. None: unknown, revoked or expired."""
+        """``kind``: ``key`` or ``session``. None: unknown, revoked or expired. Raises what the database raises where
+        it cannot be asked about a credential that is not remembered, ConnectionError where it does not answer."""
         name = f"{kind}:{keys.digest(secret)}"
-        known, checked = self._known.get(name, (None, 0.0))
-        if known is not None and known.expires_at is not None and known.expires_at <= tables.now():
+        known = self._known.get(name)
+        if known is not None and known.principal.expires_at is not None and known.principal.expires_at <= tables.now():
             known = None
-        if known is not None and time.monotonic() - checked < self._fresh_seconds:
-            return known
+        now = time.monotonic()
+        if known is not None:
+            usable = time.time() - known.confirmed < self._stale_seconds
+            if now - known.asked < self._fresh_seconds or (usable and now < self._away_until):
+                return known.principal
+            # Requests that come meanwhile are answered from memory: one of them asks.
+            known.asked = now
         try:
-            async with self._database.read() as connection:
-                found = await (keys.find if kind == "key" else keys.find_session)(connection, secret)
-        except (DatabaseError, InterfaceError, ConnectionError):
-            if known is not None and time.monotonic() - checked < self._stale_seconds:
-                return known
-            raise
+            async with self._in_time(self._patience_seconds if known is not None else ANSWER_SECONDS):
+                async with self._database.read() as connection:
+                    found = await (keys.find if kind == "key" else keys.find_session)(connection, secret)
+        except AWAY as error:
+            self._away_until = time.monotonic() + self._retry_seconds
+            if known is not None and time.time() - known.confirmed < self._stale_seconds:
+                return known.principal
+            if isinstance(error, (SQLAlchemyError, ConnectionError)):
+                raise
+            raise ConnectionError(f"the database cannot be reached: {error}") from error
         self._known.pop(name, None)
         if found is not None:
-            self._known[name] = (found, time.monotonic())
-            if len(self._known) > self._size:
-                self._known.popitem(last=False)
+            self._remember(name, found, time.time())
         return found
+
+    def recall(self) -> None:
+        """Takes what ``file`` holds of an earlier process, in case the database is down."""
+        if self._file is not None:
+            earlier = known_keys.load(self._file)
+            for digest, principal in earlier.principals.items():
+                self._remember(f"key:{digest}", principal, earlier.confirmed_at)
+
+    async def keep_informed(self) -> None:
+        """Reads the live keys every ``fresh_seconds``, until cancelled: whoever serves vectors then knows every key
+        before it is first used, forgets revoked ones, and never makes a request wait for the database."""
+        trouble = False
+        while True:
+            try:
+                await self.inform()
+            except AWAY as error:
+                self._away_until = time.monotonic() + self._retry_seconds + self._fresh_seconds
+                if not trouble:
+                    log.warning("the database cannot be asked for keys, known ones go on: %s", error)
+                trouble = True
+            else:
+                if trouble:
+                    log.warning("the database can be asked for keys again")
+                trouble = False
+            await asyncio.sleep(self._retry_seconds if trouble else self._fresh_seconds)
+
+    async def inform(self) -> None:
+        """One round of :meth:`keep_informed`. Raises what AWAY names."""
+        async with self._in_time(ANSWER_SECONDS), self._database.read() as connection:
+            live = await keys.live(connection, self._size)
+        now = time.time()
+        if len(live) < self._size:  # all of them: what is not among them was revoked
+            for name in [name for name in self._known if name.startswith("key:") and name[4:] not in live]:
+                del self._known[name]
+        for digest, principal in live.items():
+            self._remember(f"key:{digest}", principal, now)
+        self._away_until = 0.0
+        saved, at = self._saved
+        if self._file is not None and (live != saved or now - at > SAVED_AGAIN_SECONDS):
+            self._saved = live, now
+            try:
+                known_keys.save(self._file, live, now)
+            except OSError as error:
+                log.warning("%s cannot be written, so a restart needs the database: %s", self._file, error)
+
+    def _remember(self, name: str, principal: Principal, confirmed: float) -> None:
+        # What was read from the file is old: the first request asks, if the database answers.
+        asked = time.monotonic() - (time.time() - confirmed)
+        self._known.pop(name, None)
+        self._known[name] = _Known(principal, confirmed, asked)
+        if len(self._known) > self._size:
+            self._known.popitem(last=False)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, seconds: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise ConnectionError(f"the database did not answer within {seconds:g} s") from None
 
 
 def unauthorized(detail: str) -> Problem:

@@ -221,11 +221,12 @@ def serve(
     role: Annotated[str, typer.Option(help="all, api, scheduler or vectors.")] = "all",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes, with --role vectors.")] = 1,
 ) -> None:
     """Starts the service; the dashboard is at `/`."""
     from service.cli_serve import serve as run
 
-    raise typer.Exit(run(role, host, port))
+    raise typer.Exit(run(role, host, port, workers))
 
 
 @app.command()

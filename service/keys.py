@@ -85,6 +85,15 @@ async def find(connection: AsyncConnection, key: str) -> Principal | None:
     return _principal(row)
 
 
+async def live(connection: AsyncConnection, limit: int) -> dict[str, Principal]:
+    """The keys that may be used now, newest first, by their digests; ``limit`` at most."""
+    key = tables.api_key
+    usable = sa.and_(key.c.revoked_at.is_(None), sa.or_(key.c.expires_at.is_(None), key.c.expires_at > tables.now()))
+    rows = await connection.execute(sa.select(key).where(usable).order_by(key.c.created_at.desc()).limit(limit))
+    found = ((row.hash, _principal(row)) for row in rows)
+    return {digest: principal for digest, principal in found if principal is not None}
+
+
 async def open_session(connection: AsyncConnection, principal: Principal, seconds: float) -> str:
     """A session token for the dashboard's cookie; hashed in the database like a key."""
     token = secrets.token_urlsafe(32)

@@ -41,8 +41,14 @@ class Metrics:
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
-    async def render(self, database: Database, settings: Settings) -> bytes:
-        """The text exposition, with gauges as of now."""
+    async def render(self, database: Database | None, settings: Settings) -> bytes:
+        """The text exposition, with gauges as of now; without a database, those of jobs and schedules stay at 0."""
+        if database is not None:
+            await self._read(database)
+        self._disk.set(shutil.disk_usage(settings.home).free)
+        return generate_latest(self.registry)
+
+    async def _read(self, database: Database) -> None:
         now = tables.now()
         job, schedule = tables.job.c, tables.schedule.c
         async with database.read() as connection:
@@ -58,5 +64,3 @@ class Metrics:
         self._queue_wait.set(0 if oldest is None else (now - oldest).total_seconds())
         self._heartbeat.set(0 if beat is None else (now - beat).total_seconds())
         self._lag.set(0 if due is None else max(0.0, (now - due).total_seconds()))
-        self._disk.set(shutil.disk_usage(settings.home).free)
-        return generate_latest(self.registry)

@@ -29,10 +29,12 @@ async def healthz() -> dict[str, str]:
     "/readyz", summary="Database and disk are usable; how the background tasks do", responses=errors.responses(503)
 )
 async def readyz(request: Request) -> dict[str, Any]:
-    """``degraded``: requests are answered, vectors are served, but jobs or schedules are not looked after."""
+    """``degraded``: requests are answered, vectors are served, but jobs or schedules are not looked after; in the role
+    ``vectors``, that the database is down, which it does without."""
     checks = {"database": await _database(request), "disk": _disk(request)}
-    failed = [{"field": name, "message": message} for name, message in checks.items() if message != "ok"]
-    status = "ok"
+    needed = ("disk",) if request.app.state.settings.role == "vectors" else tuple(checks)
+    failed = [{"field": name, "message": checks[name]} for name in needed if checks[name] != "ok"]
+    status = "ok" if checks["database"] == "ok" else "degraded"
     for pulse in request.app.state.pulses:
         fit, checks[pulse.name] = pulse.verdict()
         if not fit:
@@ -48,7 +50,8 @@ async def metrics(request: Request, principal: Annotated[Principal | None, Depen
     if principal is None and not from_loopback(request):
         raise unauthorized("Metrics are public on loopback only.")
     state = request.app.state
-    text = await state.metrics.render(state.database, state.settings)
+    database = None if state.settings.role == "vectors" else state.database
+    text = await state.metrics.render(database, state.settings)
     return Response(text, media_type="text/plain; version=0.0.4")
 
 

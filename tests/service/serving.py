@@ -56,14 +56,16 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(directory: Path, role: str = "api") -> Iterator[Served]:
-    """Starts one over ``directory/home`` with data root ``directory/data``; ends it with SIGTERM."""
+def serving(directory: Path, role: str = "api", *options: str, **more: str) -> Iterator[Served]:
+    """Starts one over ``directory/home`` with data root ``directory/data``; ends it with SIGTERM. ``options`` of the
+    command, ``more`` environment."""
     home, data = directory / "home", directory / "data"
     data.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(data)}
     for name in ("EVENKEEL_API_KEY", "EVENKEEL_URL", "EVENKEEL_STORE_URL", "EVENKEEL_DATABASE_URL"):
         environment.pop(name, None)
-    command = [str(EVENKEEL), "serve", "--role", role, "--port", "0"]
+    environment.update(more)
+    command = [str(EVENKEEL), "serve", "--role", role, "--port", "0", *options]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -1,0 +1,95 @@
+"""Several processes behind one listening socket: forked, so that they share what was imported and the mapped vectors.
+
+A worker that dies is replaced. SIGTERM and Ctrl-C end all of them in order; workers whose parent is killed end too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+log = logging.getLogger("evenkeel")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+QUICK_SECONDS = 5.0
+"""A worker that lives for less did not get to work; after as many of these in a row as make no sense, all end."""
+MAX_QUICK_DEATHS = 5
+_PR_SET_PDEATHSIG = 1
+
+
+def run(num_workers: int, work: Callable[[], int]) -> int:
+    """Keeps ``num_workers`` processes at ``work`` until a signal comes. Returns 0; 1 where they cannot work."""
+    started: dict[int, float] = {}
+    stopping = False
+    quick_deaths = 0
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
+        for pid in started:
+            os.kill(pid, signal.SIGTERM)
+
+    # What the workers share stays shared while the collector leaves it alone.
+    gc.collect()
+    gc.freeze()
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        while started or not stopping:
+            while len(started) < num_workers and not stopping:
+                # Nobody may be told to stop between its birth and its entry in the list.
+                signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+                parent = os.getpid()
+                pid = os.fork()
+                if pid == 0:
+                    _work(work, parent)
+                started[pid] = time.monotonic()
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            if not started:
+                break
+            pid, status = os.wait()
+            if pid not in started:  # an orphan that came to us as the first process of a container
+                continue
+            lived = time.monotonic() - started.pop(pid)
+            if stopping:
+                continue
+            log.error("worker %d ended with %d after %.0f s", pid, os.waitstatus_to_exitcode(status), lived)
+            quick_deaths = quick_deaths + 1 if lived < QUICK_SECONDS else 0
+            if quick_deaths > MAX_QUICK_DEATHS:
+                log.error("workers end as soon as they start: see above for why")
+                stop(signal.SIGTERM, None)
+                _wait_for(started)
+                return 1
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def _work(work: Callable[[], int], parent: int) -> None:
+    """The life of a worker, from the fork to its exit."""
+    code = 1
+    try:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == parent:
+            code = work()
+    except BaseException:
+        log.exception("a worker failed")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait_for(pids: dict[int, float]) -> None:
+    for pid in pids:
+        os.waitpid(pid, 0)
