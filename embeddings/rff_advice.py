@@ -15,6 +15,7 @@ import numpy as np
 
 from embeddings.rff import DEFAULT_SIGMA
 from embeddings.rff_frequencies import draw_frequencies
+from embeddings.rows import Rows, Vectors
 from embeddings.vectors import Array, unit_rows
 
 SAMPLED_ROWS = 512
@@ -74,7 +75,7 @@ def bound_dim(epsilon: float, dim_in: int, sigma: float, failure_probability: fl
 
 def dim_for(
     epsilon: float,
-    vectors: Array,
+    vectors: Vectors,
     *,
     sigma: float = DEFAULT_SIGMA,
     seed: int = 0,
@@ -117,11 +118,13 @@ def warnings_of(
     sigma: float = DEFAULT_SIGMA,
     seed: int = 0,
     frequencies: str = "orthogonal",
-    vectors: Array | None = None,
+    vectors: Vectors | None = None,
+    drawn: Array | None = None,
     num_sampled: int = 256,
 ) -> list[dict[str, str]]:
     """What the consumers of a view should know, as {code, message, remedy}: ``few-frequencies`` where m < d;
-    ``narrow-kernel`` and ``noisy`` as measured on ``vectors`` [n, d] where they are given; ``standardise`` always."""
+    ``narrow-kernel`` and ``noisy`` as measured on ``vectors`` [n, d] where they are given, with the view's U where
+    ``drawn`` gives it; ``standardise`` always."""
     num_frequencies = dim // 2
     found = []
     if num_frequencies < dim_in:
@@ -135,7 +138,10 @@ def warnings_of(
     if vectors is not None and len(directions := _directions(vectors, num_sampled)) >= 2:
         pairs, exact = _pairs(directions, sigma)
         spread = float(exact.std())
-        rms = _Measured(directions, pairs, exact, sigma, seed, frequencies).errors(num_frequencies)[1]
+        measured = _Measured(directions, pairs, exact, sigma, seed, frequencies)
+        if drawn is not None:
+            measured.frequencies = drawn
+        rms = measured.errors(num_frequencies)[1]
         if spread < TINY_SPREAD:
             remedy = "raise sigma" if exact.mean() > 0.5 else "lower sigma"
             found.append(
@@ -172,19 +178,20 @@ def _warning(code: str, message: str, remedy: str) -> dict[str, str]:
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _directions(vectors: Array, num_sampled: int) -> Array:
+def _directions(vectors: Vectors, num_sampled: int) -> Array:
     """Unit rows, float64 [<= num_sampled, d], of evenly spread rows that have a direction."""
-    vectors = np.asarray(vectors)
-    # Zero rows are rare: a few more than asked for are drawn, so that as many remain.
+    if not isinstance(vectors, Rows):
+        vectors = np.asarray(vectors)
+    # Zero rows are rare: more than asked for are drawn, so that as many remain.
     rows = np.unique(np.linspace(0, len(vectors) - 1, min(len(vectors), 2 * num_sampled)).astype(np.int64))
-    directions, norms = unit_rows(vectors[rows] if len(vectors) else vectors)
+    directions, norms = unit_rows(vectors[rows])
     directions = directions[np.isfinite(norms) & (norms > 0)]
     if len(directions) > num_sampled:
         directions = directions[np.linspace(0, len(directions) - 1, num_sampled).astype(np.int64)]
     return directions
 
 
-def _sampled(vectors: Array, num_sampled: int) -> Array:
+def _sampled(vectors: Vectors, num_sampled: int) -> Array:
     directions = _directions(vectors, num_sampled)
     if len(directions) < 2:
         raise ValueError("at least two vectors with a direction are needed to measure a kernel error")
@@ -205,17 +212,17 @@ class _Measured:
         self._directions = directions.astype(np.float32)
         self._pairs, self._exact = pairs, exact
         self._drawn = (sigma, seed, kind)
-        self._frequencies = np.empty((0, directions.shape[1]), dtype=np.float32)
+        self.frequencies = np.empty((0, directions.shape[1]), dtype=np.float32)
         self._gram = np.zeros((len(directions), len(directions)))
         self._num_summed = 0
 
     def errors(self, num_frequencies: int) -> tuple[float, float]:
         """(largest, root mean square) error with the first ``num_frequencies``, not fewer than asked for before."""
-        if num_frequencies > len(self._frequencies):
-            num_drawn = max(num_frequencies, 2 * len(self._frequencies))
-            self._frequencies = draw_frequencies(self._directions.shape[1], 2 * num_drawn, *self._drawn)
+        if num_frequencies > len(self.frequencies):
+            num_drawn = max(num_frequencies, 2 * len(self.frequencies))
+            self.frequencies = draw_frequencies(self._directions.shape[1], 2 * num_drawn, *self._drawn)
         for start in range(self._num_summed, num_frequencies, 1024):
-            angles = self._directions @ self._frequencies[start : min(start + 1024, num_frequencies)].T
+            angles = self._directions @ self.frequencies[start : min(start + 1024, num_frequencies)].T
             for part in (np.cos(angles), np.sin(angles)):
                 self._gram += part @ part.T
         self._num_summed = num_frequencies

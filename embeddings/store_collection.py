@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embeddings.rff import RandomFourierFeatures
 from embeddings.store_files import (
     CorruptStore,
     GateHeld,
@@ -332,22 +333,35 @@ class Collection:
         """Creates a view (again with the same parameters: returns it) for the current anchor generation, or, before a
         first publication, for the ``dim_in`` and ``anchor_generation`` given. ``materialized``: its rows are stored
         with every version written from now on. Raises ViewExists, ValueError."""
-        if not NAME_PATTERN.fullmatch(name):
-            raise ValueError(f"view name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
         if dim_in is None or anchor_generation is None:
             manifest = self.manifest("current")
             dim_in, anchor_generation = manifest["dim"], manifest["anchor_generation"]
         parameters = define_view(name, dim_in, kind=kind, dim=dim, sigma=sigma, seed=seed, frequencies=frequencies)
-        for other in self._store.collections():
-            if other != self.name and name in self._store.collection(other).view_names():
-                raise ViewExists(
-                    f"view '{name}' exists in collection '{other}': names of views are unique; take another"
-                )
+        self._check_view_name(name)
         with disk_errors(self.directory):
             self._prepare()
             with self._writing():
                 view = self._views.create(parameters, dim_in, anchor_generation, materialized=materialized)
                 return _public_view(view)
+
+    def preview_view(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
+        """(what ``create_view`` would make of the same arguments, whether it is there just so), without making it.
+        Raises ViewExists, ValueError."""
+        manifest = self.manifest("current")
+        defined = define_view(name, manifest["dim"], **parameters)
+        self._check_view_name(name)
+        known = self._views.same(defined, manifest["dim"], manifest["anchor_generation"])
+        place = {"dim_in": manifest["dim"], "anchor_generation": manifest["anchor_generation"]}
+        return {**defined, "collection": self.name, "materialized": materialized, **place}, known is not None
+
+    def _check_view_name(self, name: str) -> None:
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"view name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
+        for other in self._store.collections():
+            if other != self.name and name in self._store.collection(other).view_names():
+                raise ViewExists(
+                    f"view '{name}' exists in collection '{other}': names of views are unique; take another"
+                )
 
     def delete_view(self, name: str) -> None:
         """Removes a view in every anchor generation. Raises UnknownView."""
@@ -356,10 +370,15 @@ class Collection:
 
     def frequencies(self, view: str, version: str = "current") -> Array:
         """U [m, d] float32 of an rff view, checked against its sha256."""
+        return self.view_features(view, version).frequencies
+
+    def view_features(self, view: str, version: str = "current") -> RandomFourierFeatures:
+        """The map of an rff view, from its U, which is checked against its sha256. Raises ValueError for another kind,
+        UnknownView, CorruptStore."""
         entry = self._views.get(view, self.manifest(version)["anchor_generation"])
         if entry["kind"] != "rff":
             raise ValueError(f"view '{view}' is {entry['kind']}: it has no frequencies")
-        return self._views.features(entry).frequencies
+        return self._views.features(entry)
 
     def view_transform(self, view: str, h: Array, version: str = "current") -> Array:
         """phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of ``version``; zero rows (missing) stay zero."""

@@ -11,6 +11,7 @@ in the order of the items. Versions written before the view was materialized com
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -45,6 +46,9 @@ KINDS = ("rff", "identity")
 PARAMETERS = ("kind", "dim", "sigma", "seed", "frequencies")
 ROTATION_FILE = "rotation.arrow"
 MAPPED_VIEWS = 16
+
+logger = logging.getLogger("evenkeel.store")
+
 ROWS_COLUMN = "vector"
 
 
@@ -86,6 +90,7 @@ class ViewRegistry:
         self._features: dict[str, RandomFourierFeatures] = {}
         self._entries: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._stored: OrderedDict[Path, Array] = OrderedDict()
+        self._damaged: set[Path] = set()
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -136,16 +141,9 @@ class ViewRegistry:
         """Adds the entry of a view for a generation and returns it; the existing one where it is the same, with
         ``materialized`` as it is asked for now, which changes no value that is served. Raises ViewExists where it
         differs."""
-        name = parameters["name"]
-        path = self._entry_path(name, generation)
-        existing = read_document(path)
+        path = self._entry_path(parameters["name"], generation)
+        existing = self.same(parameters, dim_in, generation)
         if existing is not None:
-            differing = [key for key in PARAMETERS if existing[key] != parameters[key]]
-            if differing or existing["dim_in"] != dim_in:
-                raise ViewExists(
-                    f"view '{name}' exists with other {', '.join(differing) or 'vectors'}: its consumers rely on it; "
-                    "take another name, or delete it first"
-                )
             if existing["materialized"] != materialized:
                 existing["materialized"] = materialized
                 replace_document(path, existing)
@@ -172,6 +170,21 @@ class ViewRegistry:
             entry["sha256"] = digest(drawn)
         replace_document(path, entry)
         return entry
+
+    def same(self, parameters: dict[str, Any], dim_in: int, generation: int) -> dict[str, Any] | None:
+        """The entry that a view of these parameters has already, None for a new one. Raises ViewExists where its name
+        is that of another view."""
+        name = parameters["name"]
+        existing = read_document(self._entry_path(name, generation))
+        if existing is None:
+            return None
+        differing = [key for key in PARAMETERS if existing[key] != parameters[key]]
+        if differing or existing["dim_in"] != dim_in:
+            raise ViewExists(
+                f"view '{name}' exists with other {', '.join(differing) or 'vectors'}: its consumers rely on it; "
+                "take another name, or delete it first"
+            )
+        return existing
 
     def delete(self, name: str) -> None:
         """Removes a view in every generation. Raises UnknownView."""
@@ -228,8 +241,8 @@ class ViewRegistry:
 
     def lookup(self, entry: dict[str, Any], reader: VersionReader, directory: Path, ids: Any) -> tuple[Array, Array]:
         """(status uint8 [n], phi float32 [n, dim]) of ``ids`` in a version, whose files are in ``directory``: read from
-        the version's rows where the view is materialized there, else computed. A missing id has a zero row. Raises
-        ItemIdError, CorruptStore."""
+        the version's rows where the view is materialized there and they are whole, else computed. A missing id has a
+        zero row. Raises ItemIdError."""
         stored = self._stored_rows(entry, reader.manifest, directory)
         if stored is None:
             status, vectors = reader.lookup(ids)
@@ -258,7 +271,17 @@ class ViewRegistry:
             if rows is not None:
                 self._stored.move_to_end(path)
                 return rows
-        rows = read_rows(verify_file(directory, file), (manifest["rows"], entry["dim"]))
+        with self._lock:
+            if path in self._damaged:
+                return None
+        try:
+            rows = read_rows(verify_file(directory, file), (manifest["rows"], entry["dim"]))
+        except CorruptStore as error:
+            # The vectors they were computed from are there, and give the same.
+            logger.error("view '%s': %s: its rows are computed from the version's vectors meanwhile", name, error)
+            with self._lock:
+                self._damaged.add(path)
+            return None
         with self._lock:
             self._stored[path] = rows
             while len(self._stored) > MAPPED_VIEWS:

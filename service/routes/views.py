@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import base64
+import hashlib
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
-from safetensors.numpy import save
 
-from embeddings.store import Store, default_view
-from embeddings.vectors import Array
+from embeddings.rff_advice import dim_for, warnings_of
+from embeddings.rff_layer import onnx_layer, safetensors_layer
+from embeddings.store import Collection, Store, default_view
 from service import errors
 from service.auth import require
 from service.features import accepted, in_store, page_of, store_of, unchanged
@@ -22,6 +24,9 @@ read_features = Depends(require("features:read"))
 write_features = Depends(require("features:write"))
 
 SAFETENSORS = "application/octet-stream"
+ONNX = "application/onnx"
+LAYERS = {SAFETENSORS: ("safetensors", safetensors_layer), ONNX: ("onnx", onnx_layer)}
+"""By media type: the ending of the file's name, and what writes it."""
 
 
 class ViewRequest(View):
@@ -34,19 +39,55 @@ class ViewRequest(View):
     "",
     status_code=201,
     dependencies=[write_features],
-    responses=errors.also(200, "It is there, just so.") | errors.responses(404, 409, 507),
+    responses=errors.also(200, "It is there, just so; or the answer to a dry run.") | errors.responses(404, 409, 507),
 )
-async def create(request: Request, body: ViewRequest) -> Response:
-    """201 for a new view; 200 for one that exists just so. Frequencies are drawn and published now."""
+async def create(
+    request: Request,
+    body: ViewRequest,
+    dry_run: Annotated[bool, Query(description="Makes nothing: says what it would be, and which dim to take.")] = False,
+    epsilon: Annotated[
+        float, Query(gt=0, lt=1, description="With dry_run: the kernel error that advice is to reach.")
+    ] = 0.05,
+) -> Response:
+    """201 for a new view; 200 for one that exists just so. Frequencies are drawn and published now; the rows of a
+    materialized view are stored with every version published from now on.
 
-    def make() -> tuple[dict[str, Any], bool]:
+    A dry run answers 200 with `view`, `exists`, `advice` (kernel errors by dim, measured on the current version's own
+    vectors; the smallest dim within `epsilon`; beside it the dim of the printed bound) and `warnings`.
+    """
+    parameters = body.model_dump(exclude={"collection"})
+
+    def make() -> tuple[dict[str, Any], int]:
         collection = existing(request, body.collection)
+        if dry_run:
+            return _preview(collection, parameters, epsilon), 200
         known = body.name in collection.view_names()
-        parameters = body.model_dump(exclude={"name", "collection"})
-        return collection.create_view(body.name, **parameters), known
+        view = collection.create_view(**parameters)
+        return _with_warnings(collection, view, "current"), 200 if known else 201
 
-    view, known = await in_store(make)
-    return JSONResponse(view, 200 if known else 201, headers={"Location": f"/v1/views/{body.name}"})
+    answer, status = await in_store(make)
+    headers = {} if dry_run else {"Location": f"/v1/views/{body.name}"}
+    return JSONResponse(answer, status, headers=headers)
+
+
+def _preview(collection: Collection, parameters: dict[str, Any], epsilon: float) -> dict[str, Any]:
+    view, exists = collection.preview_view(**parameters)
+    answer: dict[str, Any] = {"view": view, "exists": exists, "advice": None, "warnings": []}
+    if view["kind"] == "rff":
+        vectors = collection.open().items().vectors
+        given = {name: view[name] for name in ("sigma", "seed", "frequencies")}
+        answer["advice"] = dim_for(epsilon, vectors, **given).as_dict()
+        answer["warnings"] = warnings_of(view["dim_in"], view["dim"], **given, vectors=vectors)
+    return answer
+
+
+def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -> dict[str, Any]:
+    """The view with what its consumers should know, measured on the version's vectors."""
+    if view["kind"] != "rff":
+        return {**view, "warnings": []}
+    drawn = collection.frequencies(view["name"], version)
+    vectors = collection.open(version).items().vectors
+    return {**view, "warnings": warnings_of(view["dim_in"], view["dim"], view["sigma"], vectors=vectors, drawn=drawn)}
 
 
 @router.get("", dependencies=[read_features], responses=errors.responses(404))
@@ -70,7 +111,13 @@ async def list_views(
 
 @router.get("/{name}", dependencies=[read_features], responses=errors.responses(404))
 async def get_view(request: Request, name: str) -> dict[str, Any]:
-    return await in_store(lambda: store_of(request).view_collection(name).view(name))
+    """The view, with `warnings`: what its consumers should know, each with a remedy."""
+
+    def read() -> dict[str, Any]:
+        collection = store_of(request).view_collection(name)
+        return _with_warnings(collection, collection.view(name), "current")
+
+    return await in_store(read)
 
 
 @router.delete("/{name}", status_code=204, dependencies=[write_features], responses=errors.responses(404, 409))
@@ -91,30 +138,56 @@ def _delete(store: Store, name: str) -> None:
     dependencies=[read_features],
     response_class=Response,
     responses={
-        200: {"content": {SAFETENSORS: {}}},
+        200: {"content": {SAFETENSORS: {}, ONNX: {}}},
         **errors.also(304, "Unchanged."),
         **errors.responses(404, 406, 409),
     },
 )
-async def layer(request: Request, name: str, version: str = "current") -> Response:
-    """The view as the first layer of a frontend model: U in safetensors, phi(h) = [cos(U h), sin(U h)] / sqrt(m).
+async def layer(
+    request: Request,
+    name: str,
+    version: str = "current",
+    takes: Annotated[
+        Literal["published", "model"],
+        Query(description="Vectors as they are served, or those of the model behind the version."),
+    ] = "published",
+) -> Response:
+    """The view as the first layer of a frontend model, as safetensors or, by Accept, as ONNX (opset 17, any batch):
+    phi(h) = [cos(U h), sin(U h)] / sqrt(m), with h brought to unit length. It gives what is served to 1e-6.
 
-    The file's metadata has the view's parameters and the sha256 of U.
+    `takes=model`: the version's alignment R is folded into U, so that the layer takes the raw vectors of the model that
+    was published. Where the version is a moving average (`averaged` in the metadata) the layer gives features of the
+    day's vectors, not of the average. The metadata has the view, the formula and the sha256 of U; the header
+    Content-Digest has that of the body.
     """
-    accepted(request.headers.get("accept"), (SAFETENSORS,))
-    entry, frequencies = await in_store(_frequencies, store_of(request), name, version)
-    etag = f'"{entry["sha256"]}"'
-    headers = {"ETag": etag, "Content-Disposition": f'attachment; filename="{name}.safetensors"'}
-    if unchanged(request, etag):
+    media_type = accepted(request.headers.get("accept"), tuple(LAYERS))
+    body, version, sha256 = await in_store(_layer, store_of(request), name, version, takes, media_type)
+    digest = hashlib.sha256(body)
+    headers = {
+        "ETag": f'"{digest.hexdigest()}"',
+        "Vary": "Accept",
+        "Content-Digest": f"sha-256=:{base64.b64encode(digest.digest()).decode()}:",
+        "Content-Disposition": f'attachment; filename="{name}.{LAYERS[media_type][0]}"',
+        "Evenkeel-Version": version,
+        "Evenkeel-Frequencies-Sha256": sha256,
+    }
+    if unchanged(request, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    metadata = {key: str(value) for key, value in entry.items()}
-    metadata["formula"] = "phi(h) = [cos(U h), sin(U h)] / sqrt(m), with h of unit norm and m rows in U"
-    return Response(save({"frequencies": frequencies}, metadata), headers=headers, media_type=SAFETENSORS)
+    return Response(body, headers=headers, media_type=media_type)
 
 
-def _frequencies(store: Store, name: str, version: str) -> tuple[dict[str, Any], Array]:
+def _layer(store: Store, name: str, version: str, takes: str, media_type: str) -> tuple[bytes, str, str]:
+    """(the file, the version it is of, the sha256 of the view's U)."""
     collection = store.view_collection(name)
+    manifest = collection.manifest(version)
+    version = manifest["version"]
     entry = collection.view(name, version)
     if entry["kind"] != "rff":
         raise errors.Problem(409, "no-layer", f"View '{name}' is {entry['kind']}: its layer would change nothing.")
-    return entry, collection.frequencies(name, version)
+    features = collection.view_features(name, version)
+    # A layer of published vectors is the same for all versions of a generation, so it names none of them.
+    described = {**entry, "takes": takes}
+    if takes == "model":
+        features = features.fold(collection.rotation(version))
+        described |= {"version": version, "averaged": manifest["alignment"].get("new_weight") is not None}
+    return LAYERS[media_type][1](features, described), version, entry["sha256"]
