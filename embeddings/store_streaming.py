@@ -30,8 +30,8 @@ def write_streamed(
     num_rows, dim = vectors.shape
     dtype = np.dtype(dtype)
     # Pages of it that nobody touches take no memory; it goes when the last buffer over it does.
-    nothing = mmap.mmap(-1, num_rows * dim * dtype.itemsize, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-    placeholder = pa.py_buffer(nothing)
+    nothing = mmap.mmap(-1, max(num_rows * dim * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    placeholder = pa.py_buffer(nothing).slice(0, num_rows * dim * dtype.itemsize)
     flat = pa.Array.from_buffers(pa.from_numpy_dtype(dtype), num_rows * dim, [None, placeholder], null_count=0)
     batch = pa.record_batch({**columns, name: pa.FixedSizeListArray.from_arrays(flat, dim)})
     file = HashingFile(path)
