@@ -249,13 +249,25 @@ class Client(Session):
         return self.json("GET", f"/views/{_part(name)}")
 
     def add_view(self, view: Any) -> Json:
-        """Creates a view: ``name, collection, kind, dim, sigma, seed, frequencies``."""
+        """Creates a view: ``name, collection, kind, dim, sigma, seed, frequencies, materialized``."""
         return self.json("POST", "/views", json=_plain(view))
 
-    def layer(self, name: str, version: str = "current") -> bytes:
-        """A view's frontend layer as a safetensors file: tensor ``frequencies`` U [m, d], the view in its metadata."""
-        headers = {"Accept": "application/octet-stream"}
-        return self.request("GET", f"/views/{_part(name)}/layer", params={"version": version}, headers=headers).content
+    def advise_view(self, view: Any, epsilon: float = 0.05) -> Json:
+        """What a view would be, without making it: ``view, exists, warnings``, and ``advice`` with the kernel errors at
+        each dim, measured on the collection's own vectors, and the smallest dim within ``epsilon``."""
+        return self.json("POST", "/views", json=_plain(view), params={"dry_run": "true", "epsilon": epsilon})
+
+    def layer(
+        self, name: str, version: str = "current", *, format: str = "safetensors", takes: str = "published"
+    ) -> bytes:
+        """A view's frontend layer as a file, the view in its metadata: ``safetensors`` (tensor ``frequencies`` U [m,
+        d], for ``embeddings.rff_torch.RandomFourierLayer.load``) or ``onnx`` (``h`` [batch, d] to ``phi``). ``takes``:
+        ``published`` vectors, or those of the ``model`` behind the version, whose alignment is then part of U."""
+        accept = {"safetensors": "application/octet-stream", "onnx": "application/onnx"}
+        if format not in accept:
+            raise ValueError(f"format '{format}' is not one of {', '.join(accept)}")
+        params, headers = {"version": version, "takes": takes}, {"Accept": accept[format]}
+        return self.request("GET", f"/views/{_part(name)}/layer", params=params, headers=headers).content
 
     def delete_view(self, name: str) -> None:
         self.request("DELETE", f"/views/{_part(name)}")
