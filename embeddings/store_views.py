@@ -256,6 +256,11 @@ class ViewRegistry:
         phi[absent] = 0.0
         return status, phi
 
+    def forget_rows(self) -> None:
+        """Drops what is mapped of versions' rows: some may have been erased."""
+        with self._lock:
+            self._stored.clear()
+
     def _stored_rows(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> Array | None:
         """Mapped rows of a view in a version, None where the version has none of this very view."""
         name = entry["name"]

@@ -6,12 +6,14 @@ import base64
 import hashlib
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from embeddings.rff_advice import dim_for, warnings_of
+from embeddings.rff_advice import SAMPLED_ROWS, dim_for, warnings_of
 from embeddings.rff_layer import onnx_layer, safetensors_layer
 from embeddings.store import Collection, Store, default_view
+from embeddings.vectors import Array
 from service import errors
 from service.auth import require
 from service.features import accepted, in_store, page_of, store_of, unchanged
@@ -74,11 +76,18 @@ def _preview(collection: Collection, parameters: dict[str, Any], epsilon: float)
     view, exists = collection.preview_view(**parameters)
     answer: dict[str, Any] = {"view": view, "exists": exists, "advice": None, "warnings": []}
     if view["kind"] == "rff":
-        vectors = collection.open().items().vectors
+        vectors = _sampled(collection, "current")
         given = {name: view[name] for name in ("sigma", "seed", "frequencies")}
         answer["advice"] = dim_for(epsilon, vectors, **given).as_dict()
         answer["warnings"] = warnings_of(view["dim_in"], view["dim"], **given, vectors=vectors)
     return answer
+
+
+def _sampled(collection: Collection, version: str) -> Array:
+    """Vectors of items that are spread evenly over a version, [<= 1024, d]."""
+    reader = collection.open(version)
+    rows = np.unique(np.linspace(0, len(reader) - 1, min(len(reader), 2 * SAMPLED_ROWS)).astype(np.int64))
+    return reader.lookup(reader.keys[rows])[1]
 
 
 def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -> dict[str, Any]:
@@ -86,7 +95,7 @@ def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -
     if view["kind"] != "rff":
         return {**view, "warnings": []}
     drawn = collection.frequencies(view["name"], version)
-    vectors = collection.open(version).items().vectors
+    vectors = _sampled(collection, version)
     return {**view, "warnings": warnings_of(view["dim_in"], view["dim"], view["sigma"], vectors=vectors, drawn=drawn)}
 
 

@@ -83,6 +83,23 @@ def test_rows_of_another_shape_are_not_served(collection: Collection, caplog: py
     assert "holds rows of shape (20, 8)" in caplog.text
 
 
+def test_erased_rows_are_in_no_materialized_view(collection: Collection) -> None:
+    publish(collection)
+    collection.create_view("v", materialized=True)
+    version = publish(collection)
+    other = open_store(collection.directory.parent.parent).collection("items")
+    before = [one.view_lookup("v", [3, 4])[1].copy() for one in (collection, other)]
+    collection.erase([3], "asked for")
+    assert not rows_file(collection, version).exists()
+    for one, rows in zip((collection, other), before, strict=True):
+        status, phi = one.view_lookup("v", [3, 4])
+        assert status.tolist() == [0, 1]
+        assert not phi[0].any()
+        np.testing.assert_allclose(phi[1], rows[1], atol=1e-6)
+        assert not one._views._stored
+    assert collection.view_lookup("v", [4])[1].any()
+
+
 def test_what_another_process_does_to_a_view_is_seen(collection: Collection) -> None:
     publish(collection)
     other = open_store(collection.directory.parent.parent).collection("items")
