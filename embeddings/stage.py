@@ -3,31 +3,40 @@
 The order is the method: direction -> align onto the version that was current when the job started -> gate the aligned
 candidate -> moving average -> views -> publish. The gate comes before the average because the average hides faults, and
 the switch is fenced: if another version became current in the meantime the candidate is held, since it was aligned onto
-one that nobody is served any more. Torch-free.
+one that nobody is served any more.
+
+Every step reads the candidate a few thousand rows at a time, and no step makes another array of its size: what is
+aligned, averaged and carried is computed when it is read (:mod:`embeddings.rows`), by the gate and by the writer of the
+version. What stays in memory is ids, flags and counts. Torch-free.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from embeddings.align import TooFewShared, min_shared, procrustes, rotate
+from embeddings.align import Rotated, TooFewShared, min_shared, procrustes
+from embeddings.assessment import Assessment, assess
+from embeddings.carry import expired, plan
+from embeddings.erased import ErasedIds
+from embeddings.evidence import evidence_of
+from embeddings.rows import Picked
+from embeddings.served import ServedRows
 from embeddings.stability import (
     Check,
     Metrics,
     Thresholds,
     Verdict,
-    compare,
     cosines_of,
-    decide,
     live_rows,
-    usable_rows,
 )
 from embeddings.stage_settings import (
-    AverageSettings,
+    Expiry,
+    ExpirySettings,
     Gate,
     MovingAverage,
     PublishSettings,
@@ -36,13 +45,16 @@ from embeddings.stage_settings import (
     ViewSettings,
 )
 from embeddings.store import Collection, StaleParent, Store, StoreError, VersionReader, ViewExists
+from embeddings.store_erasure import IdsErased, erased_ids
 from embeddings.store_views import default_view
-from embeddings.vectors import CARRIED, FOUND, Array, ItemVectors, chunks, keys_of, shared_rows, unit_rows
+from embeddings.vectors import FOUND, Array, ItemVectors, keys_of, shared_rows
 
-__all__ = ["Gate", "MovingAverage", "Publication", "Settings", "View", "publish_candidate"]
+__all__ = ["Expiry", "Gate", "MovingAverage", "Publication", "Settings", "View", "publish_candidate"]
 
 NORM_FLOOR = 1e-12
 KEEP_LAST = 30
+ATTEMPTS = 3
+SECONDS_PER_DAY = 86_400
 
 
 # --- what is asked for and what came of it ---------------------------------------------------------------------------
@@ -80,6 +92,7 @@ def publish_candidate(
     keep_last: int | None = KEEP_LAST,
     seed: int = 0,
     retired: Any = (),
+    today: int | None = None,
 ) -> Publication:
     """Takes a run's item rows through the stage and publishes them, or holds them and leaves what is served alone.
 
@@ -92,8 +105,9 @@ def publish_candidate(
     ``enforce`` is held for somebody to promote. Calling again for a ``job_id`` that wrote a version for the same parent
     brings that one to its end and returns it: a retried run publishes once. ``keep_last``: versions that retention
     keeps after a publication, None for all. ``retired``: ids that training has given up (docs/adr/0010-growth.md); the
-    parent's vectors of them are not carried on, unless the candidate has a row for them all the same. Raises StoreFull,
-    StoreBusy, CorruptStore; ValueError for vectors that do not fit the collection's id type.
+    parent's vectors of them are not carried on, unless the candidate has a row for them all the same. ``today``: days
+    since 1970-01-01 UTC, of the clock where left out; what ``publish.expire`` counts from. Raises StoreFull, StoreBusy,
+    CorruptStore; ValueError for vectors that do not fit the collection's id type.
     """
     target = store.collection(collection)
     earlier = _earlier_end(target, job_id, parent_version, publish.gate.mode)
@@ -107,48 +121,100 @@ def publish_candidate(
         raise ValueError(
             f"collection '{collection}' has ids of type {parent.manifest['id_type']}, the candidate has others"
         )
-    live = live_rows(candidate)
-    candidate = _with_evidence(candidate, norm_floor)
-    leaves = _leaving(parent, candidate, retired)
-    generation = _Generation.of(target, parent, candidate, model)
-    onto, rotation, note = _alignment(target, parent, candidate, publish, generation)
-    aligned = _rotated(candidate, rotation)
-    verdict, metrics = _gate(parent, leaves, aligned, live, generation, publish.gate.mode, thresholds, seed)
+    today = int(time.time()) // SECONDS_PER_DAY if today is None else today
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            written = _write(
+                target, parent, candidate, publish, job_id=job_id, model=model, thresholds=thresholds,
+                norm_floor=norm_floor, seed=seed, retired=retired, today=today,
+            )  # fmt: skip
+            break
+        except IdsErased:
+            # By somebody, while the version was being written.
+            if attempt == ATTEMPTS:
+                raise
+    return written if isinstance(written, Publication) else _conclude(target, written, keep_last)
 
-    items, num_missing, num_reset = _served(parent, leaves, aligned, generation, publish.ema)
-    if items is None:
-        return _nothing(collection, ["no item has a vector: check the training data", *verdict.reasons])
-    blocked = _create_views(target, publish.views, items.dim, generation.number)
-    alignment: dict[str, Any] = {
-        "kind": "none" if onto is None else "procrustes" if rotation is not None else "identity",
-        "onto": onto,
-        "shared": generation.num_shared,
-        "new_weight": None if publish.ema is None or not generation.continues else publish.ema.new_weight,
-        "reset": num_reset,
-        "anchor_cosine_mean": _anchor_cosine(target, parent, items, generation),
-        "note": note,
-    }
+
+def _write(
+    target: Collection,
+    parent: VersionReader | None,
+    candidate: ItemVectors,
+    publish: PublishSettings,
+    *,
+    job_id: str | None,
+    model: str,
+    thresholds: Thresholds | None,
+    norm_floor: float,
+    seed: int,
+    retired: Any,
+    today: int,
+) -> str | Publication:
+    """Takes the candidate through the steps, up to a written version; its name, or what came of it instead."""
+    erased = erased_ids(target)
+    wanted = ~erased.matches(candidate.keys)
+    live = live_rows(candidate) & wanted
+    candidate = _with(candidate, evidence=evidence_of(candidate, norm_floor) & wanted)
+    generation = _Generation.of(target, parent, candidate, model)
+    previous = parent.items() if parent is not None and generation.continues else None
+    leaving = _Leaving.of(parent, previous, candidate, retired, erased, publish.expire, today)
+    onto, rotation, note = _alignment(target, parent, candidate, publish, generation)
+    aligned = _with(candidate, vectors=Rotated(candidate.vectors, rotation))
+    assessment = _gate(
+        target, previous, leaving.all, aligned, live, generation, publish.gate.mode, thresholds, model, seed
+    )
+    verdict, metrics = assessment.verdict, assessment.metrics
+
+    served = plan(previous, candidate.keys, candidate.evidence, wanted, leaving.all, today)
+    if not len(served):
+        return _nothing(target.name, ["no item has a vector: check the training data", *verdict.reasons])
+    blocked = _create_views(target, publish.views, candidate.dim, generation.number)
     reasons = blocked + (verdict.reasons if publish.gate.mode == "enforce" else [])
-    version = target.write(
+    rows = ServedRows(served, candidate.vectors, rotation, None if previous is None else previous.vectors, publish.ema)
+    items = ItemVectors(
+        served.keys,
+        rows,
+        norms=served.pick(candidate.norms, None if previous is None else previous.norms),
+        counts=_counts(served, previous, candidate),
+        statuses=served.statuses,
+        carried_for=served.carried_for,
+        last_found=served.last_found,
+    )
+
+    def alignment(written: ItemVectors) -> dict[str, Any]:
+        return {
+            "kind": "none" if onto is None else "procrustes" if rotation is not None else "identity",
+            "onto": onto,
+            "shared": generation.num_shared,
+            "new_weight": None if publish.ema is None or previous is None else publish.ema.new_weight,
+            "reset": int(np.count_nonzero(rows.reset)),
+            "anchor_cosine_mean": _anchor_cosine(target, previous, written, generation),
+            "note": note,
+        }
+
+    return target.write(
         items,
-        parent=parent_version,
+        parent=None if parent is None else parent.version,
         job=job_id,
         anchor_generation=generation.number,
         anchor_version=generation.anchor_version,
-        missing=num_missing,
+        missing=served.num_missing,
         alignment=alignment,
         gate=[check.as_dict() for check in verdict.checks],
         extra={
             "model": model,
-            "retired": int(np.count_nonzero(leaves)),
+            "new": served.num_new,
+            "retired": int(np.count_nonzero(leaving.retired)),
+            "expired": int(np.count_nonzero(leaving.expired & ~leaving.retired)),
+            "erased": int(np.count_nonzero(~wanted)),
             "gate_mode": publish.gate.mode,
+            **assessment.record,
             "metrics": {name: value for name, value in metrics.items() if np.isfinite(value)},
             "hold_for": reasons,
             "remarks": verdict.reasons,
         },
         rotation=rotation,
     )
-    return _conclude(target, version, keep_last)
 
 
 def _conclude(target: Collection, version: str, keep_last: int | None) -> Publication:
@@ -188,16 +254,7 @@ def _earlier_end(target: Collection, job_id: str | None, parent_version: str | N
     return ended[-1] if ended else None
 
 
-# --- evidence --------------------------------------------------------------------------------------------------------
-
-
-def _with_evidence(candidate: ItemVectors, norm_floor: float) -> ItemVectors:
-    """The candidate with evidence only where a row has a direction that means something."""
-    usable, _ = usable_rows(candidate)
-    for part in chunks(len(candidate)):
-        with np.errstate(invalid="ignore"):
-            usable[part] &= unit_rows(candidate.vectors[part])[1] > norm_floor
-    return _with(candidate, evidence=usable)
+# --- items of the candidate and of the parent ------------------------------------------------------------------------
 
 
 def _with(items: ItemVectors, **changes: Any) -> ItemVectors:
@@ -208,12 +265,53 @@ def _with(items: ItemVectors, **changes: Any) -> ItemVectors:
     return ItemVectors(**{**fields, **changes})
 
 
-def _leaving(parent: VersionReader | None, candidate: ItemVectors, retired: Any) -> Array:
-    """bool [items of the parent]: those that are retired, unless the candidate has a row for them."""
-    leaves = np.zeros(0 if parent is None else len(parent), dtype=np.bool_)
-    if parent is not None and len(retired):
-        leaves[np.isin(parent.keys, keys_of(retired, query=True)) & ~np.isin(parent.keys, candidate.keys)] = True
-    return leaves
+@dataclass(frozen=True)
+class _Leaving:
+    """Items of the parent that are not carried on, bool [items of the parent] each: those that training gave up, those
+    that have been carried for too long, and those that somebody is erasing at this moment."""
+
+    retired: Array
+    expired: Array
+    erased: Array
+
+    @classmethod
+    def of(
+        cls,
+        parent: VersionReader | None,
+        previous: ItemVectors | None,
+        candidate: ItemVectors,
+        retired: Any,
+        erased: ErasedIds,
+        expiry: ExpirySettings | None,
+        today: int,
+    ) -> _Leaving:
+        tombstones = np.zeros(0 if parent is None else len(parent), dtype=np.bool_)
+        if parent is None:
+            return cls(tombstones, tombstones, tombstones)
+        old, new = shared_rows(parent.keys, candidate.keys)
+        if len(retired):
+            tombstones |= np.isin(parent.keys, keys_of(retired, query=True))
+            tombstones[old] = False
+        renewed = np.zeros(len(parent), dtype=np.bool_)
+        renewed[old] = candidate.evidence[new]
+        gone = np.zeros_like(tombstones) if previous is None else expired(previous, renewed, expiry, today)
+        return cls(tombstones, gone, erased.matches(parent.keys))
+
+    @property
+    def all(self) -> Array:
+        return self.retired | self.expired | self.erased
+
+
+def _counts(served: Any, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:
+    """Occurrences in this run's training, also of items that are carried; None where unknown."""
+    if candidate.counts is None:
+        return None
+    if previous is None or not (served.found_rows < 0).any():
+        return candidate.counts[served.found_rows]
+    of_parent = np.zeros(len(previous), dtype=np.int64)
+    old, new = shared_rows(previous.keys, candidate.keys)
+    of_parent[old] = candidate.counts[new]
+    return served.pick(candidate.counts, of_parent)
 
 
 # --- generation and alignment ----------------------------------------------------------------------------------------
@@ -283,119 +381,60 @@ def _alignment(
         anchor = target.open(str(generation.anchor_version))
         old, new = _shared(anchor, candidate)
         try:
-            rotation = procrustes(candidate.vectors, anchor.vectors, source_rows=new, target_rows=old)
+            rotation = procrustes(candidate.vectors, anchor.items().vectors, source_rows=new, target_rows=old)
             return anchor.version, rotation, None
         except TooFewShared as error:
             note = f"aligned onto the parent instead of the anchor {anchor.version}: {error}"
     old, new = _shared(parent, candidate)
-    return parent.version, procrustes(candidate.vectors, parent.vectors, source_rows=new, target_rows=old), note
-
-
-def _rotated(candidate: ItemVectors, rotation: Array | None) -> ItemVectors:
-    return _with(candidate, vectors=rotate(candidate.vectors, rotation))
+    rotation = procrustes(candidate.vectors, parent.items().vectors, source_rows=new, target_rows=old)
+    return parent.version, rotation, note
 
 
 def _anchor_cosine(
-    target: Collection, parent: VersionReader | None, items: ItemVectors, generation: _Generation
+    target: Collection, previous: ItemVectors | None, written: ItemVectors, generation: _Generation
 ) -> float | None:
-    """Mean cosine of what would be served to the anchor generation's first version, over the items both have found."""
-    if parent is None or not generation.continues or generation.anchor_version is None:
+    """Mean cosine of what is to be served to the anchor generation's first version, over the items both have found."""
+    if previous is None or generation.anchor_version is None:
         return None
     anchor = target.open(generation.anchor_version)
-    old, new = _shared(anchor, _with(items, evidence=items.statuses == FOUND))
+    old, new = _shared(anchor, written)
     if not len(old):
         return None
-    return float(cosines_of(anchor.vectors, items.vectors, old, new).mean())
+    return float(cosines_of(anchor.items().vectors, written.vectors, old, new).mean())
 
 
-# --- gate, average, carrying -----------------------------------------------------------------------------------------
+# --- gate -------------------------------------------------------------------------------------------------------------
 
 
 def _gate(
-    parent: VersionReader | None,
+    target: Collection,
+    previous: ItemVectors | None,
     leaves: Array,
     aligned: ItemVectors,
     live: Array,
     generation: _Generation,
     mode: str,
     thresholds: Thresholds | None,
+    model: str,
     seed: int,
-) -> tuple[Verdict, Metrics]:
+) -> Assessment:
     if mode == "off":
-        return Verdict(), {}
-    previous = parent.items() if parent is not None and generation.continues else None
+        return Assessment(Verdict(), {}, {})
     if previous is not None and leaves.any():
         previous = _rows_of(previous, np.flatnonzero(~leaves))
-    metrics = compare(previous, aligned, seed=seed, live=live)
-    return Verdict((*generation.checks, *decide(metrics, thresholds).checks)), metrics
-
-
-def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
-    counts = None if items.counts is None else items.counts[rows]
-    return ItemVectors(
-        items.keys[rows], items.vectors[rows], norms=items.norms[rows], evidence=items.evidence[rows], counts=counts,
-        statuses=items.statuses[rows],
+    return assess(
+        target, previous, aligned, anchor_generation=generation.number, model=model, live=live, thresholds=thresholds,
+        checks=generation.checks, seed=seed,
     )  # fmt: skip
 
 
-def _served(
-    parent: VersionReader | None,
-    leaves: Array,
-    aligned: ItemVectors,
-    generation: _Generation,
-    ema: AverageSettings | None,
-) -> tuple[ItemVectors | None, int, int]:
-    """(rows to serve or None, number of items without any, number of items whose average was reset)."""
-    usable = aligned.evidence
-    rows = np.flatnonzero(usable)
-    vectors = aligned.vectors[rows]
-    num_reset = 0
-    if parent is None or not generation.continues:
-        if not len(rows):
-            return None, len(aligned), 0
-        counts = None if aligned.counts is None else aligned.counts[rows]
-        return (
-            ItemVectors(aligned.keys[rows], vectors, norms=aligned.norms[rows], counts=counts),
-            len(aligned) - len(rows),
-            0,
-        )
-
-    old, new = shared_rows(parent.keys, aligned.keys[rows])
-    if ema is not None:
-        num_reset = _average(vectors, new, parent.vectors, old, ema)
-    renewed = np.zeros(len(parent), dtype=np.bool_)
-    renewed[old] = True
-    kept = np.flatnonzero(~renewed & ~leaves)
-    known, given = shared_rows(parent.keys, aligned.keys)
-    num_missing = int(np.count_nonzero(~usable)) - int(np.count_nonzero(~usable[given]))
-    counts = None
-    if aligned.counts is not None:
-        counts_of_parent = np.zeros(len(parent), dtype=np.int64)
-        counts_of_parent[known] = aligned.counts[given]
-        counts = np.concatenate([aligned.counts[rows], counts_of_parent[kept]])
-    served = ItemVectors(
-        np.concatenate([aligned.keys[rows], parent.keys[kept]]),
-        np.concatenate([vectors, parent.vectors[kept]]),
-        norms=np.concatenate([aligned.norms[rows], parent.norms[kept]]),
-        counts=counts,
-        statuses=np.concatenate([np.full(len(rows), FOUND, np.uint8), np.full(len(kept), CARRIED, np.uint8)]),
-    )
-    return served, num_missing, num_reset
-
-
-def _average(vectors: Array, rows: Array, previous: Array, previous_rows: Array, ema: AverageSettings) -> int:
-    """Averages ``vectors[rows]`` with ``previous[previous_rows]`` in place; how many took their new vector whole."""
-    num_reset = 0
-    for part in chunks(len(rows)):
-        new, _ = unit_rows(vectors[rows[part]])
-        old, _ = unit_rows(previous[previous_rows[part]])
-        far = np.einsum("nd,nd->n", new, old) < ema.reset_below_cosine
-        mixed, norms = unit_rows((1.0 - ema.new_weight) * old + ema.new_weight * new)
-        # Opposite vectors can cancel: such an average has no direction.
-        far |= norms < 1e-6
-        vectors[rows[part]] = np.where(far[:, None], new, mixed)
-        num_reset += int(np.count_nonzero(far))
-    return num_reset
+def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
+    """Some rows, whose vectors are not copied."""
+    counts = None if items.counts is None else items.counts[rows]
+    return ItemVectors(
+        items.keys[rows], Picked(items.vectors, rows), norms=items.norms[rows], evidence=items.evidence[rows],
+        counts=counts, statuses=items.statuses[rows],
+    )  # fmt: skip
 
 
 # --- views and ends --------------------------------------------------------------------------------------------------

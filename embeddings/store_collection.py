@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
+import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from embeddings import store_erasure
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store_files import (
     CorruptStore,
@@ -39,6 +42,7 @@ from embeddings.store_version import (
     VersionReader,
     count_statuses,
     items_of,
+    mark_verified,
     read_arrow,
     verify_file,
     write_arrow,
@@ -55,9 +59,14 @@ VERSION_PATTERN = re.compile(r"v\d{6,}")
 MANIFEST_FILE = "manifest.json"
 CACHED_READERS = 4
 
+logger = logging.getLogger("evenkeel.store")
+
 
 class Collection:
     """Versions and views of one collection."""
+
+    versions_share_rows = False
+    """Whether what a version lost may still be in what others rest on, so that an erasure rewrites all of them."""
 
     def __init__(self, store: Store, name: str):
         self.name = name
@@ -70,6 +79,8 @@ class Collection:
         self._lock = threading.Lock()
         self._manifests: dict[str, dict[str, Any]] = {}
         self._readers: collections.OrderedDict[str, VersionReader] = collections.OrderedDict()
+        self._erasures = 0
+        self._damaged: dict[str, str] = {}
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -92,7 +103,8 @@ class Collection:
     def manifest(self, version: str = "current") -> dict[str, Any]:
         """The manifest (contract.md) of a version or of the current one, with ``state`` and, if held, ``reasons``;
         ``override``: {reason, key, at} where somebody had it served although the gate held it, else None.
-        Raises UnknownVersion, UnknownCollection, CorruptStore."""
+        ``damaged``: what this process found wrong with the version's files, else None. Raises UnknownVersion,
+        UnknownCollection, CorruptStore."""
         version = self._resolve(version)
         manifest = self._stored_manifest(version)
         served = self._pointer.read()
@@ -112,35 +124,75 @@ class Collection:
             "reasons": mark.get("reasons", []),
             "published_at": switches[-1]["at"] if switches else None,
             "override": mark.get("override"),
+            "damaged": self.damaged().get(version),
         }
 
     def open(self, version: str = "current") -> VersionReader:
         """A reader of a version, or of the one current now; files are checked against the manifest's sha256 once per
-        process. Raises UnknownVersion, UnknownCollection, CorruptStore."""
+        process. A damaged current version is not served: the one served before it is, an alert is raised (see
+        ``damaged``), and ``reader.version`` says which it is. Raises UnknownVersion, UnknownCollection; CorruptStore
+        for a version asked for by name, or if no other is whole."""
+        if version != "current":
+            return self._open_named(self._resolve(version))
         for attempt in range(5):
-            name = self._resolve(version)
-            with self._lock:
-                reader = self._readers.get(name)
-                if reader is not None:
-                    self._readers.move_to_end(name)
-                    return reader
+            name = self._resolve("current")
             try:
-                reader = VersionReader(self._versions / name, self._stored_manifest(name))
-            except CorruptStore:
+                return self._open_named(name)
+            except (CorruptStore, UnknownVersion) as error:
                 # A switch and a clean-up may both have happened since the pointer was read.
-                if version == "current" and self.current() != name and attempt < 4:
+                if self.current() != name and attempt < 4:
                     continue
-                if (read_document(self._states / f"{name}.json") or {}).get("state") == "expired":
-                    raise UnknownVersion(
-                        f"version {name} of '{self.name}' has expired: its vectors were removed"
-                    ) from None
-                raise
-            with self._lock:
-                self._readers[name] = reader
-                while len(self._readers) > CACHED_READERS:
-                    self._readers.popitem(last=False)
-            return reader
+                if isinstance(error, UnknownVersion):
+                    raise
+                return self._instead_of(name, error)
         raise AssertionError("unreachable")
+
+    def damaged(self) -> dict[str, str]:
+        """What this process found damaged: the versions, and what is wrong with each. A version that was restored and
+        opened since is not among them."""
+        with self._lock:
+            return dict(self._damaged)
+
+    def _open_named(self, name: str) -> VersionReader:
+        with self._lock:
+            reader = self._readers.get(name)
+            if reader is not None:
+                self._readers.move_to_end(name)
+                return reader
+        manifest: dict[str, Any] | None = None
+        try:
+            manifest = self._stored_manifest(name)
+            reader = self._make_reader(name, manifest)
+        except CorruptStore as error:
+            if manifest is not None and self._replaced(name, manifest):
+                return self._open_named(name)
+            if (read_document(self._states / f"{name}.json") or {}).get("state") == "expired":
+                raise UnknownVersion(f"version {name} of '{self.name}' has expired: its vectors were removed") from None
+            with self._lock:
+                known = self._damaged.get(name)
+                self._damaged[name] = str(error)
+            if known is None:
+                logger.error("collection '%s': version %s is damaged: %s", self.name, name, error)
+            raise
+        with self._lock:
+            self._damaged.pop(name, None)
+            if self._manifests.get(name) is not manifest:
+                return reader  # rows were erased in the meantime: this one reader may finish, the next is another
+            self._readers[name] = reader
+            while len(self._readers) > CACHED_READERS:
+                self._readers.popitem(last=False)
+        return reader
+
+    def _make_reader(self, name: str, manifest: dict[str, Any]) -> VersionReader:
+        return VersionReader(self._versions / name, manifest)
+
+    def _instead_of(self, name: str, error: CorruptStore) -> VersionReader:
+        """The latest whole version that was served before the damaged one."""
+        for previous in reversed(self._pointer.read().versions):
+            if previous != name:
+                with contextlib.suppress(CorruptStore, UnknownVersion):
+                    return self._open_named(previous)
+        raise error
 
     def snapshot(self, path: Path | str, version: str = "current") -> Path:
         """Writes a version to a Parquet file (see VersionReader.snapshot)."""
@@ -162,6 +214,7 @@ class Collection:
         gate: Sequence[Mapping[str, Any]] = (),
         extra: Mapping[str, Any] | None = None,
         rotation: Array | None = None,
+        dtype: Literal["float32", "float16"] = "float32",
     ) -> str:
         """Writes a new immutable version in state candidate and returns its name; nothing that is served changes.
 
@@ -169,17 +222,22 @@ class Collection:
         time. ``alignment``: for the manifest; a function of the rows as they were written (memory-mapped) where it is
         only known then. Views of ``anchor_generation`` are recorded with copies of their frequencies, materialized ones
         with their rows. ``rotation`` [d, d]: what turned the model's own vectors into those of the version, kept for
-        consumers that have the former. Raises ValueError for no rows or rows that are not finite, StoreFull.
+        consumers that have the former. ``dtype``: what the vectors are stored as; lookups give float32 either way.
+        Raises ValueError for no rows or rows that are not finite in it, IdsErased for ids that were, StoreFull.
         """
+        if dtype not in ("float32", "float16"):
+            raise ValueError(f"dtype '{dtype}' is not one of float32, float16")
         if not len(items):
             raise ValueError(f"collection '{self.name}': there is no item vector to publish")
+        store_erasure.finish_erasure(self)
+        store_erasure.refuse_erased(self, items.keys)
         with disk_errors(self.directory):
             self._prepare()
             with self._writing():
                 self.clean_locked()
                 workspace = Workspace(self._versions)
             with workspace:
-                files = [write_items(workspace.path / ITEMS_FILE, items)]
+                files = [write_items(workspace.path / ITEMS_FILE, items, dtype)]
                 # From here on the rows as they were written: what computed them need not do it again.
                 items = items_of(read_arrow(workspace.path / ITEMS_FILE))
                 views = self._views.all(anchor_generation)
@@ -189,6 +247,8 @@ class Collection:
                 if rotation is not None:
                     files.append(write_arrow(workspace.path / ROTATION_FILE, matrix_batch(np.asarray(rotation, "<f8"))))
                 with self._writing():
+                    # Again: somebody may have erased ids while the rows were being written.
+                    store_erasure.refuse_erased(self, items.keys)
                     version = self._next_version()
                     manifest = {
                         "collection": self.name,
@@ -201,7 +261,7 @@ class Collection:
                         **count_statuses(items),
                         "missing": missing,
                         "dim": items.dim,
-                        "dtype": "float32",
+                        "dtype": dtype,
                         "id_type": "int64" if items.keys.dtype.kind == "i" else "string",
                         "alignment": dict(alignment or {}),
                         "gate": [dict(check) for check in gate],
@@ -213,6 +273,8 @@ class Collection:
                     fsync_directory(workspace.path)
                     os.rename(workspace.path, self._versions / version)
                     fsync_directory(self._versions)
+                    for entry in files:
+                        mark_verified(self._versions / version, entry)
         return version
 
     def publish(self, version: str, expected_parent: str | None) -> None:
@@ -295,6 +357,76 @@ class Collection:
         if self.directory.is_dir():
             with self._writing():
                 self.clean_locked()
+            store_erasure.finish_erasure(self)
+
+    # --- erasure (embeddings.store_erasure) ------------------------------------------------------------------------
+
+    def erase(self, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
+        """Erases the rows of ``ids`` from every kept version and keeps them out; {"versions", "rows"}."""
+        return store_erasure.erase(self, ids, reason, key=key)
+
+    def readmit(self, ids: Any, reason: str, *, key: str | None = None) -> int:
+        """Lets erased ids be published again; how many of them were erased."""
+        return store_erasure.readmit(self, ids, reason, key=key)
+
+    def erasures(self) -> list[dict[str, Any]]:
+        """What was erased and readmitted, when and why; ids are known by hash alone."""
+        return store_erasure.erasures(self)
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """The writer lock."""
+        locked: contextlib.AbstractContextManager[None] = self._writing()
+        return locked
+
+    def version_directory(self, version: str) -> Path:
+        return self._versions / version
+
+    def id_type(self) -> str:
+        """int64 or string. Raises UnknownCollection."""
+        names = self._version_names()
+        if not names:
+            raise UnknownCollection(f"there is no collection '{self.name}': it has no version yet")
+        return str(self._stored_manifest(names[-1])["id_type"])
+
+    def stored_manifest(self, version: str) -> dict[str, Any]:
+        """The manifest as it is on disk now."""
+        with self._lock:
+            self._manifests.pop(version, None)
+        return self._stored_manifest(version)
+
+    def replace_manifest(self, version: str, manifest: dict[str, Any]) -> None:
+        """Puts another manifest in a version's place, in one step; under the writer lock. Of a version nothing changes
+        but by an erasure."""
+        replace_document(self._versions / version / MANIFEST_FILE, manifest)
+        self._forget(version)
+
+    def expire(self, version: str) -> None:
+        """Removes what a version that is not served holds."""
+        with self._writing():
+            mark = read_document(self._states / f"{version}.json") or {}
+            replace_document(
+                self._states / f"{version}.json", {**mark, "reasons": mark.get("reasons", []), "state": "expired"}
+            )
+            self._forget(version)
+            self._remove_expired()
+
+    def count_erasure(self) -> None:
+        """Says to every process that versions lost rows; under the writer lock."""
+        self._pointer.count_erasure()
+
+    def _replaced(self, version: str, manifest: dict[str, Any]) -> bool:
+        """Whether a version has another manifest by now than the one that was read."""
+        with contextlib.suppress(CorruptStore):
+            return self.stored_manifest(version) != manifest
+        return False
+
+    def _forget(self, *versions: str) -> None:
+        """Drops what this process remembers of versions, of all where none is named. Open readers stay readable."""
+        with self._lock:
+            for version in versions or {*self._manifests, *self._readers}:
+                self._manifests.pop(version, None)
+                self._readers.pop(version, None)
+        self._views.forget_rows()
 
     # --- views -----------------------------------------------------------------------------------------------------
 
@@ -465,8 +597,12 @@ class Collection:
         return f"v{(_number(names[-1]) if names else 0) + 1:06d}"
 
     def _resolve(self, version: str) -> str:
+        served = self._pointer.read()
+        if served.erasures != self._erasures:
+            self._forget()
+            self._erasures = served.erasures
         if version == "current":
-            current = self.current()
+            current = served.version
             if current is None:
                 kind = UnknownVersion if self.exists() else UnknownCollection
                 raise kind(f"collection '{self.name}' has no published version yet: run a job that publishes to it")

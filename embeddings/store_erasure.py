@@ -171,7 +171,7 @@ def _rewrite(collection: Collection, version: str, known: ErasedIds) -> int:
             collection.expire(version)
             return 0
         gone = known.matches(items.keys)
-        if not gone.any():
+        if not (gone.any() or collection.versions_share_rows):
             directory = collection.version_directory(version)
             if _unnamed(directory, before):
                 with collection.writing():

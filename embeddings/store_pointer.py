@@ -15,11 +15,12 @@ HISTORY_LENGTH = 200
 class Served(NamedTuple):
     """What CURRENT says. ``version``: served now, None before the first. ``history``: the latest switches, oldest
     first, {version, at, kind, reason, override_gate}. ``versions``: all that were ever served, the latest served
-    last."""
+    last. ``erasures``: how often ids were erased, so that processes see that versions lost rows."""
 
     version: str | None
     history: list[dict[str, Any]]
     versions: list[str]
+    erasures: int = 0
 
 
 class Pointer:
@@ -58,5 +59,14 @@ class Pointer:
             version,
             [*served.history, to][-HISTORY_LENGTH:],
             [name for name in served.versions if name != version] + [version],
+            served.erasures,
         )
-        replace_document(self._path, after._asdict())
+        self._replace(after._asdict())
+
+    def count_erasure(self) -> None:
+        """Says, in one durable step, that versions lost rows."""
+        served = self.read()
+        self._replace(served._replace(erasures=served.erasures + 1)._asdict())
+
+    def _replace(self, document: dict[str, Any]) -> None:
+        replace_document(self._path, document)

@@ -142,6 +142,17 @@ def items_of(batch: pa.RecordBatch) -> ItemVectors:
     )
 
 
+def is_items_file(name: str) -> bool:
+    """Whether a file of a version, by its name, holds the item rows: ITEMS_FILE, another one after an erasure."""
+    return name.startswith("items") and name.endswith(".arrow")
+
+
+def items_entry(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest's entry of the file of item rows."""
+    entry: dict[str, Any] = next(entry for entry in manifest["files"] if is_items_file(entry["name"]))
+    return entry
+
+
 class VersionReader:
     """Reads one version. Everything is memory-mapped and stays readable after later switches. Thread-safe.
 
@@ -150,8 +161,7 @@ class VersionReader:
     """
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):
-        entry = next(entry for entry in manifest["files"] if entry["name"] == ITEMS_FILE)
-        self._batch = batch = read_arrow(verify_file(directory, entry))
+        self._batch = batch = read_arrow(verify_file(directory, items_entry(manifest)))
         self.manifest = manifest
         self.version: str = manifest["version"]
         self.dim: int = manifest["dim"]
