@@ -43,6 +43,7 @@ from embeddings.store_views import utc_now
 from embeddings.vectors import Array, ItemIdError, ItemVectors, keys_of
 
 if TYPE_CHECKING:
+    from embeddings.store import Store
     from embeddings.store_collection import Collection
 
 ERASED_FILE = "erased.json"
@@ -128,6 +129,12 @@ def finish_erasure(collection: Collection) -> None:
         return
     with disk_errors(collection.directory), contextlib.suppress(StoreBusy), _erasing(collection, timeout_seconds=0.0):
         _finish(collection)
+
+
+def finish_erasures(store: Store) -> None:
+    """The same for every collection."""
+    for name in store.collections():
+        finish_erasure(store.collection(name))
 
 
 def _finish(collection: Collection) -> dict[str, Any]:
