@@ -224,6 +224,14 @@ class Client(Session):
             body["if_current"] = if_current
         return self.json("POST", f"/collections/{_part(collection)}/versions/{_part(version)}/promote", json=body)
 
+    def erase(self, collection: str, ids: Iterable[int | str], reason: str) -> Json:
+        """Removes the rows of ids from every kept version: {"versions", "rows"}. They stay out until ``readmit``."""
+        return self.json("POST", f"/collections/{_part(collection)}/erase", json={"ids": list(ids), "reason": reason})
+
+    def readmit(self, collection: str, ids: Iterable[int | str], reason: str) -> Json:
+        """Lets erased ids be published again: {"ids": how many of them had been erased}."""
+        return self.json("POST", f"/collections/{_part(collection)}/readmit", json={"ids": list(ids), "reason": reason})
+
     def snapshot(self, collection: str, path: Path | str, version: str = "current") -> Path:
         """Downloads all vectors of a version as Parquet. The file appears whole or not at all."""
         path = Path(path)
