@@ -21,7 +21,8 @@ from fastapi.openapi.utils import get_openapi
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
-from embeddings.store import open_store
+from embeddings.store import Store, open_store
+from embeddings.store_erasure import finish_erasures
 from service import errors, keys, known_keys, middleware, routes, scheduler, workers
 from service.auth import AWAY, Authenticator
 from service.database import Database
@@ -111,12 +112,22 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
                 )
             ),
         ]
+    if state.settings.role in ("all", "api"):
+        tasks.append(asyncio.create_task(_finish_erasures(state.store)))
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _finish_erasures(store: Store) -> None:
+    """Brings erasures to their end whose process was killed."""
+    try:
+        await asyncio.to_thread(finish_erasures, store)
+    except Exception as error:
+        log.error("an erasure that was interrupted could not be finished: %s", error)
 
 
 def _shown(database_url: str) -> str:
