@@ -1,4 +1,4 @@
-"""CLI commands on published vectors: versions, promote, fetch."""
+"""CLI commands on published vectors: versions, promote, erase, readmit, fetch."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ Collection = Annotated[str, typer.Argument(metavar="COLLECTION")]
 def register(app: typer.Typer) -> None:
     app.command()(versions)
     app.command()(promote)
+    app.command()(erase)
+    app.command()(readmit)
     app.command()(fetch)
 
 
@@ -59,6 +61,36 @@ def promote(
         output.print_json(answer)
     else:
         typer.echo(f"{collection} now serves {answer.get('version', version)}")
+
+
+def erase(
+    collection: Collection,
+    ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
+    reason: Annotated[str, typer.Option(help="Why; kept in the collection's log, in which ids are hashes.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Removes the rows of ids from every kept version, and keeps them out."""
+    with Client() as client:
+        answer = client.erase(collection, ids, reason)
+    if as_json:
+        output.print_json(answer)
+    else:
+        typer.echo(f"{collection}: {answer['rows']} rows erased from {len(answer['versions'])} versions")
+
+
+def readmit(
+    collection: Collection,
+    ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
+    reason: Annotated[str, typer.Option(help="Why; kept in the collection's log.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Lets erased ids be published again, by the next run that finds them."""
+    with Client() as client:
+        answer = client.readmit(collection, ids, reason)
+    if as_json:
+        output.print_json(answer)
+    else:
+        typer.echo(f"{collection}: {answer['ids']} ids may be published again")
 
 
 def fetch(
