@@ -1,0 +1,102 @@
+"""Item vectors of many runs of one spec, trained in this process once and kept as files: what the studies of refreshes
+and faults start from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embeddings.vectors import ItemVectors
+from trainer.checkpoint import latest_valid
+from trainer.publish import item_vectors
+from trainer.rundir import Run, read_run
+from trainer.spec import DatasetSpec, JobSpec, parse_job
+from trainer.train import train
+
+_COLUMNS = ("vectors", "norms", "evidence", "counts")
+
+
+@dataclasses.dataclass
+class ItemTables:
+    """Runs of one job under ``folder``. The same name is trained once, also when the folder is used again."""
+
+    dataset: DatasetSpec
+    job: JobSpec
+    folder: Path
+
+    def table(
+        self, name: str, seed: int, *, init: str | None = None, rows: Path | None = None, **changes: Any
+    ) -> ItemVectors:
+        """The item rows of the run ``name``: the job with this seed, warm-started from the run ``init``, on the rows of
+        a file in place of the data set's own, with fields of the job changed."""
+        path = self.folder / "tables" / f"{name}.npz"
+        if not path.exists():
+            run = self._run(name, seed, init, rows, changes)
+            checkpoint = latest_valid(run.checkpoints)
+            assert checkpoint is not None
+            items = item_vectors(run, checkpoint)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            whole = np.asarray(items.vectors)
+            np.savez(
+                path.with_suffix(".tmp.npz"), ids=items.keys, vectors=whole, norms=items.norms,
+                evidence=items.evidence, counts=np.asarray(items.counts),
+            )  # fmt: skip
+            path.with_suffix(".tmp.npz").rename(path)
+            if init is not None:
+                # Of many refreshes: their coded rows would fill the disk, and nobody reads them again.
+                shutil.rmtree(run.data, ignore_errors=True)
+        with np.load(path) as file:
+            return ItemVectors(file["ids"], **{column: file[column] for column in _COLUMNS})
+
+    def run(self, name: str) -> Run:
+        """The run of that name, which was trained before."""
+        return read_run(self._directory(name))
+
+    def rows_but_a_tenth(self, seed: int) -> Path:
+        """The data set without a tenth of its rows, another tenth for each seed."""
+        keep = np.random.default_rng(seed).random(pq.read_metadata(self.dataset.uri).num_rows) < 0.9
+        return self.rows(f"tenth-{seed}", keep)
+
+    def rows(self, name: str, keep: Any) -> Path:
+        """A file of the data set's rows that ``keep``, bool, has."""
+        path = self.folder / "rows" / f"{name}.parquet"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pq.read_table(self.dataset.uri).filter(pa.array(keep)), path)
+        return path
+
+    def _directory(self, name: str) -> Path:
+        return self.folder / "runs" / name
+
+    def _run(self, name: str, seed: int, init: str | None, rows: Path | None, changes: dict[str, Any]) -> Run:
+        assert self.job.publish is not None
+        # Collections of their own: what is published is the caller's business.
+        publish = self.job.publish.model_dump(mode="json") | {"collection": f"own-{name}"}
+        document = self.job.model_dump(mode="json") | {"seed": seed, "name": name, "publish": publish} | changes
+        dataset = self.dataset if rows is None else self.dataset.model_copy(update={"uri": str(rows)})
+        directory = self._directory(name)
+        if not (directory / "exit.json").exists():
+            print(f"# {self.job.model.kind}: training {name}", file=sys.stderr, flush=True)
+            with open(self._log(), "a") as log, contextlib.redirect_stdout(log):
+                code = train(
+                    dataset,
+                    parse_job(document),
+                    run_dir=directory,
+                    store=str(self.folder / "own"),
+                    init=None if init is None else self._directory(init),
+                )
+            if code:
+                raise SystemExit(f"{name} ended with exit code {code}: see {self._log()}")
+        return read_run(directory)
+
+    def _log(self) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / "log.txt"

@@ -1,0 +1,96 @@
+"""The lines of benchmarks.stability as tables of a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+BEGIN = "<!-- tables of benchmarks.stability -->"
+END = "<!-- end of tables -->"
+SHOWN_METRICS = (
+    "cosine_mean", "cosine_p5", "cosine_low", "cosine_mean_traffic", "cosine_mean[0-9]", "cosine_p5[0-9]",
+    "knn_overlap", "kernel_rms", "effective_rank", "norm_shift", "norm_moved", "canary_accuracy[genre]",
+    "canary_churn[genre]",
+)  # fmt: skip
+HONEST = {
+    "unseen": "null refreshes that the calibration has not seen",
+    "shifted": "refreshes on other nine tenths of the rows",
+    "growing": "refreshes that bring a tenth of new items",
+    "retrained": "retrained from scratch (to be held, unless a family is that stable)",
+}
+
+Line = dict[str, Any]
+
+
+def tables(lines: Sequence[Line], source: str) -> str:
+    """Honest refreshes, limits and faults, per model family."""
+    models = list(dict.fromkeys(line["model"] for line in lines))
+    parts = [f"({source})", "", "### Honest refreshes", "", *_honest(lines, models)]
+    parts += ["", "### Nulls and the limits that they call for", "", *_limits(lines, models)]
+    parts += ["", "### Faults", "", *_faults(lines, models)]
+    return "\n".join(parts)
+
+
+def _honest(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
+    rows = ["| | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
+    for case, words in HONEST.items():
+        cells = []
+        for model in models:
+            (line,) = [one for one in lines if one["model"] == model and one["case"] == case]
+            low, high = line["cosine_mean"]
+            why = ""
+            if line["held"]:
+                metrics = sorted({metric for failed in line["held_by"] for metric in failed})
+                why = " by " + ", ".join(f"`{metric}`" for metric in metrics[:3])
+                why += f" and {len(metrics) - 3} more" if len(metrics) > 3 else ""
+            cells.append(f"{line['held']} of {line['refreshes']} held{why}; mean cosine {low:.3f} to {high:.3f}")
+        rows.append(f"| {words} | " + " | ".join(cells) + " |")
+    return rows
+
+
+def _limits(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
+    rows = ["| mean ± spread (limit) | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
+    found = {line["model"]: line["metrics"] for line in lines if line["case"] == "calibration"}
+    for metric in SHOWN_METRICS:
+        cells = []
+        for model in models:
+            null = found[model].get(metric)
+            limit = None if null is None else null["limit"]
+            shown = "" if limit is None else f" ({limit:.4g})"
+            cells.append("" if null is None else f"{null['mean']:.4g} ± {null['spread']:.2g}{shown}")
+        if any(cells):
+            rows.append(f"| `{metric}` | " + " | ".join(cells) + " |")
+    return rows
+
+
+def _faults(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
+    """Severities in the order tried; what was not caught is struck through."""
+    faults = [line for line in lines if line["case"] == "fault"]
+    names = list(dict.fromkeys(line["fault"] for line in faults))
+    rows = ["| fault, smallest caught | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
+    for name in names:
+        cells = []
+        for model in models:
+            tried = [line for line in faults if line["fault"] == name and line["model"] == model]
+            caught = [line for line in tried if line["caught_by"]]
+            if not caught:
+                worst = tried[-1]
+                cells.append(f"**none** up to {_severity(worst)}")
+                continue
+            smallest = caught[0]
+            starting = [line for line in tried if line["caught_by_starting_values"]]
+            without = f"; uncalibrated {_severity(starting[0])}" if starting else "; uncalibrated none"
+            missed = [line for line in tried if not line["caught_by"]]
+            let_through = f"; **let through** {', '.join(_severity(line) for line in missed)}" if missed else ""
+            metrics = ", ".join(f"`{metric}`" for metric in smallest["caught_by"][:2])
+            more = f" +{len(smallest['caught_by']) - 2}" if len(smallest["caught_by"]) > 2 else ""
+            cells.append(f"{_severity(smallest)} by {metrics}{more}{let_through}{without}")
+        rows.append(f"| {name} ({tried[0]['unit']}) | " + " | ".join(cells) + " |")
+    return rows
+
+
+def _severity(line: Line) -> str:
+    value = float(line["severity"])
+    if line["unit"] == "axes":
+        return f"{value:.0f}"
+    return f"{value:g} x" if line["unit"] == "times" else f"{100 * value:.3g} %"
