@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec, Optimizer
 
-MODELS = ("dnn", "two_tower", "bpr", "item2vec")
+MODELS = ("dnn", "two_tower", "bpr", "item2vec", "sasrec")
 SEQUENCE_MODELS = ("item2vec", "sasrec")
 """Models of users' items in order: they read the features user and item alone, and rank what comes next."""
 OPTIMIZERS = ("sgd", "adagrad", "adagradw", "adagrad_ar", "rowwise_adagrad", "adam", "adamw", "adam_ar")
@@ -27,7 +27,11 @@ _READ_BY = {
 }
 """Fields of ``optimizer``, and the kinds that read them. They may be left at what they are without being set."""
 PUBLISHING_MODELS = ("two_tower", "bpr", "item2vec", "sasrec")
-_MODEL_READ_BY = {"window": ("item2vec",), "negatives": ("item2vec", "sasrec"), "length": ("sasrec",)}
+_MODEL_READ_BY = {
+    "window": ("item2vec",),
+    "negatives": ("item2vec", "sasrec"),
+    **dict.fromkeys(("length", "blocks", "heads", "loss"), ("sasrec",)),
+}
 """Fields of ``model``, and the kinds that read them."""
 RANKING_METRICS = ("hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
 
@@ -69,8 +73,8 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
     if spec.micro_batches > spec.batch_size:
         yield f"micro_batches: a batch of {spec.batch_size} has no {spec.micro_batches} parts: use fewer"
     yield from sse_problems(spec)
-    if spec.regularizers.dropout:
-        yield "regularizers.dropout is not available yet: leave it 0"
+    if spec.regularizers.dropout and spec.model.kind != "sasrec":
+        yield f"regularizers.dropout is not available yet for {spec.model.kind}: leave it 0"
     yield from kernel_problems(spec)
     yield from sharding_problems(spec)
     if spec.resources.gpus_per_worker:
@@ -93,6 +97,8 @@ def model_problems(spec: JobSpec) -> Iterator[str]:
     for name, kinds in _MODEL_READ_BY.items():
         if model.kind not in kinds and getattr(model, name) != fields[name].default:
             yield f"model.{name}: {model.kind} has none: use {' or '.join(kinds)}, or leave it out"
+    if model.kind == "sasrec" and model.embedding_dim % model.heads:
+        yield f"model.heads: {model.heads} heads do not divide embedding_dim {model.embedding_dim}: use a divisor"
     if model.kind in SEQUENCE_MODELS and "logloss" in spec.evaluation.metrics and "auc" not in spec.evaluation.metrics:
         yield f"evaluation.metrics: {model.kind} ranks and has no logloss: use {', '.join(RANKING_METRICS)} or auc"
     if model.kind not in SEQUENCE_MODELS:

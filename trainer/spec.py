@@ -244,7 +244,8 @@ class Init(Spec):
 
 class Model(Spec):
     """``window``: item2vec's targets are the items at most so many places away. ``negatives`` drawn for each target of
-    item2vec (default 3) and sasrec (default 1)."""
+    item2vec (default 3) and sasrec (default 1). ``length``: sasrec reads so many items at most, by ``blocks`` of
+    self-attention with ``heads`` heads."""
 
     kind: Literal[
         "dnn", "two_tower", "bpr",
@@ -256,12 +257,17 @@ class Model(Spec):
     window: int = Field(default=3, ge=1, le=100)
     negatives: int | None = Field(default=None, ge=1, le=100)
     length: int = Field(default=50, ge=1, le=1000)
+    blocks: int = Field(default=2, ge=1, le=64)
+    heads: int = Field(default=1, ge=1, le=64)
+    loss: Literal["bce", "sampled_softmax"] = "bce"
 
     @property
     def effective_init(self) -> Init:
         """The init asked for, else zero for CTR towers (AdamAR paper) and hash where a dot product needs a start."""
         if self.init is not None:
             return self.init
+        if self.kind == "sasrec":
+            return Init(kind="hash", std=0.02)
         return Init(kind="hash", std=0.1) if self.kind in ("two_tower", "bpr", "mf", "item2vec") else Init()
 
     @property

@@ -10,6 +10,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 from trainer.models import BPR, DNN, MODELS, TwoTower
 from trainer.models.item2vec import Item2Vec
+from trainer.models.sasrec import SASRec
 
 DIM = 4
 
@@ -59,8 +60,8 @@ PAIRS = features(user=[[1], [2]], item=[[4], [5]], item__negative=[[3], [2]])
 
 
 def test_registry_names_every_model():
-    assert list(MODELS.values()) == [DNN, TwoTower, BPR, Item2Vec]
-    assert list(MODELS) == ["dnn", "two_tower", "bpr", "item2vec"]
+    assert list(MODELS.values()) == [DNN, TwoTower, BPR, Item2Vec, SASRec]
+    assert list(MODELS) == ["dnn", "two_tower", "bpr", "item2vec", "sasrec"]
 
 
 def test_dnn_is_the_tower_over_all_pooled_embeddings():

@@ -40,7 +40,7 @@ def words(key: tuple[int, int], epoch: int, samples: Int64s, num_slots: int) -> 
     slots = np.arange((num_slots + 1) // 2, dtype=np.uint64)[None, :]
     drawn = philox4x32((epoch, samples.astype(np.uint64)[:, None], slots, 0), key)
     pairs = np.stack([drawn[0] << np.uint64(32) | drawn[1], drawn[2] << np.uint64(32) | drawn[3]], axis=2)
-    return pairs.reshape(len(samples), -1)[:, :num_slots]
+    return pairs.reshape(len(samples), 2 * slots.shape[1])[:, :num_slots]
 
 
 class SkipGrams:

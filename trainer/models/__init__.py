@@ -3,11 +3,13 @@
 from trainer.models.bpr import BPR
 from trainer.models.dnn import DNN
 from trainer.models.item2vec import Item2Vec
+from trainer.models.sasrec import SASRec
 from trainer.models.two_tower import TwoTower
 
-MODELS: dict[str, type[DNN] | type[TwoTower] | type[BPR] | type[Item2Vec]] = {
+MODELS: dict[str, type[DNN] | type[TwoTower] | type[BPR] | type[Item2Vec] | type[SASRec]] = {
     "dnn": DNN,
     "two_tower": TwoTower,
     "bpr": BPR,
     "item2vec": Item2Vec,
+    "sasrec": SASRec,
 }

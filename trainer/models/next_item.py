@@ -58,9 +58,9 @@ class NextItemModel(RankingModel):
         """(rank of the target among it and its negatives, share of the negatives below it, its rank among all items but
         those that came before), each [n]; ranks count from 0, ties against the target. NaN without a catalogue."""
         rows = self.embeddings(batch.features)
-        queries, size = self.queries(rows), len(batch.labels)
+        queries = self.queries(rows)
         target = (queries * self.candidates(rows[TARGET].values())).sum(1)
-        negatives = self.candidates(rows[NEGATIVE].values()).view(size, -1, queries.shape[1])
+        negatives = by_owner(self.candidates(rows[NEGATIVE].values()), len(queries))
         scores = torch.einsum("bd,bnd->bn", queries, negatives)
         below = (scores < target[:, None]).double() + 0.5 * (scores == target[:, None]).double()
         found = rank_of(target, scores), below.mean(1)
@@ -92,4 +92,9 @@ def owners(lengths: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
 
 
-__all__ = ["ITEM", "NEGATIVE", "TARGET", "NextItemModel", "owners"]
+def by_owner(rows: Tensor, num_owners: int) -> Tensor:
+    """Rows [n k, d] of n owners, k for each: [n, k, d], also where there are none."""
+    return rows.view(num_owners, len(rows) // max(1, num_owners), rows.shape[1])
+
+
+__all__ = ["ITEM", "NEGATIVE", "TARGET", "NextItemModel", "by_owner", "owners"]
