@@ -13,7 +13,7 @@ version. What stays in memory is ids, flags and counts. Torch-free.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,7 +64,8 @@ SECONDS_PER_DAY = 86_400
 class Publication:
     """What came of it. ``status``: published or held. ``version``: the version written, None where there was nothing to
     write. ``reasons``: why it is held, each with what to do; under gate mode report also what failed. ``gate``: checks
-    as {metric, value, threshold, bound, verdict, remedy}. ``metrics``: every measurement, gated or not."""
+    as {metric, value, threshold, bound, verdict, remedy}. ``metrics``: every measurement, gated or not.
+    ``anchor_cosine``: mean cosine to the anchor generation's first version, None where there is none before."""
 
     status: Literal["published", "held"]
     collection: str
@@ -73,6 +74,7 @@ class Publication:
     gate: list[dict[str, Any]]
     metrics: Metrics
     anchor_generation: int
+    anchor_cosine: float | None = None
 
 
 # --- the stage -------------------------------------------------------------------------------------------------------
@@ -93,6 +95,7 @@ def publish_candidate(
     seed: int = 0,
     retired: Any = (),
     today: int | None = None,
+    fence: Callable[[], None] | None = None,
 ) -> Publication:
     """Takes a run's item rows through the stage and publishes them, or holds them and leaves what is served alone.
 
@@ -106,13 +109,14 @@ def publish_candidate(
     brings that one to its end and returns it: a retried run publishes once. ``keep_last``: versions that retention
     keeps after a publication, None for all. ``retired``: ids that training has given up (docs/adr/0010-growth.md); the
     parent's vectors of them are not carried on, unless the candidate has a row for them all the same. ``today``: days
-    since 1970-01-01 UTC, of the clock where left out; what ``publish.expire`` counts from. Raises StoreFull, StoreBusy,
-    CorruptStore; ValueError for vectors that do not fit the collection's id type.
+    since 1970-01-01 UTC, of the clock where left out; what ``publish.expire`` counts from. ``fence``: called before the
+    switch; what it raises leaves the version a candidate. Raises StoreFull, StoreBusy, CorruptStore; ValueError for
+    vectors that do not fit the collection's id type.
     """
     target = store.collection(collection)
     earlier = _earlier_end(target, job_id, parent_version, publish.gate.mode)
     if earlier is not None:
-        return _conclude(target, earlier, keep_last)
+        return _conclude(target, earlier, keep_last, fence)
     try:
         parent = None if parent_version is None else target.open(parent_version)
     except StoreError as error:
@@ -133,7 +137,7 @@ def publish_candidate(
             # By somebody, while the version was being written.
             if attempt == ATTEMPTS:
                 raise
-    return written if isinstance(written, Publication) else _conclude(target, written, keep_last)
+    return written if isinstance(written, Publication) else _conclude(target, written, keep_last, fence)
 
 
 def _write(
@@ -217,12 +221,14 @@ def _write(
     )
 
 
-def _conclude(target: Collection, version: str, keep_last: int | None) -> Publication:
+def _conclude(target: Collection, version: str, keep_last: int | None, fence: Callable[[], None] | None) -> Publication:
     """Publishes or holds a written version, as its manifest says; the same again where that happened already."""
     manifest = target.manifest(version)
     if manifest["state"] == "candidate":
         reasons = list(manifest["hold_for"])
         if not reasons:
+            if fence is not None:
+                fence()
             try:
                 target.publish(version, manifest["parent"])
             except StaleParent as error:
@@ -241,6 +247,7 @@ def _conclude(target: Collection, version: str, keep_last: int | None) -> Public
         manifest["gate"],
         manifest["metrics"],
         manifest["anchor_generation"],
+        manifest["alignment"]["anchor_cosine_mean"],
     )
 
 

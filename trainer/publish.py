@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from embeddings.config import TableConfig
 from embeddings.stage import publish_candidate
 from embeddings.store import open_store
 from embeddings.tables import EmbeddingTables
-from embeddings.vectors import ItemVectors
+from embeddings.vectors import ItemVectors, keys_of
 from trainer.build import BACKENDS, row_optimizer
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.data import PreparedData
@@ -28,8 +31,9 @@ _CHUNK_ROWS = 1 << 18
 def publish(run: Run) -> dict[str, Any]:
     """Hands the run's item vectors to the stage; returns the fields of the publication event.
 
-    Fenced: the version is published only if ``parent_version`` of run.json is still the one that is served, and nothing
-    is written if run.json has been taken over by another attempt (GivenUpError).
+    Fenced: the version is published only if ``parent_version`` of run.json (the version that was current when the job
+    started) is still the one that is served. An attempt that run.json does not name any more writes nothing, and does
+    not switch to what it has written (GivenUpError).
     """
     spec = run.job.publish
     assert spec is not None
@@ -42,9 +46,13 @@ def publish(run: Run) -> dict[str, Any]:
             f"{checkpoint.path} is the newest valid checkpoint, of step {checkpoint.extra['position']['step']} of "
             f"{last_step}: what was saved after it is damaged; retry the job, which trains on from there"
         )
+
+    def fence() -> None:
+        if not run.still_current():
+            raise GivenUpError(f"attempt {run.attempt} of run {run.run_id} was given up: its vectors are not published")
+
     vectors = item_vectors(run, checkpoint)
-    if not run.still_current():
-        raise GivenUpError(f"attempt {run.attempt} of run {run.run_id} was given up: its vectors are not published")
+    fence()
     publication = publish_candidate(
         open_store(run.store_url),
         spec.collection,
@@ -54,7 +62,10 @@ def publish(run: Run) -> dict[str, Any]:
         parent_version=run.parent_version,
         model=run.job.model.kind,
         retired=_retired(run),
+        fence=fence,
     )
+    if publication.anchor_cosine is not None:
+        print(f"mean cosine to the anchor generation's first version: {publication.anchor_cosine:.4f}", flush=True)
     return {
         "status": publication.status,
         "collection": publication.collection,
@@ -66,12 +77,13 @@ def publish(run: Run) -> dict[str, Any]:
 
 
 def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
-    """One row for each id of the published feature's table.
+    """One row for each id of the published feature's table, sorted by id.
 
     The vector is the row without pending decay, with its idle momentum (decay changes a row's length, never its
     direction); the norm is that of the row as the model reads it, decay and all. There is evidence for a row that this
     job touched for an example of its own (SSE touches rows at random, for examples of other items) and whose norm is
-    above the floor; the stage serves the others as before, or not at all.
+    above the floor; the stage serves the others as before, or not at all. The vectors are in a file of the run
+    directory that has no name, and goes with them: memory holds one piece of the table at a time.
     """
     assert run.job.publish is not None
     data = PreparedData.open(run.data)
@@ -79,25 +91,37 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     dim = run.job.model.embedding_dim
     num_rows = data.tables[table].num_rows
     first_step = int(checkpoint.extra["position"]["first_step"])
-    vectors = np.empty((num_rows - FIRST_LIVE_ROW, dim), dtype=np.float32)
+    keys = keys_of(data.vocabulary(table))
+    order = np.argsort(keys, kind="stable")
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+    vectors = _scratch(run.directory, (num_rows - FIRST_LIVE_ROW, dim))
     norms = np.empty(len(vectors), dtype=np.float32)
     last = np.empty(len(vectors), dtype=np.int64)
     for start in range(FIRST_LIVE_ROW, num_rows, _CHUNK_ROWS):
         count = min(_CHUNK_ROWS, num_rows - start)
-        part = slice(start - FIRST_LIVE_ROW, start - FIRST_LIVE_ROW + count)
+        part = position[start - FIRST_LIVE_ROW : start - FIRST_LIVE_ROW + count]
         rows = _rows(run, checkpoint, table, start, count)
         vectors[part] = _as_float32(rows.read(table, decay=False)[:, :dim])
         served = rows.read(table)[:, :dim]
         norms[part] = _as_float32(torch.linalg.vector_norm(served.double(), dim=1))
         last[part] = rows.state(table)["last_update_step"].numpy()
-    counts = data.row_counts(table)[FIRST_LIVE_ROW:]
+    counts = data.row_counts(table)[FIRST_LIVE_ROW:][order]
     return ItemVectors(
-        data.vocabulary(table),
+        keys[order],
         vectors,
         norms=norms,
         evidence=(last > first_step) & (counts > 0) & (norms > NORM_FLOOR),
         counts=counts,
     )
+
+
+def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+    """A writable float32 array in a file without a name, with its disk space taken now: a disk that is full is an
+    OSError here, and not a fault of the first page that does not fit."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, max(4 * shape[0] * shape[1], 1))
+        return np.memmap(file, np.float32, "r+", shape=shape)
 
 
 def _retired(run: Run) -> pa.Array:
