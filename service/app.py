@@ -28,6 +28,7 @@ from service.auth import AWAY, Authenticator
 from service.database import Database
 from service.errors import ProblemBody
 from service.metrics import Metrics
+from service.neighbors import Neighbors
 from service.pulse import Pulse
 from service.runner import Executor, Runner
 from service.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
@@ -63,6 +64,7 @@ def create_app(settings: Settings, executor: Executor = launch) -> FastAPI:
     app.state.store = open_store(settings.store_url)
     keys_file = settings.home / known_keys.FILE_NAME if settings.role == "vectors" else None
     app.state.authenticator = Authenticator(app.state.database, file=keys_file)
+    app.state.neighbors = Neighbors(settings.store_url, settings.home / "neighbors")
     app.state.metrics = Metrics()
     app.state.first_key = None
     app.state.pulses = ()
@@ -88,6 +90,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with _background(app):
             yield
     finally:
+        app.state.neighbors.close()
         await database.stop()
 
 

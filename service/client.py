@@ -29,12 +29,14 @@ from service.client_http import Json, ProblemError, ServiceError, Session, Unrea
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from service.client_vectors import Vectors
+    from service.client_vectors import As, Vectors
 
 __all__ = ["Client", "ProblemError", "ServiceError", "Unreachable", "default_key", "home"]
 
 TERMINAL_STATES = ("succeeded", "failed", "cancelled")
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
+MAX_IDS = 10_000
+"""In one request."""
 
 
 class Client(Session):
@@ -232,6 +234,32 @@ class Client(Session):
         """Lets erased ids be published again: {"ids": how many of them had been erased}."""
         return self.json("POST", f"/collections/{_part(collection)}/readmit", json={"ids": list(ids), "reason": reason})
 
+    def calibration(self, collection: str) -> list[Json]:
+        """The gate's limits and the nulls behind them, by model family."""
+        return list(self.json("GET", f"/collections/{_part(collection)}/calibration")["items"])
+
+    def calibrate(
+        self, collection: str, nulls: str, versions: Iterable[str], limits: Mapping[str, float] | None = None
+    ) -> Json:
+        """Calibrates the gate by versions of the scratch collection ``nulls`` (`evenkeel calibrate` makes them)."""
+        body = {"nulls": nulls, "versions": list(versions), "limits": dict(limits or {})}
+        return self.json("POST", f"/collections/{_part(collection)}/calibration", json=body)
+
+    def canaries(self, collection: str) -> list[Json]:
+        return list(self.json("GET", f"/collections/{_part(collection)}/canaries")["items"])
+
+    def add_canary(self, collection: str, name: str, uri: str, seed: int = 0) -> Json:
+        """Registers a frozen consumer: ``uri`` is a Parquet file of columns id and label that the service can read."""
+        body = {"name": name, "uri": uri, "seed": seed}
+        return self.json("POST", f"/collections/{_part(collection)}/canaries", json=body)
+
+    def copy_canaries(self, source: str, target: str) -> Json:
+        """Registers the canaries of one collection anew on the current version of another."""
+        return self.json("POST", f"/collections/{_part(target)}/canaries", json={"copy_from": source})
+
+    def delete_canary(self, collection: str, name: str) -> None:
+        self.request("DELETE", f"/collections/{_part(collection)}/canaries/{_part(name)}")
+
     def snapshot(self, collection: str, path: Path | str, version: str = "current") -> Path:
         """Downloads all vectors of a version as Parquet. The file appears whole or not at all."""
         path = Path(path)
@@ -280,10 +308,14 @@ class Client(Session):
     def delete_view(self, name: str) -> None:
         self.request("DELETE", f"/views/{_part(name)}")
 
-    def neighbors(self, collection: str, *, id: Any = None, vector: Any = None, k: int = 10) -> Json:
-        """The ``k`` nearest items by cosine, to an id or to a vector of the collection's dim."""
+    def neighbors(
+        self, collection: str, *, id: Any = None, vector: Any = None, k: int = 10, version: str = "current"
+    ) -> Json:
+        """The ``k`` nearest items by cosine, to an id or to a vector of the collection's dim: ``version, exact, items``
+        with ``id`` and ``cosine`` each. ``exact`` is false where an index chose the candidates."""
         query = {"id": _scalar(id)} if id is not None else {"vector": [float(x) for x in vector]}
-        return self.json("POST", f"/collections/{_part(collection)}/neighbors", json=query | {"k": k})
+        body = query | {"k": k, "version": version}
+        return self.json("POST", f"/collections/{_part(collection)}/neighbors", json=body)
 
     def vectors_table(
         self,
@@ -295,13 +327,9 @@ class Client(Session):
         dtype: str = "float32",
     ) -> pa.Table:
         """As :meth:`vectors`, as a pyarrow Table with columns ``id, status, vector`` (null where missing)."""
-        from service.client_vectors import table_of
-
-        if (collection is None) == (view is None):
-            raise ValueError("give a collection (its default view is served) or view=NAME, not both")
-        path = f"/views/{_part(view)}/vectors" if view is not None else f"/collections/{_part(str(collection))}/vectors"
-        body = {"ids": [_scalar(one) for one in _plain(ids)], "version": version, "dtype": dtype}
-        return table_of(self.request("POST", path, json=body, headers={"Accept": ARROW_STREAM}).content)
+        table, _ = self._fetched(collection, ids, view, version, dtype, None)
+        assert table is not None  # 304 answers an If-None-Match alone
+        return table
 
     def vectors(
         self,
@@ -311,15 +339,47 @@ class Client(Session):
         view: str | None = None,
         version: str = "current",
         dtype: str = "float32",
-    ) -> Vectors:
-        """Vectors of up to 10,000 ids, in the order asked for, duplicates kept.
+        as_: As = "numpy",
+        previous: Vectors | None = None,
+    ) -> Any:
+        """Vectors in the order asked for, duplicates kept. More than 10,000 ids go in several requests, all of the
+        version that the first one met.
 
-        ``collection`` serves its default view (RFF); ``view=NAME`` serves that view. See
-        :class:`service.client_vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is missing.
+        ``collection`` serves its default view (RFF); ``view=NAME`` serves that view. ``version``: a name pins it.
+        ``as_``: ``numpy`` (:class:`service.client_vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is
+        missing), ``torch`` (the same with tensors) or ``polars`` (a DataFrame, null where missing). ``previous``: what
+        the same call returned before; it comes back itself, and nothing is sent, where it is still the answer.
         """
-        from service.client_vectors import vectors_of
+        from service.client_vectors import decoded
 
-        return vectors_of(self.vectors_table(collection, ids, view=view, version=version, dtype=dtype))
+        known = None if previous is None else previous.etag
+        table, etag = self._fetched(collection, ids, view, version, dtype, known)
+        return previous if table is None else decoded(table, as_, etag)
+
+    def _fetched(
+        self, collection: str | None, ids: Any, view: str | None, version: str, dtype: str, etag: str | None
+    ) -> tuple[pa.Table | None, str]:
+        """(the table, None where ``etag`` still names it; the etag of its first request)."""
+        import pyarrow as pa
+
+        from service.client_vectors import table_of
+
+        if (collection is None) == (view is None):
+            raise ValueError("give a collection (its default view is served) or view=NAME, not both")
+        path = f"/views/{_part(view)}/vectors" if view is not None else f"/collections/{_part(str(collection))}/vectors"
+        wanted = _ids(ids)
+        tables: list[pa.Table] = []
+        headers = {"Accept": ARROW_STREAM} | ({"If-None-Match": etag} if etag else {})
+        for start in range(0, max(len(wanted), 1), MAX_IDS):
+            body = {"ids": wanted[start : start + MAX_IDS], "version": version, "dtype": dtype}
+            answer = self.request("POST", path, json=body, headers=headers)
+            if not tables:
+                if answer.status_code == 304:
+                    return None, str(etag)
+                etag, version = answer.headers.get("ETag", ""), answer.headers["Evenkeel-Version"]
+                headers = {"Accept": ARROW_STREAM}
+            tables.append(table_of(answer.content))
+        return (tables[0] if len(tables) == 1 else pa.concat_tables(tables)), etag or ""
 
     # --- keys and health ---------------------------------------------------------------------------------------------
 
@@ -352,6 +412,14 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return value
+
+
+def _ids(values: Any) -> list[Any]:
+    """Ids as JSON has them: of a list, or of any kind of array, tensor or series."""
+    for method in ("to_pylist", "tolist", "to_list"):
+        if hasattr(values, method):
+            return list(getattr(values, method)())
+    return [_scalar(one) for one in values]
 
 
 def _scalar(value: Any) -> Any:

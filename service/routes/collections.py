@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection, VersionReader, default_view
+from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection, default_view
 from service import errors
 from service.auth import require
 from service.features import ids_as, in_store, page_of, store_of, unchanged
+from service.keys import Principal
+from service.snapshots import PARQUET, identity_of, parquet_chunks
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
 read_features = Depends(require("features:read"))
 write_features = Depends(require("features:write"))
 Limit = Annotated[int, Query(ge=1, le=200)]
-
-PARQUET = "application/vnd.apache.parquet"
-_CHUNK_BYTES = 2**20
 
 
 class Promotion(BaseModel):
@@ -84,17 +79,22 @@ async def get_version(request: Request, collection: str, version: str) -> dict[s
     return await in_store(lambda: existing(request, collection).manifest(version))
 
 
-@router.post(
-    "/{collection}/versions/{version}/promote", dependencies=[write_features], responses=errors.responses(404, 409, 507)
-)
-async def promote(request: Request, collection: str, version: str, body: Promotion) -> dict[str, Any]:
-    """Makes a version the current one, atomically; an older one is the rollback. Answers with its manifest."""
+@router.post("/{collection}/versions/{version}/promote", responses=errors.responses(404, 409, 507))
+async def promote(
+    request: Request,
+    collection: str,
+    version: str,
+    body: Promotion,
+    principal: Annotated[Principal, Depends(require("features:write"))],
+) -> dict[str, Any]:
+    """Makes a version the current one, atomically; an older one is the rollback. Answers with its manifest. Reason and
+    key id are kept: in the collection's history, and in the manifest of a version that was promoted over the gate."""
 
     def switch() -> dict[str, Any]:
         found = existing(request, collection)
         if not VERSION_PATTERN.fullmatch(version):
             raise ValueError(f"version: '{version}' is not the name of a version, such as v000001")
-        found.promote(version, body.reason, body.override_gate, body.if_current)
+        found.promote(version, body.reason, body.override_gate, body.if_current, key=principal.key_id)
         return found.manifest(version)
 
     return await in_store(switch)
@@ -104,24 +104,23 @@ async def promote(request: Request, collection: str, version: str, body: Promoti
     "/{collection}/versions/{version}/snapshot",
     dependencies=[read_features],
     response_class=StreamingResponse,
-    responses={200: {"content": {PARQUET: {}}}, **errors.also(304, "Unchanged."), **errors.responses(404, 507)},
+    responses={200: {"content": {PARQUET: {}}}, **errors.also(304, "Unchanged."), **errors.responses(404)},
 )
 async def snapshot(request: Request, collection: str, version: str) -> Response:
-    """Every vector of a version as Parquet: id, status, norm, count, vector."""
+    """Every vector of a version as Parquet, in a stream of row groups: id, status, norm, count, vector."""
     reader = await in_store(lambda: existing(request, collection).open(version))
-    etag = f'"{collection}-{reader.version}-parquet"'
+    etag = f'"{collection}-{reader.version}-{identity_of(reader)}-parquet"'
     headers = {"Evenkeel-Version": reader.version, "ETag": etag}
     if unchanged(request, etag):
         return Response(status_code=304, headers=headers)
-    file = await in_store(_parquet, reader, request.app.state.settings.home)
-    headers["Content-Length"] = str(os.fstat(file.fileno()).st_size)
     headers["Content-Disposition"] = f'attachment; filename="{collection}-{reader.version}.parquet"'
-    return StreamingResponse(_chunks(file), headers=headers, media_type=PARQUET)
+    return StreamingResponse(parquet_chunks(reader), headers=headers, media_type=PARQUET)
 
 
 @router.post("/{collection}/neighbors", dependencies=[read_features], responses=errors.responses(404))
 async def neighbors(request: Request, collection: str, body: NeighborsRequest) -> dict[str, Any]:
-    """The items of highest cosine to an id or a vector, exactly, best first, by the published vectors themselves."""
+    """The items of highest cosine to an id or a vector, best first, by the published vectors themselves. ``exact`` is
+    false where an index chose the candidates: it may overlook some."""
     if (body.id is None) == (body.vector is None):
         raise errors.invalid([("id", "give id or vector, one of them")])
 
@@ -130,10 +129,15 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
         query: Any = body.vector
         if body.id is not None:
             (query,) = ids_as(reader.manifest["id_type"], [body.id])
-            if not reader.lookup([query])[0][0]:
-                raise errors.Problem(404, "item-not-found", f"Version {reader.version} has no item {body.id!r}.")
-        found = reader.neighbors(query, body.k)
-        return {"version": reader.version, "items": [{"id": id_, "cosine": cosine} for id_, cosine in found]}
+        found = request.app.state.neighbors.search(reader, query, body.k)
+        if found is None:
+            raise errors.Problem(404, "item-not-found", f"Version {reader.version} has no item {body.id!r}.")
+        items, exact = found
+        return {
+            "version": reader.version,
+            "exact": exact,
+            "items": [{"id": id_, "cosine": cosine} for id_, cosine in items],
+        }
 
     return await in_store(search)
 
@@ -164,15 +168,3 @@ def summary(collection: Collection) -> dict[str, Any]:
         "latest": {field: manifests[-1][field] for field in ("version", "state", "reasons", "created_at")},
         "views": [view["name"] for view in collection.views()],
     }
-
-
-def _parquet(reader: VersionReader, home: Path) -> BinaryIO:
-    """The snapshot as an open file without a name, so that nothing is left when the client goes away."""
-    with tempfile.TemporaryDirectory(prefix=".snapshot-", dir=home) as scratch:
-        return open(reader.snapshot(Path(scratch) / "items.parquet"), "rb")
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    with file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import published
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import serving
+import torch
 from safetensors.numpy import load
 from serving import Served
 
@@ -230,13 +233,94 @@ def test_vectors_as_numpy_and_as_arrow(served: Served, client: Client):
     assert client.view("films_raw")["kind"] == "identity"
     best = client.neighbors("films", id=np.int64(10), k=2)["items"]
     assert len(best) == 2
-    assert client.neighbors("films", vector=vectors[0], k=1)["items"][0]["id"] == 10
+    assert client.neighbors("films", vector=vectors[0], k=1, version=version)["items"][0]["id"] == 10
+    with pytest.raises(ProblemError):
+        client.neighbors("films", id=10, version="v000099")
     frequencies = load(client.layer("films_rff"))["frequencies"]
     phi = RandomFourierFeatures.from_frequencies(frequencies).transform(vectors[:1])
     np.testing.assert_allclose(client.vectors("films", [10]).vectors, phi, atol=1e-6)  # another order of summing
     client.delete_view("films_raw")
     with pytest.raises(ProblemError):
         client.view("films_raw")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_vectors_as_torch_and_as_polars(served: Served, client: Client, dtype: str):
+    published.publish(served.settings, f"songs-{dtype}", carried=(1,))
+    collection, ids = f"songs-{dtype}", [20, 11, 10, 20]
+    plain = client.vectors(collection, ids, dtype=dtype)
+    tensors = client.vectors(collection, torch.tensor(ids), dtype=dtype, as_="torch")
+    assert tensors.vectors.dtype == getattr(torch, dtype)
+    assert tensors.found.tolist() == [True, False, True, True]
+    assert (tensors.version, tensors.status.tolist()) == (plain.version, plain.status.tolist())
+    np.testing.assert_array_equal(tensors.vectors.numpy(), plain.vectors)
+    assert tensors.vectors[tensors.found].add_(1).isfinite().all()  # its own memory, and writable
+    frame = client.vectors(collection, pl.Series(ids), dtype=dtype, as_="polars")
+    assert frame.columns == ["id", "status", "vector"]
+    assert frame["id"].to_list() == ids
+    assert frame["status"].to_list() == ["carried", "missing", "found", "carried"]
+    assert frame["vector"].null_count() == 1
+    np.testing.assert_array_equal(frame["vector"].drop_nulls().to_numpy(), plain.vectors[plain.found])
+    with pytest.raises(ValueError, match="numpy, torch, polars"):
+        client.vectors(collection, ids, as_="jax")  # type: ignore[arg-type]
+
+
+def test_a_library_that_is_not_installed_is_named(served: Served, client: Client, monkeypatch: pytest.MonkeyPatch):
+    published.publish(served.settings, "games")
+    monkeypatch.setitem(sys.modules, "polars", None)  # what Python takes for "not to be found"
+    with pytest.raises(ImportError, match="pip install polars"):
+        client.vectors("games", [10], as_="polars")
+    assert client.vectors("games", [10]).found.all()
+
+
+def test_string_ids_of_any_kind_of_array(served: Served, client: Client):
+    published.publish(served.settings, "words", ids=["a", "ä", "b"])
+    for ids in (["ä", "zz"], np.array(["ä", "zz"]), pa.array(["ä", "zz"]), pl.Series(["ä", "zz"])):
+        got = client.vectors("words", ids)
+        assert got.ids.tolist() == ["ä", "zz"]
+        assert got.found.tolist() == [True, False]
+
+
+def test_more_ids_than_a_request_takes_are_of_one_version(
+    served: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    first, _ = published.publish(served.settings, "many", seed=1)
+    asked: list[str] = []
+    request = client.request
+
+    def switch_after_the_first(*args: Any, **options: Any) -> Any:
+        answer = request(*args, **options)
+        asked.append(options["json"]["version"])
+        if len(asked) == 1:
+            published.publish(served.settings, "many", seed=2)
+        return answer
+
+    monkeypatch.setattr(client, "request", switch_after_the_first)
+    ids = np.resize(np.arange(10, 510, 10), 20_001)
+    ids[-1] = 11
+    got = client.vectors("many", ids)
+    assert asked == ["current", first, first]
+    assert got.version == first
+    np.testing.assert_array_equal(got.ids, ids)
+    assert got.status[-1] == "missing"
+    assert got.found[:-1].all()
+    np.testing.assert_allclose(got.vectors[:50], got.vectors[10_000:10_050], atol=1e-6)  # another order of summing
+    assert np.isnan(got.vectors[-1]).all()
+
+
+def test_previous_comes_back_until_the_version_changes(served: Served, client: Client):
+    published.publish(served.settings, "polled", seed=1)
+    ids = [10, 20, 11]
+    before = client.vectors("polled", ids)
+    assert before.etag
+    assert client.vectors("polled", ids, previous=before) is before
+    assert client.vectors("polled", [20, 10, 11], previous=before) is not before
+    second, _ = published.publish(served.settings, "polled", seed=2)
+    after = client.vectors("polled", ids, previous=before)
+    assert after.version == second
+    assert client.vectors("polled", ids, previous=after) is after
+    tensors = client.vectors("polled", ids, as_="torch")
+    assert client.vectors("polled", ids, as_="torch", previous=tensors) is tensors
 
 
 def test_names_cannot_become_other_routes(client: Client):
