@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service import cli_gate, cli_resources, cli_vectors
 from service import cli_output as output
-from service import cli_resources, cli_vectors
 from service.cli_output import FAILED, HELD, CommandError, JsonFlag
 from service.client import Client, ProblemError, ServiceError
 
@@ -255,6 +255,7 @@ def doctor(
 
 
 cli_vectors.register(app)
+cli_gate.register(app)
 cli_resources.register(app)
 
 

@@ -7,6 +7,7 @@ MODULES: tuple[str, ...] = (
     "jobs",
     "schedules",
     "collections",
+    "gate",
     "vectors",
     "views",
     "dashboard",
