@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -27,6 +28,7 @@ from embeddings.store_files import (
     StoreBusy,
     StoreError,
     StoreFull,
+    StoreUnavailable,
     UnknownCollection,
     UnknownVersion,
     UnknownView,
@@ -37,20 +39,31 @@ from embeddings.store_views import default_view
 
 __all__ = [
     "NAME_PATTERN", "VERSION_PATTERN", "Collection", "CorruptStore", "GateHeld", "StaleParent", "Store", "StoreBusy",
-    "StoreError", "StoreFull", "UnknownCollection", "UnknownVersion", "UnknownView", "VersionReader", "ViewExists",
-    "default_view", "open_store",
+    "StoreError", "StoreFull", "StoreUnavailable", "UnknownCollection", "UnknownVersion", "UnknownView",
+    "VersionReader", "ViewExists", "default_view", "open_store",
 ]  # fmt: skip
 
 
 def open_store(url: str | Path) -> Store:
-    """The store at a path or ``file://`` URL; it need not exist yet. Raises ValueError for other schemes."""
+    """The store at a path or ``file://`` URL, at ``redis://HOST:PORT/DB?prefix=P`` (also ``rediss://``, ``unix://``),
+    or at ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/store.md has the options. It need not exist yet, and nothing
+    is connected to before it is used. Raises ValueError for other schemes and options."""
     text = os.fspath(url)
-    if "://" in text:
-        parts = urlparse(text)
-        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-            raise ValueError(f"store url '{text}': {parts.scheme}:// is not available yet: use a path or file:///PATH")
-        text = unquote(parts.path)
-    return Store(Path(text).absolute())
+    if "://" not in text:
+        return Store(Path(text).absolute())
+    parts = urlparse(text)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Store(Path(unquote(parts.path)).absolute())
+    # Their packages are imported only where they are used.
+    if parts.scheme in ("redis", "rediss", "unix"):
+        from embeddings.store_redis import open_redis
+
+        return open_redis(text)
+    if parts.scheme == "s3":
+        from embeddings.store_objects import open_objects
+
+        return open_objects(text)
+    raise ValueError(f"store url '{text}': use a path, file:///PATH, redis://HOST:PORT/DB or s3://BUCKET/PREFIX")
 
 
 class Store:
@@ -58,16 +71,14 @@ class Store:
 
     def __init__(self, root: Path):
         self.root = root
+        self.url = str(root)
         self._collections: dict[str, Collection] = {}
         self._lock = threading.Lock()
 
     def collections(self) -> list[str]:
         """Names of the collections that have a version (candidates count)."""
-        try:
-            names = sorted(path.name for path in (self.root / "collections").iterdir())
-        except FileNotFoundError:
-            return []
-        return [name for name in names if NAME_PATTERN.fullmatch(name) and self.collection(name).exists()]
+        names = sorted(name for name in self._names() if NAME_PATTERN.fullmatch(name))
+        return [name for name in names if self.collection(name).exists()]
 
     def collection(self, name: str) -> Collection:
         """The collection of that name, which comes into being with its first version. Raises ValueError for a name that
@@ -76,7 +87,7 @@ class Store:
             raise ValueError(f"collection name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
         with self._lock:
             if name not in self._collections:
-                self._collections[name] = Collection(self, name)
+                self._collections[name] = self._make_collection(name)
             return self._collections[name]
 
     def view_collection(self, view: str) -> Collection:
@@ -85,3 +96,19 @@ class Store:
             if view in self.collection(name).view_names():
                 return self.collection(name)
         raise UnknownView(f"no collection has a view '{view}'")
+
+    def damaged(self) -> dict[str, dict[str, str]]:
+        """What this process found damaged: collection, version, and what is wrong."""
+        with self._lock:
+            opened = list(self._collections.values())
+        found = {collection.name: collection.damaged() for collection in opened}
+        return {name: versions for name, versions in found.items() if versions}
+
+    def _names(self) -> Iterable[str]:
+        try:
+            return [path.name for path in (self.root / "collections").iterdir()]
+        except FileNotFoundError:
+            return []
+
+    def _make_collection(self, name: str) -> Collection:
+        return Collection(self, name)

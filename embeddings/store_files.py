@@ -61,7 +61,11 @@ class StoreFull(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Another process kept the collection's writer lock for too long."""
+    """Another process kept the collection's writer lock for too long, or has taken it over."""
+
+
+class StoreUnavailable(StoreError):
+    """A store elsewhere (Redis, object storage) could not be reached."""
 
 
 @contextlib.contextmanager

@@ -1,12 +1,17 @@
-"""What every feature store promises, one suite run over each implementation (today: the embedded one)."""
+"""What every feature store promises, one suite run over each implementation: embedded, Redis, object storage."""
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import store_servers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +28,8 @@ from embeddings.store import (
     open_store,
 )
 from embeddings.vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors
+
+Reopen = Callable[[], Store]
 
 
 def items(ids: object, fill: float = 1.0, dim: int = 4, **columns: object) -> ItemVectors:
@@ -42,9 +49,16 @@ def publish(collection: Collection, content: ItemVectors, **fields: object) -> s
 class StoreContract:
     """Inherited by each implementation, which provides ``store``: a fresh, empty one."""
 
+    num_switches = 20
+
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Store:
+    def store(self) -> Store:
         raise NotImplementedError
+
+    @pytest.fixture
+    def again(self, store: Store) -> Reopen:
+        """Opens the same store as another process would, with nothing of what this one has at hand."""
+        return lambda: open_store(store.root)
 
     @pytest.fixture
     def collection(self, store: Store) -> Collection:
@@ -188,7 +202,7 @@ class StoreContract:
         with pytest.raises(GateHeld, match="finite"):
             collection.promote(version, "why not")
 
-    def test_retention(self, collection: Collection) -> None:
+    def test_retention(self, collection: Collection, again: Reopen) -> None:
         versions = [publish(collection, items([1], fill), anchor_version="v000001") for fill in range(1, 7)]
         collection.promote(versions[3], "rollback")
         held = collection.write(items([1], 9), parent=versions[3])
@@ -201,7 +215,7 @@ class StoreContract:
         states = [manifest["state"] for manifest in collection.versions()]
         assert states == ["superseded", "expired", "expired", "published", "superseded", "superseded", "held"]
         assert reader.lookup([1])[1][0, 0] == 2
-        collection_again = open_store(collection.directory.parent.parent).collection("items")
+        collection_again = again().collection("items")
         for call in (lambda: collection_again.open(versions[1]), lambda: collection_again.promote(versions[1], "back")):
             with pytest.raises(UnknownVersion, match="expired"):
                 call()
@@ -239,21 +253,6 @@ class StoreContract:
         publish(collection, items([1, 2]))
         with pytest.raises(ItemIdError, match="the ids here are integers"):
             collection.open().lookup(["1"])
-
-    @given(stored=st.sets(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40), data=st.data())
-    def test_lookup_is_a_dictionary(
-        self, tmp_path_factory: pytest.TempPathFactory, stored: set[int], data: st.DataObject
-    ) -> None:
-        collection = open_store(tmp_path_factory.mktemp("store")).collection("items")
-        ids = list(stored)
-        content = items(ids, dim=3)
-        publish(collection, content)
-        asked = data.draw(st.lists(st.sampled_from(ids) | st.integers(-(2**63), 2**63 - 1), max_size=20))
-        status, vectors = collection.open().lookup(np.array(asked, dtype=np.int64))
-        by_id = dict(zip(content.keys.tolist(), content.vectors, strict=True))
-        assert status.tolist() == [FOUND if wanted in by_id else MISSING for wanted in asked]
-        for wanted, vector in zip(asked, vectors, strict=True):
-            np.testing.assert_array_equal(vector, by_id.get(wanted, np.zeros(3)))
 
     def test_what_cannot_be_written(self, collection: Collection) -> None:
         broken = items([1, 2])
@@ -450,6 +449,118 @@ class StoreContract:
         assert collection.frequencies("v", first).shape == (4, 4)
         assert collection.frequencies("v").shape == (6, 6)
 
+    # --- several processes -----------------------------------------------------------------------------------------
+
+    def test_others_follow(self, collection: Collection, again: Reopen) -> None:
+        first = publish(collection, items([1, 2], 1))
+        collection.create_view("v")
+        other = again().collection("items")
+        assert other.open().version == first
+        assert other.view("v") == collection.view("v")
+        second = publish(collection, items([1, 2], 2))
+        assert other.current() == second
+        assert other.open().lookup([2])[1][0, 0] == 2
+        other.promote(first, "back")
+        assert collection.current() == first
+        assert collection.history()[-1]["reason"] == "back"
+        third = collection.write(items([1], 3), parent=first)
+        other.hold(third, ["no"])
+        assert collection.manifest(third)["reasons"] == ["no"]
+        other.save_settings("canary", "genre", {"threshold": 0.5})
+        assert collection.settings("canary") == {"genre": {"threshold": 0.5}}
+        other.delete_view("v")
+        assert collection.views() == []
+        assert again().collections() == ["items"]
+
+    def test_writers_take_turns(self, collection: Collection, again: Reopen) -> None:
+        """Numbers are given once, and of several who publish on one parent one does."""
+        parent = publish(collection, items([1], 1))
+        ends: list[object] = []
+
+        def refresh(number: int) -> None:
+            own = again().collection("items")
+            version = own.write(items([1], number), parent=parent)
+            try:
+                own.publish(version, parent)
+                ends.append(version)
+            except StaleParent:
+                ends.append(None)
+
+        threads = [threading.Thread(target=refresh, args=(number,)) for number in (2, 3, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (served,) = [end for end in ends if end is not None]
+        assert len(ends) == 3
+        assert collection.current() == served
+        assert [manifest["version"] for manifest in collection.versions()] == [f"v{n:06d}" for n in range(1, 5)]
+        assert collection.open().vectors.shape == (1, 4)
+
+    def test_nothing_is_torn(self, collection: Collection, again: Reopen) -> None:
+        """Every vector of version N is N everywhere, and readers see no version but whole ones, and none before."""
+        ids = np.arange(300)
+        stop = threading.Event()
+        problems: list[str] = []
+        num_reads = [0, 0]
+        publish(collection, ItemVectors(ids, np.full((300, 4), 1.0)))
+
+        def read(number: int) -> None:
+            own = again().collection("items")
+            latest = 0
+            while not stop.is_set() or num_reads[number] < 3:
+                try:
+                    time.sleep(0.001)
+                    reader = own.open()
+                    status, vectors = reader.lookup(ids)
+                except UnknownVersion as error:
+                    problems.append(f"gone within its grace: {error}")
+                    return
+                served = int(reader.version[1:])
+                if not (status == FOUND).all() or not (vectors == served).all() or served < latest:
+                    problems.append(f"{reader.version} after {latest} holds {np.unique(vectors)}")
+                    return
+                latest = served
+                num_reads[number] += 1
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(2, self.num_switches + 2):
+                publish(collection, ItemVectors(ids, np.full((300, 4), float(number))))
+                collection.retain(2)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert problems == []
+        assert min(num_reads) >= 3
+
+    # --- half precision --------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("ids", [[30, -7, 20], ["c", "a", "longer"]])
+    def test_half_precision(self, collection: Collection, again: Reopen, ids: list[object]) -> None:
+        content = items(ids, dim=6)
+        version = publish(collection, content, dtype="float16")
+        expected = np.asarray(content.vectors).astype(np.float16).astype(np.float32)
+        assert collection.manifest(version)["dtype"] == "float16"
+        reader = again().collection("items").open()
+        status, vectors = reader.lookup(content.arrow_ids())
+        assert status.tolist() == [FOUND] * 3
+        assert vectors.dtype == np.float32
+        np.testing.assert_array_equal(vectors, expected)
+        np.testing.assert_array_equal(np.asarray(reader.items().vectors), expected)
+        np.testing.assert_array_equal(reader.norms, content.norms)
+
+    def test_half_precision_that_overflows(self, collection: Collection) -> None:
+        large = ItemVectors([1], np.full((1, 4), 1e5))
+        with pytest.raises(ValueError, match="not finite"):
+            collection.write(large, dtype="float16")
+        with pytest.raises(ValueError, match="float32, float16"):
+            collection.write(large, dtype="int8")  # type: ignore[arg-type]
+        assert collection.versions() == []
+
 
 class TestEmbeddedStore(StoreContract):
     @pytest.fixture(params=["path", "url"])
@@ -457,6 +568,70 @@ class TestEmbeddedStore(StoreContract):
         root = tmp_path / "a store"
         return open_store(root if request.param == "path" else "file://" + str(root).replace(" ", "%20"))
 
-    def test_other_stores_are_not_available_yet(self) -> None:
-        with pytest.raises(ValueError, match=r"redis:// is not available yet"):
-            open_store("redis://localhost")
+    @given(stored=st.sets(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40), data=st.data())
+    def test_lookup_is_a_dictionary(
+        self, tmp_path_factory: pytest.TempPathFactory, stored: set[int], data: st.DataObject
+    ) -> None:
+        collection = open_store(tmp_path_factory.mktemp("store")).collection("items")
+        ids = list(stored)
+        content = items(ids, dim=3)
+        publish(collection, content)
+        asked = data.draw(st.lists(st.sampled_from(ids) | st.integers(-(2**63), 2**63 - 1), max_size=20))
+        status, vectors = collection.open().lookup(np.array(asked, dtype=np.int64))
+        by_id = dict(zip(content.keys.tolist(), content.vectors, strict=True))
+        assert status.tolist() == [FOUND if wanted in by_id else MISSING for wanted in asked]
+        for wanted, vector in zip(asked, vectors, strict=True):
+            np.testing.assert_array_equal(vector, by_id.get(wanted, np.zeros(3)))
+
+
+class TestRedisStore(StoreContract):
+    @pytest.fixture
+    def url(self, redis_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
+        with store_servers.redis_prefix(redis_url, request.node.name) as url:
+            yield url
+
+    @pytest.fixture
+    def store(self, url: str, tmp_path: Path) -> Store:
+        return open_store(f"{url}&cache={tmp_path / 'cache'}")
+
+    @pytest.fixture
+    def again(self, url: str, tmp_path: Path) -> Reopen:
+        numbers = itertools.count()
+        return lambda: open_store(f"{url}&cache={tmp_path / f'other{next(numbers)}'}")
+
+
+class TestObjectStore(StoreContract):
+    # Each takes some hundred requests.
+    num_switches = 3
+
+    @pytest.fixture
+    def url(self, s3_address: str, tmp_path: Path) -> str:
+        return f"s3://vectors/{tmp_path.name}?endpoint_override={s3_address}&scheme=http&follow_seconds=0"
+
+    @pytest.fixture
+    def store(self, url: str, tmp_path: Path) -> Store:
+        return open_store(f"{url}&cache={tmp_path / 'cache'}")
+
+    @pytest.fixture
+    def again(self, url: str, tmp_path: Path) -> Reopen:
+        numbers = itertools.count()
+        return lambda: open_store(f"{url}&cache={tmp_path / f'other{next(numbers)}'}")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("ftp://host/x", "use a path"),
+        ("file://elsewhere/x", "use a path"),
+        ("redis://127.0.0.1/0?prefx=a", "no option prefx"),
+        ("redis://127.0.0.1/0?follow_seconds=soon", "follow_seconds is 'soon'"),
+        ("redis://127.0.0.1/0?lease_seconds=0", "lease_seconds is '0'"),
+        ("redis://127.0.0.1/0?grace_seconds=x", "grace_seconds"),
+        ("s3:///prefix", "s3://BUCKET/PREFIX"),
+        ("s3://key:secret@bucket/prefix", "credentials into the environment"),
+    ],
+)
+def test_urls_that_cannot_be(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        open_store(url)
+    assert "secret" not in str(caught.value)

@@ -197,10 +197,54 @@ def damaged(tmp_path: Path, name: str, change: str) -> Store:
 def test_a_damaged_version_is_not_served(tmp_path: Path, name: str, change: str) -> None:
     collection = damaged(tmp_path, name, change).collection("items")
     with pytest.raises(CorruptStore, match=rf"(?s){name}.*(promote another version|restore it from a backup)"):
-        collection.open()
-    # The remedy works: the anchor is still kept.
+        collection.open("v000003")
+    # What was served before it is served instead: the anchor, which retention keeps.
+    assert collection.open().version == "v000001"
+    assert collection.current() == "v000003"
+    # The remedy works.
     collection.promote("v000001", "the current one is damaged")
     assert collection.open().version == "v000001"
+
+
+def test_a_damaged_version_raises_an_alert_until_it_is_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scenarios.prepare(tmp_path)
+    (path,) = tmp_path.glob("collections/items/versions/v000003/items.arrow")
+    whole = path.read_bytes()
+    store = damaged_at(path)
+    collection = store.collection("items")
+    assert store.damaged() == {}
+    for _ in range(3):
+        assert collection.open().version == "v000001"
+    (alert,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert alert.name == "evenkeel.store"
+    assert "version v000003 is damaged" in alert.getMessage()
+    assert "sha256" in store.damaged()["items"]["v000003"]
+    flags = {manifest["version"]: manifest["damaged"] for manifest in collection.versions()}
+    assert flags["v000001"] is None
+    assert "sha256" in flags["v000003"]
+    path.write_bytes(whole)
+    os.utime(path, ns=(1, 1))
+    assert collection.open().version == "v000003"
+    assert store.damaged() == {}
+    assert collection.manifest("v000003")["damaged"] is None
+
+
+def test_nothing_whole_is_left(tmp_path: Path) -> None:
+    scenarios.prepare(tmp_path)
+    for path in tmp_path.glob("collections/items/versions/*/items.arrow"):
+        store = damaged_at(path)
+    with pytest.raises(CorruptStore, match="v000003"):
+        store.collection("items").open()
+
+
+def damaged_at(path: Path) -> Store:
+    """The store with one bit of a file flipped."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+    return open_store(path.parents[4])
 
 
 @pytest.mark.parametrize("change", ["flipped", "truncated", "empty"])
@@ -228,9 +272,9 @@ def test_every_flipped_byte_of_a_version_is_noticed(tmp_path: Path) -> None:
         flipped[position] ^= 1
         path.write_bytes(flipped)
         with pytest.raises(CorruptStore):
-            open_store(tmp_path).collection("items").open()
+            open_store(tmp_path).collection("items").open("v000003")
     path.write_bytes(content)
-    open_store(tmp_path).collection("items").open()
+    open_store(tmp_path).collection("items").open("v000003")
 
 
 @pytest.mark.parametrize("name", ["CURRENT", "versions/v000003/manifest.json", "views/items_rff/g0001.json"])

@@ -1,0 +1,434 @@
+"""A collection that lies elsewhere: a mirror of its documents here, and there an index whose replacement is the switch.
+
+The mirror is a directory of the embedded store, so everything that is done to a collection is done to the mirror, by
+the same code. What lies elsewhere are the same files as objects that are never changed (an object's name holds the
+sha256 of its content), and the *index*: which object each file is.
+
+    reading   the index is asked for when it is older than ``follow_seconds``; a new one's documents are fetched,
+              checked, and put in place, CURRENT last. Files of a version are fetched when it is opened.
+    writing   under the writer lock there: bring the mirror up to date, do what is to be done to it, put the files that
+              are new, replace the index. Before that nobody elsewhere sees anything, and CURRENT is replaced here only
+              after it. What failed on the way is taken out of the mirror again.
+
+Readers therefore see one index or the next, never a mix; a writer that dies leaves objects which no index names, and
+the next one removes them. While the store cannot be reached, versions that are here are served on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from embeddings.store import Store
+from embeddings.store_collection import MANIFEST_FILE, Collection
+from embeddings.store_files import (
+    CorruptStore,
+    StoreBusy,
+    StoreUnavailable,
+    UnknownCollection,
+    decode_document,
+    disk_errors,
+    encode_document,
+    file_sha256,
+    make_directory,
+    read_document,
+    writer_lock,
+)
+from embeddings.store_lease import Lease
+from embeddings.store_pointer import Pointer, Served
+from embeddings.store_version import VersionReader, is_items_file, items_entry, mark_verified, verify_file
+
+logger = logging.getLogger("evenkeel.store")
+
+INDEX_FILE = "INDEX"
+POINTER_FILE = "CURRENT"
+# What belongs to the mirror alone; ERASING is the lock of who erases on this machine.
+_OWN_FILES = frozenset({INDEX_FILE, "LOCK", "ERASING"})
+_ATTEMPTS = 5
+_RETRY_SECONDS = 1.0
+
+Files = dict[str, dict[str, Any]]
+
+
+class Remote(Protocol):
+    """Where one collection lies: objects, the index, a lock. Each call raises StoreUnavailable."""
+
+    items_stay_there: bool
+    """Whether item rows are read where they lie, instead of being fetched with the other files of a version."""
+
+    def index(self) -> bytes | None:
+        """The index, None before the first commit."""
+        ...
+
+    def commit(self, index: bytes, lease: Lease) -> None:
+        """Replaces the index in one step. Raises StoreBusy if the lock is not ours any more."""
+        ...
+
+    def put(self, path: str, file: Path, sha256: str, parent: str | None) -> str:
+        """Puts a file's content there; the object's name. ``parent``: the object of the same file in the version before
+        this one."""
+        ...
+
+    def fetch(self, name: str, to: Path) -> None:
+        """Writes an object to a file. Raises FileNotFoundError."""
+        ...
+
+    def sweep(self, kept: set[str]) -> None:
+        """Removes objects but ``kept``; only under the lock."""
+        ...
+
+    def lock(self) -> contextlib.AbstractContextManager[Lease]:
+        """The lock of the collection's one writer. Raises StoreBusy."""
+        ...
+
+    def reader(self, manifest: dict[str, Any], name: str) -> VersionReader:
+        """A reader of item rows that stay there."""
+        ...
+
+
+class RemoteStore(Store):
+    """A store elsewhere, through mirrors of its collections under ``cache``."""
+
+    def __init__(
+        self,
+        url: str,
+        cache: Path,
+        names: Callable[[], Iterable[str]],
+        connect: Callable[[str], Remote],
+        follow_seconds: float,
+    ):
+        super().__init__(cache)
+        self.url = url
+        self._list = names
+        self._connect = connect
+        self._follow_seconds = follow_seconds
+
+    def _names(self) -> Iterable[str]:
+        try:
+            return self._list()
+        except StoreUnavailable:
+            return super()._names()
+
+    def _make_collection(self, name: str) -> Collection:
+        return MirroredCollection(self, name, self._connect(name), self._follow_seconds)
+
+
+class MirroredPointer(Pointer):
+    """CURRENT of the mirror: up to date when it is read, committed elsewhere before it is replaced here."""
+
+    def __init__(self, path: Path, follow: Callable[[], None], commit: Callable[[bytes], None]):
+        super().__init__(path)
+        self._follow = follow
+        self._commit = commit
+
+    def read(self) -> Served:
+        self._follow()
+        return super().read()
+
+    def _replace(self, document: dict[str, Any]) -> None:
+        self._commit(encode_document(document))
+        super()._replace(document)
+
+
+class MirroredCollection(Collection):
+    """A collection elsewhere, through its mirror under ``store.root``. Processes may share a mirror."""
+
+    def __init__(self, store: Store, name: str, remote: Remote, follow_seconds: float):
+        super().__init__(store, name)
+        self._remote = remote
+        self._follow_seconds = follow_seconds
+        self.versions_share_rows = remote.items_stay_there
+        self._pointer = MirroredPointer(self.directory / POINTER_FILE, self._follow, self._commit_pointer)
+        self._index_file = self.directory / INDEX_FILE
+        self._seen: bytes | None = None
+        self._files: Files = {}
+        self._following = False
+        self._next_look = 0.0
+        self._writer: int | None = None
+        self._lease: Lease | None = None
+
+    # --- following -------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Brings the mirror up to date, if it was not looked at for ``follow_seconds``."""
+        if self._writer == threading.get_ident() or time.monotonic() < self._next_look:
+            return
+        try:
+            data = self._remote.index()
+            self._following = True
+        except StoreUnavailable as error:
+            if self._seen is None and not self._remember():
+                raise
+            if self._following:
+                logger.warning("collection '%s': serving what is here: %s", self.name, error)
+            self._following = False
+            self._next_look = time.monotonic() + max(self._follow_seconds, _RETRY_SECONDS)
+            return
+        if data is not None and data != self._seen:
+            make_directory(self.directory)
+            # Whoever has the lock is bringing the mirror up to date, or is the one writer there is.
+            patience = 0.0 if self._seen is not None or self._remember() else 60.0
+            with contextlib.suppress(*([StoreBusy] if self._seen is not None else [])):
+                with disk_errors(self.directory), writer_lock(self.directory / "LOCK", patience):
+                    self._pull(data)
+        self._next_look = time.monotonic() + self._follow_seconds
+
+    def _remember(self) -> bool:
+        """Takes up what the mirror was the last time, for when the store cannot be reached."""
+        with contextlib.suppress(FileNotFoundError, CorruptStore):
+            self._adopt(self._index_file.read_bytes())
+        return self._seen is not None
+
+    def _adopt(self, data: bytes) -> None:
+        self._files = decode_document(data, self._index_file)["files"]
+        self._seen = data
+
+    def _pull(self, data: bytes | None) -> None:
+        """Makes the mirror equal to what lies elsewhere, of which ``data`` is the index; under the mirror's lock."""
+        for attempt in range(_ATTEMPTS):
+            files: Files = {} if data is None else decode_document(data, Path(self._index_name()))["files"]
+            try:
+                self._fetch_documents(files)
+                break
+            except (FileNotFoundError, CorruptStore) as error:
+                # The index may have moved on while its objects were being fetched.
+                before, data = data, self._remote.index()
+                if data == before or attempt == _ATTEMPTS - 1:
+                    raise CorruptStore(
+                        f"{self._index_name()}: an object that it names is gone or damaged ({error}): restore it"
+                    ) from error
+        self._prune(files)
+        if data is not None:
+            temporary = self._temporary(self._index_file)
+            temporary.write_bytes(data)
+            os.replace(temporary, self._index_file)
+            self._adopt(data)
+
+    def _fetch_documents(self, files: Files) -> None:
+        for path in sorted(files, key=lambda path: path == POINTER_FILE):
+            entry, target = files[path], self.directory / path
+            if _is_data(path) or (target.is_file() and file_sha256(target) == entry["sha256"]):
+                continue
+            self._fetch(entry, target)
+
+    def _fetch(self, entry: dict[str, Any], target: Path) -> None:
+        make_directory(target.parent)
+        temporary = self._temporary(target)
+        try:
+            self._remote.fetch(entry["object"], temporary)
+            if file_sha256(temporary) != entry["sha256"]:
+                raise CorruptStore(
+                    f"{self._index_name()}: object {entry['object']} is damaged (its sha256 is not the index's): "
+                    "restore it from a backup, or promote another version"
+                )
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _prune(self, files: Files) -> None:
+        """Removes what the index does not name."""
+        for path in self._local_files():
+            if path not in files:
+                (self.directory / path).unlink(missing_ok=True)
+        if self._versions.is_dir():
+            for directory in self._versions.iterdir():
+                if not directory.name.startswith(".") and not (directory / MANIFEST_FILE).exists():
+                    shutil.rmtree(directory, ignore_errors=True)
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        make_directory(self.directory)
+        with writer_lock(self.directory / "LOCK"), self._remote.lock() as lease:
+            prepared = self._versions.is_dir()
+            self._pull(self._remote.index())
+            if prepared:
+                self._prepare()
+            elif not self._versions.is_dir():
+                raise UnknownCollection(f"there is no collection '{self.name}'")
+            self._writer, self._lease = threading.get_ident(), lease
+            try:
+                yield
+                self._push()
+            except BaseException:
+                self._revert()
+                raise
+            finally:
+                self._writer = self._lease = None
+
+    def _commit_pointer(self, pointer: bytes) -> None:
+        temporary = self._temporary(self.directory / POINTER_FILE)
+        try:
+            temporary.write_bytes(pointer)
+            self._push({POINTER_FILE: temporary})
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _push(self, replaced: dict[str, Path] | None = None) -> None:
+        """Puts what is new in the mirror, and ``replaced`` in place of what is there, and commits."""
+        local = {**self._local_files(), **(replaced or {})}
+        files: Files = {}
+        for path, file in local.items():
+            known = self._files.get(path)
+            sha256 = self._sha256(path, file)
+            if known is not None and known["sha256"] == sha256:
+                files[path] = known
+            else:
+                name = self._remote.put(path, file, sha256, self._parent_object(path))
+                files[path] = {"sha256": sha256, "bytes": file.stat().st_size, "object": name}
+        for path, entry in self._files.items():
+            # Documents are all here: one that is not was removed. Data was perhaps never fetched.
+            if path not in files and _is_data(path) and not self._expired(path, local):
+                files[path] = entry
+        if files == self._files:
+            return
+        assert self._lease is not None
+        self._lease.check()
+        data = encode_document({"collection": self.name, "at": time.time(), "nonce": uuid.uuid4().hex, "files": files})
+        self._remote.commit(data, self._lease)
+        self._adopt(data)
+        for path in files:
+            if self._remote.items_stay_there and is_items_file(PurePosixPath(path).name):
+                (self.directory / path).unlink(missing_ok=True)
+        self._remote.sweep({entry["object"] for entry in files.values()})
+
+    def _sha256(self, path: str, file: Path) -> str:
+        if not _is_data(path):
+            return file_sha256(file)
+        # Its writer hashed it while it was written; the manifest is the one that says what it must be.
+        entry = self._entry(path)
+        return file_sha256(file) if entry is None else str(entry["sha256"])
+
+    def _entry(self, path: str) -> dict[str, Any] | None:
+        place = PurePosixPath(path)
+        manifest = read_document(self.directory / place.parent / MANIFEST_FILE) or {"files": []}
+        return next((entry for entry in manifest["files"] if entry["name"] == place.name), None)
+
+    def _parent_object(self, path: str) -> str | None:
+        place = PurePosixPath(path)
+        if not (_is_data(path) and is_items_file(place.name)):
+            return None
+        manifest = read_document(self.directory / place.parent / MANIFEST_FILE) or {}
+        return self._items_object(str(manifest.get("parent")))
+
+    def _items_object(self, version: str) -> str | None:
+        manifest = read_document(self._versions / version / MANIFEST_FILE)
+        if manifest is None:
+            return None
+        found = self._files.get(f"versions/{version}/{items_entry(manifest)['name']}")
+        return None if found is None else str(found["object"])
+
+    def _expired(self, path: str, local: dict[str, Path]) -> bool:
+        """Whether nothing names a file of a version any more: it was expired, or has other rows since an erasure."""
+        version = PurePosixPath(path).parent.name
+        if f"versions/{version}/{MANIFEST_FILE}" not in local:
+            return True
+        if self._entry(path) is None:
+            return True
+        return (read_document(self._states / f"{version}.json") or {}).get("state") == "expired"
+
+    def _revert(self) -> None:
+        """Takes what was not committed out of the mirror, as far as that can be done now; the rest when the store can
+        be reached again."""
+        self._seen = None
+        try:
+            self._pull(self._remote.index())
+        except Exception as error:
+            logger.warning("collection '%s': the mirror waits for the store to come back: %s", self.name, error)
+            self._prune(self._files)
+            self._index_file.unlink(missing_ok=True)
+
+    # --- reading what may have changed elsewhere -------------------------------------------------------------------
+
+    def view_names(self) -> list[str]:
+        self._follow()
+        return super().view_names()
+
+    def has_view(self, name: str, anchor_generation: int) -> bool:
+        self._follow()
+        return super().has_view(name, anchor_generation)
+
+    def settings(self, kind: str) -> dict[str, dict[str, Any]]:
+        self._follow()
+        return super().settings(kind)
+
+    def clean(self) -> None:
+        self._follow()
+        super().clean()
+
+    def _version_names(self) -> list[str]:
+        self._follow()
+        return super()._version_names()
+
+    def _resolve(self, version: str) -> str:
+        self._follow()
+        return super()._resolve(version)
+
+    def _make_reader(self, name: str, manifest: dict[str, Any]) -> VersionReader:
+        directory = self._versions / name
+        staying = items_entry(manifest)["name"] if self._remote.items_stay_there else None
+        with disk_errors(self.directory):
+            for entry in manifest["files"]:
+                if entry["name"] != staying:
+                    self._have(directory, entry)
+        if staying is None:
+            return super()._make_reader(name, manifest)
+        item_rows = self._items_object(name)
+        if item_rows is None:
+            raise CorruptStore(f"{self._index_name()}: has no item rows of version {name}")
+        return self._remote.reader(manifest, item_rows)
+
+    def _have(self, directory: Path, entry: dict[str, Any]) -> None:
+        """Fetches a file of a version, unless it is here and whole."""
+        path = directory / entry["name"]
+        with contextlib.suppress(CorruptStore):
+            verify_file(directory, entry)
+            return
+        there = self._files.get(path.relative_to(self.directory).as_posix())
+        if there is None:
+            raise CorruptStore(f"{self._index_name()}: does not name {path.name} of version {directory.name}")
+        try:
+            self._fetch({**there, "sha256": entry["sha256"]}, path)
+        except FileNotFoundError as error:
+            raise CorruptStore(f"{self._index_name()}: object {there['object']} is gone: restore it") from error
+        mark_verified(directory, entry)
+
+    # --- names -----------------------------------------------------------------------------------------------------
+
+    def _local_files(self) -> dict[str, Path]:
+        """Files of the mirror by their path in it, without what is being written."""
+        found = {}
+        for folder, folders, names in os.walk(self.directory):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in names:
+                path = Path(folder) / name
+                relative = path.relative_to(self.directory).as_posix()
+                if not name.startswith(".") and relative not in _OWN_FILES:
+                    found[relative] = path
+        return found
+
+    def _temporary(self, path: Path) -> Path:
+        return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}")
+
+    def _index_name(self) -> str:
+        return f"{self._store.url}: index of collection '{self.name}'"
+
+
+def _is_data(path: str) -> bool:
+    """Whether a path is a file of a version, which is fetched when it is needed, and not a document."""
+    return path.startswith("versions/") and not path.endswith("/" + MANIFEST_FILE)
+
+
+def content_name(path: str, sha256: str) -> str:
+    """The name of the object of a file: what it is called, and what is in it, so that objects are never changed."""
+    place = PurePosixPath(path)
+    return str(place.with_name(f"{place.stem}-{sha256[:16]}{place.suffix}"))

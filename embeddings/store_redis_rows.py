@@ -1,0 +1,446 @@
+"""Item rows in Redis: how they are loaded, looked up, read whole, and left to go.
+
+    BASE            of a version's rows, PREFIXNAME:rows.TOKEN; the token is drawn anew for every load
+    BASE:info       JSON: rows, dim, dtype, chunks, base (the rows this one rests on, or null)
+    BASE:chunk:K    everything of some thousand items but their vectors, as an Arrow stream, ids ascending
+    BASE:gone       ids that the base has and this version has not, as an Arrow stream
+    BASE:alive      there from the end of the load until the rows may go
+    BASE:id:ID      vector bytes, then one byte of status; ID in decimals, or the string id itself
+
+**Deltas.** A version may hold only the rows that differ from an earlier version's, its base, with a tombstone for each
+id that the base has and it has not. What is not in the delta is looked up in the base. A base rests on nothing itself,
+and stays as long as rows rest on it. Rows are compared byte by byte, never by hashes.
+
+**Never a mix.** Rows are written once. A lookup asks for ``alive`` in the same MGET as for the rows, and a command is
+atomic in Redis: either all that was loaded is there, or the reader is told that the version is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from embeddings.store_files import UnknownVersion
+from embeddings.store_version import VersionReader, as_float32, items_of, read_arrow
+from embeddings.vectors import MISSING, Array, ItemIdError, ItemVectors, keys_of, shared_rows
+
+Client = Any
+"""redis.Redis; its answers are typed as bytes or str, and here they are bytes."""
+
+CHUNK_ROWS = 8192
+COMMAND_ROWS = 1024
+"""Rows in one MSET. Measured: 0.26-0.34 M rows/s of 128 x float16 for 256 to 4096, on one core with the server."""
+SAMPLE_ROWS = 1000
+DELTA_AT_MOST = 0.3
+"""A version of which a larger share is new is loaded whole: lookups of deltas may need two round trips."""
+
+
+class RowKeys(NamedTuple):
+    """Keys of the rows of one version."""
+
+    base: str
+
+    def info(self) -> str:
+        return f"{self.base}:info"
+
+    def alive(self) -> str:
+        return f"{self.base}:alive"
+
+    def gone(self) -> str:
+        return f"{self.base}:gone"
+
+    def chunk(self, number: int) -> str:
+        return f"{self.base}:chunk:{number}"
+
+    def row(self) -> bytes:
+        return f"{self.base}:id:".encode()
+
+    def sibling(self, name: str) -> RowKeys:
+        return RowKeys(f"{self.base.rpartition(':')[0]}:{name}")
+
+    @property
+    def name(self) -> str:
+        return self.base.rpartition(":")[2]
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None) -> None:
+    """Loads the rows of ``items.arrow``, as a delta on ``parent``'s where few differ. Raises the client's errors."""
+    batch = read_arrow(file)
+    items = items_of(batch)
+    vectors = stored_vectors(batch)
+    base = None if parent is None else _base_for(client, parent, items, vectors)
+    num_chunks = -(-len(items) // CHUNK_ROWS)
+    info = {
+        "rows": len(items), "dim": items.dim, "dtype": str(vectors.dtype), "chunks": num_chunks,
+        "base": None if base is None else base.name,
+    }  # fmt: skip
+    client.set(keys.info(), json.dumps(info))
+    gone = np.empty(0, dtype=items.keys.dtype)
+    with _Loader(client) as loader:
+        before = None if base is None else RowsReader(client, base)
+        for number in range(num_chunks):
+            part = slice(number * CHUNK_ROWS, min((number + 1) * CHUNK_ROWS, len(items)))
+            # Which ids are being written is there before they are, so that the rows of a dead writer can be removed.
+            loader.send_set(keys.chunk(number), _stream(batch.slice(part.start, part.stop - part.start)))
+            ids, values = items.keys[part], row_values(vectors[part], items.statuses[part])
+            if before is not None:
+                changed = (before.values(ids) != values).any(axis=1)
+                ids, values = ids[changed], values[changed]
+            loader.send_rows(keys.row(), ids, values)
+        if before is not None:
+            known = before.columns().keys
+            gone = known[~np.isin(known, items.keys)]
+            loader.send_set(keys.gone(), _stream(pa.record_batch({"key": _arrow_keys(gone)})))
+            loader.send_rows(keys.row(), gone, np.zeros((len(gone), 1), dtype=np.uint8))
+    client.set(keys.alive(), "1")
+
+
+def _base_for(client: Client, parent: RowKeys, items: ItemVectors, vectors: Array) -> RowKeys | None:
+    """The rows that a delta may rest on, None where the version is better loaded whole."""
+    info = rows_info(client, parent)
+    base = parent if info["base"] is None else parent.sibling(info["base"])
+    if (info["dim"], info["dtype"]) != (items.dim, str(vectors.dtype)) or not client.exists(base.alive()):
+        return None
+    reader = RowsReader(client, base)
+    rows = np.unique(np.linspace(0, len(items) - 1, SAMPLE_ROWS).astype(np.int64))
+    values = reader.values(items.keys[rows])
+    if (values != row_values(vectors[rows], items.statuses[rows])).any(axis=1).mean() > DELTA_AT_MOST:
+        return None
+    known = reader.columns().keys
+    if known.dtype.kind != items.keys.dtype.kind:
+        return None
+    num_gone = len(known) - len(shared_rows(known, items.keys)[0])
+    return base if num_gone <= DELTA_AT_MOST * len(items) else None
+
+
+def row_values(vectors: Array, statuses: Array) -> Array:
+    """The bytes that are stored, uint8 [n, bytes of a vector + 1]."""
+    raw = np.ascontiguousarray(vectors).view(np.uint8)
+    return np.concatenate([raw, statuses.reshape(-1, 1)], axis=1)
+
+
+class _Loader:
+    """Sends many commands before it asks for their answers. A lost connection ends the load: a server that comes back
+    may have lost what was sent before, so there is no going on from there."""
+
+    def __init__(self, client: Client):
+        self._pool = client.connection_pool
+        self._connection: Any = None
+        self._num_sent = 0
+
+    def __enter__(self) -> _Loader:
+        self._connection = self._pool.get_connection()
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        try:
+            if kind is None:
+                self._answers()
+            else:
+                self._connection.disconnect()
+        finally:
+            self._pool.release(self._connection)
+
+    def send_set(self, key: str, value: bytes) -> None:
+        self._send([*self._connection.pack_command("SET", key, value)])
+
+    def send_rows(self, prefix: bytes, ids: Array, values: Array) -> None:
+        for start in range(0, len(ids), COMMAND_ROWS):
+            part = slice(start, start + COMMAND_ROWS)
+            num_rows = len(ids[part])
+            self._send([b"*%d\r\n$4\r\nMSET\r\n" % (2 * num_rows + 1), *packed_rows(prefix, ids[part], values[part])])
+
+    def _send(self, packed: list[bytes]) -> None:
+        self._connection.send_packed_command(packed)
+        self._num_sent += 1
+        if self._num_sent >= CHUNK_ROWS // COMMAND_ROWS:
+            self._answers()
+
+    def _answers(self) -> None:
+        while self._num_sent:
+            self._num_sent -= 1
+            self._connection.read_response()
+
+
+def packed_rows(prefix: bytes, ids: Array, values: Array) -> Iterator[bytes]:
+    """Key and value of each row as Redis' protocol has them: $LENGTH, bytes, twice. Ids of one length at a time: then
+    it is a matrix."""
+    names = id_bytes(ids)
+    lengths = np.char.str_len(names)
+    width = values.shape[1]
+    for length in np.unique(lengths):
+        chosen = np.flatnonzero(lengths == length)
+        columns: list[Any] = [
+            b"$%d\r\n" % (len(prefix) + length) + prefix,
+            np.ascontiguousarray(names[chosen].astype(f"S{length}")).view(np.uint8).reshape(len(chosen), length),
+            b"\r\n$%d\r\n" % width,
+            values[chosen],
+            b"\r\n",
+        ]
+        sizes = [len(column) if isinstance(column, bytes) else column.shape[1] for column in columns]
+        packed = np.empty((len(chosen), sum(sizes)), dtype=np.uint8)
+        end = 0
+        for column, size in zip(columns, sizes, strict=True):
+            packed[:, end : end + size] = np.frombuffer(column, np.uint8) if isinstance(column, bytes) else column
+            end += size
+        yield packed.tobytes()
+
+
+def id_bytes(keys: Array) -> Array:
+    """Ids as they stand in Redis' keys, bytes ``S`` [n]."""
+    return keys.astype("S20") if keys.dtype.kind == "i" else keys
+
+
+_EXPIRE = "for i = 2, #ARGV do redis.call('PEXPIRE', KEYS[1] .. ARGV[i], ARGV[1]) end"
+
+
+def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
+    """Lets the rows go after ``grace_seconds``, in which open readers may still look them up; at once those that were
+    never complete. Redis removes them, whatever becomes of this process."""
+    info = client.get(keys.info())
+    if info is None:
+        return
+    complete = client.exists(keys.alive())
+    milliseconds = max(int(1000 * grace_seconds), 1) if complete else 1
+    # First what says that they are there, and sooner than the first row.
+    client.pexpire(keys.alive(), milliseconds)
+    later = milliseconds + (1000 if complete else 0)
+    expire = client.register_script(_EXPIRE)
+    num_chunks = int(json.loads(info)["chunks"])
+    for name in [*(keys.chunk(number) for number in range(num_chunks)), keys.gone()]:
+        content = client.get(name)
+        if content is None:
+            continue
+        ids = id_bytes(_keys_of_batch(_batch(content))).tolist()
+        for start in range(0, len(ids), COMMAND_ROWS):
+            expire(keys=[keys.row()], args=[later, *ids[start : start + COMMAND_ROWS]])
+        client.pexpire(name, later)
+    client.pexpire(keys.info(), later)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class Columns(NamedTuple):
+    """What is known of all items without their vectors. ``batch``: key, status, norm, count and so on."""
+
+    keys: Array
+    batch: pa.RecordBatch
+
+
+def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
+    """BASE:info. Raises UnknownVersion."""
+    info = client.get(keys.info())
+    if info is None:
+        raise _gone(keys)
+    document: dict[str, Any] = json.loads(info)
+    return document
+
+
+def _gone(keys: RowKeys) -> UnknownVersion:
+    return UnknownVersion(
+        f"{keys.base}: the item rows are gone: their version has expired and its time of grace is over, or Redis lost "
+        "them; open the current version, or publish again"
+    )
+
+
+class RowsReader:
+    """Looks up rows of one load, and of the base it rests on."""
+
+    def __init__(self, client: Client, keys: RowKeys):
+        self._client = client
+        self._keys = keys
+        info = rows_info(client, keys)
+        self.dim = int(info["dim"])
+        self.dtype = np.dtype(info["dtype"])
+        self.num_rows = int(info["rows"])
+        self._num_chunks = int(info["chunks"])
+        self._width = self.dim * self.dtype.itemsize + 1
+        self._base = None if info["base"] is None else RowsReader(client, keys.sibling(info["base"]))
+
+    def values(self, ids: Array) -> Array:
+        """Stored bytes uint8 [n, width] of keys, zero (status missing) where there is none. Raises UnknownVersion."""
+        found = self._get(id_bytes(ids).tolist())
+        if self._base is not None:
+            absent = [number for number, value in enumerate(found) if value is None]
+            if absent:
+                names = id_bytes(ids)[absent].tolist()
+                for number, value in zip(absent, self._base._get(names), strict=True):
+                    found[number] = value
+        nothing = bytes(self._width)
+        # A tombstone is one byte.
+        rows = [value if value is not None and len(value) == self._width else nothing for value in found]
+        return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), self._width)
+
+    def _get(self, names: list[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        prefix = self._keys.row()
+        alive = self._keys.alive().encode()
+        for start in range(0, len(names), CHUNK_ROWS) if names else (0,):
+            wanted = [alive, *[prefix + name for name in names[start : start + CHUNK_ROWS]]]
+            first, *rows = mget(self._client, wanted)
+            if first is None:
+                raise _gone(self._keys)
+            found += rows
+        return found
+
+    def split(self, values: Array) -> tuple[Array, Array]:
+        """(statuses uint8 [n], vectors [n, dim] as stored) of stored bytes."""
+        vectors = np.ascontiguousarray(values[:, :-1]).view(self.dtype)
+        return values[:, -1].copy(), vectors
+
+    def columns(self) -> Columns:
+        """Everything but the vectors, of all items. Raises UnknownVersion."""
+        names = [self._keys.chunk(number) for number in range(self._num_chunks)]
+        found = [self._client.get(name) for name in names]
+        if None in found or not self._client.exists(self._keys.alive()):
+            raise _gone(self._keys)
+        batches = [_batch(content) for content in found]
+        table = pa.Table.from_batches(batches).combine_chunks()
+        batch = table.to_batches()[0] if table.num_rows else batches[0]
+        return Columns(_keys_of_batch(batch), batch)
+
+
+def mget(client: Client, keys: list[bytes]) -> list[bytes | None]:
+    """MGET, packed in one go: that takes a third of the time of the client's own packing of a thousand keys. A lost
+    connection is made again, with the client's own pauses."""
+    packed = b"*%d\r\n$4\r\nMGET\r\n" % (len(keys) + 1)
+    packed += b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in keys])
+    retry: Retry = client.get_retry() or Retry(NoBackoff(), 0)
+
+    def ask() -> list[bytes | None]:
+        connection = client.connection_pool.get_connection()
+        try:
+            connection.send_packed_command([packed])
+            answer: list[bytes | None] = connection.read_response()
+            return answer
+        except BaseException:
+            # What is on its way over this connection answers a question that nobody waits for any more.
+            connection.disconnect()
+            raise
+        finally:
+            client.connection_pool.release(connection)
+
+    answer: list[bytes | None] = retry.call_with_retry(ask, lambda error: None)
+    return answer
+
+
+class RedisReader(VersionReader):
+    """Reads one version whose rows are in Redis: a lookup is one MGET. Ids, statuses, norms and vectors of the whole
+    version are read when they are first asked for, into memory."""
+
+    def __init__(
+        self,
+        client: Client,
+        keys: RowKeys,
+        manifest: dict[str, Any],
+        reach: Callable[[], AbstractContextManager[None]],
+    ):
+        self.manifest = manifest
+        self.version = manifest["version"]
+        self.dim = manifest["dim"]
+        self._reach = reach
+        self._rows = RowsReader(client, keys)
+
+    def __len__(self) -> int:
+        return int(self.manifest["rows"])
+
+    def lookup(self, ids: Any) -> tuple[Array, Array]:
+        queries = keys_of(ids, query=True)
+        if len(queries) and (queries.dtype.kind == "i") != (self.manifest["id_type"] == "int64"):
+            wanted, given = ("integers", "strings") if queries.dtype.kind != "i" else ("strings", "integers")
+            raise ItemIdError(f"the ids here are {wanted}, those asked for are {given}")
+        with self._reach():
+            status, vectors = self._rows.split(self._rows.values(queries))
+        return status, as_float32(vectors)
+
+    @functools.cached_property
+    def _columns(self) -> Columns:
+        with self._reach():
+            return self._rows.columns()
+
+    @functools.cached_property
+    def keys(self) -> Array:  # type: ignore[override]
+        return self._columns.keys
+
+    @functools.cached_property
+    def statuses(self) -> Array:  # type: ignore[override]
+        return self._columns.batch.column("status").to_numpy()
+
+    @functools.cached_property
+    def norms(self) -> Array:  # type: ignore[override]
+        return self._columns.batch.column("norm").to_numpy()
+
+    @functools.cached_property
+    def counts(self) -> Array | None:  # type: ignore[override]
+        return self._items.counts
+
+    @functools.cached_property
+    def vectors(self) -> Array:  # type: ignore[override]
+        return stored_vectors(self._batch)
+
+    @functools.cached_property
+    def _items(self) -> ItemVectors:  # type: ignore[override]
+        return items_of(self._batch)
+
+    @functools.cached_property
+    def _batch(self) -> pa.RecordBatch:  # type: ignore[override]
+        vectors = np.empty((len(self.keys), self.dim), dtype=self._rows.dtype)
+        with self._reach():
+            for start in range(0, len(vectors), CHUNK_ROWS):
+                part = slice(start, start + CHUNK_ROWS)
+                statuses, vectors[part] = self._rows.split(self._rows.values(self.keys[part]))
+                if (statuses == MISSING).any():
+                    raise _gone(self._rows._keys)
+        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), self.dim)
+        return self._columns.batch.append_column("vector", column)
+
+
+# --- Arrow -----------------------------------------------------------------------------------------------------------
+
+
+def stored_vectors(batch: pa.RecordBatch) -> Array:
+    """The vectors of ``items.arrow`` as they are stored, [n, d]."""
+    column = batch.column("vector")
+    rows: Array = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+    return rows
+
+
+def _stream(batch: pa.RecordBatch) -> bytes:
+    """A batch without its vectors, as an Arrow stream."""
+    batch = batch.select([name for name in batch.schema.names if name != "vector"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _batch(content: bytes) -> pa.RecordBatch:
+    return pa.ipc.open_stream(content).read_next_batch()
+
+
+def _keys_of_batch(batch: pa.RecordBatch) -> Array:
+    key = batch.column("key")
+    dtype = "<i8" if pa.types.is_int64(key.type) else f"S{key.type.byte_width}"
+    start, end = key.offset, key.offset + len(key)
+    return np.frombuffer(key.buffers()[1], dtype=dtype)[start:end]
+
+
+def _arrow_keys(keys: Array) -> pa.Array:
+    if keys.dtype.kind == "i":
+        return pa.array(keys)
+    buffer = pa.py_buffer(np.ascontiguousarray(keys))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(keys.dtype.itemsize), len(keys), [None, buffer])

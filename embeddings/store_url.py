@@ -1,0 +1,54 @@
+"""The URL of a store that lies elsewhere: where it is, and the options that are ours."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+LEASE_SECONDS = 20.0
+
+
+class StoreUrl(NamedTuple):
+    """``url`` as errors show it (no password), ``address`` without the query, and the options."""
+
+    url: str
+    address: str
+    options: dict[str, str]
+    cache: Path
+    follow_seconds: float
+    lease_seconds: float
+
+
+def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) -> StoreUrl:
+    """Takes a URL apart. Of every store: ``cache`` (directory of the mirror; ``EVENKEEL_HOME/cache/...`` if left out),
+    ``follow_seconds`` (how old what it says may be), ``lease_seconds`` (how long a dead writer keeps others out);
+    ``known`` are those of the kind. Raises ValueError."""
+    parts = urlsplit(text)
+    host = parts.netloc.rpartition("@")[2]
+    shown = urlunsplit(parts._replace(netloc=host, query=""))
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = {name: value for name, value in given.items() if name in known}
+    ours = ("cache", "follow_seconds", "lease_seconds")
+    unknown = sorted(given.keys() - options.keys() - set(ours))
+    if unknown:
+        raise ValueError(
+            f"store url '{shown}': no option {', '.join(unknown)} (there are: {', '.join((*known, *ours))})"
+        )
+    numbers = {}
+    for name, default in (("follow_seconds", follow_seconds), ("lease_seconds", LEASE_SECONDS)):
+        try:
+            numbers[name] = float(given.get(name, default))
+        except ValueError:
+            numbers[name] = -1.0
+        if not 0 <= numbers[name] < float("inf") or (name == "lease_seconds" and numbers[name] == 0):
+            raise ValueError(f"store url '{shown}': {name} is {given[name]!r}, expected seconds")
+    if "cache" in given:
+        cache = Path(given["cache"]).absolute()
+    else:
+        # One mirror per place, also for two places that differ in an option alone.
+        place = hashlib.sha256(f"{shown}?{urlencode(sorted(options.items()))}".encode()).hexdigest()[:16]
+        cache = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"), "cache", place).absolute()
+    return StoreUrl(shown, urlunsplit(parts._replace(query="")), options, cache, **numbers)
