@@ -9,6 +9,8 @@ from typing import Any
 from service import rendering
 from service.charts import Series, line_chart
 
+CHARTED = {"auc": "AUC", "ndcg_10": "NDCG@10", "hit_rate_10": "hit rate@10"}
+"""Metrics that get a chart where a job has them, in words."""
 OVERFIT_AUC = 0.002
 """A validation AUC that falls by more than this from its best epoch to its last is worth a word."""
 
@@ -34,15 +36,24 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "finding": finding, "best": best, "last": last, "metrics": job["metrics"], "spec": job["spec"]}
 
 
-def as_html(found: dict[str, Any]) -> str:
-    """The report as a page in the dashboard's style."""
+def _chart(found: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
+    """The curves of one metric over epochs, None where there is no value."""
     curves = [
         Series(
-            split, [(one["epoch"], one["auc"]) for one in found["metrics"] if one["split"] == split and "auc" in one]
+            split,
+            [(m["epoch"], m[name]) for m in found["metrics"] if m["split"] == split and m.get(name) is not None],
         )
         for split in ("validation", "test")
     ]
     curves = [one for one in curves if one.points]
+    if not curves:
+        return None
+    return {"word": word, "curves": curves, "svg": line_chart(curves, f"{word} per epoch of {found['name']}", word)}
+
+
+def as_html(found: dict[str, Any]) -> str:
+    """The report as a page in the dashboard's style."""
+    charts = [_chart(found, name, word) for name, word in CHARTED.items()]
     columns = list(dict.fromkeys(("epoch", "split", *(name for one in found["metrics"] for name in one))))
     begun, ended = (
         found[name] and datetime.datetime.fromisoformat(found[name]) for name in ("started_at", "finished_at")
@@ -52,8 +63,7 @@ def as_html(found: dict[str, Any]) -> str:
         job=found,
         columns=columns,
         cells=[[_cell(one.get(name)) for name in columns] for one in found["metrics"]],
-        curves=curves,
-        chart=line_chart(curves, f"AUC per epoch of {found['name']}") if curves else None,
+        charts=[one for one in charts if one is not None],
         seconds=(ended - begun).total_seconds() if begun and ended else None,
         spec=json.dumps(found["spec"], indent=2),
     )

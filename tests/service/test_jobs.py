@@ -306,3 +306,17 @@ async def test_report_as_json_and_html(app: FastAPI, client: httpx.AsyncClient, 
     assert "0.75000" in page.text
     assert "&lt;b&gt;cosine&lt;/b&gt;" in page.text
     assert "<b>" not in page.text
+    assert page.text.count("<svg") == 1
+
+
+async def test_report_charts_what_models_that_rank_have(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
+    job = await submit(client)
+    async with app.state.database.write() as connection:
+        for epoch, ndcg in [(1, 0.31), (2, 0.42)]:
+            values = {"auc": None, "ndcg_10": ndcg, "hit_rate_10": 2 * ndcg}
+            row = {"job_id": job["id"], "epoch": epoch, "split": "test", "values": values}
+            await connection.execute(tables.job_metric.insert().values(row))
+    page = await client.get(f"/v1/jobs/{job['id']}/report", headers={"Accept": "text/html"})
+    assert page.text.count("<svg") == 2  # there is no AUC to draw
+    assert "test, epoch 2: NDCG@10 0.4200" in page.text
+    assert "test, epoch 2: hit rate@10 0.8400" in page.text

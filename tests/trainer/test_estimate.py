@@ -52,6 +52,25 @@ def test_rows_are_an_upper_bound_and_exact_without_held_out_rows(dataset, tmp_pa
     assert predicted["steps_per_epoch"] == pytest.approx(data.steps_per_epoch, rel=0.05)
 
 
+@pytest.mark.parametrize("kind", ["item2vec", "sasrec"])
+def test_models_of_sequences_have_the_item_table_alone(dataset, tmp_path, kind):
+    """Rows that are no positives cannot be told from here: steps are an upper bound."""
+    model = {"kind": kind, "embedding_dim": 8, **({"length": 5} if kind == "sasrec" else {})}
+    job = parse_job({**JOB, "model": model, "evaluation": {"split": {"validation": 0, "test": 0}}})
+    positives = parse_dataset({**dataset.model_dump(mode="json"), "label": {"rule": "click >= 0"}})
+    predicted, data = estimate(job, positives), prepare(positives, job, tmp_path / "data")
+    assert {name: table["rows"] for name, table in predicted["tables"].items()} == {
+        "item": data.tables["item"].num_rows
+    }
+    # Weight and two moments, for item2vec of an input and an output vector, and the step of the last touch.
+    dim = 16 if kind == "item2vec" else 8
+    assert predicted["tables"]["item"]["bytes"] == data.tables["item"].num_rows * (4 * 3 * dim + 4)
+    if kind == "item2vec":
+        assert predicted["steps_per_epoch"] == data.steps_per_epoch
+    else:
+        assert predicted["steps_per_epoch"] <= data.steps_per_epoch <= 2 * predicted["steps_per_epoch"]
+
+
 @pytest.mark.parametrize(
     ("kind", "numbers"),
     [

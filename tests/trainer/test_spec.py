@@ -218,6 +218,12 @@ def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) 
         ("init_from", {"collection": "items", "job": "j1"}, "collection"),
         ("spec_version", 2, "1"),
         ("model", {"kind": "bpr", "hidden": [32]}, "bpr has no hidden layers"),
+        ("model", {"kind": "sasrec", "hidden": [32]}, "sasrec has no hidden layers"),
+        ("model", {"kind": "dnn", "window": 5}, "model.window: dnn has none: use item2vec, or leave it out"),
+        ("model", {"kind": "bpr", "negatives": 5}, "model.negatives: bpr has none: use item2vec or sasrec"),
+        ("model", {"kind": "item2vec", "loss": "sampled_softmax"}, "model.loss: item2vec has none: use sasrec"),
+        ("model", {"kind": "sasrec", "embedding_dim": 6, "heads": 4}, "4 heads do not divide embedding_dim 6"),
+        ("evaluation.metrics", ["auc", "ndcg_10"], "evaluation.metrics: dnn has no ndcg_10: use auc and logloss"),
         ("sse.item", {"rho": 5}, "sse.item.rho: .* name the graph, or leave rho out"),
         ("sse.item", {"rho": 0.5, "graph": "trust"}, "greater than or equal to 1"),
         ("sse.label", {"graph": "trust"}, "sse.label.graph: labels have no graph"),
@@ -292,6 +298,23 @@ def test_publishing_models_fit_or_say_why() -> None:
     del dataset["features"]["user"]
     with pytest.raises(ValueError, match="needs a feature named 'user'"):
         parse_job(job).against(parse_dataset(dataset))
+
+
+def test_models_of_sequences_need_an_order_and_rank() -> None:
+    dataset = changed(DATASET, "label", {"rule": "rating >= 4"})
+    for kind, init in (("item2vec", 0.1), ("sasrec", 0.02)):
+        job = changed(
+            changed(changed(JOB, "model", {"kind": kind}), "publish", PUBLISH), "sse", {"item": {}, "label": {}}
+        )
+        job["regularizers"] = {"dropout": 0.2 if kind == "sasrec" else 0.0}
+        parsed = parse_job(job).against(parse_dataset(dataset))
+        assert (parsed.model.effective_init.kind, parsed.model.effective_init.std) == ("hash", init)
+        parse_job(changed(job, "evaluation.metrics", ["ndcg_10", "hit_rate_10_full"]))
+        with pytest.raises(SpecError, match=f"{kind} ranks and has no logloss"):
+            parse_job(changed(job, "evaluation.metrics", ["logloss"]))
+        unordered = {key: value for key, value in dataset.items() if key != "order"}
+        with pytest.raises(ValueError, match=f"model.kind: {kind} needs order or timestamp"):
+            parse_job(changed(job, "evaluation.split", {"kind": "random"})).against(parse_dataset(unordered))
 
 
 def test_an_unquoted_off_is_off(tmp_path: Path) -> None:

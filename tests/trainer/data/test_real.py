@@ -14,8 +14,9 @@ from trainer.spec import load_documents
 pytestmark = pytest.mark.data
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+LARGER_NAMES = ("amazon_beauty", "gowalla", "ml1m", "ml1m_item2vec", "ml1m_sasrec")
 REAL = ["amazon_sports", "douban", "epinions", "ipinyou"]
-LARGER = [pytest.param(name, marks=pytest.mark.slow) for name in ("amazon_beauty", "gowalla", "ml1m")]
+LARGER = [pytest.param(name, marks=pytest.mark.slow) for name in LARGER_NAMES]
 
 
 @pytest.fixture
