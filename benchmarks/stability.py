@@ -51,11 +51,11 @@ Line = dict[str, Any]
 class Family:
     """One spec: its runs, and the collections that they are published to."""
 
-    def __init__(self, spec: Path, folder: Path):
+    def __init__(self, spec: Path, folder: Path, store: Path):
         dataset, job = read_spec(spec)
         self.name = job.model.kind
         self.tables = ItemTables(dataset, job, folder / self.name)
-        self.store: Store = open_store(folder / self.name / "store")
+        self.store: Store = open_store(store / self.name)
         self.genres = first_genres(Path(dataset.uri).with_name("ml1m_movies.parquet"))
 
     def day0(self) -> ItemVectors:
@@ -235,7 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="evenkeel-stability-") as temporary:
         folder = (options.folder or Path(temporary)).resolve()
-        families = [Family(spec, folder) for spec in options.specs]
+        # A store of its own each time: runs are found again, versions would be in the way.
+        families = [Family(spec, folder, Path(temporary) / "store") for spec in options.specs]
         lines = []
         for number, family in enumerate(families):
             others = families[number - 1] if len(families) > 1 else None

@@ -1,38 +1,82 @@
-"""The refresh study states what must hold, and each of it can fail."""
+"""The refresh study states what must hold, and each of it can fail; its own small parts against plain ones."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks.refresh import conditions
+from benchmarks.refresh import BARS, conditions, follow
 
-# docs/performance.md, 2026-11-20
-LINES = [
+GOOD = {
+    "accuracy": 0.6, "retained": 1.0, "retained_last": 1.0, "churn_per_day": 0.01, "freshness": 1.0, "published": 9,
+    "refreshes": 9,
+}  # fmt: skip
+LINES: list[dict[str, Any]] = [
     {"case": "day0", "accuracy": 0.585, "majority_class": 0.281, "popularity_probe": 0.312},
-    {"case": "warm", "retained": 1.07, "retained_last": 1.08},
-    {"case": "unaligned", "retained": 0.39},
+    *(
+        {"refresh": kind, "case": case, **GOOD, **({"accuracy": 0.2} if case == "unaligned" else {})}
+        for kind in ("warm", "retrain")
+        for case in ("unaligned", "aligned", "aligned_ema", "rff_aligned_ema")
+    ),
 ]
 
 
-def test_the_published_figures_pass():
+def test_good_figures_pass() -> None:
     assert all(condition.holds for condition in conditions(LINES))
 
 
 @pytest.mark.parametrize(
-    ("number", "figure", "value", "says"),
-    [
-        (0, "accuracy", 0.42, "majority class"),
-        (0, "popularity_probe", 0.6, "popularity"),
-        (1, "retained", 0.94, "warm refreshes, mean"),
-        (1, "retained_last", 0.9, "on the last day"),
-        (2, "retained", 0.7, "not aligned"),
-    ],
+    ("figure", "value", "says"), [("accuracy", 0.42, "majority class"), ("popularity_probe", 0.6, "popularity")]
 )
-def test_each_condition_fails_on_a_figure_that_breaks_it(number: int, figure: str, value: float, says: str):
+def test_vectors_without_meaning_fail(figure: str, value: float, says: str) -> None:
     lines = copy.deepcopy(LINES)
-    lines[number][figure] = value
+    lines[0][figure] = value
     (failed,) = [condition for condition in conditions(lines) if not condition.holds]
     assert says in failed.name
     assert str(failed).startswith("FAIL")
+
+
+@pytest.mark.parametrize(("kind", "case", "figure", "limit", "above"), BARS)
+def test_each_bar_fails_on_a_figure_that_breaks_it(
+    kind: str, case: str, figure: str, limit: float, above: bool
+) -> None:
+    lines = copy.deepcopy(LINES)
+    (line,) = [line for line in lines if (line.get("refresh"), line["case"]) == (kind, case)]
+    if figure == "published_share":
+        line["published"] = 7
+    else:
+        line[figure] = limit - 0.01 if above else limit + 0.01
+    failed = [condition.name for condition in conditions(lines) if not condition.holds]
+    assert failed == [f"{kind}, {case}: {figure}"]
+
+
+class Signs:
+    """A stand-in for the genres: the sign of the first coordinate, judged on all rows."""
+
+    labels = np.array([1, 1, -1, -1])
+
+    def fit(self, features: np.ndarray) -> float:
+        return float(np.sign(features[:, 0] @ self.labels))
+
+    def predict(self, consumer: float, features: np.ndarray) -> np.ndarray:
+        return np.sign(consumer * features[:, 0])
+
+    def accuracy(self, predicted: np.ndarray) -> float:
+        return float((predicted == self.labels).mean())
+
+
+def test_a_frozen_consumer_is_followed_day_by_day() -> None:
+    right = np.array([[1.0], [1.0], [-1.0], [-1.0]])
+    one_off = right * [[1], [-1], [1], [1]]
+    days = [(right, right, True), (one_off, right, False), (-right, right, True)]
+    found = follow(Signs(), 1.0, right, days)  # type: ignore[arg-type]
+    assert found["accuracy"] == pytest.approx((1 + 0.75 + 0) / 3)
+    assert found["retained_last"] == 0
+    # None, one of four, the other three.
+    assert found["churn_per_day"] == pytest.approx((0 + 0.25 + 0.75) / 3)
+    assert (found["published"], found["refreshes"]) == (2, 3)
+    # Refitted, a consumer of mirrored vectors is as good as one of the raw ones.
+    assert found["freshness"] == 1

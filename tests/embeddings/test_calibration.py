@@ -28,8 +28,8 @@ def test_limits_follow_the_worst_null() -> None:
     found = calibrated([NULL, NULL, worse])
     expected = {
         "cosine_mean": 0.92, "cosine_p5": 0.85, "cosine_low": 0.006, "cosine_mean[0-9]": 0.75, "cosine_low[0-9]": 0.13,
-        "knn_overlap": 0.54, "kernel_rms": 0.30, "effective_rank": 12.0, "newly_carried": 0.06, "coverage": 0.98,
-        "norm_shift": 1.32, "norm_moved": 0.005, "canary_accuracy[genre]": 0.58, "canary_churn[genre]": 0.13,
+        "knn_overlap": 0.54, "kernel_rms": 0.31, "effective_rank": 12.0, "newly_carried": 0.06, "coverage": 0.98,
+        "norm_shift": 1.32, "norm_moved": 0.005, "canary_accuracy[genre]": 0.58, "canary_churn[genre]": 0.14,
     }  # fmt: skip
     assert found.limits == pytest.approx(expected)
     assert found.nulls["cosine_mean"] == pytest.approx(
@@ -39,7 +39,7 @@ def test_limits_follow_the_worst_null() -> None:
     for null in (NULL, worse):
         assert decide(null, found.thresholds()).passed
     assert decide({**NULL, "cosine_low": 0.01}, found.thresholds()).failed == ["cosine_low"]
-    assert decide({**NULL, "canary_churn[genre]": 0.14}, found.thresholds()).failed == ["canary_churn[genre]"]
+    assert decide({**NULL, "canary_churn[genre]": 0.15}, found.thresholds()).failed == ["canary_churn[genre]"]
 
 
 def test_no_null_makes_a_gate_looser_than_the_starting_values() -> None:
