@@ -274,6 +274,7 @@ def _write(
 
 
 @contextlib.contextmanager
-def _erasing(collection: Collection, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    with writer_lock(collection.directory / LOCK_FILE, timeout_seconds):
+def _erasing(collection: Collection, timeout_seconds: float | None = None) -> Iterator[None]:
+    patience = LOCK_SECONDS if timeout_seconds is None else timeout_seconds
+    with writer_lock(collection.directory / LOCK_FILE, patience):
         yield

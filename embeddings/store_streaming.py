@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embeddings.rows import Array, Vectors
+from embeddings.rows import CHUNK_ROWS, Array, Vectors
 from embeddings.store_files import HashingFile
-
-WRITTEN_ROWS = 8192
 
 
 def write_streamed(
@@ -45,9 +43,9 @@ def write_streamed(
 
 
 def _chunks(vectors: Vectors, dtype: np.dtype[Any]) -> Iterator[Array]:
-    for start in range(0, len(vectors), WRITTEN_ROWS):
+    for start in range(0, len(vectors), CHUNK_ROWS):
         with np.errstate(over="ignore"):
-            part = np.ascontiguousarray(vectors[start : start + WRITTEN_ROWS], dtype=dtype)
+            part = np.ascontiguousarray(vectors[start : start + CHUNK_ROWS], dtype=dtype)
         if not np.isfinite(part).all():
             raise ValueError("a vector is not finite; such rows are carried or left out")
         yield part

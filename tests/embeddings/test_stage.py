@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.align import procrustes
-from embeddings.stage import Gate, MovingAverage, Publication, Settings, View, publish_candidate
+from embeddings.stage import Expiry, Gate, MovingAverage, Publication, Settings, View, publish_candidate
 from embeddings.store import Collection, GateHeld, Store, UnknownView, open_store
 from embeddings.vectors import CARRIED, CHUNK_ROWS, FOUND, MISSING, ItemVectors, unit_rows
 
@@ -253,6 +253,56 @@ def test_an_item_absent_from_day_3_still_serves_day_3s_vector_on_day_10(store: S
     status, vectors = collection.open().lookup([5])
     assert status[0] == FOUND
     assert 0.65 < cosines(vectors, before[None])[0] < 1
+
+
+@pytest.mark.parametrize(
+    ("expiry", "last_day"),
+    [(None, 10), (Expiry(), 10), (Expiry(after_publications=4, after_days=None), 7), (Expiry(after_days=5), 8)],
+)
+def test_a_carried_item_expires_when_it_should(
+    store: Store, collection: Collection, expiry: Expiry | None, last_day: int
+) -> None:
+    """Found on day 3 for the last time: carried through four publications until day 7; five days old on day 8."""
+    for day in range(1, 11):
+        raw = retrained(day)
+        if day > 3:
+            raw[5] = 0.0
+        assert publish(store, raw, Settings(expire=expiry), today=20_000 + day).status == "published"
+        status, vectors = collection.open().lookup([5, 6])
+        if day == 3:
+            day_3 = vectors[0].copy()
+        manifest = collection.manifest()
+        if day > last_day:
+            assert status.tolist() == [MISSING, FOUND]
+            assert not vectors[0].any()
+            assert (manifest["rows"], manifest["carried"], manifest["missing"]) == (N - 1, 0, 1)
+            assert manifest["expired"] == (1 if day == last_day + 1 else 0)
+        elif day > 3:
+            assert status.tolist() == [CARRIED, FOUND]
+            np.testing.assert_array_equal(vectors[0], day_3)
+            assert (manifest["carried"], manifest["expired"]) == (1, 0)
+            assert collection.open().items().carried_for is not None
+            assert collection.open().items().carried_for[5] == day - 3
+    # It comes back as a new one: nothing is averaged with what it was.
+    raw = retrained(11)
+    publish(store, raw, Settings(expire=expiry), today=20_011)
+    manifest = collection.manifest()
+    assert manifest["new"] == (0 if last_day == 10 else 1)
+    assert collection.open().lookup([5])[0].tolist() == [FOUND]
+
+
+def test_what_a_held_version_carried_does_not_count(store: Store, collection: Collection) -> None:
+    """The limit is of publications: versions that nobody was served are none."""
+    expiry = Expiry(after_publications=1, after_days=None)
+    publish(store, retrained(0), Settings(expire=expiry))
+    thin = retrained(1)
+    thin[5] = 0.0
+    for _ in range(3):
+        assert publish(store, shuffled_ids(thin), Settings(expire=expiry)).status == "held"
+    assert publish(store, thin, Settings(expire=expiry)).status == "published"
+    assert collection.open().lookup([5])[0].tolist() == [CARRIED]
+    assert publish(store, thin, Settings(expire=expiry)).status == "published"
+    assert collection.open().lookup([5])[0].tolist() == [MISSING]
 
 
 def test_an_item_that_never_had_a_vector_is_missing(store: Store, collection: Collection) -> None:
@@ -501,6 +551,64 @@ def test_an_overtaken_run_is_held(store: Store, collection: Collection) -> None:
     assert collection.current() == "v000002"
     assert publish(store, retrained(2), parent=None).status == "held"
     assert publish(store, retrained(3), parent="v000099").reasons[0].startswith("parent version v000099 cannot be read")
+
+
+def test_a_rollback_between_start_and_publication_makes_a_run_stale(store: Store, collection: Collection) -> None:
+    """The run was aligned onto v000002, which is not served any more when it ends."""
+    publish(store, retrained(0))
+    publish(store, retrained(1))
+    started_from = collection.current()
+    collection.promote("v000001", "v000002 was a mistake")
+    end = publish(store, retrained(2), parent=started_from)
+    assert end.status == "held"
+    assert "version v000001 of 'items' is current, not v000002" in end.reasons[0]
+    assert collection.current() == "v000001"
+    # One that starts after the rollback rests on what was rolled back to.
+    after = publish(store, retrained(3))
+    assert after.status == "published"
+    manifest = collection.manifest()
+    assert (manifest["parent"], manifest["alignment"]["onto"]) == ("v000001", "v000001")
+
+
+def test_a_rollback_that_was_taken_back_does_not_matter(store: Store, collection: Collection) -> None:
+    publish(store, retrained(0))
+    publish(store, retrained(1))
+    collection.promote("v000001", "v000002 was a mistake")
+    collection.promote("v000002", "it was not")
+    assert publish(store, retrained(2), parent="v000002").status == "published"
+    assert collection.manifest()["parent"] == "v000002"
+
+
+def test_after_a_rollback_without_average_the_anchor_stays(store: Store, collection: Collection) -> None:
+    settings = Settings(ema=None)
+    for day in range(3):
+        publish(store, retrained(day), settings)
+    anchor = collection.open("v000001").vectors.copy()
+    collection.promote("v000002", "back")
+    raw = retrained(3)
+    end = publish(store, raw, settings)
+    assert (end.status, collection.manifest()["parent"]) == ("published", "v000002")
+    assert collection.manifest()["alignment"]["onto"] == "v000001"
+    np.testing.assert_allclose(served(collection), unit_rows(raw)[0] @ procrustes(raw, anchor), atol=1e-6)
+    assert end.anchor_cosine == pytest.approx(cosines(served(collection), anchor).mean())
+
+
+def test_a_run_that_is_given_up_while_it_publishes_does_not_switch(store: Store, collection: Collection) -> None:
+    publish(store, retrained(0))
+
+    class GivenUp(Exception):
+        pass
+
+    def fence() -> None:
+        assert collection.manifest("v000002")["state"] == "candidate"
+        raise GivenUp
+
+    with pytest.raises(GivenUp):
+        publish(store, retrained(1), job_id="a", fence=fence)
+    assert collection.current() == "v000001"
+    # The attempt that goes on brings it to its end.
+    end = publish(store, retrained(1), job_id="a", fence=lambda: None)
+    assert (end.status, end.version) == ("published", "v000002")
 
 
 def test_a_job_publishes_once(store: Store, collection: Collection) -> None:
