@@ -182,6 +182,38 @@ class StoreContract:
         publish(collection, items([1], 3))
         assert collection.manifest(held)["state"] == "superseded"
 
+    def test_an_override_of_the_gate_stays_with_its_version(self, collection: Collection, again: Reopen) -> None:
+        first = publish(collection, items([1], 1))
+        held = collection.write(items([1], 2), parent=first)
+        collection.hold(held, ["it moved"])
+        assert collection.manifest(held)["override"] is None
+        collection.promote(held, "a new catalogue", override_gate=True, key="key_7")
+        for version in (publish(collection, items([1], 3)), publish(collection, items([1], 4))):
+            assert collection.manifest(version)["override"] is None
+        collection.retain(1)
+        found = again().collection("items")
+        assert found.manifest(held)["state"] == "expired"
+        override = found.manifest(held)["override"]
+        assert (override["reason"], override["key"]) == ("a new catalogue", "key_7")
+        assert override["at"] == found.history()[1]["at"]
+        assert [switch["key"] for switch in found.history()] == [None, "key_7", None, None]
+
+    def test_settings_are_kept_and_replaced(self, collection: Collection, again: Reopen) -> None:
+        publish(collection, items([1], 1))
+        assert collection.settings("calibration") == {}
+        collection.save_settings("calibration", "bpr", {"limits": {"cosine_mean": 0.9}})
+        collection.save_settings("calibration", "two_tower", {"limits": {}})
+        collection.save_settings("canary", "bpr", {"other": 1})
+        collection.save_settings("calibration", "bpr", {"limits": {"cosine_mean": 0.95}})
+        found = again().collection("items")
+        kept = {"bpr": {"limits": {"cosine_mean": 0.95}}, "two_tower": {"limits": {}}}
+        assert found.settings("calibration") == kept
+        found.save_settings("calibration", "two_tower", None)
+        assert set(collection.settings("calibration")) == {"bpr"}
+        assert collection.settings("canary") == {"bpr": {"other": 1}}
+        with pytest.raises(ValueError, match=r"canary name '\.\./x'"):
+            collection.save_settings("canary", "../x", {})
+
     def test_changes_name_their_version(self, collection: Collection) -> None:
         """'current' as a target would be written into the pointer as it is, and nothing could be served any more."""
         first = publish(collection, items([1], 1))
