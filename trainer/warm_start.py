@@ -72,8 +72,9 @@ def rows_of_parent(data: PreparedData) -> dict[str, torch.Tensor]:
 def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
     """That the job's model can take over the parent's rows and MLP. Raises ValueError naming the field."""
     theirs, mine = parent.extra["job"]["model"], job.model_dump(mode="json")["model"]
-    for field in ("kind", "embedding_dim", "hidden"):
-        if mine[field] != theirs[field]:
+    for field in ("kind", "embedding_dim", "hidden", "length", "blocks", "heads"):
+        # A parent of an earlier version has not been asked.
+        if mine[field] != theirs.get(field, mine[field]):
             raise ValueError(
                 f"model.{field}: the parent was trained with {theirs[field]}, the job asks for {mine[field]}: "
                 "use the same, or leave init_from out"

@@ -398,7 +398,7 @@ def test_stopping_and_resuming_changes_no_bit(rounds, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["item2vec", "sasrec"])
-def test_a_run_publishes_the_vectors_that_it_trained(rounds, tmp_path, small, kind):
+def test_a_run_publishes_the_vectors_that_it_trained_and_the_next_goes_on(rounds, tmp_path, small, kind):
     publish = {"collection": "rounds", "feature": "item", "gate": {"mode": "off"}}
     job = job_of(kind, publish=publish, evaluation={"split": {"kind": "per_user_last"}, "metrics": ["ndcg_10", "auc"]})
     directory = write_run(tmp_path / "run", run_id="run", job=job, dataset=rounds, store_url=str(tmp_path / "store"))
@@ -416,3 +416,28 @@ def test_a_run_publishes_the_vectors_that_it_trained(rounds, tmp_path, small, ki
     assert metric.keys() >= {"ndcg_10", "auc", "examples"}
     assert not metric.keys() & {"logloss", "hit_rate_10"}
     assert small.events(run.directory, "publication")[-1]["status"] == "published"
+
+    def next_run(name, job):
+        folder = write_run(
+            tmp_path / name,
+            run_id=name,
+            job=job,
+            dataset=rounds,
+            store_url=str(tmp_path / "store"),
+            parent_version="v000001",
+            init_checkpoint=str(run.checkpoints),
+        )
+        return read_run(folder)
+
+    # Another seed would start elsewhere; one that starts from the parent stays near.
+    warm = next_run("next", job.model_copy(update={"seed": 5, "epochs": 1}))
+    assert execute(warm, start_ranks) == 0
+    again = item_vectors(warm, latest_valid(warm.checkpoints))
+    assert latest_valid(warm.checkpoints).extra["position"]["first_step"] > 0
+    cosines = torch.cosine_similarity(torch.from_numpy(vectors.vectors), torch.from_numpy(again.vectors))
+    assert float(cosines.mean()) > 0.9
+    if kind == "sasrec":
+        longer = job.model.model_copy(update={"length": 7})
+        assert execute(next_run("longer", job.model_copy(update={"model": longer})), start_ranks) != 0
+        error = small.events(tmp_path / "longer", "error")[-1]["message"]
+        assert "model.length: the parent was trained with 6, the job asks for 7" in error

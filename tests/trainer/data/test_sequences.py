@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -49,10 +50,8 @@ def splits_of(table: pa.Table) -> dict[object, list[tuple[int, str]]]:
 
 @pytest.fixture
 def make(dataset_spec, job_spec, tmp_path):
-    def prepared(kind, table=None, name="data", seed=4, **model):
-        job = job_spec(
-            model={"kind": kind, **model}, batch_size=20, seed=seed, evaluation={"split": {"kind": "per_user_last"}}
-        )
+    def prepared(kind, table=None, name="data", seed=4, split="per_user_last", **model):
+        job = job_spec(model={"kind": kind, **model}, batch_size=20, seed=seed, evaluation={"split": {"kind": split}})
         return prepare(dataset_spec(log() if table is None else table, order="ts"), job, tmp_path / name)
 
     return prepared
@@ -212,6 +211,23 @@ def test_held_out_items_are_ranked_after_what_came_before(data, split):
     for world_size in (2, 3):
         ranks = zip(*(data.eval_batches(split, 7, rank, world_size) for rank in range(world_size)), strict=True)
         assert [sample for part in ranks for batch in part for sample in lists_of(batch, ids)] == found
+
+
+@pytest.mark.parametrize(("split", "read"), [("validation", {0}), ("test", {0, 1})])
+def test_held_out_items_among_training_ones_are_not_read_by_their_own_split(make, split, read):
+    """A random split: what a user had before, but nothing that is itself evaluated here."""
+    data = make("sasrec", split="random", length=500)
+    sequences = data.sequences
+    expected = []
+    for start, end in itertools.pairwise(sequences.starts.tolist()):
+        for place in range(start, end):
+            before = [int(sequences.items[p]) for p in range(start, place) if int(sequences.sides[p]) in read]
+            if ("train", "validation", "test")[sequences.sides[place]] == split and before:
+                expected.append((tuple(before), (int(sequences.items[place]),)))
+    found = [sample[:2] for batch in data.eval_batches(split, 50) for sample in lists_of(batch)]
+    assert found == expected
+    assert len(found) > 20
+    assert np.diff(sequences.starts).sum() == len(sequences.items) > len(data.sequences.train.values)
 
 
 def test_every_job_ranks_against_the_same_items(make):
