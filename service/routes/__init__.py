@@ -8,6 +8,7 @@ MODULES: tuple[str, ...] = (
     "schedules",
     "collections",
     "gate",
+    "erasure",
     "vectors",
     "views",
     "dashboard",

@@ -158,6 +158,7 @@ def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[
         manifest["created_at"],
         entry["name"],
         entry["sha256"],
+        len(manifest.get("erasures", ())),
     )
     digest = hashlib.blake2b(orjson.dumps(served), digest_size=16)
     digest.update(body)
