@@ -73,6 +73,7 @@ class Store:
         self.root = root
         self.url = str(root)
         self._collections: dict[str, Collection] = {}
+        self._view_collections: dict[str, Collection] = {}
         self._lock = threading.Lock()
 
     def collections(self) -> list[str]:
@@ -92,9 +93,13 @@ class Store:
 
     def view_collection(self, view: str) -> Collection:
         """The collection a view belongs to: names of views are unique in a store. Raises UnknownView."""
+        known = self._view_collections.get(view)
+        if known is not None and known.knows_view(view):
+            return known
         for name in self.collections():
             if view in self.collection(name).view_names():
-                return self.collection(name)
+                found = self._view_collections[view] = self.collection(name)
+                return found
         raise UnknownView(f"no collection has a view '{view}'")
 
     def damaged(self) -> dict[str, dict[str, str]]:

@@ -434,16 +434,24 @@ class Collection:
         """Views that can be fetched at a version, by name; none before the first version."""
         if version == "current" and self.current() is None:
             return []
-        return [_public_view(view) for view in self._views.all(self.manifest(version)["anchor_generation"])]
+        return [_public_view(view) for view in self._views.all(self._generation(version))]
 
     def view(self, name: str, version: str = "current") -> dict[str, Any]:
         """A view as {name, collection, kind, dim, sigma, seed, frequencies, materialized, dim_in, anchor_generation,
         created_at, sha256 of U}. Raises UnknownView."""
-        return _public_view(self._views.get(name, self.manifest(version)["anchor_generation"]))
+        return _public_view(self._views.get(name, self._generation(version)))
+
+    def _generation(self, version: str) -> int:
+        """The anchor generation of a version, without what else there is to say of it."""
+        return int(self._stored_manifest(self._resolve(version))["anchor_generation"])
 
     def view_names(self) -> list[str]:
         """Names of views in any anchor generation."""
         return self._views.names()
+
+    def knows_view(self, name: str) -> bool:
+        """Whether there is a view of that name in any anchor generation: one look at one folder."""
+        return self.exists() and self._views.known(name)
 
     def has_view(self, name: str, anchor_generation: int) -> bool:
         """Whether a view is defined for an anchor generation."""
@@ -507,14 +515,14 @@ class Collection:
     def view_features(self, view: str, version: str = "current") -> RandomFourierFeatures:
         """The map of an rff view, from its U, which is checked against its sha256. Raises ValueError for another kind,
         UnknownView, CorruptStore."""
-        entry = self._views.get(view, self.manifest(version)["anchor_generation"])
+        entry = self._views.get(view, self._generation(version))
         if entry["kind"] != "rff":
             raise ValueError(f"view '{view}' is {entry['kind']}: it has no frequencies")
         return self._views.features(entry)
 
     def view_transform(self, view: str, h: Array, version: str = "current") -> Array:
         """phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of ``version``; zero rows (missing) stay zero."""
-        entry = self._views.get(view, self.manifest(version)["anchor_generation"])
+        entry = self._views.get(view, self._generation(version))
         if entry["kind"] == "identity":
             return np.asarray(h, dtype=np.float32)
         return self._views.features(entry).transform(h)

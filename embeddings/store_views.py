@@ -102,6 +102,10 @@ class ViewRegistry:
             if not path.name.startswith(".") and any(path.glob("g*.json"))
         )
 
+    def known(self, name: str) -> bool:
+        """Whether ``name`` is among ``names``."""
+        return any((self._directory / name).glob("g*.json"))
+
     def get(self, name: str, generation: int) -> dict[str, Any]:
         """The view's entry for an anchor generation, not to be changed. Raises UnknownView."""
         path = self._entry_path(name, generation)

@@ -450,6 +450,19 @@ class StoreContract:
         with pytest.raises(UnknownVersion, match="not kept"):
             collection.rotation(third)
 
+    def test_the_collection_of_a_view_is_found_again(self, store: Store, collection: Collection) -> None:
+        other = store.collection("others")
+        for one in (collection, other):
+            publish(one, items([1]))
+        collection.create_view("v")
+        for _ in range(2):
+            assert store.view_collection("v") is collection
+        collection.delete_view("v")
+        with pytest.raises(UnknownView):
+            store.view_collection("v")
+        other.create_view("v")
+        assert store.view_collection("v") is other
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
