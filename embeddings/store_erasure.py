@@ -50,6 +50,7 @@ ERASED_FILE = "erased.json"
 LOCK_FILE = "ERASING"
 LOCK_SECONDS = 600.0
 LOG_LENGTH = 1000
+MANIFEST = "manifest.json"
 # What a version keeps beside its item rows; of everything else nobody can say that no row is in it.
 _WITHOUT_ROWS = ("frequencies-", "rotation")
 
@@ -225,15 +226,17 @@ def _manifest_after(before: dict[str, Any], entry: dict[str, Any], kept: ItemVec
 
 
 def _remove_unnamed(directory: Path, manifest: dict[str, Any]) -> None:
-    """Removes files of a version that its manifest does not name: what it had before an erasure."""
+    """Removes files of a version that its manifest does not name: what it had before an erasure, and manifests that
+    were not finished."""
     for path in _unnamed(directory, manifest):
         path.unlink(missing_ok=True)
     fsync_directory(directory)
 
 
 def _unnamed(directory: Path, manifest: dict[str, Any]) -> list[Path]:
-    named = {"manifest.json", *(file["name"] for file in manifest["files"])}
-    return [path for path in directory.iterdir() if path.name not in named and not path.name.startswith(".")]
+    named = {MANIFEST, *(file["name"] for file in manifest["files"])}
+    visible = [path for path in directory.iterdir() if path.name not in named and not path.name.startswith(".")]
+    return [*visible, *directory.glob(f".tmp-{MANIFEST}-*")]
 
 
 # --- the document ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,145 @@
+"""Erasing ids over HTTP, from the command line and from Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import published
+import pytest
+import serving
+from fastapi import FastAPI
+from service_kit import until
+from serving import Served
+
+from service import cli
+from service.app import create_app
+from service.client import Client, ProblemError
+from service.settings import Settings
+
+
+@pytest.mark.anyio
+async def test_ids_are_erased_from_every_version(app: FastAPI, client: Any, settings: Settings) -> None:
+    for seed in (1, 2):
+        published.publish(settings, seed=seed)
+    ask = {"ids": [10, 30, 10], "version": "current"}
+    before = await client.post("/v1/collections/items/vectors", json=ask)
+    # A version without its rows is another content: nobody is told that theirs is still good.
+    etag = before.headers["etag"]
+    indexes = settings.home / "neighbors" / "items"
+    indexes.mkdir(parents=True)
+    (indexes / "v000001-0.usearch").write_bytes(b"directions")
+    answer = await client.post("/v1/collections/items/erase", json={"ids": [10, 20], "reason": "they asked"})
+    assert (answer.status_code, answer.json()) == (200, {"versions": ["v000001", "v000002"], "rows": 4})
+    assert not indexes.exists()
+    after = await client.post("/v1/collections/items/vectors", json=ask, headers={"If-None-Match": etag})
+    assert after.status_code == 200
+    assert [item["status"] for item in after.json()["items"]] == ["missing", "found", "missing"]
+    old = await client.post("/v1/collections/items/vectors", json={**ask, "version": "v000001"})
+    assert old.json()["items"][0]["vector"] is None
+    (note,) = (await client.get("/v1/collections/items/erasures")).json()["items"]
+    assert (note["reason"], note["ids"], note["rows"]) == ("they asked", 2, 4)
+    assert note["key"].startswith("key_")
+    answer = await client.post("/v1/collections/items/readmit", json={"ids": ["10", "30"], "reason": "back"})
+    assert (answer.status_code, answer.json()) == (200, {"ids": 1})
+    # Each of these answers is documented.
+    paths = app.openapi()["paths"]
+    for path in ("erase", "readmit"):
+        assert {"200", "401", "403", "404", "422", "507"} <= set(
+            paths[f"/v1/collections/{{collection}}/{path}"]["post"]["responses"]
+        )
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("action", ["erase", "readmit"])
+async def test_what_is_refused(client: Any, settings: Settings, action: str) -> None:
+    published.publish(settings)
+    body = {"ids": [10], "reason": "they asked"}
+    assert (await client.post(f"/v1/collections/none/{action}", json=body)).status_code == 404
+    for wrong in (
+        {"ids": [10]}, {"reason": "x"}, {**body, "ids": []}, {**body, "reason": ""}, {**body, "reason": "  "},
+        {**body, "ids": ["ten"]}, {**body, "ids": [1.5]}, {**body, "ids": [10, "20"]}, {**body, "more": 1},
+    ):  # fmt: skip
+        answer = await client.post(f"/v1/collections/items/{action}", json=wrong)
+        assert answer.status_code == 422, wrong
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert published.store_at(settings).collection("items").manifest()["rows"] == 50
+
+
+@pytest.mark.anyio
+async def test_erasing_needs_features_write(client: Any, settings: Settings) -> None:
+    published.publish(settings)
+    key = (await client.post("/v1/keys", json={"name": "reader", "scopes": ["features:read"]})).json()["key"]
+    reader = {"Authorization": f"Bearer {key}"}
+    for action in ("erase", "readmit"):
+        answer = await client.post(f"/v1/collections/items/{action}", json={"ids": [10], "reason": "x"}, headers=reader)
+        assert answer.status_code == 403
+        assert "features:write" in answer.json()["detail"]
+    assert (await client.get("/v1/collections/items/erasures", headers=reader)).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_a_start_of_the_service_finishes_what_was_interrupted(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embeddings import store_erasure
+
+    published.publish(settings)
+    collection = published.store_at(settings).collection("items")
+    with monkeypatch.context() as patched:
+        patched.setattr(store_erasure, "_finish", lambda collection: {"versions": [], "rows": 0})
+        collection.erase([10], "they asked")
+    assert collection.open().lookup([10])[0].tolist() == [1]
+    app = create_app(settings)
+    async with app.router.lifespan_context(app):
+
+        async def is_done() -> bool:
+            return "rows" in collection.erasures()[0]
+
+        await until(is_done)
+    assert collection.open().lookup([10])[0].tolist() == [0]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving.serving(tmp_path_factory.mktemp("served")) as served:
+        yield served
+
+
+def test_from_the_command_line_and_from_python(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published.publish(served.settings, "films", seed=1)
+    published.publish(served.settings, "films", seed=2)
+    monkeypatch.setenv("EVENKEEL_URL", served.url)
+    monkeypatch.setenv("EVENKEEL_API_KEY", served.key)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["evenkeel", *arguments])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        done = capsys.readouterr()
+        return code, done.out, done.err
+
+    assert run("erase", "films", "10", "20", "--reason", "they asked")[:2] == (
+        0, "films: 4 rows erased from 2 versions\n",
+    )  # fmt: skip
+    assert run("readmit", "films", "10", "--reason", "back")[:2] == (0, "films: 1 ids may be published again\n")
+    code, out, _ = run("erase", "films", "30", "--reason", "they asked", "--json")
+    assert code == 0
+    assert re.search(r'"rows": ?2', out)
+    assert run("erase", "films", "10")[0] == 2
+    code, _, told = run("erase", "nothing", "10", "--reason", "they asked")
+    assert code == 1
+    assert "there is no collection 'nothing'" in told
+    with Client(served.url, served.key) as client:
+        assert client.erase("films", [40, 50], "they asked") == {"versions": ["v000001", "v000002"], "rows": 4}
+        assert client.readmit("films", [40, 60], "back") == {"ids": 1}
+        with pytest.raises(ProblemError) as refused:
+            client.erase("films", ["forty"], "they asked")
+        assert refused.value.status == 422
