@@ -6,8 +6,9 @@ state as if they had been trained. Needs 9 GB.
 
 Case ``ranks``: a whole step (distribution, lookup, MLP, backward, all-reduce, update) of 2 ranks with one thread each,
 and of 1 rank with one thread, on the same batches, without Ray; batches are made while nobody is timed. Both live all
-the time, and work in turns. ``speedup`` is the time of one rank over that of two; ``cpu_ms`` what a step takes of a
-processor on the busiest rank, which says what the speed-up is where nobody else wants the processors.
+the time, and work in turns. ``speedup`` is the time of one rank over that of two; ``cpu_ms`` and
+``best_cpu_ms`` what a step takes of a processor on the busiest rank, median and best, which say what the speed-up is
+where nobody else wants the processors.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class Training:
 
     def __init__(self, workload: Workload, plan: str):
         # Only the ranks pay for TorchRec.
+        from embeddings.sharding.collectives import all_reduce
         from trainer.models import DNN
         from trainer.sharding import embedding_bag_collection, shard_model
 
@@ -103,7 +105,7 @@ class Training:
         self.model = shard_model(model, tables, OPTIMIZER, {}, wanted, seed=0)
         self.module: Any = self.model.module
         self.dense = torch.optim.Adam([parameter for _, parameter in self.model.dense_parameters()], lr=1e-3)
-        self.batch_size = workload.batch_size
+        self.batch_size, self._all_reduce = workload.batch_size, all_reduce
 
     def step(self, batch: Batch) -> float:
         """Trains; the mean loss of the global batch."""
@@ -113,9 +115,7 @@ class Training:
         loss = self.module.loss(batch).sum() / self.batch_size
         loss.backward()
         self.model.all_reduce_gradients()
-        total = loss.detach().clone()
-        if dist.get_world_size() > 1:
-            dist.all_reduce(total)
+        total = self._all_reduce("loss", loss.detach())
         self.dense.step()
         self.model.step_tables(k)
         return float(total)
@@ -167,20 +167,21 @@ def _rank(rank: int, world_size: int, store: str, pipe: Connection, workload: Wo
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
     from trainer.on_host import leave
-    from trainer.worker import quiet, use_threads
+    from trainer.worker import quiet, steady_memory, use_threads
 
     use_threads(1)
     quiet()
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     training, source, ready = Training(workload, plan), batches(workload), []
-    while (what := pipe.recv()) != "end":
-        if what == "prepare":
-            ready = [next(source)[0] for _ in range(STEPS_AT_ONCE)]
-            pipe.send(None)
-        else:
-            start = time.process_time()
-            losses = [training.step(batch) for batch in ready]
-            pipe.send((losses, time.process_time() - start))
+    with steady_memory():
+        while (what := pipe.recv()) != "end":
+            if what == "prepare":
+                ready = [next(source)[0] for _ in range(STEPS_AT_ONCE)]
+                pipe.send(None)
+            else:
+                start = time.process_time()
+                losses = [training.step(batch) for batch in ready]
+                pipe.send((losses, time.process_time() - start))
     dist.destroy_process_group()
     leave(0)
 
@@ -213,15 +214,19 @@ def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
         )
     # float32 sums in another order, over a few hundred steps.
     torch.testing.assert_close(torch.tensor(two.losses), torch.tensor(one.losses), rtol=1e-2, atol=1e-3)
-    cpu_ms = {
-        name: round(1e3 * float(np.median(each.cpu_seconds[-iterations:])) / STEPS_AT_ONCE, 4)
-        for name, each in (("two", two), ("one", one))
-    }
+    cpu_ms, best_cpu_ms = (
+        {
+            name: round(1e3 * float(statistic(each.cpu_seconds[-iterations:])) / STEPS_AT_ONCE, 4)
+            for name, each in (("two", two), ("one", one))
+        }
+        for statistic in (np.median, np.min)
+    )
     times /= STEPS_AT_ONCE
     speedup = float(np.median(times[:, 1]) / np.median(times[:, 0]))
     return line(
-        "scaling", f"ranks {plan} {workload}", "1 rank", times, speedup=round(speedup, 4), cpu_ms=cpu_ms, ranks=2,
-        model=f"dnn {'-'.join(map(str, HIDDEN))}", optimizer="adam_ar dense", equal="losses",
+        "scaling", f"ranks {plan} {workload}", "1 rank", times, speedup=round(speedup, 4), cpu_ms=cpu_ms,
+        best_cpu_ms=best_cpu_ms, ranks=2, model=f"dnn {'-'.join(map(str, HIDDEN))}", optimizer="adam_ar dense",
+        equal="losses",
     )  # fmt: skip
 
 

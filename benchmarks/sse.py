@@ -160,13 +160,14 @@ def _rank(rank: int, store: str, workloads: list[Workload], iterations: int) -> 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["LOCAL_WORLD_SIZE"] = str(NUM_RANKS)
     from trainer.on_host import leave
-    from trainer.worker import quiet, use_threads
+    from trainer.worker import quiet, steady_memory, use_threads
 
     use_threads(1)
     quiet()
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=NUM_RANKS, timeout=TIMEOUT)
     for workload in workloads:
-        times, num_swaps = time_row_wise(workload, iterations)
+        with steady_memory():
+            times, num_swaps = time_row_wise(workload, iterations)
         if rank == 0:
             line(
                 "row_wise", str(workload), "without", times, probability=PROBABILITY, ranks=NUM_RANKS,

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from embeddings.sharding.collectives import all_reduce
 from trainer.failures import Cancelled, NonFiniteError
 from trainer.label_side import with_swapped_classes
 from trainer.schedules import schedule_of
@@ -176,7 +177,7 @@ class Trainer:
         flags = [float(self.should_stop() is not None), *(float(name in bad) for name in tables)]
         everyone = torch.tensor([loss, squared_norm, *flags], dtype=torch.float64)
         if self.world_size > 1:
-            dist.all_reduce(everyone)
+            everyone = all_reduce("agreement", everyone)
         mean_loss, squared_norm, stop, *counts = everyone.tolist()
         self.stop_asked = stop > 0
         names = [] if math.isfinite(mean_loss) else ["loss"]

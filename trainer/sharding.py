@@ -38,6 +38,7 @@ from embeddings.sharding import (
     embedding_bag_collection,
     embedding_collection,
 )
+from embeddings.sharding.collectives import all_reduce
 from trainer.planning import make_plan, sharding_name
 from trainer.rundir import choose_backend
 from trainer.shard_cost import Workload
@@ -190,7 +191,7 @@ class ShardedModel(ShardedState):
         if self._world_size == 1 or not parameters:
             return
         flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in parameters])
-        dist.all_reduce(flat, group=self._group)
+        flat = all_reduce("dense gradients", flat, self._group)
         for parameter, total in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
             parameter.grad = total.view_as(parameter)
 

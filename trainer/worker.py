@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +27,11 @@ from trainer.rundir import Run, read_run
 from trainer.spec import JobSpec, SpecError, parse_job
 from trainer.warm_start import check_fits, id_map_files, inherited_alpha, parent_checkpoint, rows_of_parent
 
+# Temporaries of a step are smaller; copies of tables, larger ones, go back to the system at once.
+LARGEST_KEPT_BYTES = 64 << 20
+KEPT_BYTES = 512 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
 
 def train_rank(directory: str) -> None:
     """Trains this rank's part of the run at ``directory``. The process group is the caller's.
@@ -39,7 +46,9 @@ def train_rank(directory: str) -> None:
     reporter = Reporter(run, rank)
     try:
         with contextlib.suppress(Cancelled), _saver(run.job) as saver:
-            _trainer(run, reporter, saver).train()
+            trainer = _trainer(run, reporter, saver)
+            with steady_memory():
+                trainer.train()
     except BaseException as error:
         record(run.failures, rank, error)
         raise
@@ -150,6 +159,29 @@ def use_threads(number: int) -> None:
     retried run must end with the same bits."""
     torch.set_num_threads(max(1, number))
     numba.set_num_threads(max(1, min(number, numba.config.NUMBA_NUM_THREADS)))
+
+
+@contextlib.contextmanager
+def steady_memory() -> Iterator[None]:
+    """For a loop whose every turn needs the same memory again, once its large and lasting parts are there.
+
+    What a step frees is kept for the next one, up to KEPT_BYTES: given back to the system, as glibc does with large
+    blocks, each of its pages would be faulted in and cleared again. And what was there before the loop is not searched
+    for garbage again and again.
+    """
+    libc = ctypes.CDLL(None)
+    # Other C libraries have no such settings, and no such costs.
+    if tuned := hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if tuned:
+            libc.malloc_trim(0)
 
 
 def quiet() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from embeddings.config import TableConfig
 from embeddings.sharding.host_shardings import Grid, TableColumnWise, TableRowWise
 from embeddings.sharding.means import divide, num_ids
+from embeddings.sharding.pooled import PooledDist
 from embeddings.sharding.settings import TableSettings, check_collection, data_type_of, pooling_of
 from embeddings.sharding.sharded import ShardedTables
 from embeddings.sharding.shardings import ColumnWise, OurSharding, Replicated, RowWise, TableWise
@@ -63,11 +66,16 @@ class TableSharder(EmbeddingBagCollectionSharder):
 class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     """The sharded bags of a model: KeyedJaggedTensor -> KeyedTensor.
 
-    Blocks of the KeyedTensor come in the order of the plan: take them by name. A feature of two tables is named
+    Blocks of the KeyedTensor come in the order of the model's tables where one sharding holds them all on whole rows or
+    columns, else in the order of the plan: take them by name. A feature of two tables is named
     ``feature@table``.
     """
 
     _embedding_shardings: list[Any]
+    _output_dists: list[nn.Module]
+    _embedding_names: list[str]
+    _embedding_dims: list[int]
+    _uncombined_embedding_names: list[str]
 
     def __init__(
         self,
@@ -80,6 +88,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     ) -> None:
         configs = module.embedding_bag_configs()
         self._prepare(settings, [config.name for config in configs])
+        self._block_names = list(chain.from_iterable(get_embedding_names_by_table(configs)))
         for config in configs:
             config.data_type = data_type_of(settings.dtype) or config.data_type
         ShardedEmbeddingBagCollection.__init__(self, module, params, env, device=device, module_fqn=module_fqn)
@@ -97,6 +106,15 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     ) -> Any:
         kind = sharding_infos[0].param_sharding.sharding_type
         return BAG_SHARDINGS[kind](self.settings, self._place, sharding_infos, env, device)
+
+    def _create_output_dist(self) -> None:
+        super()._create_output_dist()
+        if len(self._output_dists) == 1 and isinstance(way := self._output_dists[0], PooledDist):
+            # It sets blocks side by side anyway: in the model's order, they need not be taken apart again.
+            way.sort(self._uncombined_embedding_names, self._block_names)
+            dims = dict(zip(self._embedding_names, self._embedding_dims, strict=True))
+            self._embedding_names = [name for name in self._block_names if name in dims]
+            self._embedding_dims = [dims[name] for name in self._embedding_names]
 
     def init_data_parallel(self) -> None:
         self._replicate()

@@ -15,6 +15,8 @@ from torchrec.distributed.sharding.sequence_sharding import SequenceShardingCont
 from torchrec.distributed.types import NoWait
 
 from embeddings.config import TableConfig
+from embeddings.sharding.collectives import all_gather, all_to_all, sum_in_rank_order
+from embeddings.sharding.ids import in_one_exchange
 from embeddings.sharding.settings import Place, TableSettings
 from embeddings.sse import SwapDraws, swap_draws
 
@@ -78,6 +80,7 @@ class SwappingDist(RwSparseFeaturesDist):
         self, settings: TableSettings, place: Place, inputs: Sequence[tuple[str, str]], **keywords: Any
     ) -> None:
         super().__init__(**keywords)
+        in_one_exchange(self)
         self._swapper = Swapper(settings, place, inputs)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Any:
@@ -93,7 +96,15 @@ class SummingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
 
     def forward(self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None) -> NoWait[Tensor]:
         assert sharding_ctx is not None
-        return NoWait(SumExchange.apply(local_embs, list(sharding_ctx.batch_size_per_rank), self._group))
+        return NoWait(sum_over_ranks(local_embs, list(sharding_ctx.batch_size_per_rank), self._group))
+
+
+def sum_over_ranks(partial_sums: Tensor, batch_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Partial sums [samples of all ranks of ``group``, D] -> sums [own samples, D]."""
+    if len(batch_sizes) == 1:
+        return partial_sums
+    found: Tensor = SumExchange.apply(partial_sums, batch_sizes, group)
+    return found
 
 
 class SumExchange(torch.autograd.Function):
@@ -101,20 +112,16 @@ class SumExchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, partial_sums: Tensor, batch_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         ctx.batch_sizes, ctx.group = batch_sizes, group
-        mine, dim = batch_sizes[rank], partial_sums.shape[1]
-        received = partial_sums.new_empty(world_size * mine, dim)
-        dist.all_to_all_single(received, partial_sums.contiguous(), [mine] * world_size, batch_sizes, group=group)
-        return received.view(world_size, mine, dim).sum(0)
+        shape = batch_sizes[dist.get_rank(group)], partial_sums.shape[1]
+        return sum_in_rank_order(
+            all_to_all("partial sums", partial_sums.split(batch_sizes), [shape] * len(batch_sizes), group)
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        world_size = dist.get_world_size(ctx.group)
-        gathered = grad.new_empty(sum(ctx.batch_sizes), grad.shape[1])
-        copies = grad.repeat(world_size, 1)
-        dist.all_to_all_single(gathered, copies, ctx.batch_sizes, [len(grad)] * world_size, group=ctx.group)
-        return gathered, None, None
+        shapes = [(size, grad.shape[1]) for size in ctx.batch_sizes]
+        return torch.cat(all_gather("gradients of sums", grad, shapes, ctx.group)), None, None
 
 
 class SequenceDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):
@@ -154,12 +161,10 @@ class RowExchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
-        found = rows.new_empty(sum(received), rows.shape[1])
-        dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
-        return found
+        shapes = [(number, rows.shape[1]) for number in received]
+        return torch.cat(all_to_all("rows", rows.split(sent), shapes, group))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        back = grad.new_empty(sum(ctx.sent), grad.shape[1])
-        dist.all_to_all_single(back, grad.contiguous(), ctx.sent, ctx.received, group=ctx.group)
-        return back, None, None, None
+        shapes = [(number, grad.shape[1]) for number in ctx.sent]
+        return torch.cat(all_to_all("gradients of rows", grad.split(ctx.received), shapes, ctx.group)), None, None, None

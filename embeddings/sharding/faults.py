@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
 from embeddings.config import TableConfig
+from embeddings.sharding.host_memory import host_memory
 
 
 class OtherRankFailed(RuntimeError):
@@ -26,8 +27,13 @@ class Vote:
     def __init__(self, problem: str | None, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self._problem = problem
         self._work: dist.Work | None = None
+        self._highest = torch.zeros(1, dtype=torch.int64)
         if group is not None and dist.get_world_size(group) > 1:
             failed = dist.get_rank(group) + 1 if problem is not None else 0
+            shared = host_memory(group) if device.type == "cpu" else None
+            if shared is not None:
+                self._highest = torch.cat([theirs for (theirs,) in shared.share("vote", torch.tensor([failed]))]).amax()
+                return
             self._highest = torch.tensor([failed], dtype=torch.int64, device=device)
             self._work = dist.all_reduce(self._highest, dist.ReduceOp.MAX, group=group, async_op=True)
 
@@ -37,7 +43,7 @@ class Vote:
             self._work.wait()
         if self._problem is not None:
             raise ValueError(self._problem)
-        if self._work is not None and (highest := int(self._highest.item())):
+        if highest := int(self._highest.item()):
             raise OtherRankFailed(f"rank {highest - 1} refused its input, so no rank goes on: its own error says why")
 
 
@@ -52,7 +58,14 @@ def problem_of(features: KeyedJaggedTensor, readers: Mapping[str, Sequence[Table
         return "a batch size that varies between features is not available yet: give every feature one"
     if not fatal:
         return None
-    values, starts = features.values(), features.offset_per_key()
+    values = features.values()
+    if not values.numel():
+        return None
+    # Most input is good for every table: one look at all ids says so.
+    low, high = (int(bound) for bound in values.aminmax())
+    if low >= 0 and all(high < table.num_rows for tables in readers.values() for table in tables):
+        return None
+    starts = features.offset_per_key()
     for number, feature in enumerate(features.keys()):
         ids = values[starts[number] : starts[number + 1]]
         if feature not in readers or not ids.numel():

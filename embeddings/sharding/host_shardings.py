@@ -12,22 +12,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.permute_pooled_embedding_modules_split import PermutePooledEmbeddingsSplit
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, EmbeddingShardingContext
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
 from torchrec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding, TwRwSparseFeaturesDist
+from torchrec.distributed.types import NoWait
 
-from embeddings.sharding.exchange import SumExchange, Swapper
+from embeddings.sharding.exchange import Swapper, sum_over_ranks
+from embeddings.sharding.ids import in_one_exchange
+from embeddings.sharding.pooled import PooledDist
 from embeddings.sharding.settings import Place, TableSettings
-from embeddings.sharding.shardings import OurSharding
+from embeddings.sharding.shardings import OurSharding, PooledColumns
 
 
-class TableColumnWise(OurSharding, TwCwPooledEmbeddingSharding):
+class TableColumnWise(PooledColumns, TwCwPooledEmbeddingSharding):
     """Columns of a table on the ranks of one host."""
 
     columns_are_split = True
@@ -68,12 +69,11 @@ class HostRows(OurSharding):
         )
 
     def create_output_dist(self, device: torch.device | None = None) -> HostSummingDist:
-        device = device if device is not None else self._device
-        return HostSummingDist(self._intra_pg, self._cross_pg, self._dim_sum_per_node(), device, self._reorder(device))
+        return HostSummingDist(self._intra_pg, self._over_hosts())
 
-    def _reorder(self, device: torch.device | None) -> Callable[[Tensor], Tensor] | None:
-        """What brings column shards of a feature together."""
-        return None
+    def _over_hosts(self) -> PooledDist:
+        dims = self._dim_sum_per_node()
+        return PooledDist(self._cross_pg, dims, dims, range(len(dims)))
 
 
 class TableRowWise(HostRows, TwRwPooledEmbeddingSharding):
@@ -88,13 +88,8 @@ class Grid(HostRows, GridPooledEmbeddingSharding):
     _embedding_order: list[int]
     _embedding_dims: list[int]
 
-    def _reorder(self, device: torch.device | None) -> Callable[[Tensor], Tensor] | None:
-        if self._embedding_order == list(range(len(self._embedding_order))):
-            return None
-        permute: Callable[[Tensor], Tensor] = PermutePooledEmbeddingsSplit(
-            self._embedding_dims, self._embedding_order, device=device
-        )
-        return permute
+    def _over_hosts(self) -> PooledDist:
+        return PooledDist(self._cross_pg, self._dim_sum_per_node(), self._embedding_dims, self._embedding_order)
 
 
 class HostSwappingDist(TwRwSparseFeaturesDist):
@@ -104,6 +99,7 @@ class HostSwappingDist(TwRwSparseFeaturesDist):
         self, settings: TableSettings, place: Place, inputs: Sequence[tuple[str, str]], **keywords: Any
     ) -> None:
         super().__init__(**keywords)
+        in_one_exchange(self)
         self._swapper = Swapper(settings, place, inputs)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Any:
@@ -113,24 +109,14 @@ class HostSwappingDist(TwRwSparseFeaturesDist):
 class HostSummingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
     """Partial sums of a host's tables [samples of all ranks, D of the host] -> sums [own samples, D of all hosts]."""
 
-    def __init__(
-        self,
-        on_host: dist.ProcessGroup,
-        over_hosts: dist.ProcessGroup,
-        dim_by_host: list[int],
-        device: torch.device | None,
-        reorder: Callable[[Tensor], Tensor] | None,
-    ) -> None:
+    def __init__(self, on_host: dist.ProcessGroup, over_hosts: PooledDist) -> None:
         super().__init__()
-        self._on_host = on_host
-        self._over_hosts = PooledEmbeddingsAllToAll(
-            pg=over_hosts, dim_sum_per_rank=dim_by_host, device=device, callbacks=None if reorder is None else [reorder]
-        )
+        self._on_host, self._over_hosts = on_host, over_hosts
 
-    def forward(self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None) -> Any:
+    def forward(self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None) -> NoWait[Tensor]:
         assert sharding_ctx is not None
         sizes, local_size = sharding_ctx.batch_size_per_rank, dist.get_world_size(self._on_host)
-        # TorchRec's exchange of ids has put the samples of one place on all hosts side by side.
+        # The exchange of ids has put the samples of one place on all hosts side by side.
         by_place = [sizes[place::local_size] for place in range(local_size)]
-        summed: Tensor = SumExchange.apply(local_embs, [sum(part) for part in by_place], self._on_host)
-        return self._over_hosts(summed, batch_size_per_rank=by_place[dist.get_rank(self._on_host)])
+        summed = sum_over_ranks(local_embs, [sum(part) for part in by_place], self._on_host)
+        return NoWait(self._over_hosts.exchange(summed, by_place[dist.get_rank(self._on_host)]))

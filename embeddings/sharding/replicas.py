@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from embeddings.kernels.layout import Record
+from embeddings.sharding.host_memory import host_memory
 from embeddings.tables import EmbeddingTables
 
 
@@ -53,6 +54,15 @@ def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
     if world_size == 1:
         return [record]
     parts = {name: value for name, value in record._asdict().items() if isinstance(value, Tensor)}
+    shared = host_memory(group) if record.grad.device.type == "cpu" else None
+    if shared is not None:
+        # Kept until the step: copied out of the shared memory.
+        everyone = shared.share("records", *parts.values())
+        return [
+            record if number == dist.get_rank(group)
+            else record._replace(**dict(zip(parts, (value.clone() for value in theirs), strict=True)))
+            for number, theirs in enumerate(everyone)
+        ]  # fmt: skip
     sizes = torch.tensor([len(value) for value in parts.values()], dtype=torch.int64, device=record.grad.device)
     gathered = [torch.empty_like(sizes) for _ in range(world_size)]
     dist.all_gather(gathered, sizes, group=group)

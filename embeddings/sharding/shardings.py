@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from torchrec.distributed.types import ShardingEnv
 
 from embeddings.sharding.exchange import SequenceDist, SummingDist, SwappingDist
+from embeddings.sharding.ids import in_one_exchange
 from embeddings.sharding.lookup import SequenceLookup, TableLookup
+from embeddings.sharding.pooled import PooledDist
 from embeddings.sharding.settings import Place, TableSettings
 
 
@@ -51,6 +53,9 @@ class OurSharding:
         if self.columns_are_split:
             _check_columns(settings, [info.embedding_config.name for info in sharding_infos])
         super().__init__(sharding_infos, env, device, **keywords)  # type: ignore[call-arg]
+
+    def create_input_dist(self, device: torch.device | None = None) -> Any:
+        return in_one_exchange(super().create_input_dist(device))  # type: ignore[misc]
 
     def create_lookup(
         self, device: Any = None, fused_params: Any = None, feature_processor: Any = None
@@ -98,8 +103,26 @@ def _check_columns(settings: TableSettings, names: list[str]) -> None:
 class TableWise(OurSharding, TwPooledEmbeddingSharding):
     """Each table on one rank."""
 
+    def create_output_dist(self, device: torch.device | None = None) -> PooledDist:
+        dims = self.embedding_dims()
+        return PooledDist(self._env.process_group, self._dim_sum_per_rank(), dims, range(len(dims)))
 
-class ColumnWise(OurSharding, CwPooledEmbeddingSharding):
+
+class PooledColumns(OurSharding):
+    """What shardings of bags share whose columns are split alone."""
+
+    # Of the column shards, rank by rank; and how those of a feature come together.
+    _embedding_dims: list[int]
+    _embedding_order: list[int]
+    _dim_sum_per_rank: Callable[[], list[int]]
+
+    def create_output_dist(self, device: torch.device | None = None) -> PooledDist:
+        return PooledDist(
+            self._env.process_group, self._dim_sum_per_rank(), self._embedding_dims, self._embedding_order
+        )
+
+
+class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
     """Columns of a table on several ranks. Every shard looks the same ids up, and draws the same swaps."""
 
     columns_are_split = True

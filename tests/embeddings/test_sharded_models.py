@@ -214,6 +214,40 @@ def test_ids_outside_a_table_count_as_padding_where_bounds_are_ignored(ranks, ki
     check(ranks, Case(MODEL, {table.name: kind for table in MODEL}, STEPS[2], probability=0.3, bounds="ignore"))
 
 
+def by_network(case):
+    """As :func:`on_ranks`, no two of them sharing memory."""
+    from embeddings.sharding.host_memory import exchanges_by_network
+
+    with exchanges_by_network():
+        return on_ranks(case)
+
+
+def assert_same_bits(found, expected):
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    elif isinstance(expected, dict | list | tuple):
+        assert len(found) == len(expected)
+        for key in expected if isinstance(expected, dict) else range(len(expected)):
+            assert_same_bits(found[key], expected[key])
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("kind", BAG_KINDS)
+def test_ranks_with_and_without_shared_memory_train_to_the_same_bits(ranks, kind, world_size):
+    case = Case(MODEL, {table.name: kind for table in MODEL}, STEPS[world_size], weighted=True, probability=0.3)
+    assert_same_bits(ranks(world_size).run(on_ranks, case), ranks(world_size).run(by_network, case))
+
+
+def on_hosts_of_two_by_network(case):
+    from embeddings.sharding.host_memory import exchanges_by_network
+
+    with exchanges_by_network():
+        return on_hosts_of_two(case)
+
+
 def on_hosts_of_two(case):
     """As :func:`on_ranks`, four ranks being two hosts."""
     import os
@@ -231,6 +265,7 @@ def test_shardings_that_know_hosts(ranks, kind):
     bags = tuple(table for table in MODEL if "none" not in table.pooling)
     case = Case(bags, {table.name: kind for table in bags}, STEPS[4], True, probability=0.3)
     results = check(ranks, case, on_hosts_of_two)
+    assert_same_bits(results, ranks(4).run(on_hosts_of_two_by_network, case))
     held = [[place[:4] for name, place, _ in pieces if name == "item"] for _, _, pieces in results]
     rows, columns = [(0, 19), (19, 18)], [(0, 4), (4, 4)]
     if kind == "grid":
@@ -303,12 +338,20 @@ def go_on_after_bad_input(plan, bad_ranks, sizes):
     return told
 
 
+def go_on_after_bad_input_by_network(*arguments):
+    from embeddings.sharding.host_memory import exchanges_by_network
+
+    with exchanges_by_network():
+        return go_on_after_bad_input(*arguments)
+
+
+@pytest.mark.parametrize("run", [go_on_after_bad_input, go_on_after_bad_input_by_network])
 @pytest.mark.parametrize("kind", BAG_KINDS)
-def test_no_rank_waits_for_one_whose_input_is_bad(ranks, kind):
+def test_no_rank_waits_for_one_whose_input_is_bad(ranks, kind, run):
     """Without the vote the good rank waits for the bad one in a collective, until the process group's timeout."""
     plan = {table.name: kind for table in MODEL}
     for bad_ranks, sizes in [((1,), (3, 2)), ((0, 1), (1, 1)), ((0,), (2, 0))]:
-        for rank, told in enumerate(ranks(2).run(go_on_after_bad_input, plan, bad_ranks, sizes)):
+        for rank, told in enumerate(ranks(2).run(run, plan, bad_ranks, sizes)):
             assert told[1] == told[3] == "went on"
             if rank in bad_ranks:
                 assert told[0].startswith(

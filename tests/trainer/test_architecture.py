@@ -34,9 +34,17 @@ def code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def documented(heading: str, column: str) -> set[str]:
-    """The operators with a mark in this column."""
-    return {name for row in table_after(heading) if row[column] for name in code(row["operator"])}
+def documented(heading: str, column: str, marks: str = "x") -> set[str]:
+    """The operators with one of these marks in this column."""
+    rows = [row for row in table_after(heading) if row[column] in tuple(marks)]
+    return {name for row in rows for name in code(row["operator"])}
+
+
+def profile_steps_by_network(cases):
+    from embeddings.sharding.host_memory import exchanges_by_network
+
+    with exchanges_by_network():
+        return profile_steps(cases)
 
 
 def profile_steps(cases):
@@ -80,13 +88,14 @@ def profile_steps(cases):
     return found
 
 
+@pytest.mark.parametrize(("run", "marks"), [(profile_steps, "x"), (profile_steps_by_network, "xn")])
 @pytest.mark.parametrize("collection", ["bags", "sequences"])
-def test_a_step_runs_the_documented_operators_of_distribution_and_no_others(ranks, collection):
+def test_a_step_runs_the_documented_operators_of_distribution_and_no_others(ranks, collection, run, marks):
     plans = PLANS[collection]
     cases = [(collection, plan, "numba", "adagrad") for plan in plans]
-    for names in zip(plans, *ranks(2).run(profile_steps, cases, timeout_seconds=300), strict=True):
+    for names in zip(plans, *ranks(2).run(run, cases, timeout_seconds=300), strict=True):
         plan, seen = names[0], set().union(*names[1:])
-        assert seen == documented(f"Operators of distribution: {collection}", plan), f"{collection}, {plan}"
+        assert seen == documented(f"Operators of distribution: {collection}", plan, marks), f"{collection}, {plan}"
 
 
 def test_every_plan_is_profiled():

@@ -88,5 +88,9 @@ def mlp(sizes: Sequence[int], *, seed: int, dtype: torch.dtype) -> nn.Sequential
 
 def pooled_rows(pooled: Any, features: Sequence[str]) -> Tensor:
     """The named blocks of a KeyedTensor side by side, [b, sum of dims]; their order does not depend on the plan."""
+    if list(features) == pooled.keys():
+        # They are side by side already: taking them apart would copy them, and their gradient.
+        values: Tensor = pooled.values()
+        return values
     blocks = pooled.to_dict()
     return torch.cat([blocks[name] for name in features], dim=1)
