@@ -5,7 +5,8 @@ at a million; through the index 0.3 ms at any size, at 7,000 items/s to build it
 once more by the published float32 rows: cosines are exact, and only who is among them is approximate.
 
 The index (usearch: Malkov and Yashunin 2018) is a file beside the store, mapped by every process that searches; it can
-be thrown away at any time. Built by ``python -m embeddings.neighbors STORE COLLECTION VERSION FILE``. Torch-free.
+be thrown away at any time. ``python -m embeddings.neighbors COLLECTION VERSION FILE`` builds it from the store at
+EVENKEEL_STORE_URL, which may hold a password and has no place among arguments. Torch-free.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def main() -> int:
     from embeddings.store import open_store
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name in ("store", "collection", "version"):
+    for name in ("collection", "version"):
         parser.add_argument(name)
     parser.add_argument("file", type=Path)
     parser.add_argument("--threads", type=int, default=1)
@@ -161,7 +162,7 @@ def main() -> int:
         except BlockingIOError:
             return 0
         if not path.exists():
-            reader = open_store(options.store).collection(options.collection).open(options.version)
+            reader = open_store(os.environ["EVENKEEL_STORE_URL"]).collection(options.collection).open(options.version)
             build_index(reader.vectors, reader.statuses, path, threads=options.threads)
         lock_file = path.with_suffix(".lock")
         lock_file.unlink(missing_ok=True)

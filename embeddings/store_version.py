@@ -75,6 +75,7 @@ def write_arrow(path: Path, batch: pa.RecordBatch) -> dict[str, Any]:
 
 
 _verified: set[tuple[Any, ...]] = set()
+_verifying = threading.Lock()
 _refused: dict[tuple[Any, ...], str] = {}
 _SETTLED_SECONDS = 2.0
 
@@ -93,16 +94,20 @@ def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
     mark = _mark(path, status, entry)
     if mark in _verified:
         return path
-    if mark in _refused:
-        raise CorruptStore(_refused[mark])
-    if file_sha256(path) == entry["sha256"]:
-        _verified.add(mark)
-        return path
-    message = f"{path}: the sha256 is not the manifest's: the file is damaged; {_remedy(directory)}"
-    # One that was written this very moment may be written again in the same tick of the clock.
-    if time.time() - status.st_mtime > _SETTLED_SECONDS:
-        _refused[mark] = message
-    raise CorruptStore(message)
+    # After a switch all readers of a process come here at once: one reads the file, the others wait for its word.
+    with _verifying:
+        if mark in _verified:
+            return path
+        if mark in _refused:
+            raise CorruptStore(_refused[mark])
+        if file_sha256(path) == entry["sha256"]:
+            _verified.add(mark)
+            return path
+        message = f"{path}: the sha256 is not the manifest's: the file is damaged; {_remedy(directory)}"
+        # One that was written this very moment may be written again in the same tick of the clock.
+        if time.time() - status.st_mtime > _SETTLED_SECONDS:
+            _refused[mark] = message
+        raise CorruptStore(message)
 
 
 def mark_verified(directory: Path, entry: dict[str, Any]) -> None:

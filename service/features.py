@@ -28,6 +28,7 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (feature_store.StaleParent, 409, "stale-version", "look at the current version, then decide again"),
     (feature_store.GateHeld, 409, "held-by-gate", "set override_gate: true to serve it all the same"),
     (feature_store.StoreBusy, 503, "store-busy", "try again in a moment; if it stays so, end the writer that is stuck"),
+    (feature_store.StoreUnavailable, 503, "store-unavailable", "try again; see that EVENKEEL_STORE_URL can be reached"),
     (feature_store.StoreFull, 507, "store-full", "free some space on the store's disk"),
     (feature_store.CorruptStore, 500, "store-corrupt", "restore the version's files, or promote another version"),
     (ItemIdError, 422, "invalid-ids", "give all ids as integers or all as strings"),
@@ -53,7 +54,8 @@ def problem_of(error: ValueError) -> Problem:
         (status, code, remedy) for kind, status, code, remedy in _ANSWERS if isinstance(error, kind)
     )
     message = str(error)
-    return Problem(status, code, message, [{"field": "", "message": message, "remedy": remedy}] if remedy else ())
+    errors = [{"field": "", "message": message, "remedy": remedy}] if remedy else []
+    return Problem(status, code, message, errors, {"Retry-After": "5"} if status == 503 else {})
 
 
 def ids_as(id_type: str, ids: list[Any]) -> list[Any]:

@@ -111,9 +111,14 @@ class Neighbors:
             if builder.poll() is None or time.monotonic() - started < RETRY_SECONDS:
                 return
         _remove_old(path)
-        command = [sys.executable, "-m", "embeddings.neighbors", self._store_url, collection, version, str(path)]
+        command = [sys.executable, "-m", "embeddings.neighbors", collection, version, str(path)]
         command += ["--threads", str(max((os.cpu_count() or 1) // 2, 1))]
-        builder = subprocess.Popen(["nice", "-n", "10", *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        builder = subprocess.Popen(
+            ["nice", "-n", "10", *command],
+            env={**os.environ, "EVENKEEL_STORE_URL": self._store_url},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         self._builders[path] = builder, time.monotonic()
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embeddings import store_collection
+from embeddings import store_collection, store_version
 from embeddings.store import CorruptStore, Store, StoreError, StoreFull, open_store
-from embeddings.store_files import StoreBusy, decode_document, writer_lock
+from embeddings.store_files import StoreBusy, decode_document, file_sha256, writer_lock
 from embeddings.vectors import ItemVectors
 
 SCENARIOS = Path(__file__).with_name("store_scenarios.py")
@@ -397,3 +397,31 @@ def test_errors_are_value_errors_that_pickle() -> None:
         error = pickle.loads(pickle.dumps(kind("what, where, remedy")))
         assert isinstance(error, ValueError)
         assert (type(error), str(error)) == (kind, "what, where, remedy")
+
+
+def test_many_readers_after_a_switch_hash_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version of gigabytes takes seconds to hash: once, not once for each request that waits."""
+    writer = open_store(tmp_path).collection("items")
+    writer.publish(writer.write(ItemVectors(np.arange(9), np.ones((9, 4)))), None)
+    hashed: list[Path] = []
+    together = threading.Barrier(8)
+
+    def slow_sha256(path: Path) -> str:
+        hashed.append(path)
+        time.sleep(0.05)  # time enough for the others to come
+        return file_sha256(path)
+
+    monkeypatch.setattr(store_version, "file_sha256", slow_sha256)
+    monkeypatch.setattr(store_version, "_verified", set())
+    collection = open_store(tmp_path).collection("items")
+
+    def read() -> None:
+        together.wait(60)
+        assert collection.open().lookup([3])[0][0]
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(hashed) == 1

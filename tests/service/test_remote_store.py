@@ -1,0 +1,72 @@
+"""Everything of the vectors routes over a store in Redis, and what is said when that is away."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import published
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from service_kit import client_of, running
+
+from embeddings.store import default_view, open_store
+from service.client_vectors import table_of, vectors_of
+from service.routes.vectors import ARROW
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+_spec = importlib.util.spec_from_file_location(
+    "store_servers", Path(__file__).resolve().parents[1] / "contracts" / "store_servers.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+store_servers: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(store_servers)
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Any]:
+    with store_servers.redis_server(tmp_path) as server:
+        yield server
+
+
+async def test_vectors_from_redis(settings: Settings, redis: Any) -> None:
+    collection = open_store(redis.url).collection("items")
+    vectors = published.directions(50, 0)
+    collection.create_view(default_view("items"), dim_in=published.DIM, anchor_generation=1)
+    version = collection.write(published.ItemVectors(np.arange(1, 51) * 10, vectors))
+    collection.publish(version, None)
+    async with running(dataclasses.replace(settings, store_url=redis.url, role="api")) as app:
+        async with client_of(app, settings.admin_key_file.read_text().strip()) as client:
+            view = {"name": "raw", "collection": "items", "kind": "identity"}
+            assert (await client.post("/v1/views", json=view)).status_code == 201
+            url, body = "/v1/views/raw/vectors", {"ids": [20, 11, 10, 20]}
+            answer = await client.post(url, json=body, headers={"Accept": ARROW})
+            got = vectors_of(table_of(answer.content))
+            assert (got.version, got.status.tolist()) == (version, ["found", "missing", "found", "found"])
+            np.testing.assert_array_equal(got.vectors[[0, 2, 3]], vectors[[1, 0, 1]])
+            again = await client.post(
+                url, json=body, headers={"Accept": ARROW, "If-None-Match": answer.headers["etag"]}
+            )
+            assert again.status_code == 304
+            default = await client.post("/v1/collections/items/vectors", json={"ids": [10]})
+            assert default.json()["dim"] == 2 * published.DIM
+            snapshot = await client.get(f"/v1/collections/items/versions/{version}/snapshot")
+            table = pq.read_table(pa.BufferReader(snapshot.content))
+            np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), dtype=np.float32), vectors)
+            near = (await client.post("/v1/collections/items/neighbors", json={"id": 50, "k": 3})).json()
+            best = np.argsort(-(vectors @ vectors[4]))[1:4]
+            assert [item["id"] for item in near["items"]] == [int(10 * (row + 1)) for row in best]
+            redis.kill()
+            answer = await client.post(url, json=body)
+            assert answer.status_code == 503, answer.text
+            assert answer.json()["type"] == "urn:evenkeel:store-unavailable"
+            assert answer.headers["retry-after"].isdigit()
+            assert "EVENKEEL_STORE_URL" in answer.json()["errors"][0]["remedy"]
