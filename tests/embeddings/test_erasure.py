@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings import store_erasure
+from embeddings import stage, store_collection, store_erasure
 from embeddings.erased import ErasedIds
 from embeddings.stage import Gate, Settings, publish_candidate
 from embeddings.store import Collection, CorruptStore, Store, StoreError, UnknownCollection, open_store
@@ -290,16 +290,18 @@ def test_rows_of_erased_ids_cannot_be_written(collection: Collection) -> None:
     assert issubclass(IdsErased, StoreError)
 
 
-@pytest.mark.parametrize("when", ["before it is read", "while it is written"])
+@pytest.mark.parametrize("when", ["before the plan", "before it is written", "while it is written"])
 def test_ids_that_are_erased_while_a_version_is_made(
     root: Path, collection: Collection, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """The run has opened its parent, with the vectors in it, when somebody erases them."""
-    name = "evidence_of" if when == "before it is read" else "ServedRows"
-    from embeddings import stage
-
+    module, name = {
+        "before the plan": (stage, "evidence_of"),
+        "before it is written": (stage, "ServedRows"),
+        "while it is written": (store_collection, "write_items"),
+    }[when]
     before = rows_of(collection, np.arange(N))
-    original = getattr(stage, name)
+    original = getattr(module, name)
     calls = []
 
     def erase_first(*arguments: Any) -> Any:
@@ -308,7 +310,7 @@ def test_ids_that_are_erased_while_a_version_is_made(
             open_store(root).collection("items").erase(ERASED, "just now")
         return original(*arguments)
 
-    monkeypatch.setattr(stage, name, erase_first)
+    monkeypatch.setattr(module, name, erase_first)
     end = publish(open_store(root), 5, without=ERASED[:1])
     assert end.status == "published", end.reasons
     assert len(calls) == 2
