@@ -300,6 +300,15 @@ def test_publishing_models_fit_or_say_why() -> None:
         parse_job(job).against(parse_dataset(dataset))
 
 
+def test_published_views_may_be_materialized() -> None:
+    job = changed(changed(JOB, "model", {"kind": "bpr", "embedding_dim": 16}), "publish", PUBLISH)
+    job["publish"]["views"][0]["materialized"] = True
+    job.pop("sse", None)
+    publish = parse_job(job).publish
+    assert publish is not None
+    assert publish.views[0].materialized
+
+
 def test_models_of_sequences_need_an_order_and_rank() -> None:
     dataset = changed(DATASET, "label", {"rule": "rating >= 4"})
     for kind, init in (("item2vec", 0.1), ("sasrec", 0.02)):
