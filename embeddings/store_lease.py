@@ -12,6 +12,7 @@ from typing import Protocol
 from embeddings.store_files import StoreBusy, StoreError
 
 TIMEOUT_SECONDS = 60.0
+LONGEST_PAUSE_SECONDS = 1.0
 
 
 class Leased(Protocol):
@@ -55,13 +56,15 @@ def leased(
     """Takes ``lock``, keeps it alive from a thread, gives it back at the end. Raises StoreBusy."""
     deadline = time.monotonic() + timeout_seconds
     asked_at = time.monotonic()
+    pause_seconds = 0.1
     while not lock.acquire(token):
         if time.monotonic() > deadline:
             raise StoreBusy(
                 f"{where}: another process has kept the writer lock for {timeout_seconds:g} s: end it if it is stuck, "
                 "then try again"
             )
-        time.sleep(random.uniform(0.02, 0.2))
+        time.sleep(random.uniform(0.1, 1.0) * pause_seconds)
+        pause_seconds = min(1.5 * pause_seconds, LONGEST_PAUSE_SECONDS)
         asked_at = time.monotonic()
     lease = Lease(token, seconds, where)
     lease.renewed_at = asked_at

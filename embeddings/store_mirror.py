@@ -151,6 +151,7 @@ class MirroredCollection(Collection):
         self._seen: bytes | None = None
         self._files: Files = {}
         self._following = False
+        self._is_dirty = False
         self._next_look = 0.0
         self._writer: int | None = None
         self._lease: Lease | None = None
@@ -172,7 +173,7 @@ class MirroredCollection(Collection):
             self._following = False
             self._next_look = time.monotonic() + max(self._follow_seconds, _RETRY_SECONDS)
             return
-        if data is not None and data != self._seen:
+        if data is not None and (data != self._seen or self._is_dirty):
             make_directory(self.directory)
             # Whoever has the lock is bringing the mirror up to date, or is the one writer there is.
             patience = 0.0 if self._seen is not None or self._remember() else 60.0
@@ -206,6 +207,7 @@ class MirroredCollection(Collection):
                         f"{self._index_name()}: an object that it names is gone or damaged ({error}): restore it"
                     ) from error
         self._prune(files)
+        self._is_dirty = False
         if data is not None:
             temporary = self._temporary(self._index_file)
             temporary.write_bytes(data)
@@ -339,13 +341,12 @@ class MirroredCollection(Collection):
     def _revert(self) -> None:
         """Takes what was not committed out of the mirror, as far as that can be done now; the rest when the store can
         be reached again."""
-        self._seen = None
+        self._is_dirty = True
         try:
             self._pull(self._remote.index())
         except Exception as error:
             logger.warning("collection '%s': the mirror waits for the store to come back: %s", self.name, error)
             self._prune(self._files)
-            self._index_file.unlink(missing_ok=True)
 
     # --- reading what may have changed elsewhere -------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -32,6 +33,12 @@ class Metrics:
         self._lag = Gauge(
             "evenkeel_scheduler_lag_seconds", "How late the latest due firing is.", registry=self.registry
         )
+        self._damaged = Gauge(
+            "evenkeel_store_damaged_versions",
+            "Versions of a collection that this process found damaged and does not serve.",
+            ["collection"],
+            registry=self.registry,
+        )
         self._disk = Gauge("evenkeel_disk_free_bytes", "Free space under EVENKEEL_HOME.", registry=self.registry)
         self.background_errors = Counter(
             "evenkeel_background_errors", "Failed rounds of a background task.", ["task"], registry=self.registry
@@ -41,8 +48,14 @@ class Metrics:
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
-    async def render(self, database: Database | None, settings: Settings) -> bytes:
-        """The text exposition, with gauges as of now; without a database, those of jobs and schedules stay at 0."""
+    async def render(
+        self, database: Database | None, settings: Settings, damaged: Mapping[str, Mapping[str, str]] | None = None
+    ) -> bytes:
+        """The text exposition, with gauges as of now; without a database, those of jobs and schedules stay at 0.
+        ``damaged``: what ``Store.damaged`` says."""
+        self._damaged.clear()
+        for collection, versions in (damaged or {}).items():
+            self._damaged.labels(collection).set(len(versions))
         if database is not None:
             await self._read(database)
         self._disk.set(shutil.disk_usage(settings.home).free)

@@ -51,7 +51,7 @@ async def metrics(request: Request, principal: Annotated[Principal | None, Depen
         raise unauthorized("Metrics are public on loopback only.")
     state = request.app.state
     database = None if state.settings.role == "vectors" else state.database
-    text = await state.metrics.render(database, state.settings)
+    text = await state.metrics.render(database, state.settings, state.store.damaged())
     return Response(text, media_type="text/plain; version=0.0.4")
 
 

@@ -1,0 +1,488 @@
+"""What the stores elsewhere survive: servers that are killed, writers that are, damage, and readers all the while."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.fs as pafs
+import pytest
+
+from embeddings import store_redis_rows
+from embeddings.store import (
+    Collection,
+    CorruptStore,
+    Store,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    UnknownVersion,
+    open_store,
+)
+from embeddings.store_erasure import erase
+from embeddings.vectors import FOUND, MISSING, ItemVectors
+
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("store_servers", ROOT / "tests" / "contracts" / "store_servers.py")
+assert _spec is not None
+assert _spec.loader is not None
+store_servers: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(store_servers)
+
+NUM_ITEMS = 3000
+
+
+def vectors_of(number: int, num_items: int = NUM_ITEMS, dim: int = 8) -> np.ndarray:
+    return np.full((num_items, dim), float(number), dtype=np.float32)
+
+
+def publish(collection: Collection, number: int, vectors: np.ndarray | None = None, ids: Any = None) -> str:
+    vectors = vectors_of(number) if vectors is None else vectors
+    parent = collection.current()
+    content = ItemVectors(np.arange(len(vectors)) if ids is None else ids, vectors)
+    version = collection.write(content, parent=parent, dtype="float16")
+    collection.publish(version, parent)
+    return version
+
+
+def assert_serves(collection: Collection, number: int) -> None:
+    status, vectors = collection.open().lookup(np.arange(NUM_ITEMS))
+    assert (status == FOUND).all()
+    assert (vectors == number).all()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[Any]:
+    import shutil
+
+    if shutil.which("redis-server") is None:
+        pytest.skip("no Redis at hand: redis-server is not installed")
+    directory = tmp_path / "redis"
+    directory.mkdir()
+    with store_servers.redis_server(directory) as server:
+        yield server
+
+
+@pytest.fixture
+def opened(redis_server: Any, tmp_path: Path) -> Callable[..., Store]:
+    """Opens the store in ``redis_server``, each time as a process with nothing at hand."""
+    numbers = itertools.count()
+
+    def open_it(*options: str) -> Store:
+        query = "&".join([f"cache={tmp_path / f'mirror{next(numbers)}'}", *options])
+        return open_store(f"{redis_server.url}?{query}")
+
+    return open_it
+
+
+# --- Redis: rows -----------------------------------------------------------------------------------------------------
+
+
+def num_rows(server: Any) -> int:
+    with server.client() as client:
+        return len(list(client.scan_iter(match="*:id:*", count=10_000)))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [-(2**63), -1, 0, 7, 10, 123456, 2**63 - 1],
+        ["", "a", "ab", "日本", "a b\r\n$3", "x" * 512],
+    ],
+)
+def test_ids_of_all_lengths(opened: Callable[..., Store], ids: list[Any]) -> None:
+    content = np.arange(4 * len(ids), dtype=np.float32).reshape(len(ids), 4)
+    collection = opened().collection("items")
+    version = collection.write(ItemVectors(ids, content))
+    collection.publish(version, None)
+    nobody: Any = 5 if isinstance(ids[0], int) else "nobody"
+    status, vectors = opened().collection("items").open().lookup([nobody, *ids[::-1], ids[0]])
+    assert status.tolist() == [MISSING, *[FOUND] * (len(ids) + 1)]
+    np.testing.assert_array_equal(vectors, [np.zeros(4), *content[::-1], content[0]])
+
+
+def test_a_version_that_differs_little_shares_its_rows(
+    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_redis_rows, "CHUNK_ROWS", 512)
+    collection = opened("grace_seconds=0").collection("items")
+    ids = np.arange(0, 2 * NUM_ITEMS, 2)
+    first = np.random.default_rng(0).standard_normal((NUM_ITEMS, 8)).astype(np.float16).astype(np.float32)
+    publish(collection, 1, first, ids)
+    assert num_rows(redis_server) == NUM_ITEMS
+    # One is changed, one is new, one is gone; twice, so that the second delta rests on the first version too.
+    second, third = first.copy(), first.copy()
+    second[5] = 9.0
+    publish(collection, 2, second, ids)
+    assert num_rows(redis_server) == NUM_ITEMS + 1
+    third_ids = ids.copy()
+    third_ids[7] = 15
+    publish(collection, 3, third, third_ids)
+    assert num_rows(redis_server) == NUM_ITEMS + 3
+
+    def assert_version(version: str, its_ids: np.ndarray, its_vectors: np.ndarray) -> None:
+        reader = opened().collection("items").open(version)
+        asked = np.arange(2 * NUM_ITEMS)
+        status, vectors = reader.lookup(asked)
+        np.testing.assert_array_equal(asked[status == FOUND], its_ids)
+        np.testing.assert_array_equal(vectors[status == FOUND], its_vectors)
+        np.testing.assert_array_equal(reader.keys, its_ids)
+        np.testing.assert_array_equal(np.asarray(reader.items().vectors), its_vectors)
+
+    for version, its_ids, its_vectors in (
+        ("v000001", ids, first), ("v000002", ids, second), ("v000003", third_ids, third)
+    ):  # fmt: skip
+        assert_version(version, its_ids, its_vectors)
+
+    # What others rest on stays when its own version goes, and goes with the last of them.
+    assert collection.retain(1) == ["v000001", "v000002"]
+    assert num_rows(redis_server) == NUM_ITEMS + 2
+    assert_version("v000003", third_ids, third)
+    publish(collection, 4, np.random.default_rng(1).standard_normal((NUM_ITEMS, 8)).astype(np.float32), ids)
+    publish(collection, 5, np.random.default_rng(2).standard_normal((NUM_ITEMS, 8)).astype(np.float32), ids)
+    assert collection.retain(1) == ["v000003", "v000004"]
+    assert num_rows(redis_server) == NUM_ITEMS
+
+
+def test_erased_rows_leave_what_others_rest_on(opened: Callable[..., Store], redis_server: Any) -> None:
+    collection = opened("grace_seconds=0").collection("items")
+    publish(collection, 1)
+    changed = vectors_of(1)
+    changed[3] = 2.0
+    publish(collection, 2, changed)
+    erase(collection, [3, 4], "asked for")
+    with redis_server.client() as client:
+        assert not [key for key in client.scan_iter(match="*:id:*", count=10_000) if key.endswith((b":3", b":4"))]
+    for version in ("v000001", "v000002"):
+        status, vectors = opened().collection("items").open(version).lookup([3, 4, 5])
+        assert status.tolist() == [MISSING, MISSING, FOUND]
+        assert (vectors[2] == 1).all()
+
+
+def test_rows_outlive_their_version_by_the_grace(opened: Callable[..., Store]) -> None:
+    collection = opened("grace_seconds=600").collection("items")
+    for number in (1, 2, 3):
+        publish(collection, number)
+    pinned = opened().collection("items").open("v000002")
+    collection.promote("v000001", "anchors stay")
+    publish(collection, 4)
+    collection.expire("v000002")
+    assert (pinned.lookup([1, 2])[1] == 2).all()
+    with pytest.raises(UnknownVersion, match="expired"):
+        opened().collection("items").open("v000002")
+    hasty = opened("grace_seconds=0").collection("items")
+    pinned = hasty.open("v000003")
+    hasty.expire("v000003")
+    # Never missing instead of gone.
+    with pytest.raises(UnknownVersion, match="gone"):
+        pinned.lookup([1, 2])
+
+
+# --- Redis: the server -----------------------------------------------------------------------------------------------
+
+
+def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store], redis_server: Any) -> None:
+    """The server keeps what it has (append-only file), dies while rows are loaded, and comes back."""
+    with redis_server.client() as client:
+        client.config_set("appendonly", "yes")
+        client.config_set("appendfsync", "always")
+    redis_server._command += ["--appendonly", "yes", "--appendfsync", "always"]
+    collection = opened("lease_seconds=2", "grace_seconds=0").collection("items")
+    publish(collection, 1)
+    other = opened().collection("items")
+    assert_serves(other, 1)
+    sent = store_redis_rows._Loader.send_rows
+
+    def send_half(self: Any, prefix: bytes, ids: Any, values: Any) -> None:
+        sent(self, prefix, ids[: len(ids) // 2], values[: len(ids) // 2])
+        redis_server.kill()
+        sent(self, prefix, ids[len(ids) // 2 :], values[len(ids) // 2 :])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_redis_rows._Loader, "send_rows", send_half)
+        with pytest.raises(StoreUnavailable, match="hat is served is unchanged"):
+            publish(collection, 2)
+    assert collection.current() == "v000001"
+    with pytest.raises(StoreUnavailable, match="Redis cannot be reached"):
+        other.open().lookup([1])
+    redis_server.start()
+    # The same readers, the same connections.
+    assert_serves(other, 1)
+    assert_serves(collection, 1)
+    assert publish(collection, 2) == "v000002"
+    assert_serves(other, 2)
+    # What the dead load had written is gone.
+    assert num_rows(redis_server) == 2 * NUM_ITEMS
+
+
+def test_redis_restarts_between_load_and_switch(opened: Callable[..., Store], redis_server: Any) -> None:
+    """A server that was restarted may have lost rows that it had acknowledged, so nothing is committed on it."""
+    collection = opened("lease_seconds=30").collection("items")
+    loaded = store_redis_rows.load_rows
+
+    def load_and_restart(*arguments: Any) -> None:
+        loaded(*arguments)
+        redis_server.kill()
+        redis_server.start()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embeddings.store_redis.load_rows", load_and_restart)
+        with pytest.raises(StoreUnavailable, match="restarted"):
+            publish(collection, 1)
+    assert collection.versions() == []
+
+
+def test_redis_is_full(opened: Callable[..., Store], redis_server: Any) -> None:
+    collection = opened().collection("items")
+    publish(collection, 1)
+    with redis_server.client() as client:
+        used = client.info("memory")["used_memory"]
+        client.config_set("maxmemory", used + 300_000)
+    rng = np.random.default_rng(0)
+    many = rng.standard_normal((30_000, 32)).astype(np.float32)
+    with pytest.raises(StoreFull, match="what is served is unchanged"):
+        publish(collection, 2, many)
+    assert collection.current() == "v000001"
+    assert_serves(collection, 1)
+    with redis_server.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(StoreError, match="evicts"):
+            publish(collection, 2)
+        client.config_set("maxmemory", 0)
+    assert publish(collection, 2) == "v000002"
+
+
+def test_a_writer_that_lost_its_lock_commits_nothing(opened: Callable[..., Store], redis_server: Any) -> None:
+    collection = opened().collection("items")
+    publish(collection, 1)
+    loaded = store_redis_rows.load_rows
+
+    def load_and_lose(*arguments: Any) -> None:
+        loaded(*arguments)
+        with redis_server.client() as client:
+            client.set("evenkeel:items:LOCK", "another")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embeddings.store_redis.load_rows", load_and_lose)
+        with pytest.raises(StoreBusy, match="lock is another's"):
+            publish(collection, 2)
+    with redis_server.client() as client:
+        client.delete("evenkeel:items:LOCK")
+    assert [manifest["version"] for manifest in collection.versions()] == ["v000001"]
+    assert publish(collection, 2) == "v000002"
+
+
+# --- writers that are killed -----------------------------------------------------------------------------------------
+
+_WRITER = """
+import sys
+import numpy as np
+from embeddings.store import open_store
+from embeddings.vectors import ItemVectors
+collection = open_store(sys.argv[1]).collection("items")
+print("ready", flush=True)
+while True:
+    parent = collection.current()
+    number = 1 + max(int(manifest["version"][1:]) for manifest in collection.versions())
+    vectors = np.full((3000, 8), float(number))
+    version = collection.write(ItemVectors(np.arange(3000), vectors), parent=parent)
+    assert int(version[1:]) == number, version
+    collection.publish(version, parent)
+    collection.retain(3)
+"""
+
+
+def killed_writers(url: str, mirror: Path, collection: Collection, unlock: Callable[[], None], seed: int) -> None:
+    """Starts a writer that publishes on and on, kills it at a random moment, and looks at what is served; so many times
+    as EVENKEEL_TEST_KILLS says."""
+    num_kills = int(os.environ.get("EVENKEEL_TEST_KILLS", "5"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    moments = np.random.default_rng(seed).uniform(0.0, 0.4, num_kills)
+    for moment in moments:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, f"{url}cache={mirror}"], stdout=subprocess.PIPE, env=environment
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(moment)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        unlock()
+        reader = collection.open()
+        number = float(int(reader.version[1:]))
+        status, vectors = reader.lookup(np.arange(NUM_ITEMS))
+        assert (status == FOUND).all()
+        assert np.unique(vectors).tolist() == [number], reader.version
+
+
+def test_writers_killed_at_random_points_embedded(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    collection = open_store(root).collection("items")
+    collection.publish(collection.write(ItemVectors(np.arange(NUM_ITEMS), vectors_of(1))), None)
+    killed_writers(f"file://{root}?", Path("unused"), collection, lambda: None, seed=0)
+    collection.clean()
+    assert list(root.rglob(".*")) == []
+
+
+def test_writers_killed_at_random_points_redis(opened: Callable[..., Store], redis_server: Any, tmp_path: Path) -> None:
+    collection = opened("grace_seconds=0").collection("items")
+    collection.publish(collection.write(ItemVectors(np.arange(NUM_ITEMS), vectors_of(1))), None)
+
+    def unlock() -> None:
+        # Its lease would end by itself.
+        with redis_server.client() as client:
+            client.delete("evenkeel:items:LOCK")
+
+    killed_writers(f"{redis_server.url}?grace_seconds=60&", tmp_path / "writer", collection, unlock, seed=1)
+    # The next writer cleans up.
+    after = publish(collection, int(str(collection.current())[1:]) + 1)
+    collection.retain(1)
+    collection.clean()
+    assert collection.open().version == after
+
+
+# --- object storage --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def s3_address() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in store_servers.CREDENTIALS.items():
+            environment.setenv(name, value)
+        with store_servers.s3_server() as address:
+            yield address
+
+
+def in_objects(address: str, tmp_path: Path, mirror: str, *options: str) -> Collection:
+    query = "&".join([f"endpoint_override=http://{address}", f"cache={tmp_path / mirror}", *options])
+    return open_store(f"s3://vectors/{tmp_path.name}?{query}").collection("items")
+
+
+def objects(address: str, tmp_path: Path) -> dict[str, str]:
+    files = pafs.S3FileSystem(endpoint_override=address, scheme="http")
+    found = files.get_file_info(pafs.FileSelector(f"vectors/{tmp_path.name}", recursive=True))
+    return {info.path.partition("/items/")[2]: info.path for info in found if info.type == pafs.FileType.File}
+
+
+def test_a_damaged_object_is_refused(s3_address: str, tmp_path: Path) -> None:
+    collection = in_objects(s3_address, tmp_path, "a", "follow_seconds=0")
+    publish(collection, 1)
+    publish(collection, 2)
+    files = pafs.S3FileSystem(endpoint_override=s3_address, scheme="http")
+    (path,) = [
+        path for name, path in objects(s3_address, tmp_path).items() if name.startswith("versions/v000002/items")
+    ]
+    with files.open_input_stream(path) as source:
+        content = bytearray(source.readall())
+    content[len(content) // 2] ^= 0x10
+    with files.open_output_stream(path) as target:
+        target.write(bytes(content))
+    other = in_objects(s3_address, tmp_path, "b", "follow_seconds=0")
+    with pytest.raises(CorruptStore, match="sha256 is not the index's"):
+        other.open("v000002")
+    assert other.open().version == "v000001"
+    assert "v000002" in other.damaged()
+    # Whoever has the file is not concerned.
+    assert_serves(collection, 2)
+    # A damaged file of a mirror is fetched again.
+    (file,) = (tmp_path / "b").rglob("v000001/items.arrow")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(content)
+    again = open_store(other._store.url + f"?endpoint_override=http://{s3_address}&cache={tmp_path / 'b'}")
+    assert (again.collection("items").open("v000001").lookup([1])[1] == 1).all()
+
+
+def test_a_store_that_is_away_is_served_from_the_mirror(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in store_servers.CREDENTIALS.items():
+            environment.setenv(name, value)
+        with store_servers.s3_server() as address:
+            collection = in_objects(address, tmp_path, "a", "follow_seconds=0")
+            publish(collection, 1)
+            follower = in_objects(address, tmp_path, "b", "follow_seconds=0")
+            assert_serves(follower, 1)
+        assert_serves(follower, 1)
+        # A process that is started while the store is away, too.
+        assert_serves(in_objects(address, tmp_path, "b"), 1)
+        with pytest.raises(StoreUnavailable, match="is served is unchanged"):
+            publish(collection, 2)
+        assert collection.current() == "v000001"
+        with pytest.raises(StoreUnavailable):
+            in_objects(address, tmp_path, "c").current()
+
+
+def test_a_dead_writer_of_objects_is_cleaned_up(s3_address: str, tmp_path: Path) -> None:
+    collection = in_objects(s3_address, tmp_path, "a", "follow_seconds=0", "lease_seconds=6")
+    publish(collection, 1)
+    before = set(objects(s3_address, tmp_path))
+    # What one leaves that dies between its objects and the index, and its mark.
+    files = pafs.S3FileSystem(endpoint_override=s3_address, scheme="http")
+    for name in ("versions/v000002/items-0123456789abcdef.arrow", "LOCKS/dead"):
+        with files.open_output_stream(f"vectors/{tmp_path.name}/collections/items/{name}") as target:
+            target.write(b"half")
+    assert publish(collection, 2) == "v000002"
+    after = set(objects(s3_address, tmp_path))
+    assert "versions/v000002/items-0123456789abcdef.arrow" not in after
+    assert not [name for name in after if name.startswith("LOCKS/")]
+    assert before - after == {name for name in before if name.startswith("CURRENT-")}
+
+
+def test_a_bucket_that_is_not_there(s3_address: str, tmp_path: Path) -> None:
+    url = f"s3://nowhere/x?endpoint_override=http://{s3_address}&cache={tmp_path}"
+    with pytest.raises(StoreUnavailable, match="the bucket exists"):
+        publish(open_store(url).collection("items"), 1)
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_is_taken_and_a_lock_that_ended(redis_server: Any, tmp_path: Path) -> None:
+    from embeddings.store_lease import leased
+    from embeddings.store_redis import InRedis, connect
+    from embeddings.store_url import parse_store_url
+
+    url = parse_store_url(f"{redis_server.url}?cache={tmp_path}", 0.0, ())
+    lock = InRedis(connect(url.address), "p:", "items", url, 0.0)
+    with leased(lock, "one", 30.0, "here") as lease:
+        lease.check()
+        with pytest.raises(StoreBusy, match="has kept the writer lock"):
+            with leased(lock, "two", 30.0, "here", timeout_seconds=0.05):
+                pass
+        lease.renewed_at -= 31.0
+        with pytest.raises(StoreBusy, match="away for longer"):
+            lease.check()
+    with leased(lock, "two", 30.0, "here", timeout_seconds=0.05):
+        pass
+
+
+def test_a_lease_is_renewed(redis_server: Any, tmp_path: Path) -> None:
+    from embeddings.store_lease import leased
+
+    class Counting:
+        renewed = threading.Event()
+
+        def acquire(self, token: str) -> bool:
+            return True
+
+        def renew(self, token: str) -> None:
+            self.renewed.set()
+
+        def release(self, token: str) -> None:
+            pass
+
+    lock = Counting()
+    with leased(lock, "one", 0.05, "here"):
+        assert lock.renewed.wait(30)
