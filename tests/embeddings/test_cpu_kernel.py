@@ -62,12 +62,15 @@ def test_entries_are_sorted_by_table_and_row_and_stay_in_order(data, seed):
     expected.sort(key=lambda entry: entry[:2])
     try:
         torch.set_num_threads(data.draw(st.sampled_from([1, 2])))
-        keys, place_bits, direct, places, _, tasks, num_tasks, _ = whole._kernel._entries(records).sorted
+        keys, runs, place_bits, direct, places, _, tasks, num_tasks, _ = whole._kernel._entries(records).sorted
     finally:
         torch.set_num_threads(threads)
     found = []
-    for t, first, end in tasks[:num_tasks, :3]:
+    for t, first, end, _, num_rows in tasks[:num_tasks]:
         assert first == len(found)
+        rows = [key >> place_bits for key in keys[first:end].tolist()]
+        ends = [first + i + 1 for i in range(len(rows)) if rows[i : i + 1] != rows[i + 1 : i + 2]]
+        assert runs[first : first + num_rows].tolist() == ends
         assert not found or (int(t), int(keys[first]) >> place_bits) != found[-1][:2], "a row is in two tasks"
         for key in keys[first:end].tolist():
             low = key & ((1 << place_bits) - 1)

@@ -15,7 +15,7 @@ from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, MEAN, ROW_BITS
 from embeddings.kernels.cpu.lookup import FAULT_ID, lookup
 from embeddings.kernels.cpu.sort import BUCKET, DIGIT_BITS, MAX_BUCKET_BITS, build_keys, sort_keys
 from embeddings.kernels.cpu.threads import SAMPLES_PER_TASK, TASKS_PER_THREAD, block_size, use_threads
-from embeddings.kernels.cpu.update import apply_updates, rounding_of, rule_of, squared_norms
+from embeddings.kernels.cpu.update import apply_updates, fades_of, rounding_of, rule_of, squared_norms
 from embeddings.kernels.layout import Layout, Record, Swaps
 from embeddings.sse import SwapDraws, swap_draws
 
@@ -24,7 +24,7 @@ class Entries(NamedTuple):
     """The looked-up ids of some records, sorted (see embeddings.kernels.cpu.sort), and all their gradients, flat."""
 
     grads: np.ndarray
-    # keys, place_bits, direct, places, shares, tasks, number of tasks, room for one sum of each task
+    # keys, runs, place_bits, direct, places, shares, tasks, number of tasks, room for one sum of each task
     sorted: tuple[Any, ...]
 
 
@@ -65,6 +65,7 @@ class NumbaKernel:
         self._no_draws = swap_draws([], layout.seed)
         self._inside = int(getattr(layout.optimizer, "eps_inside_root", False))
         self._rounding = rounding_of(layout)
+        self._fades = fades_of(layout.optimizer, self._no_scales.dtype)
         self._decay: tuple[np.ndarray, np.ndarray] | None = None
         self._outputs, self._ids = Arena(), Arena()
         self._draws: dict[tuple[SSEConfig, ...], SwapDraws] = {}
@@ -127,12 +128,13 @@ class NumbaKernel:
         words = self._room("words", len(entries.sorted[-1]) if self._rounding.size else 1, np.uint32)
         apply_updates(
             *self._storage(), entries.grads, self._geometry, len(self.layout.vector_names), *entries.sorted, words,
-            self._rounding, rule_of(self.layout.optimizer, step, lead), step, scale, *self._idle_arguments(idle)[1:],
+            self._rounding, rule_of(self.layout.optimizer, step, lead), self._fades, step, scale,
+            *self._idle_arguments(idle)[1:],
         )  # fmt: skip
 
     def squared_norm(self, records: Sequence[Record]) -> float:
         entries = self._entries(records)
-        tasks, num_tasks = entries.sorted[5:7]
+        tasks, num_tasks = entries.sorted[6:8]
         num_keys = int(tasks[num_tasks - 1, 2]) if num_tasks else 0
         squares = np.empty(num_keys)
         squared_norms(entries.grads, self._geometry, *entries.sorted, squares)
@@ -173,13 +175,16 @@ class NumbaKernel:
         per_task = max(1, -(-num_entries // wanted_tasks))
         most_tasks = len(layout.tables) + num_entries // per_task
         tasks = room("tasks", most_tasks * 5, np.int64).reshape(-1, 5)
+        runs = room("runs", num_entries, np.int64)
         num_tasks = sort_keys(
             self._row_bits, self._slot_ranges, spans, num_blocks, blocks, bucket_bits, place_bits, per_task, counts,
             keys, ordered, room("ends", len(layout.tables) << bucket_bits, np.int64).reshape(len(layout.tables), -1),
-            tasks, room("digits", threads << DIGIT_BITS, np.int64).reshape(threads, -1),
+            tasks, room("digits", threads << DIGIT_BITS, np.int64).reshape(threads, -1), runs,
         )  # fmt: skip
         sums = room("sums", most_tasks * self._widest, self._no_scales.dtype)
-        return Entries(grads.numpy().reshape(-1), (ordered, place_bits, direct, places, shares, tasks, num_tasks, sums))
+        return Entries(
+            grads.numpy().reshape(-1), (ordered, runs, place_bits, direct, places, shares, tasks, num_tasks, sums)
+        )
 
     def _spans(self, records: Sequence[Record], threads: int) -> tuple[np.ndarray, list[int]]:
         """For each record (first block, blocks of a feature), int64 [records, 2], and samples of a block."""

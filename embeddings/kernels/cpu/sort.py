@@ -147,16 +147,32 @@ def _radix_sort(keys, other, first, end, lowest, num_bits, starts):  # type: ign
         keys[first:end] = other[first:end]
 
 
+@compiled()
+def _find_runs(keys, first, end, lowest, runs):  # type: ignore[no-untyped-def]
+    """Where the keys of each row end, at ``runs[first:]``; gives the number of rows.
+
+    Without a branch, which would go wrong for every second key, here or, more expensively, where rows are updated.
+    """
+    bits, run = np.uint64(lowest), first
+    for i in range(first, end - 1):
+        runs[run] = i + 1
+        run += np.int64(keys[i] >> bits != keys[i + 1] >> bits)
+    runs[run] = end
+    return run + 1 - first
+
+
 @compiled(parallel=True)
 def sort_keys(  # type: ignore[no-untyped-def]
     row_bits, slot_ranges, spans, num_blocks, blocks, bucket_bits, place_bits, keys_per_task, counts, keys, ordered,
-    ends, tasks, digits,
+    ends, tasks, digits, runs,
 ):  # fmt: skip
     """Sorts ``keys`` into ``ordered`` (touched ones only) and cuts them into tasks, of which it gives the number.
 
     row_bits: int64 [T]. slot_ranges: int64 [T + 1], the first feature of each table. spans: int64 [records, 2], (first
     block, blocks of a feature). ends: int64 [T, buckets]. tasks: int64 [T + num_keys / keys_per_task, 5]: (table, first
-    key, end, first bucket, end), a row's keys in one task. digits: int64 [threads, 2 ** DIGIT_BITS], to work with.
+    key, end, first bucket, end), a row's keys in one task; the last number then becomes how many rows the task has.
+    runs: int64, of all entries: where the keys of each row of a task end, from the task's first key on. digits: int64
+    [threads, 2 ** DIGIT_BITS], to work with.
     """
     num_tasks = _plan(row_bits, slot_ranges, spans, bucket_bits, keys_per_task, counts, ends, tasks)
     for block in prange(num_blocks):
@@ -177,4 +193,5 @@ def sort_keys(  # type: ignore[no-untyped-def]
             else:
                 _insertion_sort(ordered, first, end, place_bits)
             first = end
+        tasks[task, 4] = _find_runs(ordered, tasks[task, 1], tasks[task, 2], place_bits, runs)
     return num_tasks

@@ -21,6 +21,8 @@ from embeddings.rounding import STREAM
 
 _STREAM, _MASK, _SHIFT = np.uint64(STREAM), np.uint64(0xFFFFFFFF), np.uint64(32)
 
+# Steps whose powers of beta are looked up; two powers take as long as the rest of a row of 16.
+TABLED_POWERS = 4096
 RULE_SGD, RULE_ADAGRAD, RULE_ADAM = range(3)
 RULES = {Adam: RULE_ADAM, Adagrad: RULE_ADAGRAD, SGD: RULE_SGD}
 
@@ -60,21 +62,18 @@ def rule_of(optimizer: RowOptimizer, step: int, lead: tuple[float, float]) -> Ru
     )
 
 
+def fades_of(optimizer: RowOptimizer, real: np.dtype) -> np.ndarray:
+    """beta1^n and beta2^n for n < TABLED_POWERS, [n, 2]: what n steps leave of m and v."""
+    betas = [optimizer.beta1, optimizer.beta2] if isinstance(optimizer, Adam) else [0.0, 0.0]
+    return (np.array(betas) ** np.arange(TABLED_POWERS)[:, None]).astype(real)
+
+
 def rounding_of(layout: Layout) -> np.ndarray:
     """(first row, first column, two words of the key) of each table, uint64 [T, 4]; no table if rows are no halves."""
     if layout.dtype == layout.compute_dtype:
         return np.empty((0, 4), dtype=np.uint64)
     words = [(t.row_start, t.column_start, *table_key(layout.seed, t.name)) for t in layout.tables]
     return np.array(words, dtype=np.uint64)
-
-
-@compiled(inline="always")
-def run_end(keys, first, end, bits):  # type: ignore[no-untyped-def]
-    """Where the keys of the row of ``keys[first]`` end."""
-    row, last = keys[first] >> bits, first + 1
-    while last < end and keys[last] >> bits == row:
-        last += 1
-    return last
 
 
 @compiled(inline="always")
@@ -116,8 +115,8 @@ def draw_words(words, at, step, row, rounding, dim):  # type: ignore[no-untyped-
 
 @compiled(parallel=True)
 def apply_updates(  # type: ignore[no-untyped-def]
-    weights, vectors, last_steps, grads, geometry, num_vectors, keys, place_bits, direct, places, shares, tasks,
-    num_tasks, sums, words, rounding, rule, step, scale, has_idle, decay, momentum, near, log_sums,
+    weights, vectors, last_steps, grads, geometry, num_vectors, keys, runs, place_bits, direct, places, shares, tasks,
+    num_tasks, sums, words, rounding, rule, fades, step, scale, has_idle, decay, momentum, near, log_sums,
     log_now, log_slope, from_start, inside,
 ):  # fmt: skip
     """One step of every touched row. For keys to sums see embeddings.kernels.cpu.sort; then a Rule; then idleness.
@@ -138,10 +137,10 @@ def apply_updates(  # type: ignore[no-untyped-def]
         vector_base, step_base = geometry[t, VECTOR_BASE], geometry[t, STEP_BASE]
         width, total = num_vectors * dim, task * (sums.size // tasks.shape[0])
         # Keys before this one have been prefetched.
-        fetched = first
-        i = first
-        while i < end:
-            row, last = np.int64(keys[i] >> bits), run_end(keys, i, end, bits)
+        fetched = last = first
+        for run in range(first, first + tasks[task, 4]):
+            i, last = last, runs[run]
+            row = np.int64(keys[i] >> bits)
             while fetched < min(last + AHEAD, end):
                 ahead = np.int64(keys[fetched] >> bits)
                 if fetched == first or np.int64(keys[fetched - 1] >> bits) != ahead:
@@ -160,7 +159,6 @@ def apply_updates(  # type: ignore[no-untyped-def]
                 if norm > clip:
                     simd.put_scaled(sums, total, grad, g, (real(clip / norm),), dim)
                     grad, g = sums, total
-            i = last
             at, vector = base + row * dim, vector_base + row * width
             seen = np.int64(last_steps[step_base + row])
             last_steps[step_base + row] = step
@@ -176,9 +174,13 @@ def apply_updates(  # type: ignore[no-untyped-def]
             factor, moved, taken = keep * p, keep * moved, keep * taken
             if number == RULE_ADAM:
                 passed = idle + 1 if fading else 1
+                if passed < fades.shape[0]:
+                    keep1, keep2 = fades[passed, 0], fades[passed, 1]
+                else:
+                    keep1, keep2 = real(beta1**passed), real(beta2**passed)
                 scalars = (
                     factor, moved, within * floor, beside * floor,
-                    taken, within * taken_floor, beside * taken_floor, real(beta1**passed), real(beta2**passed),
+                    taken, within * taken_floor, beside * taken_floor, keep1, keep2,
                     gain1, gain2, rate, root, within * real(eps * unbiased), beside * small,
                     lead, within * floor_ahead, beside * floor_ahead,
                 )  # fmt: skip
@@ -196,22 +198,21 @@ def apply_updates(  # type: ignore[no-untyped-def]
 
 
 @compiled(parallel=True)
-def squared_norms(grads, geometry, keys, place_bits, direct, places, shares, tasks, num_tasks, sums, squares):  # type: ignore[no-untyped-def]
+def squared_norms(grads, geometry, keys, runs, place_bits, direct, places, shares, tasks, num_tasks, sums, squares):  # type: ignore[no-untyped-def]
     """For each key, in float64 ``squares``, the squared norm of the summed gradient of the row that starts there, or 0.
 
     Not for each task: how rows are cut into tasks depends on the number of threads.
     """
-    bits, low = np.uint64(place_bits), np.uint64((1 << place_bits) - 1)
+    low = np.uint64((1 << place_bits) - 1)
     for task in prange(num_tasks):
         t, first, end = tasks[task, 0], tasks[task, 1], tasks[task, 2]
         dim, total = geometry[t, DIM], task * (sums.size // tasks.shape[0])
-        i = first
-        while i < end:
-            last = run_end(keys, i, end, bits)
+        last = first
+        for run in range(first, first + tasks[task, 4]):
+            i, last = last, runs[run]
             if i + AHEAD < end:
                 place = np.int64(keys[i + AHEAD] & low)
                 simd.prefetch_read(grads, place if direct else places[place], dim)
             summed, g = sum_gradients(sums, total, grads, direct, places, shares, keys, i, last, low, 1.0, dim)
             squares[i] = simd.sum_of_squares(sums, summed, dim) if summed >= 0 else simd.sum_of_squares(grads, g, dim)
             squares[i + 1 : last] = 0.0
-            i = last
