@@ -78,6 +78,7 @@ class Authenticator:
         self._file = file
         self._saved: tuple[dict[str, Principal], float] = ({}, 0.0)
         self._away_until = 0.0
+        self._informing = False
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     def forget(self) -> None:
@@ -98,6 +99,8 @@ class Authenticator:
                 return known.principal
             # Requests that come meanwhile are answered from memory: one of them asks.
             known.asked = now
+        elif self._informing and now < self._away_until:
+            raise ConnectionError("the database cannot be reached, and this credential is not known without it")
         try:
             async with self._in_time(self._patience_seconds if known is not None else ANSWER_SECONDS):
                 async with self._database.read() as connection:
@@ -125,11 +128,13 @@ class Authenticator:
         """Reads the live keys every ``fresh_seconds``, until cancelled: whoever serves vectors then knows every key
         before it is first used, forgets revoked ones, and never makes a request wait for the database."""
         trouble = False
+        self._informing = True
         while True:
             try:
                 await self.inform()
             except AWAY as error:
-                self._away_until = time.monotonic() + self._retry_seconds + self._fresh_seconds
+                # Until the next round has its answer, a database that hangs included.
+                self._away_until = time.monotonic() + self._retry_seconds + ANSWER_SECONDS + 1
                 if not trouble:
                     log.warning("the database cannot be asked for keys, known ones go on: %s", error)
                 trouble = True
