@@ -256,6 +256,8 @@ def _checked(collection: Collection, ids: Any, reason: str) -> Array:
 
 
 def _read(collection: Collection) -> dict[str, Any] | None:
+    # A collection that lies elsewhere is looked at now.
+    collection.current()
     return read_document(collection.directory / ERASED_FILE)
 
 

@@ -606,6 +606,29 @@ class StoreContract:
             collection.write(large, dtype="int8")  # type: ignore[arg-type]
         assert collection.versions() == []
 
+    # --- erasure ---------------------------------------------------------------------------------------------------
+
+    def test_erased_ids_leave_every_version_and_stay_out(self, collection: Collection, again: Reopen) -> None:
+        versions = [publish(collection, items([1, 2, 3, 4], fill=number)) for number in (1, 2, 3)]
+        publish(collection, items([1, 3, 4], fill=4))
+        kept = {version: collection.open(version).lookup([1, 3, 4])[1].copy() for version in versions}
+        done = collection.erase([2, 9], "they asked")
+        assert done["rows"] == 3
+        assert set(versions) <= set(done["versions"])
+        for where in (collection, again().collection("items")):
+            for version in versions:
+                status, vectors = where.open(version).lookup([1, 2, 3, 4])
+                assert status.tolist() == [FOUND, MISSING, FOUND, FOUND]
+                np.testing.assert_array_equal(vectors[[0, 2, 3]], kept[version])
+                assert where.manifest(version)["rows"] == 3
+            assert where.open().lookup([1, 2])[0].tolist() == [FOUND, MISSING]
+            with pytest.raises(StoreError, match="were erased"):
+                where.write(items([2, 5]))
+        assert collection.readmit([2, 3], "they came back") == 1
+        publish(collection, items([1, 2, 3], fill=5))
+        assert again().collection("items").open().lookup([1, 2])[0].tolist() == [FOUND, FOUND]
+        assert [note["kind"] for note in again().collection("items").erasures()] == ["erase", "readmit"]
+
 
 class TestEmbeddedStore(StoreContract):
     @pytest.fixture(params=["path", "url"])
