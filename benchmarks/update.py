@@ -3,8 +3,9 @@
 Peers ``fbgemm_adagrad`` and ``fbgemm_rowwise_adagrad``: backward + update against FBGEMM's fused ones (rowwise Adagrad
 keeps one number for a row where we keep one or two vectors: less work, and said so). ``torch_sparse_adam``: lookup +
 backward + step against torch.nn.EmbeddingBag with torch.optim.SparseAdam. ``copy``: bytes that the update must move
-for each second, over what a plain copy moves on the same threads. ``lazy``: lookup + backward + step of AdamAR with
-dense moments against lazy moments.
+for each second, over what a plain copy moves on the same threads. ``bare_rows``: a pass that reads and writes as many
+rows and computes nothing (benchmarks.bare_rows). ``lazy``: lookup + backward + step of AdamAR with dense moments against
+lazy moments.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from benchmarks import peers
+from benchmarks.bare_rows import BareRows
 from benchmarks.harness import Workload, interleave, line, main
 from embeddings.decay import IdleCoefficients
-from embeddings.optim import Adagrad, Adam, AdamAR
+from embeddings.optim import Adagrad, Adam, AdamAR, RowOptimizer
 from embeddings.tables import EmbeddingTables
 
 EPS = 1e-8
 # SparseAdam adds eps before it corrects the bias of v: with a small one both do the same.
 SPARSE_EPS = 1e-12
 COPY_BYTES = 1 << 28
+OPTIMIZERS: dict[str, RowOptimizer] = {
+    "adagrad": Adagrad(0.01, eps=EPS),
+    "adam_ar dense": AdamAR(1e-3, alpha=1e-5),
+    "adam_ar lazy": AdamAR(1e-3, alpha=1e-5, moments="lazy"),
+}
 
 
 def update_of(tables: Any, pooled: dict[int, torch.Tensor], number: int, grad: torch.Tensor) -> Callable[[Any], None]:
@@ -40,23 +47,17 @@ def update_of(tables: Any, pooled: dict[int, torch.Tensor], number: int, grad: t
     return update
 
 
-def time_updates(
-    draw: Any, grad: torch.Tensor, contestants: list[Any], iterations: int
-) -> tuple[np.ndarray, list[int]]:
-    """Milliseconds of backward + update, [iterations, contestants]; and distinct rows touched in each iteration."""
-    touched: list[int] = []
+def time_updates(draw: Any, grad: torch.Tensor, contestants: list[Any], iterations: int) -> np.ndarray:
+    """Milliseconds of backward + update, [iterations, contestants]."""
     pooled: dict[int, torch.Tensor] = {}
 
     def prepare() -> None:
         indices, offsets = draw()
-        rows = indices.view(grad.shape[1] // contestants[0].layout.tables[0].dim, -1)
-        touched.append(sum(len(torch.unique(each)) for each in rows))
         for j, contestant in enumerate(contestants):
             pooled[j] = contestant(indices, offsets)
 
     updates = [update_of(contestant, pooled, j, grad) for j, contestant in enumerate(contestants)]
-    times = interleave(prepare, *updates, iterations=iterations)
-    return times, touched[-iterations:]
+    return interleave(prepare, *updates, iterations=iterations)
 
 
 def bytes_moved(workload: Workload, rows: float, num_vectors: int) -> float:
@@ -79,19 +80,14 @@ def copy_bandwidth(repetitions: int = 15) -> float:
 def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
     draw = workload.sampler()
     grad = 1e-2 * torch.randn(workload.batch_size, workload.num_tables * workload.dim)
-    optimizers = {
-        "adagrad": Adagrad(0.01, eps=EPS),
-        "adam_ar dense": AdamAR(1e-3, alpha=1e-5),
-        "adam_ar lazy": AdamAR(1e-3, alpha=1e-5, moments="lazy"),
-    }
     for peer_name, kind in {
         "fbgemm_adagrad": EmbOptimType.EXACT_ADAGRAD,
         "fbgemm_rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     }.items():
-        for name, optimizer in optimizers.items():
+        for name, optimizer in OPTIMIZERS.items():
             tables = peers.ours(workload, optimizer)
             peer = peers.fbgemm(workload, tables, kind, learning_rate=0.01, eps=EPS)
-            times, touched = time_updates(draw, grad, [tables, peer], iterations)
+            times = time_updates(draw, grad, [tables, peer], iterations)
             same = name == "adagrad" and peer_name == "fbgemm_adagrad"
             if same:
                 for t, weight in enumerate(peer.split_embedding_weights()):
@@ -99,9 +95,9 @@ def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
             yield line(
                 "update", f"{workload} {name}", peer_name, times, equal="outputs" if same else "ids and gradients"
             )
-            if peer_name == "fbgemm_adagrad":
-                yield against_copy(workload, name, times[:, 0], touched, len(optimizer.state_names) - 1)
             del tables, peer
+    for name, optimizer in OPTIMIZERS.items():
+        yield from against_memory(workload, name, optimizer, draw, grad, iterations)
     yield from against_sparse_adam(workload, draw, grad, iterations)
     yield from dense_against_lazy(workload, draw, grad, iterations)
 
@@ -142,15 +138,41 @@ def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterat
     yield line("update", f"{workload} whole step adam_ar dense", "lazy", times, equal="ids and gradients", hot=share)
 
 
-def against_copy(
-    workload: Workload, name: str, ours_ms: np.ndarray, touched: list[int], num_vectors: int
-) -> dict[str, Any]:
-    moved = bytes_moved(workload, float(np.mean(touched)), num_vectors)
+def against_memory(
+    workload: Workload, name: str, optimizer: RowOptimizer, draw: Any, grad: torch.Tensor, iterations: int
+) -> Iterator[dict[str, Any]]:
+    """The update of the rows alone, sort apart: of a copy's bandwidth, and of a bare pass over as many rows.
+
+    The sort is timed once more right before each step, and taken off.
+    """
+    tables = peers.ours(workload, optimizer)
+    bare = BareRows(tables)
+    sorts: list[float] = []
+    touched: list[int] = []
+
+    def prepare() -> Any:
+        indices, offsets = draw()
+        tables(indices, offsets).backward(grad)
+        start = time.perf_counter()
+        tables._kernel._entries(tables._records)  # type: ignore[attr-defined]
+        sorts.append(1e3 * (time.perf_counter() - start))
+        touched.append(sum(len(torch.unique(rows)) for rows in indices.view(workload.num_tables, -1)))
+        # Of other ids: the rows of these are in the caches once one of the two has been there.
+        return bare.places(draw()[0])
+
+    def update(_: Any) -> None:
+        tables.step(tables.completed_steps + 1)
+
+    times = interleave(prepare, update, lambda places: bare(places, grad), iterations=iterations)
+    times[:, 0] -= sorts[-iterations:]
+    case = f"{workload} {name}, sort apart"
+    yield line("update", case, "bare_rows", times, equal="as many rows and state, other ids")
+    moved = bytes_moved(workload, float(np.mean(touched[-iterations:])), len(optimizer.state_names) - 1)
     copy = copy_bandwidth()
-    times = np.stack([ours_ms, np.full(len(ours_ms), 1e3 * moved / copy)], axis=1)
-    bandwidth = moved / float(np.median(ours_ms)) * 1e3
-    return line(
-        "update", f"{workload} {name}", "copy", times, bandwidth_ratio=round(bandwidth / copy, 4),
+    bandwidth = moved / float(np.median(times[:, 0])) * 1e3
+    against = np.stack([times[:, 0], np.full(iterations, 1e3 * moved / copy)], axis=1)
+    yield line(
+        "update", case, "copy", against, bandwidth_ratio=round(bandwidth / copy, 4),
         gb_per_second=round(bandwidth / 1e9, 2), copy_gb_per_second=round(copy / 1e9, 2),
     )  # fmt: skip
 
