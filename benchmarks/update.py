@@ -4,7 +4,7 @@ Peers ``fbgemm_adagrad`` and ``fbgemm_rowwise_adagrad``: backward + update again
 keeps one number for a row where we keep one or two vectors: less work, and said so). ``torch_sparse_adam``: lookup +
 backward + step against torch.nn.EmbeddingBag with torch.optim.SparseAdam. ``copy``: bytes that the update must move
 for each second, over what a plain copy moves on the same threads. ``bare_rows``: a pass that reads and writes as many
-rows and computes nothing (benchmarks.bare_rows). ``lazy``: lookup + backward + step of AdamAR with dense moments against
+rows and computes nothing (benchmarks.bare_rows). ``lazy``: lookup + backward + step of AdamAR, dense moments against
 lazy moments.
 """
 
