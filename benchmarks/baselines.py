@@ -40,6 +40,12 @@ class _Blocks:
     def __init__(self, blocks: dict[str, Tensor]):
         self._blocks = blocks
 
+    def keys(self) -> list[str]:
+        return list(self._blocks)
+
+    def values(self) -> Tensor:
+        return torch.cat(list(self._blocks.values()), dim=1)
+
     def to_dict(self) -> dict[str, Tensor]:
         return self._blocks
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
-from trainer.build import build
+from trainer.build import build, sse_configs
 from trainer.checkpoint import latest_valid
 from trainer.data import PreparedData, prepare
 from trainer.driver import execute
@@ -327,6 +327,20 @@ def test_a_tiny_set_is_learned_by_heart(rounds, tmp_path, kind, loss):
     # Of 24 items at most 8 were not seen: any order of them is a hit, but not at the top.
     assert test["ndcg_10_full"] > (0.95 if kind == "sasrec" else 0.6)
     assert test["ndcg_10"] > 0.6
+
+
+@pytest.mark.parametrize("kind", ["item2vec", "sasrec"])
+def test_sse_swaps_what_is_read_or_what_is_predicted(rounds, tmp_path, kind):
+    """p_x under ``item``; p_y, targets and their negatives, under ``label``; both at once."""
+    both = {"item": {"probability": 0.2}, "label": {"probability": 0.1}}
+    data = prepare(rounds, job_of(kind), tmp_path / "data")
+    for sse, expected in (
+        ({"item": both["item"]}, {"item": 0.2}),
+        ({"label": both["label"]}, {"item__target": 0.1, "item__negative": 0.1}),
+        (both, {"item": 0.2, "item__target": 0.1, "item__negative": 0.1}),
+    ):
+        found = sse_configs(job_of(kind, sse=sse), data)
+        assert {name: config.probability for name, config in found.items()} == expected
 
 
 def train_on_ranks(directory, job, num_steps):
