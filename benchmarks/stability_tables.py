@@ -9,7 +9,7 @@ BEGIN = "<!-- tables of benchmarks.stability -->"
 END = "<!-- end of tables -->"
 SHOWN_METRICS = (
     "cosine_mean", "cosine_p5", "cosine_low", "cosine_mean_traffic", "cosine_mean[0-9]", "cosine_p5[0-9]",
-    "knn_overlap", "kernel_rms", "effective_rank", "norm_shift", "norm_moved", "canary_accuracy[genre]",
+    "knn_overlap", "kernel_rms", "effective_rank", "norm_shift", "norm_moved", "canary_drop[genre]",
     "canary_churn[genre]",
 )  # fmt: skip
 HONEST = {

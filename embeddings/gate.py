@@ -36,7 +36,7 @@ REMEDIES = {
     "norm_shift": _NORMS,
     "norm_moved": _NORMS,
     "norm_outside": _NORMS,
-    "canary_accuracy": "a consumer that is frozen like yours gets worse: look at the other metrics and at the data",
+    "canary_drop": "a consumer that is frozen like yours gets worse: look at the other metrics and at the data",
     "canary_churn": "a consumer that is frozen like yours changes its mind too often: look at the other metrics",
 }
 
@@ -44,7 +44,7 @@ REMEDIES = {
 AT_MOST = frozenset(
     {
         "missing", "carried", "newly_carried", "newly_carried_traffic", "cosine_low", "cosine_low_traffic",
-        "kernel_rms", "norm_shift", "norm_moved", "norm_outside", "canary_churn",
+        "kernel_rms", "norm_shift", "norm_moved", "norm_outside", "canary_drop", "canary_churn",
     }
 )  # fmt: skip
 
@@ -57,9 +57,9 @@ def base_of(metric: str) -> str:
 @dataclass(frozen=True)
 class Thresholds:
     """Limits of the gate. The fields are starting values for vectors whose geometry the loss determines and that were
-    refreshed from a warm start. A bucket's limits are wider: rare items move more, and a bucket has fewer of them. Norms
-    are published beside directions and bind hardly before a calibration knows them.
-    ``own``: limits of single metrics by their full name, from a calibration or a canary; they come first."""
+    refreshed from a warm start. A bucket's limits are wider: rare items move more, and a bucket has fewer of them.
+    Norms are published beside directions and bind hardly before a calibration knows them. ``own``: limits of single
+    metrics by their full name, from a calibration or a canary; they come first."""
 
     finite: float = 1.0
     coverage: float = 0.95

@@ -18,7 +18,7 @@ N, D = 600, 8
 NULL = {
     "dim": 32.0, "cosine_mean": 0.96, "cosine_p5": 0.9, "cosine_low": 0.001, "cosine_mean[0-9]": 0.8,
     "cosine_low[0-9]": 0.1, "knn_overlap": 0.6, "kernel_rms": 0.2, "effective_rank": 20.0, "newly_carried": 0.01,
-    "coverage": 1.0, "norm_shift": 1.1, "norm_moved": 0.0, "canary_accuracy[genre]": 0.6, "canary_churn[genre]": 0.05,
+    "coverage": 1.0, "norm_shift": 1.1, "norm_moved": 0.0, "canary_drop[genre]": 0.01, "canary_churn[genre]": 0.05,
     "rows": 1000.0,
 }  # fmt: skip
 
@@ -29,7 +29,7 @@ def test_limits_follow_the_worst_null() -> None:
     expected = {
         "cosine_mean": 0.92, "cosine_p5": 0.85, "cosine_low": 0.006, "cosine_mean[0-9]": 0.75, "cosine_low[0-9]": 0.13,
         "knn_overlap": 0.54, "kernel_rms": 0.31, "effective_rank": 12.0, "newly_carried": 0.06, "coverage": 0.98,
-        "norm_shift": 1.32, "norm_moved": 0.005, "canary_accuracy[genre]": 0.58, "canary_churn[genre]": 0.14,
+        "norm_shift": 1.32, "norm_moved": 0.005, "canary_drop[genre]": 0.03, "canary_churn[genre]": 0.14,
     }  # fmt: skip
     assert found.limits == pytest.approx(expected)
     assert found.nulls["cosine_mean"] == pytest.approx(
@@ -157,3 +157,8 @@ def test_a_first_version_is_not_judged_by_distances(store: Store) -> None:
     end = publish_candidate(store, "items", thin, Settings(), parent_version=items.current(), model="bpr")
     assert end.anchor_generation == 2
     assert {check["metric"] for check in end.gate if check["verdict"] == "fail"} == {"shared"}
+
+
+def test_nulls_that_make_a_canary_better_ask_no_such_thing_of_a_refresh() -> None:
+    better = calibrated([{**NULL, "canary_drop[genre]": -0.05}] * 3)
+    assert better.limits["canary_drop[genre]"] == 0.02

@@ -130,7 +130,7 @@ def test_calibrate_runs_nulls_and_sets_the_limits(run: Run, served: Served, work
     rows = {line.split("\t")[0]: line.split("\t")[4] for line in done.out.splitlines()[1:]}
     assert rows["cosine_mean"] == f"{found['limits']['cosine_mean']:.6g}"
     assert (found["num_nulls"], found["model"], found["limits"]["newly_carried"]) == (3, "two_tower", 0.3)
-    assert {"cosine_mean", "canary_accuracy[kind]", "canary_churn[kind]"} <= found["limits"].keys()
+    assert {"cosine_mean", "canary_drop[kind]", "canary_churn[kind]"} <= found["limits"].keys()
     assert "trains from scratch" in done.err
     # Four jobs, the first of which is what the others are measured against; what is served did not change.
     assert [source.split("/")[1] for source in found["source"]] == ["v000002", "v000003", "v000004"]
