@@ -117,6 +117,8 @@ def calibrated(
             if (worst > floor) if at_most else (worst < floor):
                 unstable.append(name)
             limit = min(limit, floor) if at_most else max(limit, floor)
+        if name == "effective_rank":
+            limit = max(limit, start.limit(name, dim) or 0.0)
         limits[name] = limit
     unknown = sorted(set(overrides or ()) - set(nulls[0]))
     if unknown:
