@@ -152,7 +152,9 @@ def test_a_first_version_is_not_judged_by_distances(store: Store) -> None:
     """A new anchor generation has nothing before it: its limits are the starting ones."""
     refresh(store, "items", 50, 0.05)
     calibrate(store.collection("items"), store.collection("scratch"), nulls_of(store, 0.05))
-    thin = ItemVectors(np.arange(50), np.random.default_rng(0).standard_normal((50, D)).astype(np.float32))
+    # Two of fifty items without a vector: less than the nulls have, and no less than any first version may.
+    rows = np.random.default_rng(0).standard_normal((50, D)).astype(np.float32)
+    thin = ItemVectors(np.arange(50), rows, evidence=np.arange(50) > 1, counts=np.ones(50))
     items = store.collection("items")
     end = publish_candidate(store, "items", thin, Settings(), parent_version=items.current(), model="bpr")
     assert end.anchor_generation == 2
