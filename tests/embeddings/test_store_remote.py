@@ -214,6 +214,7 @@ def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store
         with pytest.raises(StoreUnavailable, match="hat is served is unchanged"):
             publish(collection, 2)
     assert collection.current() == "v000001"
+    assert [manifest["version"] for manifest in collection.versions()] == ["v000001"]
     with pytest.raises(StoreUnavailable, match="Redis cannot be reached"):
         other.open().lookup([1])
     redis_server.start()
