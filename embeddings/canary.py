@@ -18,6 +18,7 @@ from embeddings.store_views import utc_now
 from embeddings.vectors import FOUND, Array, ItemVectors, arrow_of, find_rows, keys_of, unit_rows
 
 if TYPE_CHECKING:
+    from embeddings.erased import ErasedIds
     from embeddings.store import Collection
 
 SETTINGS = "canary"
@@ -31,6 +32,8 @@ ACCURACY_MARGIN = 0.02
 STARTING_CHURN = 0.25
 
 Canary = Mapping[str, Any]
+# What a canary keeps for each item.
+_BY_ITEM = ("ids", "codes", "held_out")
 
 
 # --- logistic regression ---------------------------------------------------------------------------------------------
@@ -135,6 +138,15 @@ def copy_to(source: Collection, target: Collection) -> list[str]:
     for name, canary in source.settings(SETTINGS).items():
         register(target, name, canary["ids"], [canary["classes"][code] for code in canary["codes"]])
     return list(source.settings(SETTINGS))
+
+
+def forget(collection: Collection, erased: ErasedIds) -> None:
+    """Takes erased ids out of every canary of a collection; the weights stay."""
+    for name, canary in collection.settings(SETTINGS).items():
+        kept = ~erased.matches(keys_of(canary["ids"])) if canary["ids"] else np.ones(0, dtype=bool)
+        if not kept.all():
+            lists = {part: [x for x, keep in zip(canary[part], kept, strict=True) if keep] for part in _BY_ITEM}
+            collection.save_settings(SETTINGS, name, {**canary, **lists})
 
 
 def summary(canary: Canary) -> dict[str, Any]:

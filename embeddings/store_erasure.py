@@ -10,8 +10,9 @@ CURRENT says that there was an erasure, whereupon every process drops what it ha
 is killed on the way has recorded what it was about: the next writer, ``Collection.clean`` and the start of the service
 finish it, from the hashes alone.
 
-Rows of materialized views go with the items; such a view is computed when it is fetched from then on. Checkpoints of
-runs, training data and what consumers have fetched are not the store's: they are the caller's to erase.
+Canaries lose the ids and their labels. Rows of materialized views go with the items; such a view is computed when it is
+fetched from then on. Checkpoints of runs, training data and what consumers have fetched are not the store's: they are
+the caller's to erase.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embeddings import canary
 from embeddings.erased import ErasedIds
 from embeddings.rows import Picked
 from embeddings.store_files import (
@@ -144,6 +146,7 @@ def _finish(collection: Collection) -> dict[str, Any]:
     if document is None or not document["pending"]:
         return {"versions": [], "rows": 0}
     known = ErasedIds.of(document)
+    canary.forget(collection, known)
     rewritten: dict[str, int] = {}
     # A version that was being written when the ids were recorded is refused when it comes to be committed.
     for manifest in collection.versions():

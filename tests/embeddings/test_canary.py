@@ -173,3 +173,16 @@ def test_a_copy_for_the_nulls_of_a_calibration(store: Store, collection: Collect
         store, "scratch", ItemVectors(np.arange(N), vectors(10)), Settings(), parent_version="v000001"
     )
     assert end.metrics["canary_accuracy[cluster]"] > 0.8
+
+
+def test_erased_ids_leave_canaries_too(store: Store, collection: Collection) -> None:
+    before = registered(collection)
+    ids = before["ids"]
+    assert isinstance(ids, list)
+    gone = ids[3:7]
+    collection.erase([*gone, 10**9], "they asked")
+    after = store.collection("items").settings(canary.SETTINGS)["cluster"]
+    kept = [i for i, id_ in enumerate(ids) if id_ not in gone]
+    for part in ("ids", "codes", "held_out"):
+        assert after[part] == [before[part][i] for i in kept]  # type: ignore[index]
+    assert after["weights"] == before["weights"]
