@@ -23,10 +23,11 @@ from torchrec.distributed.types import ShardingType
 from embeddings.kernels.layout import COMPUTE_DTYPES
 from embeddings.sharding import TableSettings
 
-# Bytes per second of one rank. CPU: row traffic of one thread (benchmarks.update), and gloo's all-to-all between two
-# processes of one host (docs/adr/0007-sharding.md). CUDA: of the order of such devices, not measured by us.
+# Bytes per second of one rank. CPU: row traffic of one thread (benchmarks.update); between ranks of one host the memory
+# they share (docs/adr/0013-exchange-on-one-host.md), else gloo (0007). CUDA: of the order of such devices, not measured.
 _MEMORY_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}
 _NETWORK_BYTES_PER_SECOND = {"cpu": 7e8, "cuda": 1e11}
+_HOST_BYTES_PER_SECOND = 4e9
 _ID_BYTES = 8
 _HOST_ROWS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 
@@ -64,7 +65,8 @@ class ShardCost(ShardEstimator):
         self._on_gpu = device.type != "cpu"
         kind = "cuda" if self._on_gpu else "cpu"
         self._memory_speed = _MEMORY_BYTES_PER_SECOND[kind] / 1000
-        self._network_speed = _NETWORK_BYTES_PER_SECOND[kind] / 1000
+        one_host = not self._on_gpu and world_size == local_world_size
+        self._network_speed = (_HOST_BYTES_PER_SECOND if one_host else _NETWORK_BYTES_PER_SECOND[kind]) / 1000
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any = None) -> None:
         for option in sharding_options:
