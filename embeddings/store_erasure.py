@@ -172,6 +172,9 @@ def _rewrite(collection: Collection, version: str, known: ErasedIds) -> int:
     while True:
         before = collection.stored_manifest(version)
         try:
+            # By retention since it was listed; a reader of it that this process has may be open still.
+            if collection.manifest(version)["state"] == "expired":
+                return 0
             items = collection.open(version).items()
         except UnknownVersion:
             return 0

@@ -258,6 +258,26 @@ def test_two_erasers_take_turns(root: Path, collection: Collection, monkeypatch:
     assert collection.erasures() == []
 
 
+def test_retention_is_faster_than_an_erasure(
+    root: Path, collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process expires a version that this one has open, while its rows are being rewritten."""
+    before = rows_of(collection, np.arange(N))
+    original = store_erasure.write_items
+    written = []
+
+    def expire_first(*arguments: Any) -> Any:
+        written.append(arguments[0])
+        assert len(written) < 10, "the erasure goes round and round"
+        if len(written) == 2:
+            assert open_store(root).collection("items").retain(1) == ["v000002"]
+        return original(*arguments)
+
+    monkeypatch.setattr(store_erasure, "write_items", expire_first)
+    collection.erase(ERASED, "they asked")
+    assert_gone(root, before)
+
+
 # --- coming back -----------------------------------------------------------------------------------------------------
 
 
