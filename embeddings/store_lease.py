@@ -75,7 +75,10 @@ def leased(
             asked = time.monotonic()
             # What cannot be renewed ends: the next check says so.
             with contextlib.suppress(StoreError, OSError):
+                # Nor is a lock taken back that may be another's by now, also if renewing took so long.
+                lease.check()
                 lock.renew(token)
+                lease.check()
                 lease.renewed_at = asked
 
     keeper = threading.Thread(target=keep, name="store-lease", daemon=True)

@@ -469,21 +469,37 @@ def test_a_lock_that_is_taken_and_a_lock_that_ended(redis_server: Any, tmp_path:
         pass
 
 
-def test_a_lease_is_renewed(redis_server: Any, tmp_path: Path) -> None:
+class Renewals:
+    """A lock that is free."""
+
+    def __init__(self) -> None:
+        self.renewed = threading.Event()
+
+    def acquire(self, token: str) -> bool:
+        return True
+
+    def renew(self, token: str) -> None:
+        self.renewed.set()
+
+    def release(self, token: str) -> None:
+        pass
+
+
+def test_a_lease_is_renewed() -> None:
     from embeddings.store_lease import leased
 
-    class Counting:
-        renewed = threading.Event()
-
-        def acquire(self, token: str) -> bool:
-            return True
-
-        def renew(self, token: str) -> None:
-            self.renewed.set()
-
-        def release(self, token: str) -> None:
-            pass
-
-    lock = Counting()
-    with leased(lock, "one", 0.05, "here"):
+    lock = Renewals()
+    with leased(lock, "one", 3.0, "here"):
         assert lock.renewed.wait(30)
+
+
+def test_a_lease_that_ended_is_not_renewed() -> None:
+    """A writer that was stopped for longer than its lock lasts: somebody else may have it."""
+    from embeddings.store_lease import leased
+
+    lock = Renewals()
+    with leased(lock, "one", 0.3, "here") as lease:
+        lease.renewed_at -= 1.0
+        assert not lock.renewed.wait(0.5)
+        with pytest.raises(StoreBusy, match="away for longer"):
+            lease.check()
