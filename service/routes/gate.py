@@ -57,6 +57,10 @@ async def calibrate(request: Request, collection: str, body: CalibrationRequest)
     """Calibrates the gate by null refreshes that have been published to a scratch collection, whose older versions are
     then given up."""
 
+    if body.nulls == collection:
+        # Its versions would be given up: what it could be rolled back to.
+        raise errors.invalid([("nulls", f"'{collection}' is no scratch collection: publish the nulls to another one")])
+
     def measured() -> dict[str, Any]:
         nulls = existing(request, body.nulls)
         found = calibration.calibrate(existing(request, collection), nulls, body.versions, overrides=body.limits)

@@ -133,7 +133,7 @@ def parse(body: bytes) -> Wanted:
         problems.append(("ids", f"{len(ids)} ids, at most {MAX_IDS} in one request: send several"))
     if not isinstance(version, str):
         problems.append(("version", "give the name of a version, or current"))
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         problems.append(("dtype", f"is not one of {', '.join(DTYPES)}"))
     if problems:
         raise errors.invalid(problems)

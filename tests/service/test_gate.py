@@ -133,6 +133,9 @@ async def test_calibrations_that_cannot_be(client: httpx.AsyncClient, settings: 
 
     await refused(422, "2 null refreshes: at least 3", versions=nulls[:2])
     await refused(422, "no such metric", limits={"cosine_maen": 0.5})
+    served = [refresh(settings, "items", seed) for seed in (2, 3, 4)]
+    await refused(422, "'items' is no scratch collection", nulls="items", versions=served)
+    assert "expired" not in {one["state"] for one in published.store_at(settings).collection("items").versions()}
     await refused(404, "no collection 'nothing'", nulls="nothing")
     await refused(404, "no version 'v000099'", versions=[*nulls, "v000099"])
     assert (await client.get("/v1/collections/items/calibration")).json() == {"items": []}

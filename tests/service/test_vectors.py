@@ -160,6 +160,7 @@ async def test_etag_matches_until_ids_format_or_version_change(client, settings:
         ({"ids": list(range(10_001))}, "ids", "at most 10000"),
         ({"ids": [1], "version": 3}, "version", "name of a version"),
         ({"ids": [1], "dtype": "float64"}, "dtype", "float32, float16"),
+        ({"ids": [1], "dtype": ["float16"]}, "dtype", "float32, float16"),
         ({"ids": [1], "versoin": "current"}, "versoin", "spelling"),
         ({"ids": [1, "2"]}, "", "all integers or all strings"),
         ({"ids": [1.5]}, "", "float"),
