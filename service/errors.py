@@ -26,6 +26,7 @@ REMEDIES = {
 }
 MAX_PROBLEMS = 20
 MAX_FIELD_LENGTH = 200
+MAX_TEXT_LENGTH = 4000
 log = logging.getLogger("evenkeel")
 
 FieldErrors = Iterable[Mapping[str, str]]
@@ -67,8 +68,10 @@ class Problem(Exception):
         super().__init__(detail)
         self.status = status
         self.code = code
-        self.detail = detail
-        self.errors = [{"field": "", "message": "", "remedy": "", **error} for error in errors]
+        self.detail = shortened(detail)
+        self.errors = [
+            {name: shortened(error.get(name, "")) for name in ("field", "message", "remedy")} for error in errors
+        ]
         self.headers = dict(headers or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,6 +90,14 @@ class Problem(Exception):
         return JSONResponse(self.body(), self.status, headers=self.headers, media_type=MEDIA_TYPE)
 
 
+def shortened(text: str) -> str:
+    """A text without its middle, where that is too long to be read: whoever names a thing chooses its length."""
+    if len(text) <= MAX_TEXT_LENGTH:
+        return text
+    half = MAX_TEXT_LENGTH // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"
+
+
 def not_found(kind: str, name: str) -> Problem:
     """404 for an object that a path names."""
     detail = f"There is no {kind} '{name}'."
@@ -94,8 +105,14 @@ def not_found(kind: str, name: str) -> Problem:
     return Problem(404, f"{kind}-not-found", detail, [{"message": detail, "remedy": remedy}] if remedy else ())
 
 
-def invalid(problems: Iterable[tuple[str, str]], remedy: str = "") -> Problem:
-    """422 from (field, message) pairs such as ``trainer.spec.SpecError.problems``."""
+def invalid(problems: Iterable[tuple[str, str]], remedy: str = "", num_more: int = 0) -> Problem:
+    """422 from (field, message) pairs such as ``trainer.spec.SpecError.problems``. Of many the first are named, and the
+    others counted, with ``num_more`` that are not among them."""
+    problems = list(problems)
+    num_more += len(problems[MAX_PROBLEMS:])
+    problems = problems[:MAX_PROBLEMS]
+    if num_more:
+        problems.append(("", f"and {num_more} more"))
     errors = [{"field": field, "message": message, "remedy": remedy} for field, message in problems]
     said = "; ".join(
         f"{error['field']}: {error['message']}" if error["field"] else error["message"] for error in errors
@@ -129,9 +146,7 @@ def _validation(error: RequestValidationError) -> Problem:
         elif item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == NAME_PATTERN:
             message = "a name is 1 to 63 of a-z, 0-9, _ and -, and begins with a letter or digit"
         problems.append((".".join(where)[:MAX_FIELD_LENGTH], message))
-    if len(found) > MAX_PROBLEMS:
-        problems.append(("", f"and {len(found) - MAX_PROBLEMS} more"))
-    return invalid(problems)
+    return invalid(problems, num_more=max(len(found) - MAX_PROBLEMS, 0))
 
 
 def install(app: FastAPI) -> None:

@@ -31,7 +31,7 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (feature_store.StoreUnavailable, 503, "store-unavailable", "try again; see that EVENKEEL_STORE_URL can be reached"),
     (feature_store.StoreFull, 507, "store-full", "free some space on the store's disk"),
     (feature_store.CorruptStore, 500, "store-corrupt", "restore the version's files, or promote another version"),
-    (ItemIdError, 422, "invalid-ids", "give all ids as integers or all as strings"),
+    (ItemIdError, 422, "invalid-ids", "give ids of the collection's own type, all integers or all strings"),
     (ValueError, 422, "invalid-request", ""),
 )
 

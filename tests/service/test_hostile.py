@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import published
 import pytest
 from fastapi import FastAPI
 from service_kit import client_of, job_body, until
@@ -119,6 +120,29 @@ async def test_made_up_methods_leave_nothing_behind(client: httpx.AsyncClient) -
     metrics = (await client.get("/metrics")).text
     assert "MADEUP" not in metrics
     assert 'evenkeel_http_requests_total{method="other",route="/healthz",status="405"} 20.0' in metrics
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/collections/items/vectors", {"ids": ["9" * 2_000_000]}),
+        ("/v1/collections/items/vectors", {"ids": [1], "version": "v" * 2_000_000}),
+        ("/v1/collections/items/vectors", {"ids": [1], **{f"field-{number}": 1 for number in range(50_000)}}),
+        ("/v1/collections/items/neighbors", {"id": 10, "version": "v" * 2_000_000}),
+        ("/v1/collections/items/erase", {"ids": ["9" * 2_000_000], "reason": "x"}),
+        ("/v1/collections/items/erase", {"ids": [None] * 50_000, "reason": "x"}),
+    ],
+)
+async def test_answers_to_giants_are_short(
+    client: httpx.AsyncClient, app: FastAPI, path: str, body: dict[str, Any]
+) -> None:
+    published.publish(app.state.settings)
+    answer = await client.post(path, json=body)
+    assert answer.status_code in (404, 422)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert len(answer.content) < 50_000
+    if len(body) > 50_000:
+        assert "and 49980 more" in answer.json()["detail"]
 
 
 async def test_what_is_secret_is_the_owners_alone(app: FastAPI) -> None:
