@@ -21,6 +21,8 @@ from embeddings.vectors import Array, unit_rows
 SAMPLED_ROWS = 512
 MAX_DIM = 16_384
 MIN_TRIED = 4
+MIN_EPSILON = 1e-6
+"""What float32 features keep of an inner product."""
 # A spread below this is lost in the rounding of float16, and under it two items look alike to most consumers.
 TINY_SPREAD = 0.005
 NOISY = 0.5
@@ -85,9 +87,10 @@ def dim_for(
 ) -> DimChoice:
     """Measures the kernel error over all pairs of ``num_sampled`` of the user's own vectors [n, d] (zero rows left out)
     at dims 2d, 4d, 6d, ... in growing steps, until the largest is at most ``epsilon``, with the very frequencies that a
-    view of this seed would have. Raises ValueError for epsilon outside (0, 1) and for fewer than two vectors."""
-    if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon is {epsilon}, expected a kernel error between 0 and 1")
+    view of this seed would have. Raises ValueError for epsilon outside [MIN_EPSILON, 1) and for fewer than two
+    vectors."""
+    if not MIN_EPSILON <= epsilon < 1:
+        raise ValueError(f"epsilon is {epsilon}, expected a kernel error between {MIN_EPSILON:g} and 1")
     directions = _sampled(vectors, num_sampled)
     pairs, exact = _pairs(directions, sigma)
     dim_in = directions.shape[1]

@@ -37,6 +37,8 @@ from embeddings.philox import philox4x32
 from embeddings.vectors import Array
 
 FREQUENCIES = ("orthogonal", "gaussian")
+MIN_SIGMA, MAX_SIGMA = 1e-6, 1e6
+"""Beyond these every pair of vectors is alike, or apart, in float32; far beyond, frequencies are zero or infinite."""
 
 _KEY = zlib.crc32(b"evenkeel.rff")
 _SQRT_HALF = 0.7071067811865476
@@ -48,14 +50,16 @@ _COS = [(-1.0) ** k / math.factorial(2 * k) for k in range(10)]
 
 
 def draw_frequencies(dim_in: int, dim: int, sigma: float, seed: int = 0, kind: str = "orthogonal") -> Array:
-    """U float32 [dim / 2, dim_in]. dim: output coordinates, even. sigma > 0: standard deviation of the frequencies.
-    seed: uint32. kind: one of ``FREQUENCIES``. Raises ValueError."""
+    """U float32 [dim / 2, dim_in]. dim: output coordinates, even. sigma: standard deviation of the frequencies,
+    MIN_SIGMA to MAX_SIGMA. seed: uint32. kind: one of ``FREQUENCIES``. Raises ValueError."""
     if dim_in < 1:
         raise ValueError(f"dim_in is {dim_in}, expected at least 1")
     if dim < 2 or dim % 2:
         raise ValueError(f"dim is {dim}: a cosine and a sine for each frequency make it even")
     if not (math.isfinite(sigma) and sigma > 0):
         raise ValueError(f"sigma is {sigma}, expected a positive number")
+    if not MIN_SIGMA <= sigma <= MAX_SIGMA:
+        raise ValueError(f"sigma is {sigma}, expected {MIN_SIGMA:g} to {MAX_SIGMA:g}: beyond, float32 has no angles")
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed is {seed}, expected 0 <= seed < 2^32")
     if kind not in FREQUENCIES:

@@ -440,7 +440,7 @@ class View(Spec):
     name: Name
     kind: Literal["rff", "identity"] = "rff"
     dim: int | None = Field(default=None, ge=2, le=65536, multiple_of=2)
-    sigma: float = Field(default=0.4, gt=0.0, allow_inf_nan=False)
+    sigma: float = Field(default=0.4, ge=1e-6, le=1e6, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**32)
     frequencies: Literal["orthogonal", "gaussian"] = "orthogonal"
     materialized: bool = False

@@ -10,7 +10,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from embeddings.rff_advice import SAMPLED_ROWS, dim_for, warnings_of
+from embeddings.rff_advice import MIN_EPSILON, SAMPLED_ROWS, dim_for, warnings_of
 from embeddings.rff_layer import onnx_layer, safetensors_layer
 from embeddings.store import Collection, Store, default_view
 from embeddings.vectors import Array
@@ -48,7 +48,7 @@ async def create(
     body: ViewRequest,
     dry_run: Annotated[bool, Query(description="Makes nothing: says what it would be, and which dim to take.")] = False,
     epsilon: Annotated[
-        float, Query(gt=0, lt=1, description="With dry_run: the kernel error that advice is to reach.")
+        float, Query(ge=MIN_EPSILON, lt=1, description="With dry_run: the kernel error that advice is to reach.")
     ] = 0.05,
 ) -> Response:
     """201 for a new view; 200 for one that exists just so. Frequencies are drawn and published now; the rows of a

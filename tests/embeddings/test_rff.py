@@ -151,6 +151,8 @@ def test_chunks_do_not_matter() -> None:
         ({"dim_in": 0}, "at least 1"),
         ({"sigma": 0.0}, "positive"),
         ({"sigma": math.inf}, "positive"),
+        ({"sigma": 1e39}, "1e-06 to 1e[+]06"),
+        ({"sigma": 1e-40}, "1e-06 to 1e[+]06"),
         ({"seed": -1}, "seed"),
         ({"frequencies": "sobol"}, "orthogonal, gaussian"),
     ],

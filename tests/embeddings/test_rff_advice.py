@@ -67,8 +67,8 @@ def test_bound_as_printed() -> None:
 
 def test_a_kernel_error_needs_vectors_and_an_epsilon() -> None:
     h = np.eye(4)
-    for epsilon in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="between 0 and 1"):
+    for epsilon in (0.0, 1.0, -1.0, float("nan"), 1e-300):
+        with pytest.raises(ValueError, match="between 1e-06 and 1"):
             dim_for(epsilon, h)
     for few in (np.zeros((5, 4)), np.empty((0, 4)), h[:1], np.full((3, 4), np.nan)):
         with pytest.raises(ValueError, match="at least two vectors"):

@@ -57,6 +57,9 @@ async def test_defaults_are_orthogonal_2d(client, settings: Settings):
     [
         ({"dim": 7}, "dim"),
         ({"sigma": 0}, "sigma"),
+        ({"sigma": 1e38}, "sigma"),
+        ({"sigma": 1e300}, "sigma"),
+        ({"sigma": 1e-300}, "sigma"),
         ({"kind": "pca"}, "kind"),
         ({"name": "A b"}, "name"),
         ({"colour": 1}, "colour"),
@@ -220,7 +223,7 @@ async def test_a_dry_run_advises_and_makes_nothing(client, settings: Settings):
     raw = {"name": "raw", "collection": "items", "kind": "identity"}
     plain = (await client.post("/v1/views", json=raw, params={"dry_run": "true"})).json()
     assert (plain["advice"], plain["warnings"]) == (None, [])
-    for bad in ("0", "1", "nan"):
+    for bad in ("0", "1", "nan", "1e-300"):
         refused = await client.post("/v1/views", json=body, params={"dry_run": "true", "epsilon": bad})
         assert refused.status_code == 422, bad
 
