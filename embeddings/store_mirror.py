@@ -151,6 +151,7 @@ class MirroredCollection(Collection):
         self._seen: bytes | None = None
         self._files: Files = {}
         self._following = False
+        self._looking = threading.Lock()
         self._is_dirty = False
         self._next_look = 0.0
         self._writer: int | None = None
@@ -162,9 +163,20 @@ class MirroredCollection(Collection):
         """Brings the mirror up to date, if it was not looked at for ``follow_seconds``."""
         if self._writer == threading.get_ident() or time.monotonic() < self._next_look:
             return
+        if self._following or self._seen is None:
+            self._look()
+        elif self._looking.acquire(blocking=False):
+            # One waits to hear whether the store is back; the others go on with what is here.
+            try:
+                self._look()
+            finally:
+                self._looking.release()
+
+    def _look(self) -> None:
         try:
             data = self._remote.index()
-            self._following = True
+            if data is not None and (data != self._seen or self._is_dirty):
+                self._catch_up(data)
         except StoreUnavailable as error:
             if self._seen is None and not self._remember():
                 raise
@@ -173,14 +185,17 @@ class MirroredCollection(Collection):
             self._following = False
             self._next_look = time.monotonic() + max(self._follow_seconds, _RETRY_SECONDS)
             return
-        if data is not None and (data != self._seen or self._is_dirty):
-            make_directory(self.directory)
-            # Whoever has the lock is bringing the mirror up to date, or is the one writer there is.
-            patience = 0.0 if self._seen is not None or self._remember() else 60.0
-            with contextlib.suppress(*([StoreBusy] if self._seen is not None else [])):
-                with disk_errors(self.directory), writer_lock(self.directory / "LOCK", patience):
-                    self._pull(data)
+        self._following = True
         self._next_look = time.monotonic() + self._follow_seconds
+
+    def _catch_up(self, data: bytes) -> None:
+        make_directory(self.directory)
+        # Whoever has the lock is bringing the mirror up to date, or is the one writer there is.
+        patience = 0.0 if self._seen is not None or self._remember() else 60.0
+        with contextlib.suppress(*([StoreBusy] if self._seen is not None else [])):
+            with disk_errors(self.directory), writer_lock(self.directory / "LOCK", patience):
+                # Another process of this host may have pulled a later one before it gave up the lock.
+                self._pull(self._remote.index() or data)
 
     def _remember(self) -> bool:
         """Takes up what the mirror was the last time, for when the store cannot be reached."""
@@ -208,7 +223,11 @@ class MirroredCollection(Collection):
                     ) from error
         self._prune(files)
         self._is_dirty = False
-        if data is not None:
+        if data is None:
+            # Objects that were put there once are there no more, if the store lost what it had.
+            self._index_file.unlink(missing_ok=True)
+            self._files, self._seen = {}, None
+        else:
             temporary = self._temporary(self._index_file)
             temporary.write_bytes(data)
             os.replace(temporary, self._index_file)

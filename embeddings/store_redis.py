@@ -27,7 +27,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, OutOfMemoryError, ReadOnlyError, TimeoutError
 from redis.retry import Retry
 
-from embeddings.store_files import StoreBusy, StoreError, StoreFull, StoreUnavailable
+from embeddings.store_files import StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
 from embeddings.store_lease import Lease, leased
 from embeddings.store_mirror import RemoteStore, content_name
 from embeddings.store_redis_rows import Client, RedisReader, RowKeys, load_rows, remove_rows, rows_info
@@ -195,7 +195,12 @@ class InRedis:
 
     def sweep(self, kept: set[str]) -> None:
         with reaching(self._where):
-            bases = {rows_info(self._client, self._keys(name))["base"] for name in kept if name.startswith("rows.")}
+            bases = set()
+            for name in kept:
+                # A version whose rows Redis lost keeps nobody from publishing others.
+                with contextlib.suppress(UnknownVersion):
+                    if name.startswith("rows."):
+                        bases.add(rows_info(self._client, self._keys(name))["base"])
             for member in self._client.smembers(f"{self._base}:objects"):
                 name = member.decode()
                 if name in kept or name in bases:

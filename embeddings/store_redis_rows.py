@@ -17,6 +17,7 @@ atomic in Redis: either all that was loaded is there, or the reader is told that
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator
@@ -81,7 +82,10 @@ def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None)
     batch = read_arrow(file)
     items = items_of(batch)
     vectors = stored_vectors(batch)
-    base = None if parent is None else _base_for(client, parent, items, vectors)
+    base = None
+    # On rows that Redis lost nothing can rest.
+    with contextlib.suppress(UnknownVersion):
+        base = None if parent is None else _base_for(client, parent, items, vectors)
     num_chunks = -(-len(items) // CHUNK_ROWS)
     info = {
         "rows": len(items), "dim": items.dim, "dtype": str(vectors.dtype), "chunks": num_chunks,

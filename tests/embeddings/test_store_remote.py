@@ -244,6 +244,33 @@ def test_redis_restarts_between_load_and_switch(opened: Callable[..., Store], re
     assert collection.versions() == []
 
 
+def test_redis_lost_rows_of_a_version(opened: Callable[..., Store], redis_server: Any) -> None:
+    """What is lost of one version keeps nobody from publishing the next."""
+    collection = opened().collection("items")
+    publish(collection, 1)
+    publish(collection, 2)
+    with redis_server.client() as client:
+        for key in client.scan_iter(match="*:info"):
+            client.delete(key)
+    with pytest.raises(UnknownVersion, match="Redis lost"):
+        opened().collection("items").open()
+    publish(collection, 3)
+    assert_serves(opened().collection("items"), 3)
+
+
+def test_redis_lost_everything(opened: Callable[..., Store], redis_server: Any) -> None:
+    """The same content again, from a process that put it there before."""
+    collection = opened().collection("items")
+    for _ in range(2):
+        with redis_server.client() as client:
+            client.flushall()
+        collection.create_view("wide", dim=16, dim_in=8, anchor_generation=1)
+    publish(collection, 1)
+    other = opened().collection("items")
+    assert_serves(other, 1)
+    assert other.frequencies("wide").shape == (8, 8)
+
+
 def test_redis_is_full(opened: Callable[..., Store], redis_server: Any) -> None:
     collection = opened().collection("items")
     publish(collection, 1)
@@ -423,6 +450,54 @@ def test_a_store_that_is_away_is_served_from_the_mirror(tmp_path: Path) -> None:
         assert collection.current() == "v000001"
         with pytest.raises(StoreUnavailable):
             in_objects(address, tmp_path, "c").current()
+
+
+def test_one_waits_for_a_store_that_hangs(s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collection = in_objects(s3_address, tmp_path, "a", "follow_seconds=0")
+    publish(collection, 1)
+    asked, over = threading.Event(), threading.Event()
+    calls = []
+
+    def hangs() -> bytes | None:
+        calls.append(threading.get_ident())
+        if len(calls) > 1:
+            asked.set()
+            over.wait(30)
+        raise StoreUnavailable("it hangs")
+
+    monkeypatch.setattr(collection._remote, "index", hangs)
+    assert collection.current() == "v000001"
+    collection._next_look = 0.0
+    waiting = threading.Thread(target=collection.current)
+    waiting.start()
+    try:
+        assert asked.wait(30)
+        assert_serves(collection, 1)
+        assert len(calls) == 2
+    finally:
+        over.set()
+        waiting.join()
+
+
+def test_an_index_that_is_old_by_the_time_of_the_lock(
+    s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes share a mirror: one has read the index, and the other publishes before it gets to the lock."""
+    writer = in_objects(s3_address, tmp_path, "a", "follow_seconds=0")
+    follower = in_objects(s3_address, tmp_path, "a", "follow_seconds=0")
+    publish(writer, 1)
+    original = follower._remote.index
+    read = []
+
+    def overtaken() -> bytes | None:
+        read.append(original())
+        if len(read) == 1:
+            writer.write(ItemVectors(np.arange(NUM_ITEMS), vectors_of(2)), parent="v000001")
+        return read[-1]
+
+    monkeypatch.setattr(follower._remote, "index", overtaken)
+    assert follower.current() == "v000001"
+    assert (writer.directory / "versions/v000002/manifest.json").exists()
 
 
 def test_a_dead_writer_of_objects_is_cleaned_up(s3_address: str, tmp_path: Path) -> None:
