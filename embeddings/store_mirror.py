@@ -345,8 +345,19 @@ class MirroredCollection(Collection):
         manifest = read_document(self._versions / version / MANIFEST_FILE)
         if manifest is None:
             return None
-        found = self._files.get(f"versions/{version}/{items_entry(manifest)['name']}")
+        found = self._named(f"versions/{version}/{items_entry(manifest)['name']}")
         return None if found is None else str(found["object"])
+
+    def _named(self, path: str) -> dict[str, Any] | None:
+        """What the index says of a file, None for one that it does not name."""
+        found = self._files.get(path)
+        if found is None and self._writer != threading.get_ident():
+            # Another process may have brought their common mirror further than this one has looked.
+            with contextlib.suppress(StoreUnavailable):
+                data = self._remote.index()
+                if data is not None:
+                    found = decode_document(data, Path(self._index_name()))["files"].get(path)
+        return found
 
     def _expired(self, path: str, local: dict[str, Path]) -> bool:
         """Whether nothing names a file of a version any more: it was expired, or has other rows since an erasure."""
@@ -413,7 +424,7 @@ class MirroredCollection(Collection):
         with contextlib.suppress(CorruptStore):
             verify_file(directory, entry)
             return
-        there = self._files.get(path.relative_to(self.directory).as_posix())
+        there = self._named(path.relative_to(self.directory).as_posix())
         if there is None:
             raise CorruptStore(f"{self._index_name()}: does not name {path.name} of version {directory.name}")
         try:

@@ -500,6 +500,30 @@ def test_an_index_that_is_old_by_the_time_of_the_lock(
     assert (writer.directory / "versions/v000002/manifest.json").exists()
 
 
+def test_processes_share_a_mirror(s3_address: str, tmp_path: Path) -> None:
+    """One of them has brought it up to date before the other looks."""
+    first = in_objects(s3_address, tmp_path, "a", "follow_seconds=0")
+    late = in_objects(s3_address, tmp_path, "a", "follow_seconds=600")
+    writer = in_objects(s3_address, tmp_path, "b", "follow_seconds=0")
+    publish(writer, 1)
+    assert_serves(late, 1)
+    publish(writer, 2)
+    assert first.current() == "v000002"
+    assert_serves(late, 2)
+    assert late.damaged() == {}
+
+
+def test_processes_share_a_mirror_of_rows(redis_server: Any, tmp_path: Path) -> None:
+    url = f"{redis_server.url}?cache={tmp_path / 'mirror'}"
+    late = open_store(f"{url}&follow_seconds=600").collection("items")
+    writer = open_store(url).collection("items")
+    publish(writer, 1)
+    assert_serves(late, 1)
+    publish(writer, 2)
+    assert_serves(late, 2)
+    assert late.damaged() == {}
+
+
 def test_a_dead_writer_of_objects_is_cleaned_up(s3_address: str, tmp_path: Path) -> None:
     collection = in_objects(s3_address, tmp_path, "a", "follow_seconds=0", "lease_seconds=6")
     publish(collection, 1)
