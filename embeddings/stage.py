@@ -44,7 +44,16 @@ from embeddings.stage_settings import (
     View,
     ViewSettings,
 )
-from embeddings.store import Collection, StaleParent, Store, StoreError, VersionReader, ViewExists
+from embeddings.store import (
+    Collection,
+    CorruptStore,
+    StaleParent,
+    Store,
+    StoreError,
+    UnknownVersion,
+    VersionReader,
+    ViewExists,
+)
 from embeddings.store_erasure import IdsErased, erased_ids
 from embeddings.store_views import default_view
 from embeddings.vectors import FOUND, Array, ItemVectors, keys_of, shared_rows
@@ -385,13 +394,13 @@ def _alignment(
         return parent.version, None, "align: false"
     note = None
     if publish.ema is None and generation.anchor_version not in (None, parent.version):
-        anchor = target.open(str(generation.anchor_version))
-        old, new = _shared(anchor, candidate)
         try:
+            anchor = target.open(str(generation.anchor_version))
+            old, new = _shared(anchor, candidate)
             rotation = procrustes(candidate.vectors, anchor.items().vectors, source_rows=new, target_rows=old)
             return anchor.version, rotation, None
-        except TooFewShared as error:
-            note = f"aligned onto the parent instead of the anchor {anchor.version}: {error}"
+        except (TooFewShared, UnknownVersion) as error:
+            note = f"aligned onto the parent instead of the anchor {generation.anchor_version}: {error}"
     old, new = _shared(parent, candidate)
     rotation = procrustes(candidate.vectors, parent.items().vectors, source_rows=new, target_rows=old)
     return parent.version, rotation, note
@@ -403,7 +412,11 @@ def _anchor_cosine(
     """Mean cosine of what is to be served to the anchor generation's first version, over the items both have found."""
     if previous is None or generation.anchor_version is None:
         return None
-    anchor = target.open(generation.anchor_version)
+    try:
+        anchor = target.open(generation.anchor_version)
+    except (CorruptStore, UnknownVersion):
+        # A figure for people: nothing is held, and nothing fails, for want of it.
+        return None
     old, new = _shared(anchor, written)
     if not len(old):
         return None

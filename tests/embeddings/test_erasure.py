@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from embeddings import stage, store_collection, store_erasure
 from embeddings.erased import ErasedIds
-from embeddings.stage import Gate, Settings, publish_candidate
+from embeddings.stage import Gate, MovingAverage, Settings, publish_candidate
 from embeddings.store import Collection, CorruptStore, Store, StoreError, UnknownCollection, open_store
 from embeddings.store_erasure import IdsErased, finish_erasures
 from embeddings.store_files import StoreBusy, writer_lock
@@ -213,6 +213,22 @@ def test_a_damaged_version_is_no_refuge(root: Path, collection: Collection) -> N
     fresh.erase(ERASED, "they asked")
     assert fresh.manifest("v000001")["state"] == "expired"
     assert_gone(root, before)
+
+
+@pytest.mark.parametrize("ema", [None, MovingAverage()])
+def test_a_damaged_anchor_ends_no_publishing(root: Path, collection: Collection, ema: MovingAverage | None) -> None:
+    """An erasure gives up a damaged version, and it may be the one that a generation is measured by."""
+    anchor = root / "collections/items/versions/v000001/items.arrow"
+    anchor.write_bytes(anchor.read_bytes()[:-9])
+    open_store(root).collection("items").erase(ERASED, "they asked")
+    store = open_store(root)
+    items = store.collection("items").open().items()
+    settings = Settings(gate=Gate("off"), ema=ema)
+    parent = store.collection("items").current()
+    end = publish_candidate(store, "items", items, settings, parent_version=parent)
+    assert (end.status, end.anchor_cosine) == ("published", None)
+    note = store.collection("items").manifest()["alignment"]["note"]
+    assert (note is None) if ema is not None else note.startswith("aligned onto the parent instead of the anchor")
 
 
 def test_a_damaged_current_version_is_told_and_the_erasure_is_not_forgotten(root: Path, collection: Collection) -> None:
