@@ -115,7 +115,10 @@ class RemoteStore(Store):
         try:
             return self._list()
         except StoreUnavailable:
-            return super()._names()
+            here = list(super()._names())
+            if not here:
+                raise  # nothing was ever seen of it: not a store without collections
+            return here
 
     def _make_collection(self, name: str) -> Collection:
         return MirroredCollection(self, name, self._connect(name), self._follow_seconds)

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service import jobs, pages, schedules, tables
 from service.charts import Series, line_chart
+from service.errors import Problem
 from service.features import in_store
 from service.keys import Principal
 from service.routes.collections import summary
@@ -30,6 +31,7 @@ async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
         "charts": None,
         "schedules": None,
         "collections": None,
+        "store_away": None,
     }
     if principal.allows("jobs:read"):
         async with app.state.database.read() as connection:
@@ -41,7 +43,12 @@ async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
         found["jobs"] = [job_row(job, tables.now()) for job in shown]
         found["charts"] = charts(shown)
     if principal.allows("features:read"):
-        found["collections"] = await in_store(_collections, app.state.store)
+        try:
+            found["collections"] = await in_store(_collections, app.state.store)
+        except Problem as problem:
+            if problem.status != 503:
+                raise
+            found["store_away"] = problem.detail  # jobs and schedules are to be seen all the same
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,20 @@ async def test_vectors_from_redis(settings: Settings, redis: Any) -> None:
             assert answer.json()["type"] == "urn:evenkeel:store-unavailable"
             assert answer.headers["retry-after"].isdigit()
             assert "EVENKEEL_STORE_URL" in answer.json()["errors"][0]["remedy"]
+
+
+async def test_a_store_that_was_never_seen_is_not_an_empty_one(settings: Settings) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and nobody listens
+        port = bound.getsockname()[1]
+        nowhere = dataclasses.replace(settings, store_url=f"redis://127.0.0.1:{port}/0", role="api")
+        async with running(nowhere) as app, client_of(app, settings.admin_key_file.read_text().strip()) as client:
+            for path in ("/v1/collections", "/v1/collections/items", "/v1/views", "/v1/views/wide"):
+                answer = await client.get(path)
+                assert answer.status_code == 503, (path, answer.text)
+                assert answer.json()["type"] == "urn:evenkeel:store-unavailable"
+            assert (await client.post("/v1/views/wide/vectors", json={"ids": [1]})).status_code == 503
+            assert (await client.get("/healthz")).status_code == 200
+            page = await client.get("/dashboard/content")
+            assert page.status_code == 200, page.text
+            assert "The feature store cannot be read now" in page.text
