@@ -159,9 +159,14 @@ def summary(canary: Canary) -> dict[str, Any]:
 
 
 def canaries_of(collection: Collection, anchor_generation: int) -> dict[str, dict[str, Any]]:
-    """The canaries that can read an anchor generation, by name; in another one they would read noise."""
+    """The canaries that can read an anchor generation, by name; in another one they would read noise. Without those
+    whose items to judge by were all erased."""
     found = collection.settings(SETTINGS)
-    return {name: one for name, one in found.items() if one["anchor_generation"] == anchor_generation}
+    return {
+        name: one
+        for name, one in found.items()
+        if one["anchor_generation"] == anchor_generation and any(one["held_out"])
+    }
 
 
 def measure(canaries: Mapping[str, Canary], previous: ItemVectors, candidate: ItemVectors) -> dict[str, float]:

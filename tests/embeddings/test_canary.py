@@ -186,3 +186,11 @@ def test_erased_ids_leave_canaries_too(store: Store, collection: Collection) -> 
     for part in ("ids", "codes", "held_out"):
         assert after[part] == [before[part][i] for i in kept]  # type: ignore[index]
     assert after["weights"] == before["weights"]
+
+
+def test_a_canary_without_items_holds_nothing(store: Store, collection: Collection) -> None:
+    canary.register(collection, "cluster", np.arange(120), [f"c{label}" for label in labels()[:120]])
+    collection.erase(np.arange(120), "they asked")
+    end = publish(store, vectors(2))
+    assert end.status == "published", end.reasons
+    assert not [metric for metric in end.metrics if metric.startswith("canary")]
