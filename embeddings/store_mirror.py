@@ -207,13 +207,13 @@ class MirroredCollection(Collection):
         return self._seen is not None
 
     def _adopt(self, data: bytes) -> None:
-        self._files = decode_document(data, self._index_file)["files"]
+        self._files = files_of(data, self._index_file)
         self._seen = data
 
     def _pull(self, data: bytes | None) -> None:
         """Makes the mirror equal to what lies elsewhere, of which ``data`` is the index; under the mirror's lock."""
         for attempt in range(_ATTEMPTS):
-            files: Files = {} if data is None else decode_document(data, Path(self._index_name()))["files"]
+            files: Files = {} if data is None else files_of(data, Path(self._index_name()))
             try:
                 self._fetch_documents(files)
                 break
@@ -359,7 +359,7 @@ class MirroredCollection(Collection):
             with contextlib.suppress(StoreUnavailable):
                 data = self._remote.index()
                 if data is not None:
-                    found = decode_document(data, Path(self._index_name()))["files"].get(path)
+                    found = files_of(data, Path(self._index_name())).get(path)
         return found
 
     def _expired(self, path: str, local: dict[str, Path]) -> bool:
@@ -455,6 +455,16 @@ class MirroredCollection(Collection):
 
     def _index_name(self) -> str:
         return f"{self._store.url}: index of collection '{self.name}'"
+
+
+def files_of(index: bytes, where: Path) -> Files:
+    """What an index names. Raises CorruptStore for a damaged one, and for a path that leaves the mirror: who can write
+    to the store must not write elsewhere on the machines that read it."""
+    files: Files = decode_document(index, where)["files"]
+    for path in files:
+        if path.startswith("/") or ".." in PurePosixPath(path).parts:
+            raise CorruptStore(f"{where}: names {path!r}, which is no path in a collection: restore it from a backup")
+    return files
 
 
 def _is_data(path: str) -> bool:

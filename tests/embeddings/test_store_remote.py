@@ -31,6 +31,7 @@ from embeddings.store import (
     open_store,
 )
 from embeddings.store_erasure import erase
+from embeddings.store_files import decode_document, encode_document
 from embeddings.vectors import FOUND, MISSING, ItemVectors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -269,6 +270,20 @@ def test_redis_lost_everything(opened: Callable[..., Store], redis_server: Any) 
     other = opened().collection("items")
     assert_serves(other, 1)
     assert other.frequencies("wide").shape == (8, 8)
+
+
+@pytest.mark.parametrize("path", ["../../../planted", "/tmp/planted", "views/../../../../planted"])
+def test_an_index_names_nothing_outside_the_mirror(
+    opened: Callable[..., Store], redis_server: Any, tmp_path: Path, path: str
+) -> None:
+    publish(opened().collection("items"), 1)
+    with redis_server.client() as client:
+        document = decode_document(client.get("evenkeel:items:INDEX"), Path("INDEX"))
+        document["files"][path] = document["files"]["CURRENT"]
+        client.set("evenkeel:items:INDEX", encode_document(document))
+    with pytest.raises(CorruptStore, match="no path in a collection"):
+        opened().collection("items").current()
+    assert list(tmp_path.rglob("planted")) == []
 
 
 def test_redis_is_full(opened: Callable[..., Store], redis_server: Any) -> None:
