@@ -196,8 +196,13 @@ def test_rows_outlive_their_version_by_the_grace(opened: Callable[..., Store]) -
 def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store], redis_server: Any) -> None:
     """The server keeps what it has (append-only file), dies while rows are loaded, and comes back."""
     with redis_server.client() as client:
-        client.config_set("appendonly", "yes")
         client.config_set("appendfsync", "always")
+        client.config_set("appendonly", "yes")
+        # What is there already goes to the file in the background.
+        deadline = time.monotonic() + 60.0
+        while any(client.info("persistence")[f"aof_rewrite_{word}"] for word in ("in_progress", "scheduled")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
     redis_server._command += ["--appendonly", "yes", "--appendfsync", "always"]
     collection = opened("lease_seconds=2", "grace_seconds=0").collection("items")
     publish(collection, 1)
