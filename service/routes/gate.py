@@ -80,7 +80,8 @@ async def list_canaries(request: Request, collection: str) -> dict[str, Any]:
 @router.post("/canaries", status_code=201, dependencies=[write_features], responses=errors.responses(404, 507))
 async def add_canaries(request: Request, collection: str, body: CanaryRequest) -> dict[str, Any]:
     """Fits a canary on the current version and has it read every candidate from now on."""
-    if (body.copy_from is None) == (body.name is None or body.uri is None):
+    given = (body.name is not None, body.uri is not None, body.copy_from is not None)
+    if given not in ((True, True, False), (False, False, True)):
         raise errors.invalid([("name", "give name and uri, or copy_from")])
 
     def fitted() -> dict[str, Any]:

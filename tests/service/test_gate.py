@@ -69,6 +69,7 @@ async def test_a_canary_is_registered_listed_and_removed(client: httpx.AsyncClie
     ("body", "status", "says"),
     [
         ({"name": "kind"}, 422, "give name and uri, or copy_from"),
+        ({"name": "kind", "copy_from": "items"}, 422, "give name and uri, or copy_from"),
         ({"name": "kind", "uri": "LABELS", "copy_from": "items"}, 422, "give name and uri, or copy_from"),
         ({"name": "kind", "uri": "/etc/passwd"}, 422, "outside the data roots"),
         ({"name": "A b", "uri": "LABELS"}, 422, "name"),
