@@ -77,7 +77,9 @@ async def test_a_store_that_was_never_seen_is_not_an_empty_one(settings: Setting
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and nobody listens
         port = bound.getsockname()[1]
-        nowhere = dataclasses.replace(settings, store_url=f"redis://127.0.0.1:{port}/0", role="api")
+        nowhere = dataclasses.replace(
+            settings, store_url=f"redis://127.0.0.1:{port}/0?cache={settings.home}/cache", role="api"
+        )
         async with running(nowhere) as app, client_of(app, settings.admin_key_file.read_text().strip()) as client:
             for path in ("/v1/collections", "/v1/collections/items", "/v1/views", "/v1/views/wide"):
                 answer = await client.get(path)
