@@ -130,6 +130,8 @@ def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: 
         "created_at": utc_now(),
     }
     collection.save_settings(SETTINGS, name, document)
+    # Ids that were erased while it was fitted; an erasure that is recorded later finds it where it is.
+    forget(collection, collection.erased())
     return document
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from embeddings import store_erasure
+from embeddings.erased import ErasedIds
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store_files import (
     CorruptStore,
@@ -372,6 +373,10 @@ class Collection:
     def erasures(self) -> list[dict[str, Any]]:
         """What was erased and readmitted, when and why; ids are known by hash alone."""
         return store_erasure.erasures(self)
+
+    def erased(self) -> ErasedIds:
+        """The ids that are kept out."""
+        return store_erasure.erased_ids(self)
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
         """The writer lock."""

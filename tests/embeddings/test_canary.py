@@ -194,3 +194,19 @@ def test_a_canary_without_items_holds_nothing(store: Store, collection: Collecti
     end = publish(store, vectors(2))
     assert end.status == "published", end.reasons
     assert not [metric for metric in end.metrics if metric.startswith("canary")]
+
+
+def test_ids_erased_while_a_canary_is_fitted_are_not_in_it(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted = canary.fit
+
+    def fit_and_erase(*arguments: object) -> np.ndarray:
+        collection.erase([0, 1, 2], "they asked")
+        return fitted(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(canary, "fit", fit_and_erase)
+    registered(collection)
+    kept = collection.settings(canary.SETTINGS)["cluster"]["ids"]
+    assert len(kept) == N - 3
+    assert not {0, 1, 2} & set(kept)
