@@ -90,7 +90,7 @@ class IdleCoefficients:
         self.eps_inside_root = bool(getattr(optimizer, "eps_inside_root", False))
         self.eps = float(getattr(optimizer, "eps", 0.0))
         self._smallest_floor = SMALLEST_FLOOR[dtype] ** (2 if self.eps_inside_root else 1)
-        self._alpha, self._weight_decay = optimizer.idle_alpha, optimizer.constant_decay
+        self._alpha, self._weight_decay = optimizer.read_alpha, optimizer.constant_decay
         self.ahead = self.momentum and self._can_be_ahead()
         self.horizon = self._steps_until(VANISHED[dtype] if self.ahead else VANISHED_PRESENT)
         idle = np.arange(self.horizon + 1, dtype=np.float64)
@@ -311,6 +311,6 @@ class IdleCoefficients:
 
 def idle_coefficients(optimizer: RowOptimizer, dtype: str) -> IdleCoefficients | None:
     """The coefficients of an optimizer; None if it leaves idle rows alone."""
-    if not (optimizer.idle_alpha or optimizer.constant_decay or optimizer.idle_momentum):
+    if not (optimizer.read_alpha or optimizer.constant_decay or optimizer.idle_momentum):
         return None
     return IdleCoefficients(optimizer, dtype)

@@ -16,6 +16,7 @@ from embeddings.schedule import Constant, Schedule
 
 MOMENTS = ("dense", "lazy")
 FIRST_TOUCH = ("keep", "literal")
+DECAYS = ("at_read", "at_update")
 # With dense moments and a decay, a row may be stored at most so much farther from its value than without a decay.
 MAX_LEAD = 32.0
 
@@ -56,6 +57,11 @@ class RowOptimizer:
     def idle_alpha(self) -> float:
         """alpha of the decay of idle rows; 0 is none."""
         return 0.0
+
+    @property
+    def read_alpha(self) -> float:
+        """alpha of the decay of idle rows that a read applies: all of it, but where it waits for the next update."""
+        return 0.0 if getattr(self, "decay", "at_read") == "at_update" else self.idle_alpha
 
     @property
     def constant_decay(self) -> float:
@@ -133,10 +139,12 @@ class AdagradAR(Adagrad):
     """Adagrad with adaptive regularization: :class:`AdamAR`'s decay before Adagrad's step (Li and Lyu)."""
 
     alpha: float = 1e-4
+    decay: Literal["at_read", "at_update"] = field(default="at_read", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_alpha(self.alpha, "Adagrad")
+        _one_of("decay", self.decay, DECAYS)
         if self.weight_decay:
             raise ValueError(f"weight_decay {self.weight_decay} beside alpha: use Adagrad's decay or AdagradAR's")
 
@@ -236,14 +244,18 @@ class AdamAR(Adam):
     Args:
         first_touch: a row that was never touched is kept as it was initialised, or decays as if touched at step 0
             (literal).
+        decay: ``at_update`` is a baseline: an idle row does not decay, and its next update has the lambda of that step
+            alone, which is what decay in a sparse optimizer comes to. It does not stop one-epoch overfitting.
     """
 
     alpha: float = 1e-4
     first_touch: Literal["keep", "literal"] = field(default="keep", kw_only=True)
+    decay: Literal["at_read", "at_update"] = field(default="at_read", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_alpha(self.alpha, "Adam")
+        _one_of("decay", self.decay, DECAYS)
         _one_of("first_touch", self.first_touch, FIRST_TOUCH)
 
     @property

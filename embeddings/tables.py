@@ -22,6 +22,7 @@ from embeddings.kernels.reference import ReferenceKernel, read_rows_without_deca
 from embeddings.optim import Adam, RowOptimizer
 from embeddings.sse import check_sse
 
+Backend = Literal["numba", "triton", "fbgemm", "reference"]
 INDEX_DTYPES = (torch.int32, torch.int64)
 MAX_STEP = torch.iinfo(torch.int32).max
 
@@ -38,17 +39,20 @@ class EmbeddingTables(torch.nn.Module):
         sse: for each feature that takes part, its swap probability and graph. Swaps happen in training mode only.
         seed: of the initial rows and the SSE draws.
         backend: ``numba`` (compiled, parallel over samples and rows), ``triton`` (for a GPU, which ``device`` then
-            names), ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch).
+            names), ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch); left out:
+            :func:`default_backend` of the device.
         dtype: of stored rows: torch.float64, float32, float16 or bfloat16. Output, gradients and sums are float32 for
             half rows, which are stored with stochastic rounding, and ``dtype`` otherwise.
         state_dtype: of optimizer state; left out: that of the output.
-        device: where the tables are; left out: the CPU, or for ``triton`` its GPU.
+        device: where the tables are; left out: the CPU, or for ``triton`` the current GPU.
         bounds: an id outside its table is an error (``fatal``), or counts as padding (``ignore``): it adds nothing, is
             not counted by a mean, and touches nothing.
         sse_outside: the caller swaps ids itself (:func:`embeddings.sse.swap`), because rows are split over ranks.
 
     Attributes:
         features: the features in the order that ``forward`` takes and returns them.
+        birth_step: the steps completed when rows and state were initial. Rows count their steps, and the optimizer its
+            own, from there; saved and restored with ``completed_steps``.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class EmbeddingTables(torch.nn.Module):
         *,
         sse: Mapping[str, SSEConfig] | None = None,
         seed: int = 0,
-        backend: Literal["numba", "triton", "fbgemm", "reference"] = "numba",
+        backend: Backend | None = None,
         dtype: torch.dtype = torch.float32,
         state_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -79,6 +83,7 @@ class EmbeddingTables(torch.nn.Module):
         if bounds not in ("fatal", "ignore"):
             raise ValueError(f"bounds must be 'fatal' or 'ignore', not '{bounds}'")
         self.optimizer = optimizer
+        backend = backend or default_backend(device)
         where = _device(backend, device)
         # FBGEMM's module for GPUs brings its own storage, which may be larger than the GPU's memory.
         home = torch.device("cpu") if backend == "fbgemm" else where
@@ -114,9 +119,10 @@ class EmbeddingTables(torch.nn.Module):
             return None
         return tuple(sse.get(name, SSEConfig(0.0)) for name in self.features)
 
-    def reset(self) -> None:
-        """Initial rows and fresh optimizer state, as at step 0."""
-        self.completed_steps = 0
+    def reset(self, completed_steps: int = 0) -> None:
+        """Initial rows and fresh optimizer state, as at step 0: of these tables, or of their optimizer, which then
+        counts from ``completed_steps`` on (MEDA, which begins each epoch anew)."""
+        self.birth_step = self.completed_steps = completed_steps
         # Not looked for where nothing is: it would touch the memory of every row.
         self._may_be_ahead = False
         self._records.clear()
@@ -199,14 +205,14 @@ class EmbeddingTables(torch.nn.Module):
     def _idle_now(self) -> IdleCoefficients | None:
         if self._may_be_ahead:
             last = int(self.layout.last_steps.max()) if self.layout.last_steps.numel() else 0
-            if last > self.completed_steps:
+            if last > self.completed_steps - self.birth_step:
                 # Compiled kernels would read what lies before their coefficients.
                 raise ValueError(
                     f"a row was last touched at step {last}, after the {self.completed_steps} completed steps: restore "
                     "completed_steps together with the tables"
                 )
             self._may_be_ahead = False
-        return None if self._idle is None else self._idle.at(self.completed_steps)
+        return None if self._idle is None else self._idle.at(self.completed_steps - self.birth_step)
 
     def _record(self, record: Record) -> None:
         """What backward keeps for the step; replicas keep other ranks' records too (embeddings.sharding.replicas)."""
@@ -219,7 +225,7 @@ class EmbeddingTables(torch.nn.Module):
 
     def gradient_is_finite(self) -> bool:
         """Whether every recorded output gradient is finite."""
-        return all(bool(torch.isfinite(record.grad).all()) for record in self._records)
+        return all(_is_finite(record.grad) for record in self._records)
 
     def non_finite_tables(self) -> list[str]:
         """Tables with a recorded output gradient that is not finite."""
@@ -227,9 +233,9 @@ class EmbeddingTables(torch.nn.Module):
             {
                 self.layout.tables[slot.table].name
                 for record in self._records
-                if not bool(torch.isfinite(record.grad).all())
+                if not _is_finite(record.grad)
                 for slot in self.layout.slots
-                if not bool(torch.isfinite(self._gradient_of(slot, record)).all())
+                if not _is_finite(self._gradient_of(slot, record))
             }
         )
 
@@ -251,20 +257,24 @@ class EmbeddingTables(torch.nn.Module):
     def step(self, k: int, scale: float = 1.0) -> None:
         """Applies what backward recorded since the last step, once, as step ``k`` = completed_steps + 1.
 
-        Every gradient is first multiplied by ``scale``: clipping to a global norm.
+        Every gradient is first multiplied by ``scale``: clipping to a global norm. Where this raises, no row and no
+        state has changed and what backward recorded is still there: the same step can be tried again, or given up by
+        :meth:`discard`.
         """
         if k != self.completed_steps + 1:
             raise ValueError(f"step {k} does not follow {self.completed_steps} completed steps")
         if k > MAX_STEP:
             raise ValueError(f"step {k} does not fit last_update_step, which is int32: {MAX_STEP} steps are the most")
-        records, self._records = self._records, []
-        if records:
-            self._kernel.update(records, k, self._idle_now(), scale)
+        if self._records:
+            self._kernel.update(self._records, k - self.birth_step, self._idle_now(), scale)
+        self._records.clear()
         self._completed_steps = k
 
     def discard(self) -> None:
-        """Drops what backward recorded."""
+        """Drops what backward recorded, and what is known of bad ids in it."""
         self._records.clear()
+        if hasattr(self._kernel, "forget"):
+            self._kernel.forget()
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -299,7 +309,7 @@ class EmbeddingTables(torch.nn.Module):
             rows = torch.arange(count)
         elif rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
             raise ValueError(f"table '{name}' has {count} rows: can't read rows {int(rows.min())} to {int(rows.max())}")
-        rows, idle = rows.contiguous(), self._idle_now()
+        rows, idle = rows.to(self.layout.device).contiguous(), self._idle_now()
         return self._kernel.read(t, rows, idle) if decay else read_rows_without_decay(self.layout, t, rows, idle)
 
     def load(self, name: str, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
@@ -342,6 +352,17 @@ class _Lookup(torch.autograd.Function):
         used, offsets, weights = ctx.lookup
         ctx.tables._record(Record(used, offsets, weights, grad.contiguous()))
         return None, None, None, None, None, None
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """Whether all are. A sum is finite only where all its terms are, and takes one pass without a temporary; finite
+    terms may sum to more than their type holds, so that only another look at each says that one is not."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def default_backend(device: torch.device | str | None = None) -> Backend:
+    """The backend of tables on ``device``: ours for the CPU, or ours for GPUs."""
+    return "numba" if device is None or torch.device(device).type == "cpu" else "triton"
 
 
 def _device(backend: str, device: torch.device | str | None) -> torch.device:

@@ -176,7 +176,7 @@ class FbgemmKernel:
         return self.layout.weight(t)[rows]
 
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
-        for group, bags, grad in self._joined(records):
+        for group, bags, grad in list(self._joined(records)):
             if bags.indices.numel():
                 self._apply(group, bags, grad if scale == 1.0 else grad * scale, step)
                 for t, ids in self._touched(group, bags):

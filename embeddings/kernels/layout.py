@@ -95,7 +95,10 @@ class Kernel(Protocol):
         ...
 
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
-        """Applies ``scale`` times the sum of the recorded gradients to the touched rows, as step ``step``."""
+        """Applies ``scale`` times the sum of the recorded gradients to the touched rows, as step ``step``.
+
+        What can fail, such as taking memory, comes before the first row is changed: it raises and changes nothing.
+        """
         ...
 
     def squared_norm(self, records: Sequence[Record]) -> float:

@@ -52,60 +52,22 @@ class ReferenceKernel:
                     backend="reference",
                 )  # fmt: skip
                 used[span] = torch.where(bad, used[span], swapped)
-            ids, places, scale = self._entries(slot, used, offsets, weights, batch_size)
+            ids, places, scale = _entries(layout, slot, used, offsets, weights, batch_size)
             rows = read_rows(layout, slot.table, ids, idle) * scale[:, None]
             output[:, slot.column : slot.column + slot.dim].index_add_(0, places, rows)
         return output, used
-
-    def _entries(
-        self,
-        slot: FeatureSlot,
-        indices: torch.Tensor,
-        offsets: torch.Tensor,
-        weights: torch.Tensor | None,
-        batch_size: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The looked-up ids of a feature that add something, where in the output each goes, and its weight."""
-        dtype, table = self.layout.compute_dtype, self.layout.tables[slot.table]
-        bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
-        span = slice(int(bounds[0]), int(bounds[-1]))
-        ids = indices[span].to(torch.int64)
-        bags = torch.repeat_interleave(torch.arange(batch_size), torch.diff(bounds))
-        scale = torch.ones(len(ids), dtype=dtype) if weights is None else weights[span].to(dtype)
-        real = (ids != table.padding_row) & (ids >= 0) & (ids < table.row_count)
-        if slot.mean:
-            counts = torch.zeros(batch_size, dtype=dtype).index_add_(0, bags, real.to(dtype))
-            scale = scale / counts.clamp(min=1)[bags]
-        kept = real & (scale != 0)
-        places = bags if self.layout.pooled else torch.arange(span.start, span.stop)
-        return ids[kept], places[kept], scale[kept]
 
     def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
         return read_rows(self.layout, t, rows, idle)
 
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
-        for t in range(len(self.layout.tables)):
-            rows, grad = self._summed(t, records)
+        summed = [row_gradients(self.layout, t, records) for t in range(len(self.layout.tables))]
+        for t, (rows, grad) in enumerate(summed):
             self._apply(t, rows, scale * grad, step, idle)
 
     def squared_norm(self, records: Sequence[Record]) -> float:
-        grads = (self._summed(t, records)[1] for t in range(len(self.layout.tables)))
+        grads = (row_gradients(self.layout, t, records)[1] for t in range(len(self.layout.tables)))
         return sum(float(grad.double().square().sum()) for grad in grads)
-
-    def _summed(self, t: int, records: Sequence[Record]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The touched rows of a table, and the sum of each one's gradients."""
-        layout, table = self.layout, self.layout.tables[t]
-        ids, grads = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, table.dim, dtype=layout.compute_dtype)]
-        for record in records:
-            for slot in (slot for slot in layout.slots if slot.table == t):
-                rows, places, scale = self._entries(
-                    slot, record.indices, record.offsets, record.weights, record.batch_size(len(layout.slots))
-                )
-                ids.append(rows)
-                grads.append(record.grad[places, slot.column : slot.column + slot.dim] * scale[:, None])
-        rows, inverse = torch.unique(torch.cat(ids), return_inverse=True)
-        grad = torch.zeros(len(rows), table.dim, dtype=layout.compute_dtype).index_add_(0, inverse, torch.cat(grads))
-        return rows, grad
 
     def _apply(self, t: int, rows: torch.Tensor, grad: torch.Tensor, step: int, idle: IdleCoefficients | None) -> None:
         layout, optimizer = self.layout, self.layout.optimizer
@@ -155,6 +117,48 @@ class ReferenceKernel:
         if layout.dtype == torch.float16:
             return torch.from_numpy(to_float16(values, words)).to(layout.device)
         return torch.from_numpy(to_bfloat16(values, words)).view(torch.bfloat16).to(layout.device)
+
+
+def row_gradients(layout: Layout, t: int, records: Sequence[Record]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The touched rows of table ``t``, int64 [n], and the sum of each one's recorded gradients [n, dim]. For every
+    backend, on the device of the records."""
+    table, device = layout.tables[t], layout.device
+    ids = [torch.empty(0, dtype=torch.int64, device=device)]
+    grads = [torch.empty(0, table.dim, dtype=layout.compute_dtype, device=device)]
+    for record in records:
+        for slot in (slot for slot in layout.slots if slot.table == t):
+            rows, places, scale = _entries(
+                layout, slot, record.indices, record.offsets, record.weights, record.batch_size(len(layout.slots))
+            )
+            ids.append(rows)
+            grads.append(record.grad[places, slot.column : slot.column + slot.dim] * scale[:, None])
+    rows, inverse = torch.unique(torch.cat(ids), return_inverse=True)
+    grad = torch.zeros(len(rows), table.dim, dtype=layout.compute_dtype, device=device)
+    return rows, grad.index_add_(0, inverse, torch.cat(grads))
+
+
+def _entries(
+    layout: Layout,
+    slot: FeatureSlot,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    weights: torch.Tensor | None,
+    batch_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The looked-up ids of a feature that add something, where in the output each goes, and its weight."""
+    dtype, table, device = layout.compute_dtype, layout.tables[slot.table], indices.device
+    bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
+    span = slice(int(bounds[0]), int(bounds[-1]))
+    ids = indices[span].to(torch.int64)
+    bags = torch.repeat_interleave(torch.arange(batch_size, device=device), torch.diff(bounds))
+    scale = torch.ones(len(ids), dtype=dtype, device=device) if weights is None else weights[span].to(dtype)
+    real = (ids != table.padding_row) & (ids >= 0) & (ids < table.row_count)
+    if slot.mean:
+        counts = torch.zeros(batch_size, dtype=dtype, device=device).index_add_(0, bags, real.to(dtype))
+        scale = scale / counts.clamp(min=1)[bags]
+    kept = real & (scale != 0)
+    places = bags if layout.pooled else torch.arange(span.start, span.stop, device=device)
+    return ids[kept], places[kept], scale[kept]
 
 
 def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:

@@ -28,6 +28,9 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     "adam_ar-lazy": AdamAR(0.01, alpha=0.05, moments="lazy"),
 }
 
+pytestmark = pytest.mark.timeout(900)
+"""What is compiled for each dim and optimizer is compiled here first."""
+
 
 @dataclass(frozen=True)
 class Backend:

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from embeddings.config import InitConfig, SSEConfig, TableConfig
 from embeddings.kernels.cpu import compiled as compiling
 from embeddings.kernels.cpu.arena import MAX_BUFFERS, Arena, Room
+from embeddings.kernels.cpu.geometry import special_dim
 from embeddings.kernels.layout import Record
-from embeddings.optim import SGD, AdamAR
+from embeddings.optim import SGD, Adagrad, AdamAR
 from embeddings.tables import EmbeddingTables
 
 
@@ -76,6 +77,37 @@ def test_entries_are_sorted_by_table_and_row_and_stay_in_order(data, seed):
             low = key & ((1 << place_bits) - 1)
             found.append((int(t), key >> place_bits, low if direct else int(places[low])))
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("dim", "optimizer"), [(16, Adagrad()), (64, AdamAR(alpha=1e-3)), (128, AdamAR(alpha=1e-3, moments="lazy"))]
+)
+def test_code_for_one_dim_equals_code_for_any(dim, optimizer):
+    """Bit by bit, rows, state and outputs: bags of one id, and of several with weights."""
+    twins = [
+        EmbeddingTables([TableConfig(f"t{t}", 50, dim, (f"f{t}",)) for t in range(2)], optimizer) for _ in range(2)
+    ]
+    assert twins[0]._kernel._one_dim == dim
+    twins[1]._kernel._one_dim = 0
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, 9):
+        longest = 2 - step % 2
+        ids = torch.randint(0, 50, (2 * 30 * longest,), generator=generator)
+        offsets, weights = torch.arange(0, len(ids) + 1, longest), None
+        if longest == 2:
+            weights = torch.rand(len(ids), generator=generator)
+        grad = torch.randn(30, 2 * dim, generator=generator)
+        outputs = [twin(ids, offsets, weights) for twin in twins]
+        assert torch.equal(*outputs)
+        for twin, output in zip(twins, outputs, strict=True):
+            output.backward(grad)
+            twin.step(step)
+    for part in ("weights", "vectors", "last_steps"):
+        assert torch.equal(*(getattr(twin.layout, part) for twin in twins)), part
+
+
+def test_tables_of_several_dims_have_no_code_of_their_own():
+    assert [special_dim(dims) for dims in ([64, 64], [16, 64], [17], [128])] == [64, 0, 0, 128]
 
 
 def test_buffers_are_used_again_once_nothing_refers_to_them():
@@ -161,7 +193,7 @@ def start(cache: Path | str, **more: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     return output.split()
 

@@ -38,19 +38,28 @@ def test_counters_are_broadcast():
 
 
 @njit
-def grouped(words, at, c0, c1, c2, c3, k0, k1):
-    philox.philox_groups(words, at, c0, c1, c2, c3, k0, k1)
+def grouped(c0, c1, c2, c3, k0, k1, threshold):
+    return philox.philox_hits(c0, c1, c2, c3, k0, k1, threshold)
 
 
-@given(counter=st.tuples(WORD, WORD, WORD, WORD), key=st.tuples(WORD, WORD))
-def test_groups_of_counters_equal_numpy(counter, key):
-    """Also where the second word of a counter runs over."""
-    words = np.zeros(4 * philox.GROUPS + 3, dtype=np.uint32)
-    grouped(words, 2, *[np.uint64(word) for word in (*counter, *key)])
+@njit
+def lowest(bits):
+    return philox.lowest_bit(bits)
+
+
+@given(counter=st.tuples(WORD, WORD, WORD, WORD), key=st.tuples(WORD, WORD), lane=st.integers(0, philox.LANES - 1))
+def test_hits_of_groups_of_counters_equal_numpy(counter, key, lane):
+    """Also where the second word of a counter runs over, and at a threshold that is one of the words."""
     second = (counter[1] + np.arange(philox.GROUPS)) % 2**32
-    expected = np.stack(philox4x32((counter[0], second, *counter[2:]), key), axis=1)
-    assert np.array_equal(words[2:-1], expected.reshape(-1))
-    assert not words[[0, 1, -1]].any()
+    words = np.stack(philox4x32((counter[0], second, *counter[2:]), key), axis=1).reshape(-1)
+    for threshold in {1, 2**31, 2**32, max(1, int(words[lane])), int(words[lane]) + 1}:
+        bits = int(grouped(*[np.uint64(word) for word in (*counter, *key, threshold)]))
+        assert [bits >> i & 1 for i in range(philox.LANES)] == (words < threshold).astype(int).tolist()
+
+
+@given(bits=st.integers(1, 2**32 - 1))
+def test_lowest_bit(bits):
+    assert lowest(np.uint32(bits)) == (bits & -bits).bit_length() - 1
 
 
 @given(counter=st.tuples(WORD, WORD, WORD, WORD), key=st.tuples(WORD, WORD))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -398,3 +399,23 @@ def test_the_last_step_that_can_be_counted(backend):
     assert tables.read("item").isfinite().all()
     with pytest.raises(ValueError, match="int32: 2147483647 steps are the most"):
         tables.step(2**31)
+
+
+OVERFLOWING = {
+    "finite": ([3e38, 3e38], True),
+    "negative": ([-3e38, -3e38], True),
+    "nan": ([1.0, math.nan], False),
+    "opposite": ([math.inf, -math.inf], False),
+    "one": ([3e38, 3e38, math.inf], False),
+}
+
+
+@pytest.mark.parametrize("case", OVERFLOWING)
+def test_gradients_whose_sum_overflows_are_finite(backend, case):
+    """One sum says that all are finite, where it is; where it is not, each is looked at."""
+    values, finite = OVERFLOWING[case]
+    tables = EmbeddingTables([TableConfig("item", 10, 1, ("item",))], SGD(0.1), backend=backend)
+    pooled = tables(torch.arange(2, 2 + len(values)), torch.arange(len(values) + 1))
+    pooled.backward(torch.tensor(values)[:, None])
+    assert tables.gradient_is_finite() is finite
+    assert tables.non_finite_tables() == ([] if finite else ["item"])

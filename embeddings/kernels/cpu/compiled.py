@@ -33,10 +33,14 @@ _PREFIX = "evenkeel-"
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """``numba.njit`` with this package's options and disk cache; ``options`` are added (parallel, inline)."""
+    """``numba.njit`` with this package's options and disk cache; ``options`` are added (parallel, inline).
+
+    Arrays are not reference-counted, as whoever calls holds them: counting is a call for each array that an inlined
+    function names, at each row, with every vector register saved around it. So nothing can be allocated.
+    """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher = njit(nogil=True, error_model="numpy", fastmath={"contract"}, **options)(function)
+        dispatcher = njit(nogil=True, error_model="numpy", fastmath={"contract"}, _nrt=False, **options)(function)
         if cache_folder() is not None:
             dispatcher._cache = _SourceHashCache(function)
         return dispatcher

@@ -11,7 +11,7 @@ import torch
 from embeddings.config import SSEConfig
 from embeddings.decay import IdleCoefficients
 from embeddings.kernels.cpu.arena import Arena, Room
-from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, MEAN, ROW_BITS
+from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, MEAN, ROW_BITS, special_dim
 from embeddings.kernels.cpu.lookup import FAULT_ID, lookup
 from embeddings.kernels.cpu.sort import BUCKET, DIGIT_BITS, MAX_BUCKET_BITS, build_keys, sort_keys
 from embeddings.kernels.cpu.threads import SAMPLES_PER_TASK, TASKS_PER_THREAD, block_size, use_threads
@@ -60,6 +60,8 @@ class NumbaKernel:
         self._means = any(slot.mean for slot in layout.slots)
         # Whole cache lines for the sums of each task.
         self._widest = -(-max(slot.dim for slot in layout.slots) // 16) * 16
+        self._num_vectors = len(layout.vector_names)
+        self._one_dim = special_dim(table.dim for table in layout.tables)
         self._room = Room()
         self._no_scales = torch.empty(0, dtype=layout.compute_dtype).numpy()
         self._no_draws = swap_draws([], layout.seed)
@@ -92,7 +94,7 @@ class NumbaKernel:
             used, draws = self._ids.take(1, len(ids), indices.dtype).view(-1), self._swap_draws(swaps.configs)
             sample_offset, step_word = swaps.sample_offset, np.uint64(swaps.step & 0xFFFFFFFF)
         faults = np.zeros((num_features, 2), dtype=np.int64)
-        lookup(
+        self._lookup(idle)(
             output.view(-1).numpy(), *self._storage(), self._slots, layout.pooled, layout.bounds == "ignore",
             block_size(num_features, batch_size, threads), ids, used.numpy(), bounds, self._scales(weights), *draws,
             batch_size, sample_offset, step_word, *self._idle_arguments(idle), faults,
@@ -100,6 +102,9 @@ class NumbaKernel:
         if faults.any():
             self._raise(faults)
         return output, used
+
+    def _lookup(self, idle: IdleCoefficients | None) -> Any:
+        return lookup(idle is not None, _moved(idle), self._one_dim)
 
     def _raise(self, faults: np.ndarray) -> None:
         f = int(np.flatnonzero(faults[:, 0])[0])
@@ -115,7 +120,7 @@ class NumbaKernel:
         slot = self._geometry[t : t + 1].copy()
         slot[0, [COLUMN, MEAN, FIRST, LIVE]] = 0, 0, 0, table.row_count
         faults = np.zeros((1, 2), dtype=np.int64)
-        lookup(
+        self._lookup(idle)(
             output.view(-1).numpy(), *self._storage(), slot, True, False, block_size(1, len(ids), threads), ids, ids,
             np.arange(len(ids) + 1, dtype=ids.dtype), self._no_scales, *self._no_draws, len(ids), 0, np.uint64(0),
             *self._idle_arguments(idle), faults,
@@ -126,10 +131,9 @@ class NumbaKernel:
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
         entries, lead = self._entries(records), (0.0, 1.0) if idle is None else (idle.lead_moved, idle.lead_floor)
         words = self._room("words", len(entries.sorted[-1]) if self._rounding.size else 1, np.uint32)
-        apply_updates(
-            *self._storage(), entries.grads, self._geometry, len(self.layout.vector_names), *entries.sorted, words,
-            self._rounding, rule_of(self.layout.optimizer, step, lead), self._fades, step, scale,
-            *self._idle_arguments(idle)[1:],
+        apply_updates(self._num_vectors, idle is not None, _moved(idle), self._one_dim)(
+            *self._storage(), entries.grads, self._geometry, *entries.sorted, words, self._rounding,
+            rule_of(self.layout.optimizer, step, lead), self._fades, step, scale, *self._idle_arguments(idle)[1:],
         )  # fmt: skip
 
     def squared_norm(self, records: Sequence[Record]) -> float:
@@ -220,24 +224,29 @@ class NumbaKernel:
         return self._draws[configs]
 
     def _idle_arguments(self, idle: IdleCoefficients | None) -> tuple[Any, ...]:
-        """K, whether reading corrects rows, and the coefficients of it in the type of the rows."""
+        """K, and the coefficients of what reading corrects in the type of the rows."""
         real = self._no_scales.dtype
         if idle is None:
             nothing, none = np.zeros(1, dtype=real), np.zeros(0)
-            return 0, False, nothing, False, np.zeros((0, 4), dtype=real), none, 0.0, 0.0, False, self._inside
+            return 0, nothing, np.zeros((0, 4), dtype=real), none, 0.0, 0.0, False, self._inside
         if self._decay is None or self._decay[0] is not idle.decay:
             self._decay = (idle.decay, idle.decay.astype(real))
         near = np.empty((len(idle.moved), 4), dtype=real)
         for column, values in enumerate((idle.moved, idle.floor, idle.taken, idle.taken_floor)):
             near[:, column] = values
         return (
-            idle.completed_steps, True, self._decay[1], idle.momentum, near, idle.log_sums, idle.log_now,
-            idle.log_slope, idle.from_start, self._inside,
+            idle.completed_steps, self._decay[1], near, idle.log_sums, idle.log_now, idle.log_slope, idle.from_start,
+            self._inside,
         )  # fmt: skip
 
 
 # Numba knows no half types: they go in as integers, which embeddings.kernels.cpu.simd converts.
 _AS_INTEGERS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+
+
+def _moved(idle: IdleCoefficients | None) -> bool:
+    """Whether momentum moves rows while they are idle."""
+    return idle is not None and idle.momentum
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

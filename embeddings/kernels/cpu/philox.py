@@ -49,20 +49,30 @@ def draw_below(step, group, place, stream, lane, key0, key1, bound):  # type: ig
 
 
 GROUPS = 8
+LANES = 4 * GROUPS
 
 
 @intrinsic
-def philox_groups(typingctx, words, at, c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
-    """words[at : at + 32] (uint32) = the four words of each of the GROUPS counters (c0, c1 + i, c2, c3).
+def philox_hits(typingctx, c0, c1, c2, c3, k0, k1, threshold):  # type: ignore[no-untyped-def]
+    """Bit 4 i + lane of the result: whether word ``lane`` of counter (c0, c1 + i, c2, c3) is below ``threshold``.
 
-    One multiplication of eight lanes in place of eight: LLVM does not find that out by itself.
+    i runs over GROUPS, ``threshold`` lies in [1, 2^32]. One multiplication of eight lanes in place of eight, and one
+    comparison for all words: LLVM does not find that out by itself.
     """
-    assert words.dtype == types.uint32, words
-    signature = types.void(words, types.int64, *[types.uint64] * 6)
-    return signature, _emit_groups
+    return types.uint32(*[types.uint64] * 7), _emit_hits
 
 
-def _emit_groups(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
+@intrinsic
+def lowest_bit(typingctx, bits):  # type: ignore[no-untyped-def]
+    """The number of the lowest bit that is set in ``bits``, uint32 and not 0."""
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
+        return builder.zext(builder.cttz(arguments[0], ir.IntType(1)(1)), ir.IntType(64))
+
+    return types.int64(types.uint32), emit
+
+
+def _emit_hits(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
     word, lanes = ir.IntType(64), ir.VectorType(ir.IntType(64), GROUPS)
 
     def constant(value: int) -> ir.Value:
@@ -75,8 +85,8 @@ def _emit_groups(context: Any, builder: ir.IRBuilder, signature: Any, arguments:
         )
 
     mask, shift = constant(0xFFFFFFFF), constant(32)
-    at, keys = arguments[1], list(arguments[6:])
-    counter = [spread(each) for each in arguments[2:6]]
+    keys = list(arguments[4:6])
+    counter = [spread(each) for each in arguments[:4]]
     counter[1] = builder.add(counter[1], ir.Constant(lanes, list(range(GROUPS))))
     # Known upper halves of 0 make each product one instruction.
     counter = [builder.and_(each, mask) for each in counter]
@@ -99,8 +109,8 @@ def _emit_groups(context: Any, builder: ir.IRBuilder, signature: Any, arguments:
 
     together = list(range(2 * GROUPS))
     order = [lane * GROUPS + group for group in range(GROUPS) for lane in range(4)]
-    result = shuffle(shuffle(w0, w1, together), shuffle(w2, w3, together), order)
-    data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-    pointer = builder.bitcast(builder.gep(data, [at]), result.type.as_pointer())
-    builder.store(result, pointer, align=4)
-    return context.get_dummy_value()
+    words = shuffle(shuffle(w0, w1, together), shuffle(w2, w3, together), order)
+    # Not above threshold - 1: 2^32 itself has more than 32 bits.
+    highest = builder.trunc(spread(builder.sub(arguments[6], word(1))), narrow)
+    hits = builder.icmp_unsigned("<=", words, shuffle(highest, highest, [0] * LANES))
+    return builder.bitcast(hits, ir.IntType(32))

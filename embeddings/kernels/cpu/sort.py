@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numba import get_thread_id, prange
 
+from embeddings.kernels.cpu.bags import one_each, share_of
 from embeddings.kernels.cpu.compiled import compiled
 from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, ROW_BITS, TABLE
-from embeddings.kernels.cpu.lookup import one_each, share_of
 
 # Keys of a bucket at most, on average: both buffers of its sort stay in the second-level cache.
 BUCKET = 1 << 13
@@ -144,7 +144,8 @@ def _radix_sort(keys, other, first, end, lowest, num_bits, starts):  # type: ign
             starts[digit] += 1
         source, target = target, source
     if num_passes % 2:
-        keys[first:end] = other[first:end]
+        for i in range(first, end):
+            keys[i] = other[i]
 
 
 @compiled()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
+from embeddings.kernels.cpu.bags import one_each
 from embeddings.kernels.cpu.compiled import compiled
-from embeddings.kernels.cpu.philox import GROUPS, draw_below, lane_of, philox4x32, philox_groups
+from embeddings.kernels.cpu.philox import LANES, draw_below, lane_of, lowest_bit, philox4x32, philox_hits
 from embeddings.kernels.cpu.threads import BLOCK, use_threads
 from embeddings.sse import HIT_STREAM, NEIGHBOUR_STREAM, ROW_STREAM, SwapDraws
 
@@ -59,35 +60,38 @@ def new_row(row, step, group, place, lane, draws, graph_offsets, neighbours, thr
 
 @compiled()
 def swap_block(  # type: ignore[no-untyped-def]
-    indices, used, offsets, first_bag, start, end, sample_offset, step, draws, graph_offsets, neighbours, thresholds,
+    indices, used, offsets, single, first_bag, start, end, sample_offset, step, draws, graph_offsets, neighbours,
+    thresholds,
 ):  # fmt: skip
     """SSE of the bags [start, end) of one feature, bit for bit as embeddings.sse.swap; ``draws``: its SwapDraws.words.
+
+    single: whether each of them has exactly one id.
 
     Rows outside [first live row, number of rows) stay: one unsigned comparison finds both.
     """
     threshold, place, key0, key1 = draws[0], draws[1], draws[2], draws[3]
     num_others, first_live = draws[4], np.int64(draws[5])
     first_id = offsets[first_bag + start]
-    single = True
-    for bag in range(first_bag + start, first_bag + end):
-        single &= offsets[bag + 1] - offsets[bag] == 1
     if single:
-        # The usual case, one id for each sample: a draw for four samples, eight draws at a time.
+        # The usual case: a draw for four samples, eight draws at a time. Only those that hit are looked at one by one.
+        count = end - start
+        for i in range(first_id, first_id + count):
+            used[i] = indices[i]
         group = (sample_offset + start) >> 2
-        num_groups = ((sample_offset + end - 1) >> 2) + 1 - group
-        words = np.empty(4 * (BLOCK // 4 + 1 + GROUPS), np.uint32)
-        for g in range(0, num_groups, GROUPS):
-            philox_groups(words, 4 * g, step, np.uint64(group + g), place, _HIT_STREAM, key0, key1)
         skip = sample_offset + start - 4 * group
-        for j in range(end - start):
-            row = indices[first_id + j]
-            if words[skip + j] < threshold and np.uint64(row - first_live) <= num_others:
-                sample = sample_offset + start + j
-                group_word = np.uint64(sample >> 2) & _MASK
-                row = new_row(
-                    row, step, group_word, place, sample & 3, draws, graph_offsets, neighbours, thresholds
-                )  # fmt: skip
-            used[first_id + j] = row
+        for lane in range(0, skip + count if threshold > 0 else 0, LANES):
+            hits = philox_hits(step, np.uint64(group + (lane >> 2)), place, _HIT_STREAM, key0, key1, threshold)
+            while hits != 0:
+                j = lane + lowest_bit(hits) - skip
+                hits &= hits - np.uint32(1)
+                if 0 <= j < count:
+                    row = np.int64(indices[first_id + j])
+                    if np.uint64(row - first_live) <= num_others:
+                        sample = sample_offset + start + j
+                        group_word = np.uint64(sample >> 2) & _MASK
+                        used[first_id + j] = new_row(
+                            row, step, group_word, place, sample & 3, draws, graph_offsets, neighbours, thresholds
+                        )  # fmt: skip
         return
     group = (sample_offset + start) >> 2
     while group * 4 < sample_offset + end:
@@ -122,8 +126,9 @@ def _swap_feature(  # type: ignore[no-untyped-def]
     for block in prange((batch_size + BLOCK - 1) // BLOCK):
         start, end = block * BLOCK, min(block * BLOCK + BLOCK, batch_size)
         swap_block(
-            indices, used, offsets, 0, start, end, sample_offset, step, words[0], graph_offsets, neighbours, thresholds
-        )
+            indices, used, offsets, one_each(offsets, start, end), 0, start, end, sample_offset, step, words[0],
+            graph_offsets, neighbours, thresholds,
+        )  # fmt: skip
 
 
 def swap_feature(ids: np.ndarray, offsets: np.ndarray, draws: SwapDraws, step: int, sample_offset: int) -> np.ndarray:

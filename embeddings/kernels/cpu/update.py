@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
@@ -15,7 +16,7 @@ from embeddings.kernels.cpu.idle import idle_coefficients
 from embeddings.kernels.cpu.philox import lane_of, philox4x32
 from embeddings.kernels.cpu.threads import AHEAD
 from embeddings.kernels.layout import Layout
-from embeddings.optim import SGD, Adagrad, Adam, RowOptimizer
+from embeddings.optim import Adam, RowOptimizer
 from embeddings.philox import table_key
 from embeddings.rounding import STREAM
 
@@ -23,14 +24,11 @@ _STREAM, _MASK, _SHIFT = np.uint64(STREAM), np.uint64(0xFFFFFFFF), np.uint64(32)
 
 # Steps whose powers of beta are looked up; two powers take as long as the rest of a row of 16.
 TABLED_POWERS = 4096
-RULE_SGD, RULE_ADAGRAD, RULE_ADAM = range(3)
-RULES = {Adam: RULE_ADAM, Adagrad: RULE_ADAGRAD, SGD: RULE_SGD}
 
 
 class Rule(NamedTuple):
     """An optimizer at one step, in numbers: its options are no other code, so nothing is compiled for them."""
 
-    number: int
     rate: float
     beta1: float
     beta2: float
@@ -48,7 +46,6 @@ def rule_of(optimizer: RowOptimizer, step: int, lead: tuple[float, float]) -> Ru
     rate = optimizer.rate(step)
     beta1, beta2 = (optimizer.beta1, optimizer.beta2) if isinstance(optimizer, Adam) else (0.0, 0.0)
     return Rule(
-        number=next(number for kind, number in RULES.items() if isinstance(optimizer, kind)),
         rate=rate,
         beta1=beta1,
         beta2=beta2,
@@ -113,88 +110,97 @@ def draw_words(words, at, step, row, rounding, dim):  # type: ignore[no-untyped-
         column += 4
 
 
-@compiled(parallel=True)
-def apply_updates(  # type: ignore[no-untyped-def]
-    weights, vectors, last_steps, grads, geometry, num_vectors, keys, runs, place_bits, direct, places, shares, tasks,
-    num_tasks, sums, words, rounding, rule, fades, step, scale, has_idle, decay, momentum, near, log_sums,
-    log_now, log_slope, from_start, inside,
-):  # fmt: skip
-    """One step of every touched row. For keys to sums see embeddings.kernels.cpu.sort; then a Rule; then idleness.
+@cache
+def apply_updates(num_vectors: int, has_idle: bool, momentum: bool, one_dim: int) -> Any:
+    """The update of rows with 0 (SGD), 1 (Adagrad) or 2 (Adam) state vectors: one step of every touched row.
 
-    words: uint32, room for one row of each task where ``rounding`` is not empty.
+    has_idle: whether idleness owes rows something; momentum: whether that moves them. one_dim: ``special_dim`` of all
+    tables.
+
+    For keys to sums see embeddings.kernels.cpu.sort; then a Rule; then idleness. words: uint32, room for one row of
+    each task where ``rounding`` is not empty.
     """
-    real = grads.dtype.type
-    one, nothing, within, beside = real(1.0), real(0.0), real(inside), real(1 - inside)
-    number, eta, beta1, beta2, eps, alpha, constant_keep, clip, lead_moved, lead_floor, fading = rule
-    gain1, gain2, small = real(1.0 - beta1), real(1.0 - beta2), real(eps)
-    unbiased = 1.0 - beta2**step
-    rate, root = real(eta / (1.0 - beta1**step)), real(1.0 / math.sqrt(unbiased))
-    lead, floor_ahead = real(lead_moved), real(lead_floor)
-    bits, low = np.uint64(place_bits), np.uint64((1 << place_bits) - 1)
-    for task in prange(num_tasks):
-        t, first, end = tasks[task, 0], tasks[task, 1], tasks[task, 2]
-        dim, base = geometry[t, DIM], geometry[t, WEIGHT_BASE]
-        vector_base, step_base = geometry[t, VECTOR_BASE], geometry[t, STEP_BASE]
-        width, total = num_vectors * dim, task * (sums.size // tasks.shape[0])
-        # Keys before this one have been prefetched.
-        fetched = last = first
-        for run in range(first, first + tasks[task, 4]):
-            i, last = last, runs[run]
-            row = np.int64(keys[i] >> bits)
-            while fetched < min(last + AHEAD, end):
-                ahead = np.int64(keys[fetched] >> bits)
-                if fetched == first or np.int64(keys[fetched - 1] >> bits) != ahead:
-                    simd.prefetch_write(weights, base + ahead * dim, dim)
-                    simd.prefetch_write(vectors, vector_base + ahead * width, width)
-                    simd.prefetch_write(last_steps, step_base + ahead, 1)
-                place = np.int64(keys[fetched] & low)
-                simd.prefetch_read(grads, place if direct else places[place], dim)
-                fetched += 1
-            summed, g = sum_gradients(sums, total, grads, direct, places, shares, keys, i, last, low, scale, dim)
-            grad = grads
-            if summed >= 0:
-                grad, g = sums, summed
-            if clip > 0.0:
-                norm = math.sqrt(simd.sum_of_squares(grad, g, dim))
-                if norm > clip:
-                    simd.put_scaled(sums, total, grad, g, (real(clip / norm),), dim)
-                    grad, g = sums, total
-            at, vector = base + row * dim, vector_base + row * width
-            seen = np.int64(last_steps[step_base + row])
-            last_steps[step_base + row] = step
-            idle = step - 1 - seen if seen > 0 or from_start else 0
-            p, moved, floor, taken, taken_floor = one, nothing, one, nothing, one
-            if has_idle:
-                p, moved, floor, taken, taken_floor = idle_coefficients(
-                    seen, step - 1, decay, near, log_sums, log_now, log_slope, from_start
-                )
-            if rounding.size:
-                draw_words(words, total, step, row, rounding[t], dim)
-            keep = real((1.0 - min(1.0, alpha * idle)) * constant_keep)
-            factor, moved, taken = keep * p, keep * moved, keep * taken
-            if number == RULE_ADAM:
-                passed = idle + 1 if fading else 1
-                if passed < fades.shape[0]:
-                    keep1, keep2 = fades[passed, 0], fades[passed, 1]
+
+    @compiled(parallel=True)
+    def update(  # type: ignore[no-untyped-def]
+        weights, vectors, last_steps, grads, geometry, keys, runs, place_bits, direct, places, shares, tasks, num_tasks,
+        sums, words, rounding, rule, fades, step, scale, decay, near, log_sums, log_now, log_slope,
+        from_start, inside,
+    ):  # fmt: skip
+        real = grads.dtype.type
+        one, nothing, within, beside = real(1.0), real(0.0), real(inside), real(1 - inside)
+        eta, beta1, beta2, eps, alpha, constant_keep, clip, lead_moved, lead_floor, fading = rule
+        gain1, gain2, small = real(1.0 - beta1), real(1.0 - beta2), real(eps)
+        unbiased = 1.0 - beta2**step
+        rate, root = real(eta / (1.0 - beta1**step)), real(1.0 / math.sqrt(unbiased))
+        lead, floor_ahead = real(lead_moved), real(lead_floor)
+        bits, low = np.uint64(place_bits), np.uint64((1 << place_bits) - 1)
+        for task in prange(num_tasks):
+            t, first, end = tasks[task, 0], tasks[task, 1], tasks[task, 2]
+            dim, base = one_dim or geometry[t, DIM], geometry[t, WEIGHT_BASE]
+            vector_base, step_base = geometry[t, VECTOR_BASE], geometry[t, STEP_BASE]
+            width, total = num_vectors * dim, task * (sums.size // tasks.shape[0])
+            # Keys before this one have been prefetched.
+            fetched = last = first
+            for run in range(first, first + tasks[task, 4]):
+                i, last = last, runs[run]
+                row = np.int64(keys[i] >> bits)
+                while fetched < min(last + AHEAD, end):
+                    ahead = np.int64(keys[fetched] >> bits)
+                    if fetched == first or np.int64(keys[fetched - 1] >> bits) != ahead:
+                        simd.prefetch_write(weights, base + ahead * dim, dim)
+                        simd.prefetch_write(vectors, vector_base + ahead * width, width)
+                        simd.prefetch_write(last_steps, step_base + ahead, 1)
+                    place = np.int64(keys[fetched] & low)
+                    simd.prefetch_read(grads, place if direct else places[place], dim)
+                    fetched += 1
+                summed, g = sum_gradients(sums, total, grads, direct, places, shares, keys, i, last, low, scale, dim)
+                grad = grads
+                if summed >= 0:
+                    grad, g = sums, summed
+                if clip > 0.0:
+                    norm = math.sqrt(simd.sum_of_squares(grad, g, dim))
+                    if norm > clip:
+                        simd.put_scaled(sums, total, grad, g, (real(clip / norm),), dim)
+                        grad, g = sums, total
+                at, vector = base + row * dim, vector_base + row * width
+                seen = np.int64(last_steps[step_base + row])
+                last_steps[step_base + row] = step
+                idle = step - 1 - seen if seen > 0 or from_start else 0
+                p, moved, floor, taken, taken_floor = one, nothing, one, nothing, one
+                if has_idle:
+                    p, moved, floor, taken, taken_floor = idle_coefficients(
+                        seen, step - 1, decay, near, log_sums, log_now, log_slope, from_start
+                    )
+                if rounding.size:
+                    draw_words(words, total, step, row, rounding[t], dim)
+                keep = real((1.0 - min(1.0, alpha * idle)) * constant_keep)
+                factor, moved, taken = keep * p, keep * moved, keep * taken
+                if num_vectors == 2:
+                    passed = idle + 1 if fading else 1
+                    if passed < fades.shape[0]:
+                        keep1, keep2 = fades[passed, 0], fades[passed, 1]
+                    else:
+                        keep1, keep2 = real(beta1**passed), real(beta2**passed)
+                    scalars = (
+                        factor, moved, within * floor, beside * floor,
+                        taken, within * taken_floor, beside * taken_floor, keep1, keep2,
+                        gain1, gain2, rate, root, within * real(eps * unbiased), beside * small,
+                        lead, within * floor_ahead, beside * floor_ahead,
+                    )  # fmt: skip
+                    if not momentum:
+                        simd.adam_lazy(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
+                    elif moved == 0.0 and taken == 0.0:
+                        simd.adam_cold(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
+                    else:
+                        simd.adam(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
+                elif num_vectors == 1:
+                    scalars_adagrad = (factor, real(eta), within * small, beside * small)
+                    simd.adagrad(weights, at, vectors, vector, grad, g, words, total, scalars_adagrad, dim)
                 else:
-                    keep1, keep2 = real(beta1**passed), real(beta2**passed)
-                scalars = (
-                    factor, moved, within * floor, beside * floor,
-                    taken, within * taken_floor, beside * taken_floor, keep1, keep2,
-                    gain1, gain2, rate, root, within * real(eps * unbiased), beside * small,
-                    lead, within * floor_ahead, beside * floor_ahead,
-                )  # fmt: skip
-                if not momentum:
-                    simd.adam_lazy(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
-                elif moved == 0.0 and taken == 0.0:
-                    simd.adam_cold(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
-                else:
-                    simd.adam(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
-            elif number == RULE_ADAGRAD:
-                scalars_adagrad = (factor, real(eta), within * small, beside * small)
-                simd.adagrad(weights, at, vectors, vector, grad, g, words, total, scalars_adagrad, dim)
-            else:
-                simd.descend(weights, at, weights, at, grad, g, words, total, (factor, real(eta)), dim)
+                    simd.descend(weights, at, weights, at, grad, g, words, total, (factor, real(eta)), dim)
+
+    return update
 
 
 @compiled(parallel=True)

@@ -19,12 +19,17 @@ class Lookup(NamedTuple):
 
 
 class Faults:
-    """The flag that lookups raise, and what they looked up, until it is known that the flag was not raised."""
+    """The flag that lookups raise, and what they looked up, until it is known that the flag was not raised.
+
+    On a GPU a bad lookup is found after its backward may have been recorded: every :meth:`check` raises for it until it
+    is forgotten, so that no step applies it.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.flag = torch.zeros(1, dtype=torch.int32, device=layout.device)
         self._pending: list[Lookup] = []
+        self._known: str | None = None
 
     def watch(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
         """Has the lookup just started looked after. On the CPU, where it is over: raises what :meth:`check` does."""
@@ -42,15 +47,27 @@ class Faults:
 
     def check(self) -> None:
         """Waits for the lookups until now; raises ValueError for an id or an offset that was bad."""
+        if self._known is not None:
+            raise ValueError(self._known)
         while self._pending:
             self._look_at_first()
+
+    def forget(self) -> None:
+        """What was looked up until now will not be applied."""
+        self._pending.clear()
+        self._known = None
+        self.flag.zero_()
 
     def _look_at_first(self) -> None:
         lookup = self._pending.pop(0)
         lookup.done.synchronize()
         if int(lookup.found):
             self._pending.clear()
-            self._report(lookup.indices, lookup.offsets)
+            try:
+                self._report(lookup.indices, lookup.offsets)
+            except ValueError as error:
+                self._known = str(error)
+                raise
 
     def _report(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
         self.flag.zero_()

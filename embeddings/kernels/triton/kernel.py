@@ -123,6 +123,10 @@ class TritonKernel:
         """Waits for the lookups until now; raises ValueError for an id or an offset that was bad."""
         self._faults.check()
 
+    def forget(self) -> None:
+        """Nothing that was looked up until now will be given to :meth:`update`."""
+        self._faults.forget()
+
     # --- lookup ------------------------------------------------------------------------------------------------------
 
     def forward(
@@ -257,10 +261,14 @@ class TritonKernel:
         settings, tables = self._settings(step, scale, idle), self._idle.at(idle)
         sources = (entries.keys, entries.order, entries.places)
         quads = all(table.column_start % 4 == 0 for table in layout.tables)
-        for group in self._groups:
+        blocks = triton.cdiv(num_entries, self.split)
+        # Memory is taken before the first row is changed.
+        sums = [
+            torch.empty(2 * blocks * group.dim, dtype=layout.compute_dtype, device=layout.device)
+            for group in self._groups
+        ]
+        for group, partials in zip(self._groups, sums, strict=True):
             tile = int(max(self.split, min(self.tiling.elements // group.block, self.tiling.rows)))
-            blocks = triton.cdiv(num_entries, self.split)
-            partials = torch.empty(2 * blocks * group.dim, dtype=layout.compute_dtype, device=layout.device)
             programs, finishers = triton.cdiv(num_entries, tile), triton.cdiv(blocks, self.tiling.window)
             norms = more_norms = self._no_norms
             if rule is rules.NORM:
