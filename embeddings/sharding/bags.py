@@ -90,7 +90,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         self._prepare(settings, [config.name for config in configs])
         self._block_names = list(chain.from_iterable(get_embedding_names_by_table(configs)))
         for config in configs:
-            config.data_type = data_type_of(settings.dtype) or config.data_type
+            config.data_type = data_type_of(settings.dtype_of(config.name)) or config.data_type
         ShardedEmbeddingBagCollection.__init__(self, module, params, env, device=device, module_fqn=module_fqn)
         # A model may have built its collection with another word for pooling: means are divided here alone.
         self._has_mean_pooling_callback = False

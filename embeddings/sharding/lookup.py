@@ -18,7 +18,6 @@ from torchrec.distributed.types import ShardingType
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 
 from embeddings.config import TableConfig
-from embeddings.kernels.layout import COMPUTE_DTYPES
 from embeddings.sharding.replicas import ReplicatedTables
 from embeddings.sharding.settings import TableSettings, pooling_of
 from embeddings.tables import EmbeddingTables
@@ -56,7 +55,7 @@ class SequenceLookup(GroupedEmbeddingsLookup):
 def _type_dummy(lookup: TableLookup | SequenceLookup, settings: TableSettings) -> None:
     """What a rank without tables sends must have the type of what the others send."""
     dummy = lookup._dummy_embs_tensor
-    lookup._dummy_embs_tensor = dummy.detach().to(COMPUTE_DTYPES[settings.dtype]).requires_grad_()
+    lookup._dummy_embs_tensor = dummy.detach().to(settings.compute_dtype).requires_grad_()
 
 
 class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
@@ -64,7 +63,8 @@ class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
 
     Row state is no state of a torch optimizer: it is saved by row (trainer/checkpoint.py), so TorchRec's is empty.
     EmbeddingTables takes a feature once, and TorchRec may hand it over several times, for two tables or for two column
-    shards of one: then the group is looked up in several parts.
+    shards of one; and it stores its tables in one type, and their state in one: where those of a group differ, or a
+    feature comes again, the group is looked up in several parts.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
         replicated: bool,
     ) -> None:
         super().__init__(config, group, device, ShardingType.ROW_WISE if rows_are_split else None)
-        self._compute_dtype = COMPUTE_DTYPES[settings.dtype]
+        self._compute_dtype = settings.compute_dtype
         self._is_sequence = config.pooling == PoolingType.NONE
         self._parts = nn.ModuleList()
         self._num_features: list[int] = []
         build: Any = partial(ReplicatedTables, group=group) if replicated else EmbeddingTables
-        for tables in _without_repeated_features(config.embedding_tables):
+        for tables in _parts(config.embedding_tables, settings):
             shards = [
                 _shard_config(settings.tables[table.name], table, rows_are_split and not self._is_sequence)
                 for table in tables
@@ -96,8 +96,8 @@ class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
                     sse={feature: settings.sse[feature] for feature in features if feature in settings.sse},
                     seed=settings.seed,
                     backend=settings.backend,
-                    dtype=settings.dtype,
-                    state_dtype=settings.state_dtype,
+                    dtype=settings.dtype_of(tables[0].name),
+                    state_dtype=settings.state_dtype_of(tables[0].name),
                     device=device,
                     bounds=settings.bounds,
                     sse_outside=rows_are_split,
@@ -174,14 +174,17 @@ def _shard_config(table: TableConfig, shard: ShardedEmbeddingTable, only_sums: b
     )
 
 
-def _without_repeated_features(tables: Sequence[ShardedEmbeddingTable]) -> list[list[ShardedEmbeddingTable]]:
-    """The tables in order, cut wherever a feature would come a second time."""
+def _parts(tables: Sequence[ShardedEmbeddingTable], settings: TableSettings) -> list[list[ShardedEmbeddingTable]]:
+    """The tables in order, cut wherever a feature would come a second time or another type of rows or state begins."""
     parts: list[list[ShardedEmbeddingTable]] = []
     seen: set[str] = set()
+    before = None
     for table in tables:
-        if not parts or seen & set(table.feature_names):
+        stored = settings.dtype_of(table.name), settings.state_dtype_of(table.name)
+        if stored != before or seen & set(table.feature_names):
             parts.append([])
             seen = set()
+        before = stored
         parts[-1].append(table)
         seen |= set(table.feature_names)
     return parts

@@ -80,7 +80,7 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
         configs = module.embedding_configs()
         self._prepare(settings, [config.name for config in configs])
         for config in configs:
-            config.data_type = data_type_of(settings.dtype) or config.data_type
+            config.data_type = data_type_of(settings.dtype_of(config.name)) or config.data_type
         ShardedEmbeddingCollection.__init__(self, module, params, env, device=device, module_fqn=module_fqn)
 
     def create_embedding_sharding(  # type: ignore[override]  # an instance method here: it needs the settings

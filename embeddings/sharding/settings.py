@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torchrec import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 
 from embeddings.config import Pooling, SSEConfig, TableConfig
-from embeddings.kernels.layout import Bounds
+from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds
 from embeddings.optim import RowOptimizer
-from embeddings.tables import EmbeddingTables
+from embeddings.tables import Backend, EmbeddingTables
 
 # TorchRec's data type of stored rows. It has none for float64.
 _DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch.bfloat16: DataType.BF16}
@@ -20,16 +20,42 @@ _DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch
 
 @dataclass(frozen=True)
 class TableSettings:
-    """What every shard of the tables is built from; ``sse`` is by feature."""
+    """What every shard of the tables is built from; ``sse`` is by feature, ``backend`` left out that of the device.
+
+    ``dtypes`` and ``state_dtypes`` are by table, and ``dtype`` and ``state_dtype`` those of tables left out.
+    """
 
     tables: Mapping[str, TableConfig]
     optimizer: RowOptimizer
     sse: Mapping[str, SSEConfig]
     seed: int = 0
-    backend: str = "numba"
+    backend: Backend | None = None
     dtype: torch.dtype = torch.float32
     state_dtype: torch.dtype | None = None
     bounds: Bounds = "fatal"
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    state_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, dtype in self.dtypes.items():
+            if COMPUTE_DTYPES[dtype] != self.compute_dtype:
+                raise ValueError(
+                    f"table '{name}': rows of {dtype} are computed with as {COMPUTE_DTYPES[dtype]}, those of other "
+                    f"tables as {self.compute_dtype}: give all tables one of them"
+                )
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of what lookups give, and of gradients: the same for all tables."""
+        return COMPUTE_DTYPES[self.dtype]
+
+    def dtype_of(self, table: str) -> torch.dtype:
+        """Of the stored rows of a table."""
+        return self.dtypes.get(table, self.dtype)
+
+    def state_dtype_of(self, table: str) -> torch.dtype:
+        """Of the optimizer state of a table."""
+        return self.state_dtypes.get(table, self.state_dtype or self.compute_dtype)
 
     def probability(self, feature: str) -> float:
         return self.sse[feature].probability if feature in self.sse else 0.0

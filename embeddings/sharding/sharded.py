@@ -9,6 +9,7 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 from embeddings.config import TableConfig
+from embeddings.perturbation import Perturbed, perturb
 from embeddings.sharding.faults import Vote, emptied, problem_of
 from embeddings.sharding.replicas import Replicas, ReplicatedTables
 from embeddings.sharding.settings import LocalPiece, Place, TableSettings
@@ -34,9 +35,13 @@ class RowsOfRank:
             kernel.set_context(step, sample_offset if isinstance(kernel, ReplicatedTables) else part_offset)
 
     def step(self, k: int, scale: float = 1.0) -> None:
-        """Applies what this rank's backward recorded, times ``scale``, as step ``k``."""
+        """Applies what this rank's backward recorded, times ``scale``, as step ``k``.
+
+        Where it raised it can be tried again: tables that have taken the step do not take it twice.
+        """
         for kernel in self.kernels():
-            kernel.step(k, scale)
+            if kernel.completed_steps != k:
+                kernel.step(k, scale)
 
     def gradient_squared_norm(self) -> float:
         """This rank's part of the sum over all rows of |gradient|^2: the sum over ranks counts each element once."""
@@ -45,6 +50,15 @@ class RowsOfRank:
             for kernel in self.kernels()
             if not isinstance(kernel, ReplicatedTables) or kernel.replica == 0
         )
+
+    def perturbed(self, scale: float) -> list[Perturbed]:
+        """Moves this rank's touched rows by ``scale`` times their gradient, until each of these is undone."""
+        return [perturb(kernel, scale) for kernel in self.kernels()]
+
+    def reset(self, completed_steps: int) -> None:
+        """Initial rows and state, whose steps count from ``completed_steps`` on."""
+        for kernel in self.kernels():
+            kernel.reset(completed_steps)
 
     def discard(self) -> None:
         """Drops what this rank's backward recorded."""

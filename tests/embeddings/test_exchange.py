@@ -20,7 +20,7 @@ DTYPES = (
     torch.uint8,
     torch.bool,
 )
-PATIENCE = timedelta(seconds=100)
+PATIENCE = timedelta(seconds=300)
 
 
 def tensors_of(rank, exchange):
@@ -129,7 +129,7 @@ def come_too_late():
 
     from embeddings.sharding.host_memory import host_memory
 
-    shared = host_memory(own_group(timeout=timedelta(seconds=60)))
+    shared = host_memory(own_group(timeout=PATIENCE))
     shared._set_timeout(1.0)
     caught = None
     if dist.get_rank() == 0:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
 from embeddings.graph import Graph
-from embeddings.optim import SGD
+from embeddings.optim import SGD, Adagrad, AdamAR
 from embeddings.sse import swap
 from embeddings.tables import EmbeddingTables
 
@@ -31,6 +31,7 @@ PLANS = (
     {"item": "row_wise", "user": "column_wise", "tiny": "data_parallel"},
     {"item": "column_wise", "user": "data_parallel", "tiny": "table_wise"},
 )
+PLAIN = SGD(learning_rate=1.0)
 TABLE_OF = {feature: table for table in TABLES for feature in table.features}
 
 
@@ -86,11 +87,11 @@ class Pooled(torch.nn.Module):
         return self.embeddings(features).to_dict()
 
 
-def shard(tables, plan, sse=None, dtype="float64", backend="reference", pooling=None):
+def shard(tables, plan, sse=None, dtype="float64", backend="reference", pooling=None, optimizer=PLAIN):
     from trainer.sharding import shard_model
 
     return shard_model(
-        Pooled(tables, pooling), tables, SGD(learning_rate=1.0), sse or {}, plan, seed=5, backend=backend,
+        Pooled(tables, pooling), tables, optimizer, sse or {}, plan, seed=5, backend=backend,
         dtype=getattr(torch, dtype),
     )  # fmt: skip
 
@@ -115,7 +116,7 @@ def pool_once(plan, bags, sizes, backend="reference", pooling=None):
 def one_device(bags):
     """What :func:`pool_once` gives, without TorchRec."""
     num_samples = len(bags["item"])
-    tables = EmbeddingTables(TABLES, SGD(learning_rate=1.0), seed=5, dtype=torch.float64)
+    tables = EmbeddingTables(TABLES, PLAIN, seed=5, dtype=torch.float64)
     indices, offsets = flatten([bag for feature in tables.features for bag in bags[feature]])
     pooled = tables(indices, offsets)
     weight = torch.arange(1, num_samples + 1, dtype=torch.float64)[:, None]
@@ -169,6 +170,46 @@ def test_the_compiled_kernel_gives_the_same(ranks):
     bags = make_bags(9, 1)
     for plan in PLANS[:2]:
         assert_same(ranks(2).run(pool_once, plan, bags, [5, 4], "numba"), one_device(bags))
+
+
+def train_some_steps(plan, backend, optimizer, sizes):
+    """Pooled rows of each step, then rows and state of the shards of this rank, after steps with swaps and idle rows.
+
+    The loss is that of :func:`pool_once`.
+    """
+    sse = {"item": SSEConfig(0.5), "user": SSEConfig(0.25)}
+    sharded = shard(TABLES, plan, sse, backend=backend, optimizer=optimizer)
+    start, stop = my_slice(sizes)
+    weight = torch.arange(start + 1, stop + 1, dtype=torch.float64)[:, None]
+    found = {}
+    for step in range(1, 5):
+        sharded.set_context(step, start, sum(sizes))
+        blocks = sharded.module(local_features(make_bags(sum(sizes), step), start, stop))
+        sum((weight * block**2).sum() / 2 for block in blocks.values()).backward()
+        found |= {(step, name): block.detach() for name, block in blocks.items()}
+        found[step, "norm"] = torch.tensor(sharded.gradient_squared_norm())
+        sharded.step_tables(step, 0.5)
+    for held in sharded._sharded.local_pieces():
+        place = (held.name, *held[2:])
+        found |= {(*place, name): value.clone() for name, value in held.tables.state(held.name).items()}
+        found[(*place, "weight")] = held.tables.weight(held.name).clone()
+    return {str(key): value for key, value in found.items()}
+
+
+@pytest.mark.parametrize("plan", PLANS[:3], ids=["table_wise", "row_wise", "column_wise"])
+@pytest.mark.parametrize("optimizer", [AdamAR(0.05, alpha=1e-3), Adagrad(0.1)], ids=["adam_ar", "adagrad"])
+def test_triton_under_its_interpreter_gives_what_numba_gives(ranks, plan, optimizer):
+    """Tolerance: that of the contract of row optimizers."""
+    numba, triton = (ranks(2).run(train_some_steps, plan, each, optimizer, [5, 4]) for each in ("numba", "triton"))
+    moved = 0
+    for wanted, found in zip(numba, triton, strict=True):
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            torch.testing.assert_close(
+                found[name], value, rtol=0, atol=1e-9, msg=lambda told, name=name: f"{name} {told}"
+            )
+            moved += int((value != 0).sum()) if "last_update_step" in name else 0
+    assert moved > 50
 
 
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
