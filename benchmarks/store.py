@@ -3,14 +3,23 @@
 Vectors are 128 x float16 everywhere; answers are float32 in the order asked for, and are compared. Cases ``embedded
 get`` and ``redis get``: ours is what a request does, the check for a switch included. Case ``publish``: ours writes (to
 disk with fsync, or to Redis), checks and switches, beside the version before; the peers replace the same rows in one
-transaction. ``rows_per_second`` is ours, the peer's beside it.
+transaction. ``rows_per_second`` is ours, the peer's beside it. Case ``redis get, large pages``: the server's memory is
+in pages of 2 MB, as docs/store.md has it.
+
+Case ``feast``, where EVENKEEL_FEAST_PYTHON names the interpreter of an environment with Feast (docs/store.md): the
+first ``--feast-items`` of the items, exported, materialized into Feast's SQLite online store and read through
+``get_online_features``, in a process of its own after ours has read the same ids.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +29,7 @@ import numpy as np
 from benchmarks.harness import interleave, line
 from benchmarks.store_peers import LMDB, SQLite, redis_server
 from embeddings.store import Collection, open_store
+from embeddings.store_feast import export_feast
 from embeddings.vectors import ItemVectors
 
 DIM = 128
@@ -85,6 +95,30 @@ def put(name: str, collection: Collection, peers: list[Any], items: Items, itera
     yield from lines(case, peers, times, lambda ours, theirs: figures_of_put(len(keys), ours, theirs))
 
 
+def feast(collection: Collection, items: Items, folder: Path, python: str, iterations: int) -> None:
+    publish(collection, items)
+    export_feast(collection, folder, ttl_seconds=86_400)
+    subprocess.run([str(Path(python).parent / "feast"), "apply"], cwd=folder, check=True, capture_output=True)
+    generator, files, ours, sums = np.random.default_rng(1), [], [], []
+    for number in range(iterations):
+        ids = generator.choice(items[0], NUM_IDS)
+        files.append(folder / f"ids-{number}.npy")
+        np.save(files[-1], ids)
+        start = time.perf_counter()
+        vectors = collection.open().lookup(ids)[1]
+        ours.append(1e3 * (time.perf_counter() - start))
+        sums.append(float(vectors.sum(dtype=np.float64)))
+    script = Path(__file__).with_name("feast_peer.py")
+    command = [python, str(script), str(folder), "items", "item", *map(str, files)]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = json.loads(answer.splitlines()[-1])
+    np.testing.assert_allclose(found["sums"], sums, rtol=1e-6, atol=1e-3)
+    case = f"feast get {NUM_IDS} of {len(items[0])} D{DIM} float16"
+    rate = round(len(items[0]) / found["materialize_seconds"])
+    times = np.array([ours, found["get_ms"]]).T
+    line("store", case, "feast", times, **figures_of_get(*times.T), peer_materialize_rows_per_second=rate)
+
+
 def lines(case: str, peers: list[Any], times: np.ndarray, figures: Any) -> Iterator[dict[str, Any]]:
     for number, peer in enumerate(peers, 1):
         pair = times[:, [0, number]]
@@ -110,6 +144,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--iterations", type=int, default=300, help="of get; publish takes a twentieth, at least 15")
     parser.add_argument("--folder", type=Path, help="where the stores are made (default: the system's folder)")
+    parser.add_argument("--feast-items", type=int, default=100_000)
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     options = parser.parse_args()
     items = make_items(options.items)
@@ -117,6 +152,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(dir=options.folder, prefix="evenkeel-bench-") as name,
         redis_server(Path(name)) as url,
+        redis_server(Path(name), large_pages=True) as large_url,
     ):
         folder = Path(name)
         peers: list[Any] = [LMDB(folder, DIM), SQLite(folder, DIM)]
@@ -128,12 +164,20 @@ def main() -> None:
         else:
             # The version before goes at once: there are no readers of it here.
             stores["redis"] = open_store(f"{url}?cache={folder / 'cache'}&grace_seconds=0")
+            stores["redis, large pages"] = open_store(f"{large_url}?cache={folder / 'large'}&grace_seconds=0")
         for kind, run, iterations in (("get", get, options.iterations), ("publish", put, num_puts)):
             for store_name, store in stores.items():
-                case = f"{store_name} get" if kind == "get" else f"publish {store_name}"
+                first, *more = store_name.split(",")
+                if kind == "publish" and more:
+                    continue
+                case = ",".join([f"{first} get", *more]) if kind == "get" else f"publish {store_name}"
                 if options.case in case:
                     for _ in run(store_name, store.collection("items"), peers, items, iterations):
                         pass
+        python = os.environ.get("EVENKEEL_FEAST_PYTHON")
+        if python and options.case in "feast get":
+            some = items[0][: options.feast_items], items[1][: options.feast_items]
+            feast(open_store(folder / "some").collection("items"), some, folder / "feast", python, 30)
 
 
 if __name__ == "__main__":

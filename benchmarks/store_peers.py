@@ -4,6 +4,7 @@ of our own to put the store in."""
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import sqlite3
@@ -80,7 +81,7 @@ def decoded(found: list[Any], width: int) -> Array:
 
 
 @contextlib.contextmanager
-def redis_server(folder: Path) -> Iterator[str | None]:
+def redis_server(folder: Path, large_pages: bool = False) -> Iterator[str | None]:
     """The URL of a Redis process of our own on a free port, without persistence; None where it is not installed."""
     if shutil.which("redis-server") is None:
         yield None
@@ -89,7 +90,11 @@ def redis_server(folder: Path) -> Iterator[str | None]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    environment = dict(os.environ)
+    if large_pages:
+        command += ["--disable-thp", "no"]
+        environment["MALLOC_CONF"] = "thp:always"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     try:
         deadline = time.monotonic() + 30
         while True:

@@ -5,6 +5,7 @@
                            states/v000001.json   held (with reasons) or expired
                            views/VIEW/g0001.json the view in anchor generation 1, and its frequencies
                            LOCK                  one writer at a time
+          namespaces/NAME/                       a store within the store
 
 A version's state follows from these: *published* if CURRENT names it, *superseded* if it did, *held* or *expired* if
 its state file says so, else *candidate*. The only commit is the replacement of CURRENT, compared under the writer lock
@@ -34,6 +35,7 @@ from embeddings.store_files import (
     UnknownView,
     ViewExists,
 )
+from embeddings.store_url import namespaced
 from embeddings.store_version import VersionReader
 from embeddings.store_views import default_view
 
@@ -49,6 +51,12 @@ def open_store(url: str | Path) -> Store:
     or at ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/store.md has the options. It need not exist yet, and nothing
     is connected to before it is used. Raises ValueError for other schemes and options."""
     text = os.fspath(url)
+    store = _open(text)
+    store.opened_from = text
+    return store
+
+
+def _open(text: str) -> Store:
     if "://" not in text:
         return Store(Path(text).absolute())
     parts = urlparse(text)
@@ -69,9 +77,14 @@ def open_store(url: str | Path) -> Store:
 class Store:
     """Collections of item vectors under one directory. Thread-safe; any number of processes may have it open."""
 
+    lies_elsewhere = False
+    """Whether a server is needed that may be away."""
+
     def __init__(self, root: Path):
         self.root = root
         self.url = str(root)
+        self.opened_from = self.url  # may hold a password: not to be shown
+        self._namespaces: dict[str, Store] = {}
         self._collections: dict[str, Collection] = {}
         self._view_collections: dict[str, Collection] = {}
         self._lock = threading.Lock()
@@ -102,11 +115,37 @@ class Store:
                 return found
         raise UnknownView(f"no collection has a view '{view}'")
 
+    def namespace(self, name: str) -> Store:
+        """The store of that name within this one: names of collections and views are unique in each, and none sees
+        another's. It need not exist yet. Raises ValueError for a name that no collection could have."""
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"namespace {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
+        with self._lock:
+            if name not in self._namespaces:
+                self._namespaces[name] = open_store(namespaced(self.opened_from, name))
+            return self._namespaces[name]
+
+    def namespaces(self) -> list[str]:
+        """Those that this process has used."""
+        with self._lock:
+            return sorted(self._namespaces)
+
+    def reach(self) -> None:
+        """Asks the server, where there is one, for something small. Raises StoreUnavailable, StoreError."""
+
+    def serves_alone(self) -> bool:
+        """Whether vectors of any collection can be fetched while the server cannot be reached."""
+        return True
+
     def damaged(self) -> dict[str, dict[str, str]]:
-        """What this process found damaged: collection, version, and what is wrong."""
+        """What this process found damaged: collection (``NAMESPACE/NAME`` of one within a namespace), version, and what
+        is wrong."""
         with self._lock:
             opened = list(self._collections.values())
+            within = list(self._namespaces.items())
         found = {collection.name: collection.damaged() for collection in opened}
+        for namespace, store in within:
+            found |= {f"{namespace}/{name}": versions for name, versions in store.damaged().items()}
         return {name: versions for name, versions in found.items() if versions}
 
     def _names(self) -> Iterable[str]:

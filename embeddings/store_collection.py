@@ -37,7 +37,7 @@ from embeddings.store_files import (
     write_new,
     writer_lock,
 )
-from embeddings.store_pointer import Pointer
+from embeddings.store_pointer import Pointer, Served
 from embeddings.store_version import (
     ITEMS_FILE,
     VersionReader,
@@ -134,7 +134,9 @@ class Collection:
         ``damaged``), and ``reader.version`` says which it is. Raises UnknownVersion, UnknownCollection; CorruptStore
         for a version asked for by name, or if no other is whole."""
         if version != "current":
-            return self._open_named(self._resolve(version))
+            name = self._resolve(version)
+            self._refuse_expired(name)
+            return self._open_named(name)
         for attempt in range(5):
             name = self._resolve("current")
             try:
@@ -147,6 +149,13 @@ class Collection:
                     raise
                 return self._instead_of(name, error)
         raise AssertionError("unreachable")
+
+    def serves_alone(self) -> bool:
+        """Whether vectors can be fetched with what is on this machine."""
+        with contextlib.suppress(StoreError, OSError):
+            self.open()
+            return True
+        return False
 
     def damaged(self) -> dict[str, str]:
         """What this process found damaged: the versions, and what is wrong with each. A version that was restored and
@@ -167,8 +176,7 @@ class Collection:
         except CorruptStore as error:
             if manifest is not None and self._replaced(name, manifest):
                 return self._open_named(name)
-            if (read_document(self._states / f"{name}.json") or {}).get("state") == "expired":
-                raise UnknownVersion(f"version {name} of '{self.name}' has expired: its vectors were removed") from None
+            self._refuse_expired(name)
             with self._lock:
                 known = self._damaged.get(name)
                 self._damaged[name] = str(error)
@@ -184,6 +192,13 @@ class Collection:
                 self._readers.popitem(last=False)
         return reader
 
+    def _refuse_expired(self, name: str) -> None:
+        """Raises UnknownVersion for an expired version, whoever had it expire; what this process has open of it is
+        given out no more. The current version never expires: fetches of it need not ask."""
+        if self._is_expired(name):
+            self._forget(name)
+            raise UnknownVersion(f"version {name} of '{self.name}' has expired: its vectors were removed") from None
+
     def _make_reader(self, name: str, manifest: dict[str, Any]) -> VersionReader:
         return VersionReader(self._versions / name, manifest)
 
@@ -192,6 +207,7 @@ class Collection:
         for previous in reversed(self._pointer.read().versions):
             if previous != name:
                 with contextlib.suppress(CorruptStore, UnknownVersion):
+                    self._refuse_expired(previous)
                     return self._open_named(previous)
         raise error
 
@@ -306,7 +322,9 @@ class Collection:
         """Makes any kept version the current one: an older one is the rollback, a held one needs ``override_gate``.
         ``key``: the id of the key that asked for it, kept with the reason.
 
-        ``if_current``: refuse with StaleParent unless this one is current now. Raises GateHeld for a version the gate
+        ``if_current``: refuse with StaleParent unless this one is current now. Where ``version`` is current already,
+        that is no refusal if the latest switch was this very one (from ``if_current``, for this reason, by this key):
+        somebody asks again who did not hear the answer. Raises GateHeld for a version the gate
         did not pass, ValueError without a reason, UnknownVersion.
         """
         if not reason.strip():
@@ -377,6 +395,11 @@ class Collection:
     def erased(self) -> ErasedIds:
         """The ids that are kept out."""
         return store_erasure.erased_ids(self)
+
+    def num_erasures(self) -> int:
+        """How often ids were erased, by whatever process: what is kept beside the store of the rows before is outdated
+        once it differs."""
+        return self._pointer.read().erasures
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
         """The writer lock."""
@@ -593,10 +616,13 @@ class Collection:
 
     def _remove_expired(self) -> None:
         for version in self._version_names():
-            if (read_document(self._states / f"{version}.json") or {}).get("state") == "expired":
+            if self._is_expired(version):
                 for path in (self._versions / version).iterdir():
                     if path.name != MANIFEST_FILE:
                         path.unlink(missing_ok=True)
+
+    def _is_expired(self, version: str) -> bool:
+        return (read_document(self._states / f"{version}.json") or {}).get("state") == "expired"
 
     def _version_names(self) -> list[str]:
         try:
@@ -661,7 +687,9 @@ class Collection:
         self._check_named(version)
         with disk_errors(self.directory), self._writing():
             served = self._pointer.read()
-            if served.version == version:
+            if served.version == version and (kind == "publish" or not compare or expected == version):
+                return
+            if compare and _is_done(served, version, expected, reason, key):
                 return
             if compare and served.version != expected:
                 remedy = "look at what is served now, then decide again"
@@ -686,6 +714,15 @@ class Collection:
                 override = {name: switch[name] for name in ("reason", "key", "at")}
                 replace_document(path, {**(read_document(path) or {"state": "held"}), "override": override})
             self._pointer.switch(switch)
+
+
+def _is_done(served: Served, version: str, expected: str | None, reason: str, key: str | None) -> bool:
+    """Whether the latest switch was from ``expected`` to ``version``, for this reason and by this key."""
+    if len(served.history) < 2:
+        return False
+    before, latest = served.history[-2:]
+    asked = (expected, version, reason, key)
+    return (before["version"], latest["version"], latest["reason"], latest["key"]) == asked
 
 
 def _number(version: str) -> int:

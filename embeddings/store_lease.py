@@ -15,6 +15,14 @@ TIMEOUT_SECONDS = 60.0
 LONGEST_PAUSE_SECONDS = 1.0
 
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _now() -> float:
+    """Seconds of a clock that goes on while the machine is suspended, as the server's does, where there is one."""
+    return time.clock_gettime(_CLOCK)
+
+
 class Leased(Protocol):
     """What a lease is made of. ``token`` names the one who wants it."""
 
@@ -38,11 +46,11 @@ class Lease:
         self.token = token
         self._seconds = seconds
         self._where = where
-        self.renewed_at = time.monotonic()
+        self.renewed_at = _now()
 
     def check(self) -> None:
         """Raises StoreBusy if the lease may have ended: somebody else may be writing."""
-        if time.monotonic() - self.renewed_at >= self._seconds:
+        if _now() - self.renewed_at >= self._seconds:
             raise StoreBusy(
                 f"{self._where}: this writer was away for longer than its lock of {self._seconds:g} s lasts, so "
                 "another may be writing: nothing was published and what is served is unchanged; run again"
@@ -54,25 +62,25 @@ def leased(
     lock: Leased, token: str, seconds: float, where: str, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Iterator[Lease]:
     """Takes ``lock``, keeps it alive from a thread, gives it back at the end. Raises StoreBusy."""
-    deadline = time.monotonic() + timeout_seconds
-    asked_at = time.monotonic()
+    deadline = _now() + timeout_seconds
+    asked_at = _now()
     pause_seconds = 0.1
     while not lock.acquire(token):
-        if time.monotonic() > deadline:
+        if _now() > deadline:
             raise StoreBusy(
                 f"{where}: another process has kept the writer lock for {timeout_seconds:g} s: end it if it is stuck, "
                 "then try again"
             )
         time.sleep(random.uniform(0.1, 1.0) * pause_seconds)
         pause_seconds = min(1.5 * pause_seconds, LONGEST_PAUSE_SECONDS)
-        asked_at = time.monotonic()
+        asked_at = _now()
     lease = Lease(token, seconds, where)
     lease.renewed_at = asked_at
     ended = threading.Event()
 
     def keep() -> None:
         while not ended.wait(seconds / 3):
-            asked = time.monotonic()
+            asked = _now()
             # What cannot be renewed ends: the next check says so.
             with contextlib.suppress(StoreError, OSError):
                 # Nor is a lock taken back that may be another's by now, also if renewing took so long.

@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from embeddings.store import Store
-from embeddings.store_collection import MANIFEST_FILE, Collection
+from embeddings.store_collection import MANIFEST_FILE, NAME_PATTERN, Collection
 from embeddings.store_files import (
     CorruptStore,
     StoreBusy,
@@ -97,6 +97,8 @@ class Remote(Protocol):
 class RemoteStore(Store):
     """A store elsewhere, through mirrors of its collections under ``cache``."""
 
+    lies_elsewhere = True
+
     def __init__(
         self,
         url: str,
@@ -110,6 +112,14 @@ class RemoteStore(Store):
         self._list = names
         self._connect = connect
         self._follow_seconds = follow_seconds
+
+    def reach(self) -> None:
+        self._list()
+
+    def serves_alone(self) -> bool:
+        here = [self.collection(name) for name in super()._names() if NAME_PATTERN.fullmatch(name)]
+        within = [self.namespace(name) for name in self.namespaces()]
+        return any(collection.serves_alone() for collection in here) or any(store.serves_alone() for store in within)
 
     def _names(self) -> Iterable[str]:
         try:
@@ -369,7 +379,7 @@ class MirroredCollection(Collection):
             return True
         if self._entry(path) is None:
             return True
-        return (read_document(self._states / f"{version}.json") or {}).get("state") == "expired"
+        return self._is_expired(version)
 
     def _revert(self) -> None:
         """Takes what was not committed out of the mirror, as far as that can be done now; the rest when the store can
@@ -395,6 +405,9 @@ class MirroredCollection(Collection):
         self._follow()
         return super().settings(kind)
 
+    def serves_alone(self) -> bool:
+        return not self._remote.items_stay_there and super().serves_alone()
+
     def clean(self) -> None:
         self._follow()
         super().clean()
@@ -402,10 +415,6 @@ class MirroredCollection(Collection):
     def _version_names(self) -> list[str]:
         self._follow()
         return super()._version_names()
-
-    def _resolve(self, version: str) -> str:
-        self._follow()
-        return super()._resolve(version)
 
     def _make_reader(self, name: str, manifest: dict[str, Any]) -> VersionReader:
         directory = self._versions / name

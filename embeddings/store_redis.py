@@ -30,11 +30,10 @@ from redis.retry import Retry
 from embeddings.store_files import StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
 from embeddings.store_lease import Lease, leased
 from embeddings.store_mirror import RemoteStore, content_name
-from embeddings.store_redis_rows import Client, RedisReader, RowKeys, load_rows, remove_rows, rows_info
-from embeddings.store_url import StoreUrl, parse_store_url
+from embeddings.store_redis_rows import Client, RedisReader, RowKeys, ask, load_rows, remove_rows, rows_info
+from embeddings.store_url import REDIS_PREFIX, StoreUrl, parse_store_url
 from embeddings.store_version import VersionReader, is_items_file
 
-DEFAULT_PREFIX = "evenkeel:"
 FOLLOW_SECONDS = 0.0
 GRACE_SECONDS = 600.0
 OPTIONS = ("prefix", "grace_seconds")
@@ -60,7 +59,7 @@ def open_redis(text: str) -> RemoteStore:
     """The store at ``redis://HOST:PORT/DB``. Options: ``prefix`` of all keys (``evenkeel:``), ``grace_seconds`` for
     which rows of a version outlive it (600), and those of every store elsewhere."""
     url = parse_store_url(text, FOLLOW_SECONDS, OPTIONS)
-    prefix = url.options.get("prefix", DEFAULT_PREFIX)
+    prefix = url.options.get("prefix", REDIS_PREFIX)
     try:
         client = connect(url.address)
     except ValueError as error:
@@ -131,12 +130,15 @@ class InRedis:
         self._where = f"{url.url} ({self._base})"
         self._lease_seconds = url.lease_seconds
         self._grace_seconds = grace_seconds
+        key = f"{self._base}:revision".encode()
+        # Packed once: it goes ahead of every lookup.
+        self._ask_revision = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
         self._known: tuple[bytes | None, bytes | None] = (None, None)
         self._run_id = ""
 
     def index(self) -> bytes | None:
         with reaching(self._where):
-            revision = self._client.get(f"{self._base}:revision")
+            revision = ask(self._client, self._ask_revision)
             if revision is None:
                 return None
             known = self._known

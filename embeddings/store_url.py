@@ -9,6 +9,8 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 LEASE_SECONDS = 20.0
+REDIS_PREFIX = "evenkeel:"
+"""Of all keys in Redis, unless the URL names another."""
 
 
 class StoreUrl(NamedTuple):
@@ -52,3 +54,19 @@ def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) ->
         place = hashlib.sha256(f"{shown}?{urlencode(sorted(options.items()))}".encode()).hexdigest()[:16]
         cache = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"), "cache", place).absolute()
     return StoreUrl(shown, urlunsplit(parts._replace(query="")), options, cache, **numbers)
+
+
+def namespaced(text: str, name: str) -> str:
+    """The URL of a store within the one at ``text``: its collections and views are its own, and so is its mirror.
+    ``STORE/namespaces/NAME``, in Redis ``PREFIX@NAME:`` (no name of a collection has an @)."""
+    if "://" not in text:
+        return str(Path(text) / "namespaces" / name)
+    parts = urlsplit(text)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "cache" in options:
+        options["cache"] = str(Path(options["cache"]) / "namespaces" / name)
+    if parts.scheme in ("redis", "rediss", "unix"):
+        options["prefix"] = f"{options.get('prefix', REDIS_PREFIX)}@{name}:"
+    else:
+        parts = parts._replace(path=f"{parts.path.rstrip('/')}/namespaces/{name}")
+    return urlunsplit(parts._replace(query=urlencode(options)))

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embeddings.id_index import IdIndex
 from embeddings.rows import Widened
 from embeddings.store_files import CorruptStore, HashingFile, StoreError, file_sha256
 from embeddings.store_streaming import write_streamed
@@ -182,7 +183,6 @@ class VersionReader:
         self.norms: Array = items.norms
         self.counts: Array | None = items.counts
         self.vectors: Array = batch.column("vector").flatten().to_numpy().reshape(len(items), self.dim)
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -202,24 +202,25 @@ class VersionReader:
         queries = keys_of(ids, query=True)
         if not len(self.keys) or not len(queries):
             return np.full(len(queries), MISSING, dtype=np.uint8), np.zeros((len(queries), self.dim), dtype=np.float32)
-        rows = self._rows_of(queries)
+        rows = self.find_rows(queries)
         absent = rows < 0
         rows[absent] = 0
-        status = self.statuses[rows]
-        vectors = as_float32(np.take(self.vectors, rows, axis=0))
+        status = self.statuses.take(rows)
+        vectors = as_float32(self.vectors.take(rows, axis=0))
         status[absent] = MISSING
         vectors[absent] = 0.0
         return status, vectors
 
-    def _rows_of(self, queries: Array) -> Array:
-        """Row of each query, -1 where it is not there. Sorted queries find theirs in less than half the time, because
-        neighbouring searches walk over the same keys."""
-        if queries.dtype.kind != "i":
+    def find_rows(self, queries: Array) -> Array:
+        """Row of each query (keys, see embeddings.vectors) in the version, int64 [n]; -1 where it is not there. Raises
+        ItemIdError for ids of another type."""
+        if queries.dtype.kind != "i" or self.keys.dtype.kind != "i" or not len(self.keys):
             return find_rows(self.keys, queries)
-        order = np.argsort(queries)
-        rows = np.empty(len(queries), dtype=np.int64)
-        rows[order] = find_rows(self.keys, queries[order])
-        return rows
+        return self._index.rows(queries)
+
+    @functools.cached_property
+    def _index(self) -> IdIndex:
+        return IdIndex(self.keys)
 
     def neighbors(self, query: Any, k: int = 10) -> list[tuple[Any, float]]:
         """The k items of highest cosine to ``query``, exactly, best first: (id, cosine). ``query`` is an id (itself
@@ -276,16 +277,25 @@ class VersionReader:
 
 
 def as_float32(values: Array) -> Array:
-    """``values`` in float32. Half-precision ones go through a table of all 65,536 of them, which takes half the time of
-    NumPy's conversion."""
+    """Finite ``values`` in float32, exactly.
+
+    Of half-precision ones the bits are put where float32 has them: sign on top (a shift left keeps one that was
+    extended), then five bits of the exponent and ten of the mantissa, 13 places up. Read as float32 that is the value
+    divided by 2**112, the difference of the two exponents' biases, denormal ones included. NumPy's own conversion takes
+    two to three times as long.
+    """
     if values.dtype != np.float16:
         return values.astype(np.float32, copy=False)
-    return np.take(_float32_of_float16(), values.view(np.uint16), mode="clip")
+    bits = values.view(np.int16).astype(np.int32)
+    bits <<= 13
+    bits &= _SIGN_EXPONENT_MANTISSA
+    widened = bits.view(np.float32)
+    widened *= _BIAS
+    return widened
 
 
-@functools.cache
-def _float32_of_float16() -> Array:
-    return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+_SIGN_EXPONENT_MANTISSA = np.int32(np.uint32(0x8FFFE000).astype(np.int32))
+_BIAS = np.float32(2.0**112)
 
 
 def count_statuses(items: ItemVectors) -> dict[str, int]:

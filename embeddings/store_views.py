@@ -40,7 +40,7 @@ from embeddings.store_files import (
 )
 from embeddings.store_streaming import write_streamed
 from embeddings.store_version import VersionReader, read_arrow, verify_file, write_arrow
-from embeddings.vectors import MISSING, Array, ItemVectors, find_rows, keys_of
+from embeddings.vectors import MISSING, Array, ItemVectors, keys_of
 
 KINDS = ("rff", "identity")
 PARAMETERS = ("kind", "dim", "sigma", "seed", "frequencies")
@@ -90,7 +90,7 @@ class ViewRegistry:
         self._features: dict[str, RandomFourierFeatures] = {}
         self._entries: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._stored: OrderedDict[Path, Array] = OrderedDict()
-        self._damaged: set[Path] = set()
+        self._damaged: dict[Path, tuple[int, ...] | None] = {}
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -109,13 +109,9 @@ class ViewRegistry:
     def get(self, name: str, generation: int) -> dict[str, Any]:
         """The view's entry for an anchor generation, not to be changed. Raises UnknownView."""
         path = self._entry_path(name, generation)
-        try:
-            status = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            status = None
-        if status is not None:
+        mark = _mark(path)
+        if mark is not None:
             # Entries are replaced, never rewritten, so a stat tells whether the one in memory is still the one there.
-            mark = (status.st_ino, status.st_mtime_ns, status.st_size)
             with self._lock:
                 known = self._entries.get(path)
             if known is not None and known[0] == mark:
@@ -251,7 +247,7 @@ class ViewRegistry:
         if stored is None:
             status, vectors = reader.lookup(ids)
             return status, vectors if entry["kind"] == "identity" else self.features(entry).transform(vectors)
-        rows = find_rows(reader.keys, keys_of(ids, query=True))
+        rows = reader.find_rows(keys_of(ids, query=True))
         absent = rows < 0
         rows[absent] = 0
         status = reader.statuses[rows]
@@ -280,8 +276,10 @@ class ViewRegistry:
             if rows is not None:
                 self._stored.move_to_end(path)
                 return rows
+        mark = _mark(path)
         with self._lock:
-            if path in self._damaged:
+            # One that is still as it was found damaged; another in its place may be the restored one.
+            if path in self._damaged and self._damaged[path] == mark:
                 return None
         try:
             rows = read_rows(verify_file(directory, file), (manifest["rows"], entry["dim"]))
@@ -289,9 +287,10 @@ class ViewRegistry:
             # The vectors they were computed from are there, and give the same.
             logger.error("view '%s': %s: its rows are computed from the version's vectors meanwhile", name, error)
             with self._lock:
-                self._damaged.add(path)
+                self._damaged[path] = mark
             return None
         with self._lock:
+            self._damaged.pop(path, None)
             self._stored[path] = rows
             while len(self._stored) > MAPPED_VIEWS:
                 self._stored.popitem(last=False)
@@ -299,6 +298,15 @@ class ViewRegistry:
 
     def _entry_path(self, name: str, generation: int) -> Path:
         return self._directory / name / f"g{generation:04d}.json"
+
+
+def _mark(path: Path) -> tuple[int, ...] | None:
+    """What changes when another file is put in a file's place or it is written again; None where there is none."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _rows_file(name: str) -> str:

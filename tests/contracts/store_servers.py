@@ -13,20 +13,15 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 import redis
+from free_ports import free_port
 
-SECONDS = 60.0
+SECONDS = 240.0
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -64,6 +64,25 @@ class StoreContract:
     def collection(self, store: Store) -> Collection:
         return store.collection("items")
 
+    # --- stores within the store -----------------------------------------------------------------------------------
+
+    def test_a_namespace_is_a_store_of_its_own(self, store: Store, again: Reopen) -> None:
+        for number, place in enumerate((store, store.namespace("ads"), store.namespace("search"))):
+            publish(place.collection("items"), items([number]))
+            place.collection("items").create_view("raw", kind="identity")
+        publish(store.namespace("ads").collection("only"), items([7]))
+        assert [place.collections() for place in (store, store.namespace("ads"))] == [["items"], ["items", "only"]]
+        other = again()
+        for number, place in enumerate((other, other.namespace("ads"), other.namespace("search"))):
+            reader = place.view_collection("raw").open()
+            assert reader.keys.tolist() == [number]
+        with pytest.raises(UnknownView):
+            other.view_collection("only_rff")
+        with pytest.raises(UnknownCollection):
+            other.namespace("search").collection("only").open()
+        with pytest.raises(ValueError, match="namespace"):
+            store.namespace("../ads")
+
     # --- what is not there -----------------------------------------------------------------------------------------
 
     def test_an_empty_store_says_so(self, store: Store, collection: Collection) -> None:
@@ -167,6 +186,25 @@ class StoreContract:
         collection.promote(second, "it was fine")
         assert collection.current() == second
 
+    def test_a_stale_promotion_of_what_is_current_is_refused_unless_it_was_this_one(
+        self, collection: Collection
+    ) -> None:
+        first = publish(collection, items([1], 1))
+        second = publish(collection, items([1], 2))
+        third = publish(collection, items([1], 3))
+        collection.promote(first, "bad day", if_current=third, key="ours")
+        # The answer was lost: asked again.
+        collection.promote(first, "bad day", if_current=third, key="ours")
+        for stale in (
+            {"if_current": second, "reason": "bad day", "key": "ours"},
+            {"if_current": third, "reason": "another reason", "key": "ours"},
+            {"if_current": third, "reason": "bad day", "key": "another's"},
+        ):
+            with pytest.raises(StaleParent):
+                collection.promote(first, **stale)
+        collection.promote(first, "it is there", if_current=first)
+        assert [switch["version"] for switch in collection.history()] == [first, second, third, first]
+
     def test_promotion_of_what_the_gate_held(self, collection: Collection) -> None:
         first = publish(collection, items([1], 1))
         held = collection.write(items([1], 2), parent=first)
@@ -233,6 +271,29 @@ class StoreContract:
         version = collection.write(items([1]), gate=[failed])
         with pytest.raises(GateHeld, match="finite"):
             collection.promote(version, "why not")
+
+    def test_what_expired_elsewhere_is_not_served_by_name(self, collection: Collection, again: Reopen) -> None:
+        first, second, third = (publish(collection, items([1], number)) for number in (1, 2, 3))
+        other = again().collection("items")
+        for version in (first, second, third):
+            assert other.open(version).version == version
+        assert collection.retain(2) == [first]
+        for opened in (other, collection):
+            with pytest.raises(UnknownVersion, match="expired"):
+                opened.open(first)
+            assert opened.open(second).lookup([1])[0].tolist() == [FOUND]
+            assert opened.open().version == third
+
+    def test_what_was_erased_elsewhere_is_not_served_by_name(self, collection: Collection, again: Reopen) -> None:
+        versions = [publish(collection, items([1, 2], number)) for number in (1, 2)]
+        other = again().collection("items")
+        for version in versions:
+            assert other.open(version).lookup([1, 2])[0].tolist() == [FOUND, FOUND]
+        assert (collection.num_erasures(), other.num_erasures()) == (0, 0)
+        collection.erase([1], "they asked")
+        assert (collection.num_erasures(), other.num_erasures()) == (1, 1)
+        for version in versions:
+            assert other.open(version).lookup([1, 2])[0].tolist() == [MISSING, FOUND]
 
     def test_retention(self, collection: Collection, again: Reopen) -> None:
         versions = [publish(collection, items([1], fill), anchor_version="v000001") for fill in range(1, 7)]
@@ -470,7 +531,7 @@ class StoreContract:
             ({"kind": "svd"}, "rff, identity"),
             ({"dim": 5}, "even"),
             ({"sigma": -1.0}, "positive"),
-            ({"frequencies": "halton"}, "orthogonal, gaussian"),
+            ({"frequencies": "halton"}, "orthogonal, gaussian, structured"),
             ({"kind": "identity", "dim": 9}, "identity view"),
         ],
     )

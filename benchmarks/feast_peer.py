@@ -1,0 +1,32 @@
+"""Run by the interpreter of Feast's own environment (docs/store.md): materializes a feature repository once and reads
+random ids of it, as JSON. Imports nothing of the project, whose dependencies are not there.
+
+    python feast_peer.py FOLDER VIEW ENTITY IDS.npy [IDS.npy ...]
+
+``materialize_seconds``; ``get_ms``, one for each file of ids, whose answer is brought to float32 [n, dim]; ``sums`` of
+the answers, for whoever compares them.
+"""
+
+import json
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+from feast import FeatureStore  # type: ignore[import-not-found]  # of its own environment
+
+folder, view, entity, *files = sys.argv[1:]
+store = FeatureStore(repo_path=folder)
+now = datetime.now(UTC)
+start = time.perf_counter()
+store.materialize(now - timedelta(days=365), now + timedelta(minutes=1))
+seconds, times, sums = time.perf_counter() - start, [], []
+for file in files:
+    rows = [{entity: one} for one in np.load(file).tolist()]
+    start = time.perf_counter()
+    answer = store.get_online_features(features=[f"{view}:vector"], entity_rows=rows).to_dict()["vector"]
+    width = max((len(one) for one in answer if one is not None), default=0)
+    vectors = np.array([[0.0] * width if one is None else one for one in answer], dtype=np.float32)
+    times.append(1e3 * (time.perf_counter() - start))
+    sums.append(float(vectors.sum(dtype=np.float64)))
+print(json.dumps({"materialize_seconds": seconds, "get_ms": times, "sums": sums}))
