@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from embeddings.gate import AT_MOST, Metrics, Thresholds, base_of
+from embeddings.gate import AT_MOST, LOWEST_RANK, Metrics, Thresholds, base_of
 from embeddings.store_views import utc_now
 
 if TYPE_CHECKING:
@@ -47,8 +48,11 @@ RULES: dict[str, Rule] = {
     "canary_drop": Rule(1.0, 0.02),
     "canary_churn": Rule(1.3, 0.01),
 }
-# No null makes these looser than the starting values: a model that moves more than this by chance is not stable enough
-# to be published without a warm start.
+_STANDARD_ERRORS = 2.0
+"""A canary's figures are shares of its items: a margin is at least so many standard errors of such a share, or a task
+of 150 items would hold every refresh that flips one more of them than the nulls did."""
+# No null makes these looser than the starting values, and the effective rank by a quarter at most: a model that moves
+# more than this by chance is not stable enough to be published without a warm start.
 _FLOORED = {"cosine_mean", "cosine_p5", "cosine_low", "cosine_mean_traffic", "cosine_p5_traffic", "cosine_low_traffic"}
 
 
@@ -111,6 +115,8 @@ def calibrated(
             # Nulls that go on learning make a canary better; a refresh that does not is no fault.
             worst = max(worst, 0.0)
         margin = rule.bucket if "[" in name and name.startswith("cosine") else rule.margin
+        if base_of(name).startswith("canary"):
+            margin = max(margin, _STANDARD_ERRORS * _standard_error(name, nulls))
         limit = rule.factor * worst + (margin if at_most else -margin)
         floor = start.limit(name, dim) if name in _FLOORED else None
         if floor is not None:
@@ -118,13 +124,26 @@ def calibrated(
                 unstable.append(name)
             limit = min(limit, floor) if at_most else max(limit, floor)
         if name == "effective_rank":
-            limit = max(limit, start.limit(name, dim) or 0.0)
+            lowest = LOWEST_RANK * (start.limit(name, dim) or 0.0)
+            if worst < lowest:
+                unstable.append(name)
+            limit = max(limit, lowest)
         limits[name] = limit
     unknown = sorted(set(overrides or ()) - set(nulls[0]))
     if unknown:
         raise ValueError(f"limits of {', '.join(unknown)}: no such metric; there are {', '.join(sorted(nulls[0]))}")
     limits |= {name: float(limit) for name, limit in (overrides or {}).items()}
     return Calibration(model, dim, len(nulls), limits, found, unstable, list(source), utc_now())
+
+
+def _standard_error(name: str, nulls: Sequence[Metrics]) -> float:
+    """sqrt(p (1 - p) / n) of ``canary_drop[NAME]`` or ``canary_churn[NAME]``: p the worst churn of the nulls, which
+    bounds how much a drop can be, and n the fewest items that it was a share of; 0 where nulls do not say how many."""
+    task = name[name.index("[") :]
+    size = "canary_items" if name.startswith("canary_churn") else "canary_judged"
+    fewest = min(metrics.get(size + task, 0.0) for metrics in nulls)
+    share = max(metrics.get("canary_churn" + task, 0.0) for metrics in nulls)
+    return math.sqrt(share * (1.0 - share) / fewest) if fewest > 0 and 0.0 <= share <= 1.0 else 0.0
 
 
 def settings_name(model: str) -> str:
@@ -138,12 +157,14 @@ def calibrate(
     versions: Sequence[str],
     *,
     overrides: Mapping[str, float] | None = None,
+    only_nulls: bool = False,
 ) -> Calibration:
     """Calibrates ``collection`` by versions of the scratch collection ``nulls``, each a null refresh that was measured
     against the one before it, and keeps the limits in the collection's settings.
 
-    Raises ValueError for fewer than 3, for a version that was not measured against another, or of another model or dim
-    than what the collection serves; UnknownVersion, UnknownCollection.
+    ``only_nulls``: refuse a collection that holds more than these and the version before them, as one does that is
+    served from. Raises ValueError for that, for fewer than 3, for a version that was not measured against another, or
+    of another model or dim than what the collection serves; UnknownVersion, UnknownCollection.
     """
     served = collection.manifest()
     measured = []
@@ -164,8 +185,26 @@ def calibrate(
         overrides=overrides,
         source=[f"{nulls.name}/{version}" for version in versions],
     )
+    if only_nulls:
+        _refuse_served(nulls, versions)
     collection.save_settings(SETTINGS, settings_name(found.model), found.as_document())
     return found
+
+
+def _refuse_served(nulls: Collection, versions: Sequence[str]) -> None:
+    """A scratch collection has the nulls, and before them the version that the first was measured against; who serves
+    from a collection would lose what it can be rolled back to."""
+    others = [
+        manifest["version"]
+        for manifest in nulls.versions()
+        if manifest["state"] != "expired" and manifest["version"] not in versions
+    ]
+    later = [other for other in others if int(other[1:]) > min(int(version[1:]) for version in versions)]
+    if len(others) > 1 or later or nulls.settings(SETTINGS):
+        raise ValueError(
+            f"'{nulls.name}' is no scratch collection of these nulls: it has a calibration of its own, or versions "
+            f"besides them and the one before ({', '.join(others[:5])}): publish the nulls to a collection of their own"
+        )
 
 
 def calibration_of(collection: Collection, model: str, dim: int) -> Calibration | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embeddings.diagnostics import diagnostics
 from embeddings.store_views import utc_now
 from embeddings.vectors import FOUND, Array, ItemVectors, arrow_of, find_rows, keys_of, unit_rows
 
@@ -175,8 +176,10 @@ def measure(canaries: Mapping[str, Canary], previous: ItemVectors, candidate: It
     """``canary_accuracy[NAME]``, of the frozen consumer on the aligned ``candidate``, over the items that it was not
     fitted on; ``canary_drop[NAME]``, by how much that is less than on the day it was registered, which is what is
     judged (canaries fitted on different versions differ in accuracy); ``canary_churn[NAME]``, share of its predictions,
-    over all its items, that differ from those on ``previous``. Items without evidence in the candidate, and for churn
-    in either, do not count; NaN where none is left."""
+    over all its items, that differ from those on ``previous``; ``canary_judged[NAME]`` and ``canary_items[NAME]``, how
+    many items accuracy and churn are shares of; and what nobody is held by: ``canary_alignment[NAME]``,
+    ``canary_alignment_lift[NAME]`` and ``canary_nw_accuracy[NAME]`` (embeddings.diagnostics). Items without evidence in
+    the candidate, and for churn in either, do not count; NaN where none is left."""
     metrics: dict[str, float] = {}
     for name, canary in canaries.items():
         keys = keys_of(canary["ids"])
@@ -184,7 +187,8 @@ def measure(canaries: Mapping[str, Canary], previous: ItemVectors, candidate: It
         has_new = (new >= 0) & candidate.evidence[new]
         has_old = (old >= 0) & (previous.statuses[old] == FOUND)
         predicted = np.full(len(keys), -1)
-        predicted[has_new] = predict(canary, candidate.vectors[new[has_new]])
+        vectors = candidate.vectors[new[has_new]]
+        predicted[has_new] = predict(canary, vectors)
         before = np.full(len(keys), -1)
         before[has_old] = predict(canary, previous.vectors[old[has_old]])
         judged = has_new & np.array(canary["held_out"], dtype=bool)
@@ -194,6 +198,11 @@ def measure(canaries: Mapping[str, Canary], previous: ItemVectors, candidate: It
         metrics[f"canary_accuracy[{name}]"] = accuracy
         metrics[f"canary_drop[{name}]"] = float(canary["accuracy"]) - accuracy
         metrics[f"canary_churn[{name}]"] = float((predicted != before)[both].mean()) if both.any() else float("nan")
+        metrics[f"canary_judged[{name}]"] = float(judged.sum())
+        metrics[f"canary_items[{name}]"] = float(both.sum())
+        codes, held_out = (np.array(canary[part])[has_new] for part in ("codes", "held_out"))
+        known = diagnostics(np.nan_to_num(vectors), codes, held_out.astype(bool), len(canary["classes"]))
+        metrics.update({f"canary_{figure}[{name}]": value for figure, value in known.items()})
     return metrics
 
 

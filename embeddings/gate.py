@@ -54,6 +54,10 @@ def base_of(metric: str) -> str:
     return metric.partition("[")[0]
 
 
+LOWEST_RANK = 0.75
+"""Of the starting limit of the effective rank: as far as a calibration may lower it."""
+
+
 @dataclass(frozen=True)
 class Thresholds:
     """Limits of the gate. The fields are starting values for vectors whose geometry the loss determines and that were
@@ -85,11 +89,12 @@ class Thresholds:
 
     def limit(self, metric: str, dim: float) -> float | None:
         """The limit of a metric, None for one that is not judged. Effective rank must reach max(4, d/4), or d/2 where d
-        is below 8, whose vectors can hardly reach 4; a limit of one's own only raises that."""
+        is below 8, whose vectors can hardly reach 4; a limit of one's own raises that, or lowers it by a quarter at
+        most (docs/adr/0023)."""
         own = self.own.get(metric)
         if metric == "effective_rank":
             least = max(4.0, dim / 4) if dim >= 8 else dim / 2
-            return least if own is None else max(least, float(own))
+            return least if own is None else max(LOWEST_RANK * least, float(own))
         if own is not None:
             return float(own)
         name = f"bucket_{base_of(metric)}" if metric.startswith("cosine") and "[" in metric else metric

@@ -163,8 +163,12 @@ def main() -> int:
         except BlockingIOError:
             return 0
         if not path.exists():
-            reader = open_store(os.environ["EVENKEEL_STORE_URL"]).collection(options.collection).open(options.version)
+            collection = open_store(os.environ["EVENKEEL_STORE_URL"]).collection(options.collection)
+            erasures = collection.num_erasures()
+            reader = collection.open(options.version)
             build_index(reader.vectors, reader.statuses, path, threads=options.threads)
+            if collection.num_erasures() != erasures:
+                path.unlink(missing_ok=True)
         lock_file = path.with_suffix(".lock")
         lock_file.unlink(missing_ok=True)
     return 0

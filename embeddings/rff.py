@@ -5,7 +5,8 @@ Gaussian kernel of the vectors (Rahimi and Recht 2007; Xu et al., "Featurizing p
     <phi(h), phi(h')>  ~  K(h - h') = exp(-sigma^2 |h - h'|^2 / 2)
 
 ``sigma`` is the standard deviation of the frequencies u. Orthogonal frequencies come in blocks of d with the lengths of
-independent normal vectors; at equal m they err less than independent ones. U is drawn by a recipe that is written down
+independent normal vectors; at equal m they err less than independent ones. Structured ones are orthogonal with equal
+lengths, made of signs. U is drawn by a recipe that is written down
 (:mod:`embeddings.rff_frequencies`) and published with its sha256, which is what consumers trust. Which dim and sigma to
 take: :mod:`embeddings.rff_advice`.
 """
@@ -32,7 +33,7 @@ _MIN_CHUNK_ROWS = 64
 class RandomFourierFeatures:
     """phi of the module's formula, for vectors of ``dim_in`` coordinates.
 
-    dim: output coordinates, even (2m). sigma > 0. seed: uint32. frequencies: "orthogonal" or "gaussian".
+    dim: output coordinates, even (2m). sigma > 0. seed: uint32. frequencies: one of ``FREQUENCIES``.
     Attributes: ``kind`` (that word), ``frequencies`` U [m, dim_in] (float32; float64 once a rotation is folded in),
     ``sha256`` of U's little-endian bytes. Warns where m < dim_in: such a view loses directions. Raises ValueError.
     """

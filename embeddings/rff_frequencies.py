@@ -23,7 +23,14 @@ one number is left.
 each orthogonalised by modified Gram-Schmidt (for i = 0 .. d-1: row i divided by the root of its sum of squares; then
 from every later row j is taken (sum of row_j * row_i) * row_i); row i of a block is then multiplied by the root of the
 sum of squares of the same row of stream 1, which makes lengths those of independent normal vectors (chi). The last
-block is cut. U = float32(sigma * that). The first m rows do not depend on how many follow.
+block is cut.
+
+**Structured** (Yu et al. 2016, section 4): blocks of D rows, D the power of two that is not below d: S D1 S D2 S D3 / D
+without the columns from d on, with S the D x D matrix of signs (-1)^popcount(i and j) and Dk a diagonal of signs, of
+which entry i in block b is -1 where the highest bit of w0 of counter (i, k - 1, 2, b) is set. All of it are whole
+numbers until the division, which is exact; zeros are +0. The last block is cut.
+
+U = float32(sigma * that). The first m rows do not depend on how many follow.
 """
 
 from __future__ import annotations
@@ -36,7 +43,7 @@ import numpy as np
 from embeddings.philox import philox4x32
 from embeddings.vectors import Array
 
-FREQUENCIES = ("orthogonal", "gaussian")
+FREQUENCIES = ("orthogonal", "gaussian", "structured")
 MIN_SIGMA, MAX_SIGMA = 1e-6, 1e6
 """Beyond these every pair of vectors is alike, or apart, in float32; far beyond, frequencies are zero or infinite."""
 
@@ -64,7 +71,7 @@ def draw_frequencies(dim_in: int, dim: int, sigma: float, seed: int = 0, kind: s
         raise ValueError(f"seed is {seed}, expected 0 <= seed < 2^32")
     if kind not in FREQUENCIES:
         raise ValueError(f"frequencies is '{kind}', expected one of {', '.join(FREQUENCIES)}")
-    draw = _orthogonal if kind == "orthogonal" else _gaussian
+    draw = {"orthogonal": _orthogonal, "gaussian": _gaussian, "structured": _structured}[kind]
     return (float(sigma) * draw(seed, dim // 2, dim_in)).astype(np.float32)
 
 
@@ -137,3 +144,22 @@ def _orthogonal(seed: int, num_frequencies: int, dim_in: int) -> Array:
         later -= _tree_sum(later * row) * row
     rows *= np.sqrt(_tree_sum(of_lengths * of_lengths))
     return rows.reshape(-1, dim_in)[:num_frequencies]
+
+
+def _structured(seed: int, num_frequencies: int, dim_in: int) -> Array:
+    size = 1 << (dim_in - 1).bit_length()
+    signs = np.ones((1, 1))
+    while len(signs) < size:
+        signs = np.block([[signs, signs], [signs, -signs]])
+    blocks = []
+    for block in range(-(-num_frequencies // size)):
+        product = signs
+        for factor in range(3):
+            (words, *_) = philox4x32((np.arange(size), factor, 2, block), (seed, _KEY))
+            diagonal = 1.0 - 2.0 * (words >> np.uint64(31)).astype(np.float64)
+            product = product * diagonal
+            if factor < 2:
+                product = product @ signs
+        # A zero times -1 has a sign, which U's bytes would show.
+        blocks.append(product[:, :dim_in] / size + 0.0)
+    return np.concatenate(blocks)[:num_frequencies]

@@ -13,7 +13,7 @@ version. What stays in memory is ids, flags and counts. Torch-free.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,6 +105,7 @@ def publish_candidate(
     retired: Any = (),
     today: int | None = None,
     fence: Callable[[], None] | None = None,
+    lineage: Mapping[str, Any] | None = None,
 ) -> Publication:
     """Takes a run's item rows through the stage and publishes them, or holds them and leaves what is served alone.
 
@@ -119,8 +120,8 @@ def publish_candidate(
     keeps after a publication, None for all. ``retired``: ids that training has given up (docs/adr/0010-growth.md); the
     parent's vectors of them are not carried on, unless the candidate has a row for them all the same. ``today``: days
     since 1970-01-01 UTC, of the clock where left out; what ``publish.expire`` counts from. ``fence``: called before the
-    switch; what it raises leaves the version a candidate. Raises StoreFull, StoreBusy, CorruptStore; ValueError for
-    vectors that do not fit the collection's id type.
+    switch; what it raises leaves the version a candidate. ``lineage``: what the run was made of, for the manifest.
+    Raises StoreFull, StoreBusy, CorruptStore; ValueError for vectors that do not fit the collection's id type.
     """
     target = store.collection(collection)
     earlier = _earlier_end(target, job_id, parent_version, publish.gate.mode)
@@ -139,7 +140,7 @@ def publish_candidate(
         try:
             written = _write(
                 target, parent, candidate, publish, job_id=job_id, model=model, thresholds=thresholds,
-                norm_floor=norm_floor, seed=seed, retired=retired, today=today,
+                norm_floor=norm_floor, seed=seed, retired=retired, today=today, lineage=lineage,
             )  # fmt: skip
             break
         except IdsErased:
@@ -162,6 +163,7 @@ def _write(
     seed: int,
     retired: Any,
     today: int,
+    lineage: Mapping[str, Any] | None,
 ) -> str | Publication:
     """Takes the candidate through the steps, up to a written version; its name, or what came of it instead."""
     erased = erased_ids(target)
@@ -216,6 +218,7 @@ def _write(
         gate=[check.as_dict() for check in verdict.checks],
         extra={
             "model": model,
+            "lineage": None if lineage is None else dict(lineage),
             "new": served.num_new,
             "retired": int(np.count_nonzero(leaving.retired)),
             "expired": int(np.count_nonzero(leaving.expired & ~leaving.retired)),

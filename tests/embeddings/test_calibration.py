@@ -42,13 +42,39 @@ def test_limits_follow_the_worst_null() -> None:
     assert decide({**NULL, "canary_churn[genre]": 0.15}, found.thresholds()).failed == ["canary_churn[genre]"]
 
 
+def test_a_canary_of_few_items_is_given_what_chance_alone_does_to_so_few() -> None:
+    def of(churn: float, items: float) -> dict[str, float]:
+        return {**NULL, "canary_churn[genre]": churn, "canary_items[genre]": items, "canary_judged[genre]": items / 5}
+
+    few = calibrated([of(churn, 150.0) for churn in (0.0, 0.0133, 0.02)])
+    error = (0.02 * 0.98 / 150) ** 0.5
+    assert few.limits["canary_churn[genre]"] == pytest.approx(1.3 * 0.02 + 2 * error)
+    assert few.limits["canary_drop[genre]"] == pytest.approx(0.01 + 2 * (0.02 * 0.98 / 30) ** 0.5)
+    assert decide(of(0.04, 150.0), few.thresholds()).passed  # six items, where the worst null has three
+    assert decide(of(0.08, 150.0), few.thresholds()).failed == ["canary_churn[genre]"]
+    many = calibrated([of(churn, 15_000.0) for churn in (0.0, 0.0133, 0.02)])
+    assert many.limits["canary_churn[genre]"] == pytest.approx(1.3 * 0.02 + 0.01)
+
+
 def test_no_null_makes_a_gate_looser_than_the_starting_values() -> None:
     weak = {**NULL, "cosine_mean": 0.7, "cosine_p5": 0.3, "cosine_low": 0.4, "effective_rank": 5.0}
     found = calibrated([weak] * 3)
     assert [found.limits[name] for name in ("cosine_mean", "cosine_p5", "cosine_low")] == [0.85, 0.70, 0.05]
-    assert found.unstable == ["cosine_mean", "cosine_p5", "cosine_low"]
+    assert found.unstable == ["cosine_mean", "cosine_p5", "cosine_low", "effective_rank"]
     failed = decide(weak, found.thresholds()).failed
     assert failed == ["cosine_mean", "cosine_p5", "cosine_low", "effective_rank"]
+
+
+def test_nulls_near_the_starting_rank_are_not_held_by_it() -> None:
+    """SASRec's vectors of 50 coordinates: a quarter of 50 lies within what its refreshes differ by."""
+    nulls = [{**NULL, "dim": 50.0, "effective_rank": rank} for rank in (13.4, 12.3, 14.0)]
+    found = calibrated(nulls)
+    assert found.limits["effective_rank"] == pytest.approx(0.8 * 12.3)
+    assert found.unstable == []
+    assert decide(nulls[1], found.thresholds()).passed
+    assert decide({**nulls[1], "effective_rank": 9.5}, found.thresholds()).failed == ["effective_rank"]
+    # A quarter below is the end of it, whatever the nulls say.
+    assert calibrated([{**one, "effective_rank": 10.0} for one in nulls]).limits["effective_rank"] == 0.75 * 12.5
 
 
 def test_what_a_null_could_not_measure_keeps_its_starting_value() -> None:

@@ -137,7 +137,7 @@ def test_the_builder_builds_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "embeddings.neighbors", "items", version, str(path)]
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "EVENKEEL_STORE_URL": str(tmp_path / "store")}
     for _ in range(2):
-        subprocess.run(command, check=True, timeout=120, env={**os.environ, **environment})
+        subprocess.run(command, check=True, timeout=300, env={**os.environ, **environment})
         written = path.stat().st_mtime_ns, path.stat().st_ino
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
     assert [one.name for one in path.parent.iterdir()] == ["items.usearch"]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.rff import RandomFourierFeatures
-from embeddings.rff_frequencies import draw_frequencies, normals
+from embeddings.rff_frequencies import FREQUENCIES, draw_frequencies, normals
 
 
 def plain_philox(counter: list[int], key: list[int]) -> list[int]:
@@ -74,6 +74,9 @@ def plain_sum(values: list[float]) -> float:
 
 def plain_frequencies(dim_in: int, num_frequencies: int, sigma: float, seed: int, kind: str) -> bytes:
     """U as little-endian float32, row by row."""
+    if kind == "structured":
+        rows = plain_structured(dim_in, num_frequencies, seed)
+        return b"".join(struct.pack("<f", sigma * x) for row in rows for x in row)
     num_rows = num_frequencies if kind == "gaussian" else -(-num_frequencies // dim_in) * dim_in
     flat, lengths = (plain_normals(seed, stream, num_rows * dim_in) for stream in (0, 1))
     rows = [flat[k * dim_in : (k + 1) * dim_in] for k in range(num_rows)]
@@ -92,12 +95,35 @@ def plain_frequencies(dim_in: int, num_frequencies: int, sigma: float, seed: int
     return b"".join(struct.pack("<f", sigma * x) for row in rows[:num_frequencies] for x in row)
 
 
+def plain_structured(dim_in: int, num_frequencies: int, seed: int) -> list[list[float]]:
+    """Entry by entry: the sum over all ways through the three matrices of signs."""
+    size, rows = 1, []
+    while size < dim_in:
+        size *= 2
+
+    def sign(i: int, j: int) -> int:
+        return -1 if (i & j).bit_count() % 2 else 1
+
+    for number in range(num_frequencies):
+        block, i = divmod(number, size)
+        first, second, third = (
+            [-1 if plain_philox((j, factor, 2, block), (seed, zlib.crc32(b"evenkeel.rff")))[0] >> 31 else 1
+             for j in range(size)]
+            for factor in range(3)
+        )  # fmt: skip
+        through = [sum(sign(i, a) * first[a] * sign(a, b) for a in range(size)) for b in range(size)]
+        rows.append([
+            sum(through[b] * second[b] * sign(b, j) for b in range(size)) * third[j] / size for j in range(dim_in)
+        ])  # fmt: skip
+    return rows
+
+
 @given(seed=st.integers(0, 2**32 - 1), stream=st.integers(0, 3), count=st.integers(0, 40))
 def test_normals_are_those_of_the_recipe_to_the_last_bit(seed: int, stream: int, count: int) -> None:
     assert normals(seed, stream, count).tolist() == plain_normals(seed, stream, count)
 
 
-@pytest.mark.parametrize("kind", ["orthogonal", "gaussian"])
+@pytest.mark.parametrize("kind", FREQUENCIES)
 @pytest.mark.parametrize(
     ("dim_in", "num_frequencies", "sigma", "seed"),
     [(1, 3, 1.0, 0), (4, 4, 0.4, 0), (5, 13, 0.7, 2**32 - 1), (16, 16, 0.4, 8), (24, 30, 2.5, 1)],
@@ -167,7 +193,7 @@ def test_orthogonal_lengths_are_chi() -> None:
     assert abs(squared.var() - 32) < 4
 
 
-@pytest.mark.parametrize("kind", ["orthogonal", "gaussian"])
+@pytest.mark.parametrize("kind", FREQUENCIES)
 def test_a_smaller_view_is_the_beginning_of_a_larger_one(kind: str) -> None:
     larger = draw_frequencies(6, 50, 0.4, 3, kind)
     np.testing.assert_array_equal(draw_frequencies(6, 16, 0.4, 3, kind), larger[:8])
