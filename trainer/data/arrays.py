@@ -13,6 +13,16 @@ from trainer.data.jagged import Jagged
 CODE = np.dtype(np.int32)
 OFFSET = np.dtype(np.int64)
 LABEL = np.dtype(np.uint8)
+VALUE = np.dtype(np.float32)
+USER_CODES = "user.codes.bin"
+"""File of a split: whose each example is. No feature is named so."""
+NUMBERS = "numeric.values.float32"
+"""File of a split: numeric features as the model reads them, [examples, features]."""
+
+
+def weight_file(directory: Path, feature: str) -> Path:
+    """What the rows of a list feature are multiplied with, in a split."""
+    return directory / f"{feature}.weights.bin"
 
 
 class Appender:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,16 +11,15 @@ import numpy.typing as npt
 import torch
 from torchrec import KeyedJaggedTensor
 
-from trainer.data.hashing import Int64s, derive_key, random_words
+from trainer.data.fresh_negatives import FreshNegatives
+from trainer.data.hashing import Int64s
 from trainer.data.jagged import Jagged
 from trainer.data.order import rank_slice
+from trainer.data.prefetch import Prefetched
 from trainer.data.sequence_batches import SequenceReader, ranking_batches
 
 if TYPE_CHECKING:
     from trainer.data.prepared import PreparedData
-
-PREFETCH_BATCHES = 4
-_NEGATIVES = 21
 
 
 @dataclass(frozen=True)
@@ -35,6 +31,7 @@ class Batch:
     batch. ``part_offset``: index in the global batch of the micro-batch's first sample, which rank 0 holds.
     ``step``: steps before this one since the first epoch (training), or the number of the batch (evaluation).
     ``seen``: for models of sequences in evaluation, int64 [m, 2]: (sample, item row) of all that came before.
+    ``dense``: float32 [b, n], the numeric features in the order of ``PreparedData.dense``; None where there are none.
     """
 
     features: KeyedJaggedTensor
@@ -44,6 +41,7 @@ class Batch:
     step: int
     part_offset: int = 0
     seen: torch.Tensor | None = None
+    dense: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -55,16 +53,24 @@ class Batch:
             features=self.features.to(device, non_blocking=non_blocking),
             labels=self.labels.to(device, non_blocking=non_blocking),
             seen=None if self.seen is None else self.seen.to(device, non_blocking=non_blocking),
+            dense=None if self.dense is None else self.dense.to(device, non_blocking=non_blocking),
         )
 
     def pin(self) -> Batch:
         """In page-locked memory, for asynchronous copies to a GPU."""
-        return replace(self, features=self.features.pin_memory(), labels=self.labels.pin_memory())
+        dense = None if self.dense is None else self.dense.pin_memory()
+        return replace(self, features=self.features.pin_memory(), labels=self.labels.pin_memory(), dense=dense)
+
+    def on(self, device: torch.device) -> Batch:
+        """Where the model is; itself on the CPU. A copy to a GPU waits for nothing that runs there."""
+        if device.type == "cpu":
+            return self
+        return (self.pin() if device.type == "cuda" else self).to(device, non_blocking=True)
 
 
 def train_batches(
     data: PreparedData, epoch: int, start_step: int, rank: int, world_size: int, micro_batches: int = 1
-) -> Iterator[Batch]:
+) -> Prefetched[Batch]:
     """See :meth:`PreparedData.train_batches`."""
     num_examples, size = data.num_examples["train"], data.batch_size
     order = data.order()
@@ -81,10 +87,10 @@ def train_batches(
         batch = batch_of(rows, first, global_size, epoch * data.steps_per_epoch + step, start + first)
         return replace(batch, part_offset=begin)
 
-    return prefetched(make, start_step * micro_batches, data.steps_per_epoch * micro_batches)
+    return Prefetched(make, start_step * micro_batches, data.steps_per_epoch * micro_batches)
 
 
-def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
+def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
     """See :meth:`PreparedData.eval_batches`."""
     if data.sequence is not None:
         return ranking_batches(data, split, batch_size, rank, world_size)
@@ -97,38 +103,30 @@ def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, wor
         first, last = rank_slice(global_size, rank, world_size)
         return reader.batch(np.arange(start + first, start + last), first, global_size, step, start)
 
-    return prefetched(make, 0, -(-num_examples // batch_size))
+    return Prefetched(make, 0, -(-num_examples // batch_size))
 
 
 def _training_reader(data: PreparedData, epoch: int) -> Callable[[Int64s, int, int, int, int], Batch]:
     if data.sequence is not None:
         return SequenceReader(data, epoch).batch
-    return _Reader(data, "train", _FreshNegatives(data, epoch) if data.is_bpr else None).batch
-
-
-class _FreshNegatives:
-    """BPR's negatives: per (seed, epoch, sample), uniform over the items of training that the user never had there."""
-
-    def __init__(self, data: PreparedData, epoch: int):
-        self._seen, self._items = data.seen_items
-        self._key = derive_key(data.seed, epoch, _NEGATIVES)
-
-    def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
-        words = random_words(self._key, np.arange(first_sample, first_sample + len(users)))
-        return self._items[self._seen.draw(users, words)]
+    return _Reader(data, "train", FreshNegatives(data, epoch) if data.is_bpr else None).batch
 
 
 class _Reader:
     """Gathers rows of one split into tensors."""
 
-    def __init__(self, data: PreparedData, split: str, negatives: _FreshNegatives | None = None):
+    def __init__(self, data: PreparedData, split: str, negatives: FreshNegatives | None = None):
         self._negatives = negatives
         own = [key for key in data.keys if not (data.is_bpr and key is data.keys[-1])]
         self._names = [key.name for key in data.keys]
-        self._columns = [data.column(split, key) for key in own]
-        self._labels = data.labels(split)
+        self._columns = [data.checked_column(split, key) for key in own]
+        self._labels = data.labels(split).view(np.ndarray)
+        self._numbers = data.numbers(split) if data.num_dense else None
+        self._weights = [data.weights(split, key) if key.weighted else None for key in own]
         self._is_bpr = data.is_bpr
         self._user = [key.name for key in own].index("user") if data.is_bpr else -1
+        self._single = not data.is_bpr and not any(isinstance(column, Jagged) for column in self._columns)
+        self._ones: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def batch(
         self,
@@ -138,6 +136,29 @@ class _Reader:
         step: int,
         first_sample: int,
     ) -> Batch:
+        if self._single:
+            features = self._singles(rows)
+        else:
+            features = self._bags(rows, first_sample)
+        labels = torch.from_numpy(self._labels[rows].astype(np.float32))
+        dense = None if self._numbers is None else torch.from_numpy(self._numbers[rows])
+        return Batch(features, labels, sample_offset, global_size, step, dense=dense)
+
+    def _singles(self, rows: Int64s) -> KeyedJaggedTensor:
+        """One id of every feature and row, as most click logs have: lengths and offsets are those of the last batch,
+        and nobody writes to them."""
+        count, number = len(rows), len(self._columns)
+        if self._ones is None or len(self._ones[0]) != number * count:
+            self._ones = torch.ones(number * count, dtype=torch.int64), torch.arange(number * count + 1)
+        codes = np.empty((number, count), dtype=np.int32)
+        for place, column in enumerate(self._columns):
+            # Rows lie inside every column (checked_column); to clip is to need no copy of the output.
+            np.take(column, rows, out=codes[place], mode="clip")
+        lengths, offsets = self._ones
+        values = torch.from_numpy(codes.reshape(-1).astype(np.int64))
+        return KeyedJaggedTensor(keys=self._names, values=values, lengths=lengths, offsets=offsets, stride=count)
+
+    def _bags(self, rows: Int64s, first_sample: int) -> KeyedJaggedTensor:
         count = len(rows)
         parts = [column.take(rows) if isinstance(column, Jagged) else column[rows] for column in self._columns]
         lengths = np.ones((len(self._names), count), dtype=np.int64)
@@ -155,51 +176,25 @@ class _Reader:
         elif self._is_bpr:
             lengths[-1] = 0  # the key is there in evaluation too, with empty bags: one set of keys for the model
         values = np.concatenate(flat, dtype=np.int64) if flat else np.empty(0, dtype=np.int64)
+        weights = None
+        if any(one is not None for one in self._weights):
+            weights = torch.from_numpy(self._weights_of(rows, flat))
         offsets = np.zeros(lengths.size + 1, dtype=np.int64)
         np.cumsum(lengths.ravel(), out=offsets[1:])
-        features = KeyedJaggedTensor(
+        return KeyedJaggedTensor(
             keys=self._names,
             values=torch.from_numpy(values),
+            weights=weights,
             lengths=torch.from_numpy(lengths.ravel()),
             offsets=torch.from_numpy(offsets),
             stride=count,
         )
-        labels = torch.from_numpy(self._labels[rows].astype(np.float32))
-        return Batch(features, labels, sample_offset, global_size, step)
 
-
-def prefetched(make: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
-    """``make(start)`` ... ``make(stop - 1)``, made ahead in one thread. Its errors are raised here; a reader that stops
-    early ends the thread."""
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(PREFETCH_BATCHES)
-    stopped = threading.Event()
-
-    def put(item: Batch | BaseException | None) -> bool:
-        while not stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                ready.put(item, timeout=0.1)
-                return True
-        return False
-
-    def work() -> None:
-        try:
-            for step in range(start, stop):
-                if not put(make(step)):
-                    return
-            put(None)
-        except BaseException as error:
-            put(error)
-
-    def read() -> Iterator[Batch]:
-        thread = threading.Thread(target=work, name="evenkeel-batches", daemon=True)
-        thread.start()
-        try:
-            while (item := ready.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            stopped.set()
-            thread.join()
-
-    return read()
+    def _weights_of(self, rows: Int64s, flat: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.float32]:
+        """Of every id of the batch: 1 where its feature has none."""
+        found = [np.ones(len(values), dtype=np.float32) for values in flat]
+        for number, weights in enumerate(self._weights):
+            column = self._columns[number]
+            if weights is not None and isinstance(column, Jagged):
+                found[number] = Jagged(weights, column.offsets).take(rows).values
+        return np.concatenate(found)

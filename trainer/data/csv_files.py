@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv
 
 from trainer.data.errors import DataError
+from trainer.data.locations import FilePath, opened
 
 _BLOCK_BYTES = 1 << 24
 _FAILED_COLUMN = re.compile(r"In CSV column #(\d+)")
 
 
-def column_names(path: Path) -> list[str]:
+def column_names(path: FilePath) -> list[str]:
     """The header. Raises DataError."""
     return _open(path, None, {}).schema.names
 
 
-def infer_types(paths: Sequence[Path], columns: Sequence[str]) -> dict[str, pa.DataType]:
+def infer_types(paths: Sequence[FilePath], columns: Sequence[str]) -> dict[str, pa.DataType]:
     """The narrowest type of each column that fits every value of every file: one pass, and one more per surprise."""
     found: dict[str, pa.DataType] = {}
     for path in paths:
@@ -49,7 +49,7 @@ def infer_types(paths: Sequence[Path], columns: Sequence[str]) -> dict[str, pa.D
     return {name: pa.int64() if pa.types.is_null(kind) else kind for name, kind in found.items()}
 
 
-def stream(path: Path, types: dict[str, pa.DataType], chunk_rows: int) -> Iterator[pa.RecordBatch]:
+def stream(path: FilePath, types: dict[str, pa.DataType], chunk_rows: int) -> Iterator[pa.RecordBatch]:
     """Batches of up to ``chunk_rows`` rows with exactly these columns. Raises DataError."""
     names = list(types)
     # Without a wanted column, read one all the same: the rows still have to be counted.
@@ -62,10 +62,10 @@ def stream(path: Path, types: dict[str, pa.DataType], chunk_rows: int) -> Iterat
         raise _unreadable(path, error) from None
 
 
-def _open(path: Path, columns: Sequence[str] | None, types: dict[str, pa.DataType]) -> pa.csv.CSVStreamingReader:
+def _open(path: FilePath, columns: Sequence[str] | None, types: dict[str, pa.DataType]) -> pa.csv.CSVStreamingReader:
     try:
         return pa.csv.open_csv(
-            path,
+            opened(path),
             read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
             parse_options=pa.csv.ParseOptions(newlines_in_values=False),
             convert_options=pa.csv.ConvertOptions(
@@ -83,7 +83,7 @@ def _open(path: Path, columns: Sequence[str] | None, types: dict[str, pa.DataTyp
         raise _unreadable(path, error) from None
 
 
-def _failed_column(error: Exception, path: Path) -> str | None:
+def _failed_column(error: Exception, path: FilePath) -> str | None:
     match = _FAILED_COLUMN.search(str(error))
     return column_names(path)[int(match[1])] if match else None
 
@@ -103,7 +103,7 @@ def _common(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     return pa.float64() if left in numbers and right in numbers else pa.string()
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
+def _unreadable(path: FilePath, error: Exception) -> DataError:
     return DataError(
         f"cannot be read as CSV: {str(error).splitlines()[0]}",
         where=str(path),

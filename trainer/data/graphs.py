@@ -33,8 +33,10 @@ class EdgeFile:
 
 
 def edge_files(dataset: DatasetSpec, job: JobSpec) -> dict[str, EdgeFile]:
-    """The graphs that the job's sse names. Raises DataError where a file, or a column of ids in it, is missing."""
+    """The graphs that the job's sse and regularizers name. Raises DataError where a file, or a column of ids in it, is
+    missing."""
     used = {sse.graph for sse in job.sse.values() if sse.graph is not None and sse.probability > 0}
+    used |= {job.regularizers.laplacian.graph} if job.regularizers.laplacian is not None else set()
     found = {}
     for name in sorted(used):
         graph = dataset.graphs[name]

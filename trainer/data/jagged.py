@@ -29,6 +29,11 @@ class Jagged(NamedTuple):
         lengths = np.where(present, self.offsets[safe + 1] - starts, 0)
         return gather_spans(self.values, starts, lengths)
 
+    def last(self, length: int) -> Jagged:
+        """The last ``length`` values at most of each list."""
+        kept = np.minimum(self.lengths, length)
+        return gather_spans(self.values, self.offsets[1:] - kept, kept)
+
 
 def gather_spans(values: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Jagged:
     """Lists ``values[starts[i] : starts[i] + lengths[i]]``."""

@@ -24,7 +24,8 @@ class JoinTable:
 
     def __init__(self, join: Join, uri: str):
         self.source = Source(uri)
-        self.source.require([join.on, join.column])
+        self._timestamp = join.timestamp
+        self.source.require([join.on, join.column, *filter(None, (join.timestamp,))])
         self.takes_list = join.take == "all"
         where = f"{uri}, column '{join.column}'"
         type_ = self.source.column_type(join.column)
@@ -48,6 +49,11 @@ class JoinTable:
             chosen = offsets[1:] - 1 if join.take == "last" else offsets[:-1]
             self._elements = self._elements.take(pa.array(np.where(counts > 0, chosen, -1), mask=counts == 0))
 
+    def times(self) -> pa.Array:
+        """The column ``timestamp`` of the join file, by position."""
+        assert self._timestamp is not None
+        return pa.concat_arrays([chunk.column(self._timestamp) for chunk in self.source.stream([self._timestamp])])
+
     def add_to(self, distinct: DistinctIds) -> None:
         """Adds the values to the ids of the feature's table."""
         distinct.add(values.as_ids(self._elements, distinct.kind, self.source.uri))
@@ -55,6 +61,14 @@ class JoinTable:
     def positions(self, keys: pa.Array, where: str) -> npt.NDArray[np.int64]:
         """Position in the join file of each key; -1 where it has none."""
         return self._codes.encode(values.as_ids(keys, self._key_kind, where))
+
+    def ids(self, positions: npt.NDArray[np.int64]) -> tuple[pa.Array, npt.NDArray[np.int64] | None]:
+        """Raw ids at positions of the join file, -1 for none: (one for each, or null; None), or with ``take: all``
+        (those of all lists, their lengths)."""
+        if not self.takes_list:
+            return self._elements.take(pa.array(positions, mask=positions < 0)), None
+        places = Jagged(np.arange(len(self._elements)), self._offsets).take(positions)
+        return self._elements.take(pa.array(places.values)), places.lengths
 
     def coded(self, codes: Codes, kind: Kind) -> npt.NDArray[np.int32] | Jagged:
         """Per position of the join file: the code of its id (a last entry serves position -1), or its list of codes."""

@@ -1,4 +1,4 @@
-"""Labels by column or rule. Torch-free."""
+"""Labels by column or rule, or a column's values. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.data.arrays import LABEL, VALUE
 from trainer.data.errors import DataError
 from trainer.data.source import Chunk
 from trainer.data.values import as_numbers
@@ -24,8 +25,16 @@ _COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
 }
 
 
-def labels_of(chunk: Chunk, label: Label) -> npt.NDArray[np.uint8]:
-    """0 or 1 per row, from ``label.column`` or ``label.rule``. Raises DataError at the first bad value."""
+def label_dtype(label: Label) -> np.dtype[Any]:
+    """How labels are kept: uint8 where they are 0 or 1, float32 where they are values."""
+    return LABEL if label.value is None else VALUE
+
+
+def labels_of(chunk: Chunk, label: Label) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
+    """0 or 1 per row, from ``label.column`` or ``label.rule``; the numbers of ``label.value``. Raises DataError at the
+    first bad value."""
+    if label.value is not None:
+        return _values_of(chunk, label.value)
     if label.rule is not None:
         column, comparison, number = parse_rule(label.rule)
         return _COMPARISONS[comparison](as_numbers(chunk, column, f"label (rule '{label.rule}')"), number).astype(
@@ -41,3 +50,15 @@ def labels_of(chunk: Chunk, label: Label) -> npt.NDArray[np.uint8]:
             remedy=f"correct it, or use a rule such as label: {{rule: '{label.column} >= 1'}}",
         )
     return values.astype(np.uint8)
+
+
+def _values_of(chunk: Chunk, column: str) -> npt.NDArray[np.float32]:
+    numbers = as_numbers(chunk, column, "label")
+    bad = np.flatnonzero(~(np.abs(numbers.astype(np.float64)) <= np.finfo(VALUE).max))
+    if len(bad):
+        raise DataError(
+            f"the label is {numbers[bad[0]]}, which is no finite float32",
+            where=chunk.where(column, int(bad[0])),
+            remedy="correct it, or remove the row",
+        )
+    return numbers.astype(VALUE)

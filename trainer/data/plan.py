@@ -8,11 +8,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from trainer.available import SEQUENCE_MODELS
+from trainer.available import DENSE_MODELS, SEQUENCE_MODELS
+from trainer.available_evaluation import ranks_catalogue
 from trainer.data import values
 from trainer.data.errors import DataError
 from trainer.data.graphs import EdgeFile, edge_files
 from trainer.data.join import JoinTable
+from trainer.data.numeric import Numeric
+from trainer.data.numeric import planned as planned_numeric
 from trainer.data.source import Source, Window, beside
 from trainer.data.values import Kind
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems, parse_rule
@@ -21,11 +24,13 @@ NEGATIVE_SUFFIX = "__negative"
 
 
 class ColumnUse(NamedTuple):
-    """Column ``column`` of the rows, coded by the ids of ``domain`` (a table's name, or ``by:COLUMN``)."""
+    """Column ``column`` of the rows, coded by the ids of ``domain`` (a table's name, or ``by:COLUMN``), and the column
+    of their weights."""
 
     column: str
     domain: str
     is_list: bool = False
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class DataPlan:
     uses: tuple[ColumnUse, ...]
     order_columns: tuple[str, ...]
     graphs: dict[str, EdgeFile]  # those that the job uses
+    numeric: tuple[Numeric, ...] = ()  # without statistics yet
 
     @property
     def is_bpr(self) -> bool:
@@ -69,6 +75,17 @@ class DataPlan:
     def positives_only(self) -> bool:
         """Whether rows that are no positives are left out of training."""
         return self.is_bpr or self.is_sequence
+
+    @property
+    def keeps_users(self) -> bool:
+        """Whether evaluation asks of each held-out example whose it is, also of users that were not trained on."""
+        wanted = self.job.evaluation
+        return "gauc" in wanted.metrics or (wanted.intervals is not None and wanted.intervals.by == "user")
+
+    @property
+    def keeps_seen(self) -> bool:
+        """Whether what each user had in training is kept: negatives are drawn beside it, and rankings leave it out."""
+        return self.is_bpr or ranks_catalogue(self.job)
 
     @property
     def trained(self) -> tuple[FeaturePlan, ...]:
@@ -88,16 +105,42 @@ class DataPlan:
         label = self.dataset.label
         if label.rule is not None:
             return parse_rule(label.rule)[0]
-        return label.column
+        return label.column or label.value
 
     @property
     def join_columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(feature.join_on for feature in self.features if feature.join is not None))
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Columns of ids in which a missing one makes a row bad."""
+        features = self.dataset.features.items()
+        found = (spec.column or name for name, spec in features if spec.type == "id" and spec.missing == "error")
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def splits_by_time(self) -> bool:
+        return self.job.evaluation.split.kind in ("time", "per_user_last")
+
+    @property
+    def feature_times(self) -> dict[str, str]:
+        """By feature, the column of the rows that says when it was known, where that matters."""
+        features = self.dataset.features.items() if self.splits_by_time else ()
+        return {name: feature.timestamp for name, feature in features if feature.timestamp is not None}
+
+    @property
+    def join_times(self) -> dict[str, str]:
+        """The same of joined files."""
+        joins = {one.name: one.join.timestamp for one in self.features if one.join is not None}
+        return {name: column for name, column in joins.items() if column is not None and self.splits_by_time}
+
     def columns(self) -> list[str]:
         """Every column of the rows that is read."""
         found = [use.column for use in self.uses] + [*self.join_columns, *self.order_columns]
-        return list(dict.fromkeys([*found, *([self.label_column] if self.label_column else [])]))
+        found += [use.weights for use in self.uses if use.weights is not None]
+        found += [feature.column for feature in self.numeric]
+        found += self.feature_times.values()
+        return list(dict.fromkeys([*found, *filter(None, (self.label_column, self.job.evaluation.split.column))]))
 
     def feature(self, name: str) -> FeaturePlan | None:
         return next((feature for feature in self.features if feature.name == name), None)
@@ -139,6 +182,8 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
     features: list[FeaturePlan] = []
     uses: list[ColumnUse] = []
     for name, spec in dataset.features.items():
+        if spec.type == "dense":
+            continue
         table = spec.shares or name
         planned = FeaturePlan(name, table, spec.type == "id_list", spec.pooling)
         if spec.join is not None:
@@ -154,17 +199,18 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
             planned = replace(planned, derive=spec.derive, previous=previous, by=by)
             uses += [previous, by]
         else:
-            use = ColumnUse(column_of[name], table, planned.is_list)
+            use = ColumnUse(column_of[name], table, planned.is_list, spec.weights)
             planned = replace(planned, use=use)
             uses.append(use)
         features.append(planned)
     orders = [feature.derive.order for feature in features if feature.derive is not None]
-    by_order = job.evaluation.split.kind != "random" or job.model.kind in SEQUENCE_MODELS
+    by_order = job.evaluation.split.kind in ("time", "per_user_last") or job.model.kind in SEQUENCE_MODELS
     if by_order and dataset.ordering is not None:
         orders.append(dataset.ordering)
     plan = DataPlan(
-        dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {}
-    )
+        dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {},
+        tuple(planned_numeric(dataset.features)) if job.model.kind in DENSE_MODELS else (),
+    )  # fmt: skip
     _check_roles(plan)
     source.require(plan.columns())
     joins = {f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri)) for f in features if f.join is not None}

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainer.data.arrays import OFFSET, Appender
+from trainer.data.bad_rows import BadRows
+from trainer.data.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
 from trainer.data.encode import encode
 from trainer.data.errors import DataError
 from trainer.data.graphs import write_graphs
 from trainer.data.growth import NUM_SPECIAL_ROWS, GrownTable, IdMap
 from trainer.data.hashing import id_keys
-from trainer.data.plan import NEGATIVE_SUFFIX, DataPlan, make_plan
+from trainer.data.keys import history_length, keys_of
+from trainer.data.labels import label_dtype
+from trainer.data.locations import read_edges
+from trainer.data.numeric import NUMERIC_FILE, Numeric, write_numeric
+from trainer.data.plan import DataPlan, make_plan
 from trainer.data.prepared import FORMAT_VERSION, GRAPHS, MANIFEST, PreparedData
-from trainer.data.sequences import SEQUENCE_KEYS, Sequences
+from trainer.data.sequences import Sequences
 from trainer.data.source import Source
 from trainer.data.values import as_ids, id_kind
-from trainer.data.writing import codes_to_rows, finish_tables, write_splits
+from trainer.data.writing import codes_to_rows, finish_numeric, finish_tables, write_splits
 from trainer.spec import DatasetSpec, JobSpec
 
 _EDGE_BYTES = 1 << 16
+_REPLACED = ".replaced"
+BAD_ROWS = "bad_rows.parquet"
+"""Beside the prepared data: rows that were left out, with the reason."""
 
 
 def prepare(
@@ -36,21 +47,28 @@ def prepare(
     directory: Path | str,
     *,
     base_vocabulary: Mapping[str, IdMap] | None = None,
+    base_numeric: Sequence[Numeric] | None = None,
+    base_profile: Mapping[str, Any] | None = None,
     log: Callable[[str], Any] = lambda message: None,
+    fence: Callable[[], None] = lambda: None,
 ) -> PreparedData:
     """Reads the dataset, splits it, and writes coded columns under ``directory``, which ranks then open.
 
     A directory that already holds exactly this (same specs, same files by size and time, same ``base_vocabulary``) is
     reused. ``base_vocabulary`` (by table, from a warm start) keeps the rows of old ids, but for those that
-    ``init_from.retire_after_runs`` gives up; new ids follow. The directory appears complete, on disk and by one rename,
-    so a crash leaves nothing half-written.
+    ``init_from.retire_after_runs`` gives up; new ids follow. ``base_numeric``: its statistics of numeric features,
+    which stay; ``base_profile``: what its rows were like, with which these are compared (trainer.data.drift).
+
+    The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written; ``fence`` is
+    called before, and what it raises leaves it as it was. Rows that ``max_bad_rows`` leaves out are written to
+    ``bad_rows.parquet`` beside it, also where they are too many.
 
     Raises DataError, naming file, column, row and the remedy.
     """
     directory = Path(directory)
     plan = make_plan(dataset, job)
     base = dict(base_vocabulary or {})
-    fingerprint = _fingerprint(plan, base)
+    fingerprint = _fingerprint(plan, base, base_numeric, base_profile)
     if PreparedData.fingerprint_of(directory) == fingerprint:
         log(f"prepared data reused: {directory}")
         return PreparedData.open(directory)
@@ -58,12 +76,17 @@ def prepare(
     _remove_leftovers(directory)
     work = directory.parent / f".{directory.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.preparing"
     try:
-        _write(plan, work, fingerprint, base, log)
+        _write(
+            plan, work, fingerprint, base, base_numeric, base_profile, log, _quarantine(plan, directory, work, fence)
+        )
         _make_durable(work)
-        if directory.exists():
-            shutil.rmtree(directory)
+        fence()
+        # Into ``work``, and not removed: where somebody took that away since, nothing here is touched.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(directory, work / _REPLACED)
         os.rename(work, directory)
         _fsync(directory.parent)
+        shutil.rmtree(directory / _REPLACED, ignore_errors=True)
     except OSError as error:
         raise DataError(
             f"cannot be written: {error.strerror or error}",
@@ -80,16 +103,31 @@ def _write(
     work: Path,
     fingerprint: str,
     base: Mapping[str, IdMap],
+    base_numeric: Sequence[Numeric] | None,
+    base_profile: Mapping[str, Any] | None,
     log: Callable[[str], Any],
+    left_out: contextlib.AbstractContextManager[BadRows | None],
 ) -> None:
     scratch = work / "scratch"
     scratch.mkdir(parents=True)
-    encoded = encode(plan, scratch)
+    with left_out as bad_rows:
+        encoded = encode(plan, scratch, bad_rows)
+    if bad_rows is not None:
+        log(bad_rows.in_words() + (f"; they are in {work.parent / BAD_ROWS}" if bad_rows.num_bad else ""))
     writers, seen, sequences = write_splits(plan, encoded, work)
     grown, row_counts = finish_tables(plan, encoded, work, base)
     rows_of = {table: found.row_of_code for table, found in grown.items()}
     unknown_share = codes_to_rows(plan, work, rows_of, log)
     seen.write(work, rows_of, row_counts)
+    numeric = finish_numeric(plan, work, base_numeric)
+    if numeric:
+        write_numeric(numeric, work / NUMERIC_FILE)
+    profile = profile_of(plan, encoded, row_counts, writers["train"].label_sum / writers["train"].num_examples)
+    write_profile(profile, work / PROFILE_FILE)
+    moved = None
+    if base_profile is not None:
+        moved = drift(base_profile, profile, plan, encoded, grown, row_counts)
+        log(in_words(moved))
     num_examples = {name: writer.num_examples for name, writer in writers.items()}
     num_positives = {name: writer.num_positives for name, writer in writers.items()}
     if plan.is_sequence:
@@ -111,24 +149,21 @@ def _write(
     graphs = write_graphs(
         plan.graphs, plan.kinds, {table: found.ids.ids for table, found in grown.items()}, work / GRAPHS, log
     )
-    keys = [{"name": f.name, "table": f.table, "is_list": f.is_list, "pooling": f.pooling} for f in plan.trained]
-    if plan.is_bpr:
-        item = plan.feature("item")
-        assert item is not None
-        keys.append({"name": "item" + NEGATIVE_SUFFIX, "table": item.table, "is_list": False, "pooling": item.pooling})
-    if plan.is_sequence:
-        assert item is not None
-        keys = [{"name": name, "table": item.table, "is_list": True, "pooling": "none"} for name in SEQUENCE_KEYS]
     manifest = {
         "format": FORMAT_VERSION,
         "fingerprint": fingerprint,
         "dataset_fingerprint": dataset_fingerprint(plan),
-        "keys": keys,
+        "keys": [asdict(key) for key in keys_of(plan.dataset, plan.job)],
         "is_bpr": plan.is_bpr,
+        "label_dtype": label_dtype(plan.dataset.label).name,
+        "sampling": _sampling(plan.job),
         "sequence": _sequence_settings(plan.job) if plan.is_sequence else None,
         "unread": sorted(f.name for f in plan.features if f not in plan.trained and f.name != "user"),
         "tables": tables,
         "graphs": graphs,
+        "numeric": [one.name for one in numeric],
+        "bad_rows": None if bad_rows is None else dict(bad_rows.by_reason),
+        "drift": None if moved is None else as_json(moved),
         "num_rows_read": encoded.num_rows,
         "num_examples": num_examples,
         "num_positives": num_positives,
@@ -141,13 +176,34 @@ def _write(
     log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
 
 
+@contextlib.contextmanager
+def _quarantine(plan: DataPlan, directory: Path, work: Path, fence: Callable[[], None]) -> Iterator[BadRows | None]:
+    """What takes bad rows, where some may be: its file appears beside ``directory``, also where they are too many."""
+    if plan.dataset.max_bad_rows is None:
+        yield None
+        return
+    found = BadRows(plan, work / BAD_ROWS)
+    final = directory.parent / BAD_ROWS
+    try:
+        yield found
+    finally:
+        found.close()
+        if found.num_bad:
+            fence()
+            os.replace(found.path, final)
+
+
+def _sampling(job: JobSpec) -> dict[str, Any]:
+    """How negatives are drawn anew in each epoch."""
+    return {"distribution": job.model.sampling, "power": job.model.negative_power}
+
+
 def _sequence_settings(job: JobSpec) -> dict[str, Any]:
     """What batches of sequences are cut by. ``history``: items that an evaluation reads."""
     model = job.model
-    history = model.length if model.kind == "sasrec" else model.window
     return {
         "kind": model.kind, "window": model.window, "negatives": model.num_negatives, "length": model.length,
-        "history": history,
+        "history": history_length(job),
     }  # fmt: skip
 
 
@@ -174,23 +230,35 @@ def dataset_fingerprint(plan: DataPlan) -> str:
     for source in _sources(plan):
         for file in source.files:
             size = file.path.stat().st_size
-            with open(file.path, "rb") as stream:
-                head = stream.read(_EDGE_BYTES)
-                stream.seek(max(0, size - _EDGE_BYTES))
-                digest = hashlib.sha256(head + stream.read()).hexdigest()
+            digest = hashlib.sha256(read_edges(file.path, _EDGE_BYTES)).hexdigest()
             content.append([file.path.name, list(file.partitions), size, digest])
     spec = plan.dataset.model_dump(mode="json", exclude={"uri", "name"})
     return _sha256([FORMAT_VERSION, spec, str(plan.source.window), content])
 
 
-def _fingerprint(plan: DataPlan, base: Mapping[str, IdMap]) -> str:
+def _fingerprint(
+    plan: DataPlan,
+    base: Mapping[str, IdMap],
+    base_numeric: Sequence[Numeric] | None,
+    base_profile: Mapping[str, Any] | None,
+) -> str:
     digests = {table: _digest(ids) for table, ids in sorted(base.items())}
     job = plan.job
     relevant = [job.model.kind == "bpr", job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
     relevant.append(sorted(plan.graphs))
     if plan.is_sequence:
         relevant.append(_sequence_settings(job))
+    if job.model.negative_distribution is not None or job.model.negative_power != 0.75:
+        relevant.append(_sampling(job))
     relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
+    if plan.keeps_users:
+        relevant.append("users")
+    if plan.keeps_seen and not plan.is_bpr:
+        relevant.append("seen items")
+    if plan.numeric:
+        relevant.append(None if base_numeric is None else [one.as_json() for one in base_numeric])
+    if base_profile is not None:
+        relevant.append(base_profile)
     files = [source.fingerprint_files() for source in _sources(plan)]
     spec = plan.dataset.model_dump(mode="json")
     return _sha256([FORMAT_VERSION, spec, str(plan.source.window), relevant, files, digests])

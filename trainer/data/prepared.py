@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +13,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from embeddings.graph import Graph
-from trainer.data.arrays import CODE, LABEL, OFFSET, map_array, map_jagged
+from trainer.data.arrays import CODE, LABEL, NUMBERS, OFFSET, USER_CODES, VALUE, map_array, map_jagged, weight_file
+from trainer.data.drift import PROFILE_FILE
 from trainer.data.errors import DataError
 from trainer.data.graphs import open_graph
 from trainer.data.growth import IdMap
 from trainer.data.hashing import UInt64s, derive_key, id_keys
 from trainer.data.jagged import Jagged
+from trainer.data.keys import Key
 from trainer.data.negatives import SeenItems
+from trainer.data.numeric import NUMERIC_FILE
 from trainer.data.order import GlobalOrder
+from trainer.data.prefetch import Prefetched
 from trainer.data.sequences import Sequences, Windows
 
 if TYPE_CHECKING:
@@ -42,16 +45,6 @@ class TableInfo:
     vocabulary_path: Path
 
 
-@dataclass(frozen=True)
-class Key:
-    """One key of the batches' KeyedJaggedTensor."""
-
-    name: str
-    table: str
-    is_list: bool
-    pooling: str
-
-
 class PreparedData:
     """Memory-mapped splits, vocabularies, and the deterministic batches over them."""
 
@@ -62,6 +55,9 @@ class PreparedData:
     those of :mod:`trainer.data.sequence_batches`."""
     sequence: dict[str, Any] | None
     """For a model of sequences how its batches are cut, None for others."""
+    sampling: str
+    """Distribution of the negatives that are drawn anew in each epoch, and its power."""
+    sampling_power: float
     unread: list[str]
     """Features of the dataset that a model of sequences has no use for."""
     num_examples: dict[str, int]
@@ -71,6 +67,12 @@ class PreparedData:
     """Share of ids at row 1, by feature and split."""
     graphs: dict[str, dict[str, Any]]
     """By name, for the graphs that the job uses: table, edges in the file, those left out, entries."""
+    num_dense: int
+    """Numeric features of the batches, in the order of the dataset."""
+    bad_rows: dict[str, int] | None
+    """By reason, rows that were left out; None where none may be bad."""
+    drift: list[dict[str, Any]] | None
+    """How the rows differ from those of the run that this one goes on from (trainer.data.drift); None without one."""
     dataset_fingerprint: str
     seed: int
     batch_size: int
@@ -88,13 +90,21 @@ class PreparedData:
             for name, table in manifest["tables"].items()
         }
         self.is_bpr = bool(manifest["is_bpr"])
+        self.label_dtype = np.dtype(manifest.get("label_dtype", LABEL.name))
         self.sequence = manifest.get("sequence")
         self.unread = manifest.get("unread", [])
+        # Prepared by a version that knew item2vec's and uniform ones alone.
+        papers = "popularity" if (self.sequence or {}).get("kind") == "item2vec" else "uniform"
+        sampling = manifest.get("sampling", {"distribution": papers, "power": 0.75})
+        self.sampling, self.sampling_power = sampling["distribution"], sampling["power"]
         self.num_rows_read = int(manifest["num_rows_read"])
         self.num_examples = manifest["num_examples"]
         self.num_positives = manifest["num_positives"]
         self.unknown_share = manifest["unknown_share"]
         self.graphs = manifest.get("graphs", {})
+        self.num_dense = len(manifest.get("numeric", []))
+        self.drift = manifest.get("drift")
+        self.bad_rows = manifest.get("bad_rows")
         self.fingerprint = manifest["fingerprint"]
         self.dataset_fingerprint = manifest["dataset_fingerprint"]
         self.seed = manifest["seed"]
@@ -162,7 +172,7 @@ class PreparedData:
 
     def train_batches(
         self, epoch: int, start_step_in_epoch: int = 0, rank: int = 0, world_size: int = 1, micro_batches: int = 1
-    ) -> Iterator[Batch]:
+    ) -> Prefetched[Batch]:
         """Batches of ``epoch`` (from 0) from a step on. Every rank sees the same steps, and its own slice of each: in
         ``micro_batches`` consecutive parts, of which a short last batch may leave some empty."""
         from trainer.data.batches import train_batches
@@ -171,7 +181,7 @@ class PreparedData:
 
     def eval_batches(
         self, split: str, batch_size: int | None = None, rank: int = 0, world_size: int = 1
-    ) -> Iterator[Batch]:
+    ) -> Prefetched[Batch]:
         """Batches of a split in row order: ``validation``, ``test``, or ``train`` itself."""
         from trainer.data.batches import eval_batches
 
@@ -183,7 +193,8 @@ class PreparedData:
 
     @cached_property
     def seen_items(self) -> tuple[SeenItems, npt.NDArray[np.int64]]:
-        """BPR: what each user had, and the item rows that negatives are drawn from."""
+        """What each user had in training, and the item rows that negatives are drawn from: for BPR, and where a job
+        asks for rankings of all items."""
         parts = {
             name: map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")
         }
@@ -200,10 +211,52 @@ class PreparedData:
         assert self.sequence is not None
         return self.sequences.windows(self.sequence["length"])
 
-    def labels(self, split: str) -> npt.NDArray[np.uint8]:
-        return map_array(self.directory / split / "labels.bin", LABEL)
+    def labels(self, split: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
+        """0 or 1, or the values of a real-valued label."""
+        return map_array(self.directory / split / "labels.bin", self.label_dtype)
+
+    def user_codes(self, split: str) -> npt.NDArray[np.int32]:
+        """A number for the user of each example, also of those that were not trained on; -1 without one. There where
+        evaluation asks for users."""
+        return map_array(self.directory / split / USER_CODES, CODE)
+
+    def numbers(self, split: str) -> npt.NDArray[np.float32]:
+        """Numeric features after their transforms, [examples, num_dense]."""
+        return map_array(self.directory / split / NUMBERS, VALUE).reshape(-1, self.num_dense)
+
+    @property
+    def profile_path(self) -> Path | None:
+        """The file of what the rows are like; None where an earlier version prepared them."""
+        path = self.directory / PROFILE_FILE
+        return path if path.exists() else None
+
+    @property
+    def numeric_path(self) -> Path | None:
+        """The file of numeric features and their statistics, where there are any."""
+        return self.directory / NUMERIC_FILE if self.num_dense else None
+
+    def weights(self, split: str, key: Key) -> npt.NDArray[np.float32]:
+        """What the values of a list are multiplied with, beside those of :meth:`column`."""
+        return map_array(weight_file(self.directory / split, key.name), VALUE)
 
     def column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:
         """Table rows of one feature in a split."""
         stem = self.directory / split / key.name
         return map_jagged(stem, CODE) if key.is_list else map_array(stem.with_name(key.name + ".bin"), CODE)
+
+    def checked_column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:
+        """:meth:`column` as plain arrays, with as many entries as the split has examples. Raises DataError."""
+        column, wanted = self.column(split, key), self.num_examples[split]
+        found = len(column.offsets) - 1 if isinstance(column, Jagged) else len(column)
+        if found != wanted:
+            raise DataError(
+                f"the prepared column holds {found:,} rows, its split has {wanted:,}",
+                where=f"{self.directory / split}, feature '{key.name}'",
+                remedy="remove the folder: the next attempt prepares it again",
+            )
+        # A memory-mapped array looks after its file each time that it is indexed.
+        return (
+            Jagged(*(part.view(np.ndarray) for part in column))
+            if isinstance(column, Jagged)
+            else (column.view(np.ndarray))
+        )

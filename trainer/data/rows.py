@@ -15,7 +15,7 @@ from trainer.data.errors import DataError
 from trainer.data.hashing import UInt64s, combine, derive_key, id_keys, random_words
 from trainer.data.history import PreviousValues
 from trainer.data.jagged import Jagged
-from trainer.data.negatives import SeenItems
+from trainer.data.negatives import PopularUnseen, SeenItems, popularity_weights
 from trainer.data.plan import DataPlan
 
 CHUNK_ROWS = 1 << 18
@@ -28,10 +28,11 @@ class Examples:
     """Consecutive examples. Features hold codes of their table's domain (-1: missing), lists as Jagged."""
 
     features: dict[str, npt.NDArray[np.int32] | Jagged]
-    labels: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
     sides: npt.NDArray[np.uint8]
     drawn: npt.NDArray[np.bool_]  # whether the example is a drawn negative
     rows: npt.NDArray[np.int64]  # the row of the data that each is of
+    weights: dict[str, Jagged]  # of lists that have them
 
 
 class ExampleRows:
@@ -48,8 +49,14 @@ class ExampleRows:
         }
         self._histories = self._make_histories()
         self._row_sides = self._sides_of_rows()
-        self._negative_items = self._make_negatives()
+        # A column that names no rows to validate leaves that to a share of those that train.
+        self._shares_validation = (
+            plan.job.evaluation.split.kind == "column"
+            and self._row_sides is not None
+            and not bool((self._row_sides == splits.VALIDATION).any())
+        )
         self._pair_keys: dict[str, UInt64s] = {}
+        self._negative_items = self._make_negatives()
 
     def chunks(self) -> Iterator[Examples]:
         for start in range(0, self._encoded.num_rows, CHUNK_ROWS):
@@ -61,6 +68,7 @@ class ExampleRows:
         labels = (
             np.ones(len(rows), dtype=np.uint8) if self._encoded.labels is None else self._encoded.labels[start:stop]
         )
+        weights = self._weights(features, start, stop)
         drawn = np.zeros(len(rows), dtype=bool)
         short = self._too_short(start, stop)
         negatives = self._plan.dataset.label.negatives
@@ -70,10 +78,22 @@ class ExampleRows:
             drawn = np.arange(len(repeat)) % group > 0
             features = {name: take(column, repeat) for name, column in features.items()}
             features.update(self._of_negatives(rows, repeat, drawn))
+            weights = {name: column.take(repeat) for name, column in weights.items()}
             labels, rows, short = (~drawn).astype(np.uint8), rows[repeat], short[repeat]
         sides = self._sides(features, rows)
         sides[short] = splits.DROPPED
-        return Examples(features, labels, sides, drawn, rows)
+        return Examples(features, labels, sides, drawn, rows, weights)
+
+    def _weights(self, features: dict[str, npt.NDArray[np.int32] | Jagged], start: int, stop: int) -> dict[str, Jagged]:
+        found = {}
+        for feature in self._plan.features:
+            if feature.use is not None and feature.use.weights is not None:
+                lists, ids = self._encoded.columns[feature.use], features[feature.name]
+                assert isinstance(lists, Jagged)
+                assert isinstance(ids, Jagged)
+                first, last = lists.offsets[start], lists.offsets[stop]
+                found[feature.name] = Jagged(np.asarray(self._encoded.weights[feature.use][first:last]), ids.offsets)
+        return found
 
     def _feature(self, name: str, start: int, stop: int) -> npt.NDArray[np.int32] | Jagged:
         feature = self._plan.feature(name)
@@ -113,7 +133,7 @@ class ExampleRows:
 
     # --- negatives
 
-    def _make_negatives(self) -> SeenItems | None:
+    def _make_negatives(self) -> SeenItems | PopularUnseen | None:
         spec = self._plan.dataset.label.negatives
         if spec is None:
             return None
@@ -135,7 +155,32 @@ class ExampleRows:
                 where=f"dataset '{self._plan.dataset.name}', label.negatives",
                 remedy="leave such users out, or use label: column or rule",
             )
-        return seen
+        if spec.distribution == "uniform":
+            return seen
+        popular = PopularUnseen(seen, popularity_weights(self._training_counts(items, num_items), spec.power))
+        full = np.flatnonzero(popular.unseen_weight(np.arange(num_users)) == 0)
+        if len(full):
+            user = self._encoded.codes[self._user.domain].ids[int(full[0])]
+            raise DataError(
+                f"user {user} had every item that occurs in training: there is no negative to draw by popularity",
+                where=f"dataset '{self._plan.dataset.name}', label.negatives",
+                remedy="leave such users out, use distribution: uniform, or a smaller held-out share",
+            )
+        return popular
+
+    def _training_counts(self, items: npt.NDArray[np.int32], num_items: int) -> npt.NDArray[np.int64]:
+        """Rows that train, by item: what is held out says nothing of how popular an item is."""
+        counts = np.zeros(num_items + 1, dtype=np.int64)
+        for start in range(0, self._encoded.num_rows, CHUNK_ROWS):
+            rows = np.arange(start, min(start + CHUNK_ROWS, self._encoded.num_rows))
+            names = ("user", "item")
+            features = {name: self._feature(name, int(rows[0]), int(rows[-1]) + 1) for name in names if self._has(name)}
+            mine = np.asarray(items[rows])[self._sides(features, rows) == splits.TRAIN]
+            counts += np.bincount(mine.astype(np.int64) + 1, minlength=num_items + 1)
+        return counts[1:]
+
+    def _has(self, name: str) -> bool:
+        return self._plan.direct(name) is not None
 
     def _of_negatives(
         self,
@@ -175,10 +220,13 @@ class ExampleRows:
     # --- splits
 
     def _sides_of_rows(self) -> npt.NDArray[np.uint8] | None:
-        """Sides that follow from a row's time; None for the random split, which looks at the example's own pair."""
+        """Sides that a column or a row's time says; None for the random split, which looks at the example's pair."""
         split, ordering = self._plan.job.evaluation.split, self._plan.dataset.ordering
         if split.kind == "random":
             return None
+        if split.kind == "column":
+            assert self._encoded.sides is not None
+            return self._encoded.sides
         assert ordering is not None
         order = self._encoded.orders[ordering]
         if split.kind == "time":
@@ -189,13 +237,22 @@ class ExampleRows:
     def _sides(
         self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint8]:
+        split = self._plan.job.evaluation.split
         if self._row_sides is not None:
-            return self._row_sides[rows].copy()
+            sides = self._row_sides[rows].copy()
+            if self._shares_validation:
+                by_hash = splits.random_split(split.model_copy(update={"test": 0.0}), self._pairs(features, rows))
+                sides[(sides == splits.TRAIN) & (by_hash == splits.VALIDATION)] = splits.VALIDATION
+            return sides
+        return splits.random_split(split, self._pairs(features, rows))
+
+    def _pairs(self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]) -> UInt64s:
+        """A key of each example's (user, item), or of its row where there are none."""
         keys = [random_words(0, rows)]
         if self._user is not None and self._item is not None:
             keys = [self._keys_of(self._user.domain)[_flat(features["user"])]]
             keys.append(self._keys_of(self._item.domain)[_flat(features["item"])])
-        return splits.random_split(self._plan.job.evaluation.split, combine(*keys))
+        return combine(*keys)
 
     def _keys_of(self, domain: str) -> UInt64s:
         if domain not in self._pair_keys:

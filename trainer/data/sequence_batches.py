@@ -8,7 +8,7 @@ their global order and ``slot`` the draws of one example, so that any ranks, cut
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +17,13 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from embeddings.philox import philox4x32, table_key
+from trainer.data.fresh_negatives import IN_BATCH_DRAWS
 from trainer.data.growth import NUM_SPECIAL_ROWS
-from trainer.data.hashing import Int64s, UInt64s, unit_interval
+from trainer.data.hashing import Int64s, UInt64s, below, mix, unit_interval
 from trainer.data.jagged import Jagged, gather_spans
-from trainer.data.negatives import SeenItems
+from trainer.data.negatives import PopularUnseen, SeenItems, popularity_weights
 from trainer.data.order import rank_slice
+from trainer.data.prefetch import Prefetched
 from trainer.data.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.data.split import SPLIT_SEED
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from trainer.data.prepared import PreparedData
 
 NUM_EVALUATION_NEGATIVES = 100
-UNIGRAM_POWER = 0.75
 # 100 rows are looked up for each example.
 MAX_BATCH = 1024
 
@@ -46,8 +47,8 @@ def words(key: tuple[int, int], epoch: int, samples: Int64s, num_slots: int) -> 
 class SkipGrams:
     """item2vec: an example is an item of a training sequence; targets are those at most ``window`` places from it.
 
-    Each target has ``negatives`` draws, by unigram^0.75 of the training split; one that is the target itself is left
-    out, as word2vec does: its place holds the padding row 0.
+    Each target has ``negatives`` draws, by unigram^0.75 of the training split where the job says nothing else; one that
+    is the target itself is left out, as word2vec does: its place holds the padding row 0.
     """
 
     def __init__(self, data: PreparedData, epoch: int):
@@ -55,11 +56,13 @@ class SkipGrams:
         self._train = data.sequences.train
         self._window, self._negatives = data.sequence["window"], data.sequence["negatives"]
         self._epoch, self._key = epoch, table_key(data.seed, NEGATIVE)
-        weights = data.row_counts(data.keys[0].table).astype(np.float64) ** UNIGRAM_POWER
+        counts = data.row_counts(data.keys[0].table)
+        power = data.sampling_power if data.sampling == "popularity" else 0.0
+        weights = np.where(counts > 0, counts.astype(np.float64) ** power, 0.0)
         weights[:NUM_SPECIAL_ROWS] = 0.0
         self._cumulative = np.cumsum(weights) / weights.sum()
 
-    def lists(self, rows: Int64s, samples: Int64s) -> dict[str, Jagged]:
+    def lists(self, rows: Int64s, samples: Int64s, whole: Int64s | None = None) -> dict[str, Jagged]:
         items, starts = self._train
         sequence = np.searchsorted(starts, rows, side="right") - 1
         offsets = np.concatenate([np.arange(-self._window, 0), np.arange(1, self._window + 1)])
@@ -67,7 +70,10 @@ class SkipGrams:
         inside = (places >= starts[sequence][:, None]) & (places < starts[sequence + 1][:, None])
         targets = items[np.where(inside, places, 0)].astype(np.int64)
         drawn = words(self._key, self._epoch, samples, len(offsets) * self._negatives)
-        negatives = np.searchsorted(self._cumulative, unit_interval(drawn), side="right")
+        if whole is not None:
+            negatives = items[whole][below(drawn, len(whole))].astype(np.int64)
+        else:
+            negatives = np.searchsorted(self._cumulative, unit_interval(drawn), side="right")
         # Rounding may leave the last sum a hair below 1.
         negatives = np.minimum(negatives, len(self._cumulative) - 1).reshape(*targets.shape, self._negatives)
         negatives[negatives == targets[:, :, None]] = 0
@@ -91,9 +97,9 @@ class NextItems:
         self._train, self._windows = data.sequences.train, data.windows
         self._length, self._negatives = data.sequence["length"], data.sequence["negatives"]
         self._epoch, self._key = epoch, table_key(data.seed, NEGATIVE)
-        self._unseen = Unseen(data)
+        self._unseen = Unseen(data, data.sampling_power if data.sampling == "popularity" else None)
 
-    def lists(self, rows: Int64s, samples: Int64s) -> dict[str, Jagged]:
+    def lists(self, rows: Int64s, samples: Int64s, whole: Int64s | None = None) -> dict[str, Jagged]:
         items, starts = self._train
         sequence, begin, end = self._windows.spans(rows)
         count = end - begin - 1
@@ -106,18 +112,38 @@ class NextItems:
         return {
             ITEM: gather_spans(items, begin, count),
             TARGET: gather_spans(items, begin + 1, count),
-            NEGATIVE: _lists(self._unseen.draw(had, owners, drawn), count * self._negatives),
+            NEGATIVE: _lists(self._drawn(had, owners, drawn, whole), count * self._negatives),
         }
+
+    def _drawn(self, had: Jagged, owners: Int64s, drawn: UInt64s, whole: Int64s | None) -> Int64s:
+        """Items by the words ``drawn`` for lists ``owners``; of the batch where its pieces, ``whole``, are given."""
+        found = self._unseen.draw(had, owners, drawn)
+        if whole is None:
+            return found
+        _, begin, end = self._windows.spans(whole)
+        others = gather_spans(self._train.values, begin + 1, end - begin - 1).values.astype(np.int64)
+        width = int(max(others.max(initial=0), had.values.max(initial=0))) + 1
+        own = np.sort(np.repeat(np.arange(len(had.lengths)), had.lengths) * width + had.values)
+        missing = np.ones(len(found), dtype=bool)
+        for number in range(IN_BATCH_DRAWS):
+            other = others[below(mix(drawn + np.uint64(number)), len(others))]
+            wanted = owners * width + other
+            place = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
+            taken = missing & (own[place] != wanted)
+            found[taken] = other[taken]
+            missing &= ~taken
+        return found
 
 
 class Unseen:
-    """Uniform items of the training split that are not among a list."""
+    """Items of the training split that are not among a list: uniform, or by popularity to a power."""
 
-    def __init__(self, data: PreparedData):
+    def __init__(self, data: PreparedData, power: float | None = None):
         counts = data.row_counts(data.keys[0].table)
         self._items = np.flatnonzero(counts[NUM_SPECIAL_ROWS:] > 0) + NUM_SPECIAL_ROWS
         self._place = np.full(len(counts), -1, dtype=np.int64)
         self._place[self._items] = np.arange(len(self._items))
+        self._weights = None if power is None else popularity_weights(counts[self._items], power)
 
     def draw(self, had: Jagged, owners: Int64s, drawn: UInt64s) -> Int64s:
         """For each word an item that list ``owners[i]`` of ``had`` has not; any item where it has them all."""
@@ -125,7 +151,8 @@ class Unseen:
         lists = np.repeat(np.arange(len(had.lengths)), had.lengths)
         known = places >= 0
         seen = SeenItems.from_pairs(lists[known], places[known], len(had.lengths), len(self._items))
-        return self._items[seen.draw(owners, drawn)]
+        unseen = seen if self._weights is None else PopularUnseen(seen, self._weights)
+        return self._items[unseen.draw(owners, drawn)]
 
 
 class RankingReader:
@@ -167,16 +194,20 @@ class SequenceReader:
         assert data.sequence is not None
         kinds: Mapping[str, Any] = {"item2vec": SkipGrams, "sasrec": NextItems}
         self._make = kinds[data.sequence["kind"]](data, epoch)
+        self._order = data.order() if data.sampling == "in_batch" else None
+        self._epoch, self._size, self._num = epoch, data.batch_size, data.num_examples["train"]
 
     def batch(self, rows: Int64s, sample_offset: int, global_size: int, step: int, first_sample: int) -> Batch:
-        lists = self._make.lists(rows, np.arange(first_sample, first_sample + len(rows)))
+        whole = None
+        if self._order is not None:
+            start = first_sample // self._size * self._size
+            whole = self._order.rows(self._epoch, start, min(start + self._size, self._num))
+        lists = self._make.lists(rows, np.arange(first_sample, first_sample + len(rows)), whole)
         return _batch(lists, sample_offset, global_size, step)
 
 
-def ranking_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
+def ranking_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
     """Batches of a held-out split in the order of users. See :class:`RankingReader`."""
-    from trainer.data.batches import prefetched
-
     num_examples = data.num_examples[split]
     batch_size = min(batch_size, MAX_BATCH)
     reader = RankingReader(data, split)
@@ -187,7 +218,7 @@ def ranking_batches(data: PreparedData, split: str, batch_size: int, rank: int, 
         first, last = rank_slice(global_size, rank, world_size)
         return reader.batch(start + first, start + last, first, global_size, step)
 
-    return prefetched(make, 0, -(-num_examples // batch_size))
+    return Prefetched(make, 0, -(-num_examples // batch_size))
 
 
 def catalogue_features(num_rows: int) -> KeyedJaggedTensor:

@@ -1,15 +1,17 @@
 """Where the rows are: files of a Parquet or CSV dataset, their columns, and their rows in streaming chunks. Torch-free.
 
 A directory is read recursively in the order of its sorted relative paths; folders named ``key=value`` add the column
-``key`` (hive partitions). Names that start with ``.`` or ``_`` are passed over.
+``key`` (hive partitions); what lies under a prefix of object storage likewise. Names that start with ``.`` or ``_``
+are passed over.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -19,28 +21,27 @@ import pyarrow.parquet as pq
 
 from trainer.data import csv_files
 from trainer.data.errors import DataError
+from trainer.data.locations import FilePath, beside, listed, local_path, opened
+from trainer.data.prefetch import read_ahead
 
 CHUNK_ROWS = 1 << 18
-_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
+__all__ = ["SUFFIXES", "Chunk", "Source", "SourceFile", "Window", "beside", "local_path", "to_days"]
 
-
-def local_path(uri: str) -> Path:
-    """The path of a ``file://`` uri or of a plain path (relative: from the working directory)."""
-    return Path(uri.removeprefix("file://"))
-
-
-def beside(uri: str, dataset_uri: str) -> str:
-    """A join's or graph's uri: one without a directory lies beside the dataset's."""
-    return uri if "/" in uri else str(local_path(dataset_uri).parent / uri)
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
+"""By ending of a name, what a file is."""
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""The folder of rows whose partition column is null."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
     """One file, with the values its ``key=value`` folders give."""
 
-    path: Path
+    path: FilePath
     format: str
     partitions: tuple[tuple[str, str], ...] = ()
+    parts: tuple[str, ...] = ()
+    """Of its path below the dataset's uri, empty where that is the file itself."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,12 @@ class Source:
     def __init__(self, uri: str, window: Window | None = None):
         self.uri = uri
         self.window = window
-        self.files: tuple[SourceFile, ...] = _find_files(local_path(uri))
+        self.is_file, self.files = _find_files(uri)
         self._hive = _hive_types(self.files)
         if window is not None and window.column in self._hive:
             self.files = self._files_in_window(window)
         self._csv_types: dict[str, pa.DataType] = {}
-        self._parquet_schemas: dict[Path, pa.Schema] = {}
+        self._parquet_schemas: dict[FilePath, pa.Schema] = {}
 
     @property
     def format(self) -> str:
@@ -123,14 +124,20 @@ class Source:
     def stream(self, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
         """Rows inside the window, in file order, in chunks of up to ``chunk_rows``. Raises DataError."""
         self.require(columns)
+        if self.window is not None and self.window.column not in self._hive:
+            self.require([self.window.column])
+        for file in self.files:
+            yield from self.stream_file(file, columns, chunk_rows)
+
+    def stream_file(self, file: SourceFile, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
+        """The same of one file, with columns that were required before."""
         wanted = list(dict.fromkeys(columns))
         window_column = self.window.column if self.window is not None and self.window.column not in self._hive else None
-        if window_column is not None:
-            self.require([window_column])
-        for file in self.files:
-            stored = [name for name in [*wanted, *([window_column] if window_column else [])] if name not in self._hive]
-            first_row = 0
-            for batch in self._batches(file, list(dict.fromkeys(stored)), chunk_rows):
+        stored = [name for name in [*wanted, *([window_column] if window_column else [])] if name not in self._hive]
+        first_row = 0
+        # The next rows are decoded while these are worked on.
+        with contextlib.closing(read_ahead(self._batches(file, list(dict.fromkeys(stored)), chunk_rows))) as batches:
+            for batch in batches:
                 rows = np.arange(first_row, first_row + batch.num_rows)
                 first_row += batch.num_rows
                 if window_column is not None and self.window is not None:
@@ -151,12 +158,12 @@ class Source:
             yield from csv_files.stream(file.path, types, chunk_rows)
             return
         try:
-            with pq.ParquetFile(file.path) as parquet:
+            with pq.ParquetFile(opened(file.path)) as parquet:
                 if not columns:
                     for start in range(0, parquet.metadata.num_rows, chunk_rows):
                         yield _empty_columns(min(chunk_rows, parquet.metadata.num_rows - start))
                     return
-                yield from parquet.iter_batches(chunk_rows, columns=columns, use_threads=False)
+                yield from parquet.iter_batches(chunk_rows, columns=columns, use_threads=True)
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(file.path, error) from None
 
@@ -165,8 +172,8 @@ class Source:
         arrays = []
         for name in wanted:
             if name in self._hive:
-                value = pa.scalar(values[name]).cast(self._hive[name])
-                arrays.append(pa.repeat(value, batch.num_rows))
+                value = pa.scalar(None if values[name] == HIVE_NULL else values[name], pa.string())
+                arrays.append(pa.repeat(value.cast(self._hive[name]), batch.num_rows))
             else:
                 arrays.append(batch.column(name))
         return pa.RecordBatch.from_arrays(arrays, names=wanted) if wanted else batch
@@ -174,7 +181,7 @@ class Source:
     def _schema(self, file: SourceFile) -> pa.Schema:
         if file.path not in self._parquet_schemas:
             try:
-                self._parquet_schemas[file.path] = pq.read_schema(file.path)
+                self._parquet_schemas[file.path] = pq.read_schema(opened(file.path))
             except (pa.ArrowException, OSError) as error:
                 raise _unreadable(file.path, error) from None
         return self._parquet_schemas[file.path]
@@ -232,28 +239,28 @@ def _day(date: datetime.date) -> int:
     return (date - datetime.date(1970, 1, 1)).days
 
 
-def _find_files(root: Path) -> tuple[SourceFile, ...]:
-    where = str(root)
-    if not root.exists():
-        raise DataError("there is no such file or directory", where=where, remedy="correct uri, or put the data there")
-    if root.is_file():
-        kind = _format_of(root)
-        if kind is None:
-            raise DataError("is neither .parquet nor .csv", where=where, remedy="convert it, or rename it")
-        return (_checked(SourceFile(root, kind)),)
-    files = []
-    for path in sorted(root.rglob("*"), key=lambda path: path.relative_to(root).parts):
-        parts = path.relative_to(root).parts
+def _find_files(uri: str) -> tuple[bool, tuple[SourceFile, ...]]:
+    """(whether the uri is a file itself, the files with rows in the order of their paths' parts)."""
+    single, found = listed(uri)
+    if single:
+        (parts, path), *_ = found
         kind = _format_of(path)
-        if any(part.startswith((".", "_")) for part in parts) or kind is None or not path.is_file():
+        if kind is None:
+            raise DataError("is neither .parquet nor .csv", where=str(path), remedy="convert it, or rename it")
+        return True, (_checked(SourceFile(path, kind)),)
+    files = []
+    for parts, path in sorted(found, key=lambda one: one[0]):
+        kind = _format_of(path)
+        if any(part.startswith((".", "_")) for part in parts) or kind is None:
             continue
-        pairs = tuple((key, value) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)
-        files.append(_checked(SourceFile(path, kind, pairs)))
+        # Writers of hive partitions escape what a name of a folder may not hold.
+        pairs = ((key, unquote(value)) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)
+        files.append(_checked(SourceFile(path, kind, tuple(pairs), parts)))
     if not files:
-        raise DataError("holds no .parquet or .csv file", where=where, remedy="put the data there, or correct uri")
+        raise DataError("holds no .parquet or .csv file", where=uri, remedy="put the data there, or correct uri")
     if len({file.format for file in files}) > 1:
-        raise DataError("mixes Parquet and CSV files", where=where, remedy="keep one format per directory")
-    return tuple(files)
+        raise DataError("mixes Parquet and CSV files", where=uri, remedy="keep one format per directory")
+    return False, tuple(files)
 
 
 def _checked(file: SourceFile) -> SourceFile:
@@ -262,8 +269,8 @@ def _checked(file: SourceFile) -> SourceFile:
     return file
 
 
-def _format_of(path: Path) -> str | None:
-    return next((kind for suffix, kind in _SUFFIXES.items() if path.name.endswith(suffix)), None)
+def _format_of(path: FilePath) -> str | None:
+    return next((kind for suffix, kind in SUFFIXES.items() if path.name.endswith(suffix)), None)
 
 
 def _hive_types(files: tuple[SourceFile, ...]) -> dict[str, pa.DataType]:
@@ -276,7 +283,10 @@ def _hive_types(files: tuple[SourceFile, ...]) -> dict[str, pa.DataType]:
                 remedy="give every file the same partition folders",
             )
     values = {key: [dict(file.partitions)[key] for file in files] for key in keys}
-    return {key: pa.int64() if all(v.isdigit() for v in found) else pa.string() for key, found in values.items()}
+    return {
+        key: pa.int64() if all(value.isdigit() or value == HIVE_NULL for value in found) else pa.string()
+        for key, found in values.items()
+    }
 
 
 def _empty_columns(num_rows: int) -> pa.RecordBatch:
@@ -284,7 +294,7 @@ def _empty_columns(num_rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=[""])
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
+def _unreadable(path: FilePath, error: Exception) -> DataError:
     return DataError(
         f"cannot be read as Parquet: {str(error).splitlines()[0]}",
         where=str(path),

@@ -28,7 +28,8 @@ def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> np
 
 
 def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Leave-last-two-out per user: the last row by ``order`` (then by row number) tests, the one before it validates.
+    """Leave-last-out per user: the last ``num_test`` rows by ``order`` (then by row number) test, ``num_validation``
+    before them validate; one each, if the job says nothing else (leave-last-two-out).
 
     A split whose fraction is 0 takes no row; a user's first row always trains, so users with one row only train, and
     with two rows only test. Rows without a user (-1) train.
@@ -40,8 +41,8 @@ def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]
     lengths = np.diff(np.append(starts, count))
     from_end = np.repeat(starts + lengths, lengths) - 1 - np.arange(count)
     from_start = np.arange(count) - np.repeat(starts, lengths)
-    num_test = 1 if split.test > 0 else 0
-    num_held = num_test + (1 if split.validation > 0 else 0)
+    num_test = split.num_test if split.test > 0 else 0
+    num_held = num_test + (split.num_validation if split.validation > 0 else 0)
     sorted_sides = np.where(from_end < num_test, TEST, np.where(from_end < num_held, VALIDATION, TRAIN))
     sorted_sides[(from_start == 0) | (sorted_users < 0)] = TRAIN
     sides = np.empty(count, dtype=np.uint8)

@@ -61,11 +61,31 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
         ) from None
 
 
+def require_ids(chunk: Chunk, column: str) -> None:
+    """Raises DataError at the first missing id of a feature with ``missing: error``."""
+    missing = ~chunk.column(column).is_valid().to_numpy(zero_copy_only=False)
+    if missing.any():
+        raise DataError(
+            "the id is missing, and the feature says missing: error",
+            where=chunk.where(column, int(np.flatnonzero(missing)[0])),
+            remedy="fill it in, remove the row, or set max_bad_rows of the dataset",
+        )
+
+
 def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """(elements, lengths) of a column of lists; null lists and null elements are left out.
 
     A single value is a list of one; with ``split``, text is a list written ``a|b|c``.
     """
+    elements, parents = raw_lists(array, split)
+    if elements.null_count:
+        kept = pc.is_valid(elements)
+        parents, elements = parents[kept.to_numpy(zero_copy_only=False)], elements.filter(kept)
+    return elements, np.bincount(parents, minlength=len(array)).astype(np.int64)
+
+
+def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """(elements, null ones too; the row of each) of a column of lists, as :func:`as_lists`."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if split and _is_string(array.type):
@@ -73,13 +93,7 @@ def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray
         array = pc.split_pattern(array, LIST_SEPARATOR)
     if not is_list(array.type):
         array = pa.LargeListArray.from_arrays(pa.array(np.arange(len(array) + 1), type=pa.int64()), array, mask=None)
-    parents = pc.list_parent_indices(array)
-    elements = pc.list_flatten(array)
-    if elements.null_count:
-        kept = pc.is_valid(elements)
-        parents, elements = parents.filter(kept), elements.filter(kept)
-    lengths = np.bincount(parents.to_numpy(zero_copy_only=False), minlength=len(array)).astype(np.int64)
-    return elements, lengths
+    return pc.list_flatten(array), pc.list_parent_indices(array).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:

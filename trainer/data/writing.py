@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,37 +11,74 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.data.arrays import CODE, LABEL, OFFSET, Appender, JaggedAppender, map_array
+from trainer.data.arrays import (
+    CODE,
+    NUMBERS,
+    OFFSET,
+    USER_CODES,
+    VALUE,
+    Appender,
+    JaggedAppender,
+    map_array,
+    weight_file,
+)
 from trainer.data.encode import Encoded
 from trainer.data.errors import DataError
 from trainer.data.growth import NUM_SPECIAL_ROWS, UNKNOWN_ROW, GrownTable, IdMap, grow
 from trainer.data.jagged import Jagged, sorted_unique
+from trainer.data.labels import label_dtype
 from trainer.data.negatives import SeenItems
-from trainer.data.plan import DataPlan
+from trainer.data.numeric import Numeric, fitted
+from trainer.data.plan import DataPlan, FeaturePlan
 from trainer.data.rows import ExampleRows, Examples, take
 from trainer.data.sequences import SequenceRows
 from trainer.data.split import DROPPED, SPLIT_NAMES, TRAIN
 from trainer.data.values import as_ids
+from trainer.data.weights import as_factors
 
 _REMAP_ROWS = 1 << 22
+RAW_NUMBERS = "numeric.raw"
 
 
 class SplitWriter:
-    """Appends examples of one split: ``labels.bin``, and ``<feature>.bin`` or ``<feature>.{values,offsets}.bin``."""
+    """Appends examples of one split: ``labels.bin``, and ``<feature>.bin`` or ``<feature>.{values,offsets}.bin``.
+
+    Where evaluation asks for users also USER_CODES: a number for each user, known in training or not, -1 for none."""
 
     def __init__(self, directory: Path, plan: DataPlan):
         self.directory = directory
         self.num_examples = 0
         self.num_positives = 0
-        self._labels = Appender(directory / "labels.bin", LABEL)
+        self.label_range = (np.inf, -np.inf)
+        self.label_sum = 0.0
+        self._labels = Appender(directory / "labels.bin", label_dtype(plan.dataset.label))
+        self._users = Appender(directory / USER_CODES, CODE) if plan.keeps_users else None
         self._flat = {f.name: Appender(directory / f"{f.name}.bin", CODE) for f in plan.trained if not f.is_list}
         self._lists = {f.name: JaggedAppender(directory / f.name, CODE) for f in plan.trained if f.is_list}
+        self._weights = {
+            f.name: Appender(weight_file(directory, f.name), VALUE) for f in plan.trained if is_weighted(f)
+        }
+        self._pooling = {f.name: f.pooling for f in plan.trained}
+        self._numeric = Appender(directory / RAW_NUMBERS, np.float64) if plan.numeric else None
 
-    def append(self, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
+    def append(self, examples: Examples, chosen: npt.NDArray[np.int64], numeric: npt.NDArray[np.float64]) -> None:
+        """``numeric``: that of every row of the data, [rows, numeric features]."""
+        if self._numeric is not None:
+            self._numeric.append(numeric[examples.rows[chosen]].reshape(-1))
+        for name, weights in self._weights.items():
+            weights.append(as_factors(examples.weights[name].take(chosen), self._pooling[name]))
         labels = examples.labels[chosen]
         self.num_examples += len(labels)
-        self.num_positives += int(labels.sum())
+        self.num_positives += int((labels == 1).sum())
+        self.label_sum += float(labels.sum(dtype=np.float64))
+        if len(labels):
+            low, high = self.label_range
+            self.label_range = (min(low, float(labels.min())), max(high, float(labels.max())))
         self._labels.append(labels)
+        if self._users is not None:
+            users = examples.features["user"]
+            assert not isinstance(users, Jagged)
+            self._users.append(users[chosen])
         for name, appender in self._flat.items():
             column = take(examples.features[name], chosen)
             assert not isinstance(column, Jagged)
@@ -55,10 +92,20 @@ class SplitWriter:
 
     def close(self) -> None:
         self._labels.close()
+        if self._users is not None:
+            self._users.close()
         for appender in self._flat.values():
             appender.close()
         for lists in self._lists.values():
             lists.close()
+        for weights in self._weights.values():
+            weights.close()
+        if self._numeric is not None:
+            self._numeric.close()
+
+
+def is_weighted(feature: FeaturePlan) -> bool:
+    return feature.use is not None and feature.use.weights is not None
 
 
 def code_files(plan: DataPlan, directory: Path) -> dict[str, Path]:
@@ -82,7 +129,7 @@ def write_splits(
                 chosen = examples.sides == side
                 if plan.positives_only and side == TRAIN:
                     chosen &= examples.labels == 1
-                writers[name].append(examples, np.flatnonzero(chosen))
+                writers[name].append(examples, np.flatnonzero(chosen), encoded.numeric)
     finally:
         for writer in writers.values():
             writer.close()
@@ -92,9 +139,10 @@ def write_splits(
         kind = "BPR" if plan.is_bpr else plan.job.model.kind
         what = f"has no positive row, and {kind} trains on positives" if plan.positives_only else "has no rows"
         raise DataError(what, where=where, remedy="check the label, lower evaluation.split's shares, or add data")
-    if not plan.positives_only and train.num_positives in (0, train.num_examples):
+    low, high = train.label_range
+    if not plan.positives_only and low == high:
         raise DataError(
-            f"every one of its {train.num_examples} labels is {int(train.num_positives > 0)}",
+            f"every one of its {train.num_examples} labels is {low:g}",
             where=where,
             remedy="check the label's column or rule; where every row is a positive use label: {negatives: ...}",
         )
@@ -102,10 +150,10 @@ def write_splits(
 
 
 class SeenPairs:
-    """(user, item) codes of the training split's own rows, for BPR."""
+    """(user, item) codes of the training split's own rows, for BPR and for rankings of all items."""
 
     def __init__(self, plan: DataPlan, encoded: Encoded):
-        self._enabled = plan.is_bpr
+        self._enabled = plan.keeps_seen
         self._user, self._item = plan.direct("user"), plan.direct("item")
         if not self._enabled:
             return
@@ -211,3 +259,43 @@ def _as_type_of(ids: pa.Array, base: IdMap, table: str) -> IdMap:
         )
     where = f"table '{table}'"
     return replace(base, ids=as_ids(base.ids, kind, where), retired=as_ids(base.retired, kind, where))
+
+
+def finish_numeric(plan: DataPlan, directory: Path, base: Sequence[Numeric] | None) -> tuple[Numeric, ...]:
+    """Numbers as the model reads them, ``NUMBERS`` of each split, with statistics of the training split, or with those
+    of a warm start. Raises DataError where that one has other features or transforms."""
+    if not plan.numeric:
+        return ()
+    where = f"dataset '{plan.dataset.name}', training split"
+    width = len(plan.numeric)
+    if base is None:
+        train = _raw_numbers(directory / "train", width)
+        found = tuple(fitted(feature, train[:, place], where) for place, feature in enumerate(plan.numeric))
+    else:
+        found = tuple(base)
+        asked = [(one.name, one.transform, one.missing) for one in plan.numeric]
+        if [(one.name, one.transform, one.missing) for one in found] != asked:
+            raise DataError(
+                f"the warm start's numeric features are {_in_words(found)}, this data's {_in_words(plan.numeric)}",
+                where=f"dataset '{plan.dataset.name}'",
+                remedy="use the same transforms, or start without init_from",
+            )
+    for name in SPLIT_NAMES:
+        raw = _raw_numbers(directory / name, width)
+        numbers = Appender(directory / name / NUMBERS, VALUE)
+        for start in range(0, len(raw), _REMAP_ROWS // width):
+            piece = np.asarray(raw[start : start + _REMAP_ROWS // width])
+            numbers.append(
+                np.stack([one.apply(piece[:, place]) for place, one in enumerate(found)], axis=1).reshape(-1)
+            )
+        numbers.close()
+        (directory / name / RAW_NUMBERS).unlink()
+    return found
+
+
+def _raw_numbers(directory: Path, width: int) -> npt.NDArray[np.float64]:
+    return map_array(directory / RAW_NUMBERS, np.float64).reshape(-1, width)
+
+
+def _in_words(features: Sequence[Numeric]) -> str:
+    return ", ".join(f"{one.name} ({one.transform}, missing {one.missing})" for one in features)

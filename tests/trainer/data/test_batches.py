@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.data import PreparedData, prepare
-from trainer.data.batches import prefetched
+from trainer.data.errors import DataError
 
 HISTORY = {
     "user": {"type": "id"},
@@ -125,14 +125,8 @@ def test_stopping_early_ends_the_reading_thread(data):
     assert not any(thread.name == "evenkeel-batches" for thread in threading.enumerate())
 
 
-def test_errors_of_the_reading_thread_are_raised():
-    def make(step):
-        if step == 2:
-            raise OSError("the disk is gone")
-        return step
-
-    received = []
-    with pytest.raises(OSError, match="the disk is gone"):
-        received.extend(prefetched(make, 0, 5))
-    for number, item in enumerate(prefetched(lambda step: step, 3, 9)):
-        assert item == number + 3
+def test_a_prepared_column_that_lost_rows_is_named(data):
+    path = data.directory / "train" / "user.bin"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(DataError, match=r"feature 'user'.* holds .* rows.*remove the folder"):
+        next(data.train_batches(0))

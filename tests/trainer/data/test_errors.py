@@ -284,7 +284,7 @@ def test_disk_full(clicks, dataset_spec, job_spec, tmp_path):
     program = [sys.executable, "-c", FULL_DISK, tmp_path / "spec.yaml", tmp_path / "small"]
     command = ["unshare", "--mount", "sh", "-c", inside, tmp_path / "small", *program]
     try:
-        finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     except FileNotFoundError:
         pytest.skip("mounting a tmpfs is not permitted: there is no unshare")
     if finished.returncode == 77 or "unshare failed" in finished.stderr:

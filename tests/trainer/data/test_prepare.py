@@ -412,8 +412,9 @@ def test_all_is_on_disk_before_the_rename_shows_it(clicks, dataset_spec, job_spe
         fsync(descriptor)
 
     def noted_rename(source, target):
-        at_rename.extend(path for path in [Path(source), *Path(source).rglob("*")] if path not in synced)
-        rename(source, target)
+        unsynced = [path for path in [Path(source), *Path(source).rglob("*")] if path not in synced]
+        rename(source, target)  # raises where there is nothing old to be put aside
+        at_rename.extend(unsynced)
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "rename", noted_rename)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.data
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 LARGER_NAMES = ("amazon_beauty", "gowalla", "ml1m", "ml1m_item2vec", "ml1m_sasrec")
-REAL = ["amazon_sports", "douban", "epinions", "ipinyou"]
+REAL = ["amazon_sports", "douban", "douban_mf", "epinions", "ipinyou"]
 LARGER = [pytest.param(name, marks=pytest.mark.slow) for name in LARGER_NAMES]
 
 
@@ -116,3 +116,11 @@ def test_epinions_protocol(prepared, real_data):
     assert not pairs["train"] & pairs["test"]
     assert not pairs["train"] & pairs["validation"]
     assert not pairs["validation"] & pairs["test"]
+
+
+def test_douban_protocol(prepared, real_data):
+    """The file's own test rows, ratings as they are; a tenth of the others validates."""
+    data = prepared("douban_mf")
+    assert data.num_examples["test"] == 13_689
+    assert data.num_examples["validation"] / (136_891 - 13_689) == pytest.approx(0.1, abs=0.005)
+    assert set(np.unique(data.labels("test"))) == {1.0, 2.0, 3.0, 4.0, 5.0}

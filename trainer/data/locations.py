@@ -1,0 +1,157 @@
+"""Where files of rows lie: on this machine, or in object storage, ``s3://BUCKET/KEY``. Torch-free.
+
+Credentials come from where AWS' own tools look for them; ``AWS_ENDPOINT_URL_S3``, or ``AWS_ENDPOINT_URL``, names a
+server that is not Amazon's. A uri carries neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from trainer.data.errors import DataError
+
+S3 = "s3://"
+_CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 30.0, 3
+
+
+class Stat(NamedTuple):
+    """Of an object, under the names that os.stat gives them."""
+
+    st_size: int
+    st_mtime_ns: int
+
+
+@dataclass(frozen=True)
+class ObjectPath:
+    """A file in object storage: ``key`` is BUCKET/KEY. Has of :class:`pathlib.Path` what readers of rows use."""
+
+    key: str
+    status: Stat
+
+    def __str__(self) -> str:
+        return S3 + self.key
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> str:
+        return str(self).rpartition("/")[0]
+
+    def stat(self) -> Stat:
+        """When it was listed."""
+        return self.status
+
+
+FilePath = Path | ObjectPath
+
+
+def is_object(uri: str) -> bool:
+    return uri.startswith(S3)
+
+
+def local_path(uri: str) -> Path:
+    """The path of a ``file://`` uri or of a plain path (relative: from the working directory)."""
+    return Path(uri.removeprefix("file://"))
+
+
+def beside(uri: str, dataset_uri: str) -> str:
+    """A join's or graph's uri: one without a directory lies beside the dataset's."""
+    if "/" in uri:
+        return uri
+    if is_object(dataset_uri):
+        return f"{dataset_uri.rstrip('/').rpartition('/')[0]}/{uri}"
+    return str(local_path(dataset_uri).parent / uri)
+
+
+def opened(path: FilePath) -> Any:
+    """What Arrow's readers take: a local path itself, an object as a file that reads the ranges it is asked for."""
+    if isinstance(path, Path):
+        return path
+    with reaching(str(path)):
+        return _objects().open_input_file(path.key)
+
+
+def read_edges(path: FilePath, num_bytes: int) -> bytes:
+    """The first and the last bytes of a file, up to ``num_bytes`` each."""
+    size = path.stat().st_size
+    stream = open(path, "rb") if isinstance(path, Path) else opened(path)  # noqa: SIM115 - closed below
+    with stream:
+        head: bytes = stream.read(num_bytes)
+        stream.seek(max(0, size - num_bytes))
+        return head + bytes(stream.read(num_bytes))
+
+
+def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
+    """(whether the uri is a file itself, every file with the parts of its path below the uri), in any order.
+
+    Raises DataError where there is nothing, or the storage does not answer."""
+    if not is_object(uri):
+        root = local_path(uri)
+        if not root.exists():
+            raise _nothing(str(root))
+        if root.is_file():
+            return True, [((root.name,), root)]
+        return False, [(path.relative_to(root).parts, path) for path in root.rglob("*") if path.is_file()]
+    key = uri.removeprefix(S3).strip("/")
+    with reaching(uri):
+        info = _objects().get_file_info(key)
+        if info.type == pafs.FileType.File:
+            return True, [((info.base_name,), _object(info))]
+        found = _objects().get_file_info(pafs.FileSelector(key, recursive=True, allow_not_found=True))
+    files = [one for one in found if one.type == pafs.FileType.File]
+    if not files:
+        raise _nothing(uri)
+    return False, [(tuple(one.path[len(key) + 1 :].split("/")), _object(one)) for one in files]
+
+
+@contextlib.contextmanager
+def reaching(where: str) -> Iterator[None]:
+    """Turns what Arrow raises about a server that is away, or that refuses, into DataError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise _nothing(where) from None
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(
+            f"the object storage did not give it: {str(error).splitlines()[0]}",
+            where=where,
+            remedy="see that the bucket is there and that the credentials in the environment may read it; a server "
+            "that is not Amazon's is named by AWS_ENDPOINT_URL",
+        ) from error
+
+
+def _object(info: pafs.FileInfo) -> ObjectPath:
+    return ObjectPath(info.path, Stat(info.size, info.mtime_ns or 0))
+
+
+def _nothing(where: str) -> DataError:
+    return DataError("there is no such file or directory", where=where, remedy="correct uri, or put the data there")
+
+
+def _objects() -> pafs.FileSystem:
+    return _connected(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
+
+
+@lru_cache(maxsize=4)
+def _connected(endpoint: str) -> pafs.FileSystem:
+    options: dict[str, Any] = {}
+    if endpoint:
+        scheme, found, host = endpoint.rpartition("://")
+        options = {"endpoint_override": host.rstrip("/"), **({"scheme": scheme} if found else {})}
+    return pafs.S3FileSystem(
+        connect_timeout=_CONNECT_SECONDS,
+        request_timeout=_REQUEST_SECONDS,
+        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+        **options,
+    )
