@@ -265,9 +265,7 @@ def test_evaluation_ranks_as_a_loop_over_all_items_does(kind):
         assert rank[number] == sum(scores[row] >= scores[target] for row in negatives)
         assert below[number] == pytest.approx(sum(scores[row] < scores[target] for row in negatives) / 3)
         assert full[number] == sum(scores[row] >= scores[target] for row in others)
-    metrics = model.metrics(*map(np.array, (rank, below, full)))
-    assert list(metrics) == ["auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full"]
-    assert math.isnan(model.metrics(*(part.numpy() for part in model.evaluate(batch)))["ndcg_10_full"])
+    assert bool(torch.isnan(model.evaluate(batch)[2]).all())
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -308,6 +306,28 @@ def trainer_of(job, data, **settings) -> Trainer:
     places = {name: settings.pop(name) for name in ("backend", "dtype") if name in settings}
     sharded = build(job, data, alpha=None, **places)
     return Trainer(job, data, sharded, dense_optimizer(job, sharded), **settings)
+
+
+@pytest.mark.parametrize("kind", MODEL)
+def test_metrics_that_are_asked_for_are_those_of_the_ranks(rounds, tmp_path, kind):
+    metrics = ["auc", "mrr", "precision_5", "recall_20_full", "ndcg_1_full", "mrr_full"]
+    evaluation = {"split": {"kind": "per_user_last"}, "metrics": metrics, "intervals": {"replicates": 20}}
+    job = job_of(kind, evaluation=evaluation)
+    data = prepare(rounds, job, tmp_path / "data")
+    with single_rank_group():
+        trainer = trainer_of(job, data)
+        found = trainer.evaluate("test")
+        model, catalogue = trainer.sharded.module, trainer.sharded.module.catalogue(data)
+        with torch.no_grad():
+            parts = [model.evaluate(batch, catalogue) for batch in data.eval_batches("test", 20)]
+    rank, below, full = (torch.cat(part).double().numpy() for part in zip(*parts, strict=True))
+    expected = {
+        "auc": below.mean(), "mrr": (1 / (rank + 1)).mean(), "precision_5": (rank < 5).mean() / 5,
+        "recall_20_full": (full < 20).mean(), "ndcg_1_full": (full < 1).mean(), "mrr_full": (1 / (full + 1)).mean(),
+    }  # fmt: skip
+    assert {name: found[name] for name in metrics} == pytest.approx(expected, rel=1e-12)
+    assert found["mrr_low"] < found["mrr"] < found["mrr_high"]
+    assert list(found) == [part for name in metrics for part in (name, f"{name}_low", f"{name}_high")] + ["examples"]
 
 
 @pytest.mark.parametrize(("kind", "loss"), [("item2vec", "bce"), ("sasrec", "bce"), ("sasrec", "sampled_softmax")])

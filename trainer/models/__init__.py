@@ -1,14 +1,31 @@
 """Single-device models by name. Sharding is applied around them, in trainer/sharding.py; none of them knows of it."""
 
+from trainer.models.base import RankingModel
 from trainer.models.bpr import BPR
+from trainer.models.dcnv2 import DCNv2
+from trainer.models.deepfm import DeepFM
+from trainer.models.din import DIN
+from trainer.models.dlrm import DLRM
 from trainer.models.dnn import DNN
 from trainer.models.item2vec import Item2Vec
+from trainer.models.mf import MF
 from trainer.models.sasrec import SASRec
 from trainer.models.two_tower import TwoTower
+from trainer.models.wide_deep import WideDeep
+from trainer.models.wukong import Wukong
+from trainer.models.xdeepfm import XDeepFM
 
-MODELS: dict[str, type[DNN] | type[TwoTower] | type[BPR] | type[Item2Vec] | type[SASRec]] = {
+MODELS: dict[str, type[RankingModel]] = {
     "dnn": DNN,
+    "wide_deep": WideDeep,
+    "deepfm": DeepFM,
+    "xdeepfm": XDeepFM,
+    "dcnv2": DCNv2,
+    "dlrm": DLRM,
+    "wukong": Wukong,
+    "din": DIN,
     "two_tower": TwoTower,
+    "mf": MF,
     "bpr": BPR,
     "item2vec": Item2Vec,
     "sasrec": SASRec,

@@ -9,14 +9,16 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainer.metrics import auc, logloss
-
 
 class Batch(Protocol):
-    """What a model reads of a batch (trainer.data): ``features`` (KeyedJaggedTensor) and ``labels`` [b] in {0, 1}."""
+    """What a model reads of a batch (trainer.data): ``features`` (KeyedJaggedTensor), ``labels`` [b] in {0, 1}, and
+    ``dense`` [b, n], the n numeric features after their transforms; None where the dataset has none."""
 
     @property
     def features(self) -> Any: ...
+
+    @property
+    def dense(self) -> Tensor | None: ...
 
     @property
     def labels(self) -> Tensor: ...
@@ -34,33 +36,57 @@ class RankingModel(nn.Module):
     """Whether ``embeddings`` gives a row for each id (trainer.models.next_item), not one for each bag."""
     targets: ClassVar[tuple[str, ...]] = ()
     """Features whose ids are what the loss is about, the label side of SSE; empty where that is a class, ``labels``."""
+    loss_kind: str = "bce"
+    """The loss that the job names (trainer.available_evaluation.loss_of), for models that have several."""
+    num_dense: int = 0
+    """How many numeric features :meth:`forward` takes. A model that can read them takes ``num_dense`` when it is built
+    (trainer.available.DENSE_MODELS)."""
 
-    def forward(self, features: Any) -> Tensor:
-        """Scores (logits) [b]."""
+    def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
+        """``forward(features)``, or of a model that reads numeric features ``forward(features, dense)``, with the
+        batch's ``dense`` [b, num_dense]: scores (logits) [b]."""
         raise NotImplementedError
+
+    def scores(self, batch: Batch) -> Tensor:
+        """:meth:`forward` of a batch, [b]."""
+        return self(batch.features, batch.dense) if self.num_dense else self(batch.features)
 
     def loss(self, batch: Batch) -> Tensor:
         """Per-sample losses [b]. The loop divides by the global count and sums."""
         raise NotImplementedError
 
     def evaluate(self, batch: Batch, catalogue: Tensor | None = None) -> tuple[Tensor, ...]:
-        """What :meth:`metrics` takes of a batch, each [n]: logits and labels. ``catalogue`` is that of the model."""
-        return self(batch.features), batch.labels
+        """What metrics are made of (trainer.evaluation), each [n]: scores and labels of a batch. ``catalogue`` is that
+        of the model."""
+        return self.scores(batch), batch.labels
 
-    def catalogue(self, data: Any) -> Tensor | None:
-        """What the evaluation of every batch needs, once before it; None for nothing. Collective."""
+    def user_side(self, features: Any) -> Tensor:
+        """Of a model that ranks all items for a user (trainer.available_evaluation.CATALOGUE_MODELS): what the score is
+        a product of, [b, d], from features of which ``user`` alone is not empty."""
+        raise NotImplementedError
+
+    def item_side(self, features: Any) -> Tensor:
+        """The other factor, [b, d], from features of which ``item`` alone is not empty: <user side, item side> is the
+        score up to what is the same for all items of a user."""
+        raise NotImplementedError
+
+    def catalogue(self, data: Any, device: torch.device | None = None) -> Tensor | None:
+        """What the evaluation of every batch needs, once before it; None for nothing. Collective. ``device`` is where
+        the model is, left out: the CPU."""
         return None
-
-    @staticmethod
-    def metrics(*arrays: Any) -> dict[str, float]:
-        """Metrics by name of what :meth:`evaluate` gave for a whole split, float64 arrays [n]; NaN without a value."""
-        logits, labels = arrays
-        return {"auc": auc(logits, labels), "logloss": logloss(logits, labels)}
 
     @staticmethod
     def settings(job: Any) -> dict[str, Any]:
         """Keywords that this model takes beyond the common ones, from the job (trainer.spec.JobSpec)."""
         return {}
+
+    @staticmethod
+    def of_keys(keys: Sequence[Any]) -> dict[str, Any]:
+        """Keywords that this model takes from the keys of its batches (trainer.data.keys)."""
+        return {}
+
+    def begin(self, data: Any) -> None:
+        """Sets initial values that are those of the data (trainer.data.PreparedData), such as a mean label."""
 
     @staticmethod
     def table_dim(table: str, dim: int) -> int:
@@ -84,6 +110,11 @@ def mlp(sizes: Sequence[int], *, seed: int, dtype: torch.dtype) -> nn.Sequential
         for inputs, outputs in itertools.pairwise(sizes):
             layers += [nn.Linear(inputs, outputs, dtype=torch.float32), nn.ReLU()]
     return nn.Sequential(*layers[:-1]).to(dtype)
+
+
+def with_dense(rows: Tensor, dense: Tensor | None) -> Tensor:
+    """What a tower reads: rows side by side [b, m], then the numeric features, [b, m + n]."""
+    return rows if dense is None else torch.cat([rows, dense.to(rows.dtype)], dim=1)
 
 
 def pooled_rows(pooled: Any, features: Sequence[str]) -> Tensor:

@@ -53,6 +53,14 @@ class BPR(RankingModel):
         positive, negative = self._scores(batch.features)
         return -logsigmoid(positive - negative)
 
+    def user_side(self, features: Any) -> Tensor:
+        user = self.embeddings(features).to_dict()[USER]
+        return torch.cat([user, torch.ones_like(user[:, :1])], dim=1)
+
+    def item_side(self, features: Any) -> Tensor:
+        row: Tensor = self.embeddings(features).to_dict()[ITEM]
+        return row
+
     def _scores(self, features: Any) -> tuple[Tensor, Tensor]:
         blocks = self.embeddings(features).to_dict()
         user = blocks[USER]

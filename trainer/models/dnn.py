@@ -1,4 +1,4 @@
-"""DNN: the plain deep CTR model. All pooled embeddings side by side -> MLP -> logit."""
+"""DNN: the plain deep CTR model. All pooled embeddings and numeric features side by side -> MLP -> logit."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from trainer.models.base import Batch, RankingModel, mlp, pooled_rows
+from trainer.losses import pointwise_loss
+from trainer.models.base import Batch, RankingModel, pooled_rows, with_dense
+from trainer.models.towers import PLAIN, TowerOptions, tower
 
 
 class DNN(RankingModel):
-    """logit = MLP(concat of e_f over the features f), hidden sizes ``hidden``; binary cross-entropy.
+    """logit = MLP(concat of e_f over the features f, and x, the numeric ones); hidden sizes ``hidden``; loss
+    ``bce`` or ``mse``.
 
     Its first layer absorbs any linear map of an item table, so its vectors are not published (methods: which vectors).
     """
@@ -27,15 +29,22 @@ class DNN(RankingModel):
         hidden: Sequence[int],
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        num_dense: int = 0,
+        options: TowerOptions = PLAIN,
     ):
         super().__init__()
         self.embeddings = embeddings
         self.features = tuple(features)
-        self.tower = mlp([len(self.features) * dim, *hidden, 1], seed=seed, dtype=dtype)
+        self.num_dense = num_dense
+        self.tower = tower([len(self.features) * dim + num_dense, *hidden, 1], seed=seed, dtype=dtype, options=options)
 
-    def forward(self, features: Any) -> Tensor:
-        return self.tower(pooled_rows(self.embeddings(features), self.features)).squeeze(1)
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        return {"options": TowerOptions.of(job)}
+
+    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+        rows = pooled_rows(self.embeddings(features), self.features)
+        return self.tower(with_dense(rows, dense)).squeeze(1)
 
     def loss(self, batch: Batch) -> Tensor:
-        logits = self(batch.features)
-        return binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype), reduction="none")
+        return pointwise_loss(self.loss_kind, self.scores(batch), batch.labels)

@@ -22,15 +22,15 @@ def keep_mask(
 
     Args:
         positions: int64 [b, l], those of each sample, in [0, 2^16): what is at one position has one mask, wherever it
-            lies in the tensor.
+            lies in the tensor. The mask is drawn on the CPU and given where they are.
         sample_offset: index in the global batch of the first sample.
         site: in [0, 2^16).
     """
     key0, key1 = table_key(seed, "dropout")
-    places = positions.numpy()
+    places = positions.cpu().numpy()
     keep = np.empty((*places.shape, -(-dim // 4) * 4), dtype=np.bool_)
     _fill(keep, places, np.uint64(hit_threshold(rate)), np.uint64(step), sample_offset, site, key0, key1)
-    return torch.from_numpy(keep)[..., :dim]
+    return torch.from_numpy(keep)[..., :dim].to(positions.device)
 
 
 # Not in the kernels' disk cache: that is keyed by their own sources.

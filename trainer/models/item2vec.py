@@ -4,7 +4,6 @@ NIPS 2013, equation 4)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,11 +56,8 @@ class Item2Vec(NextItemModel):
             total = total.index_add(0, owner, terms)
         return total
 
-    def queries(self, rows: Any) -> Tensor:
-        lengths = rows[ITEM].lengths()
-        values = rows[ITEM].values()[:, : self.dim]
-        sums = values.new_zeros(len(lengths), self.dim).index_add(0, owners(lengths), values)
-        return sums / lengths.clamp(min=1)[:, None]
+    def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
+        return items[:, :, : self.dim].sum(1) / lengths.clamp(min=1)[:, None]
 
     def candidates(self, rows: Tensor) -> Tensor:
         return rows[:, self.dim :]

@@ -5,18 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.data.sequence_batches import catalogue_features
 from trainer.data.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
-from trainer.metrics import hit_rate, ndcg, rank_of
+from trainer.metrics import rank_of
 from trainer.models.base import Batch, RankingModel
 
 FULL_RANKING_ROWS = 50_000
 """A catalogue of at most so many rows is ranked whole: every rank then reads all of it once for each evaluation."""
-CUTOFF = 10
 
 
 class NextItemModel(RankingModel):
@@ -35,8 +33,14 @@ class NextItemModel(RankingModel):
             raise ValueError(f"{kind} needs the features {', '.join(SEQUENCE_KEYS)}: {sorted(missing)} missing")
 
     @abstractmethod
+    def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
+        """What each sample asks for [b, dim], from rows of its items, oldest first, [b, l, columns]: the first
+        ``lengths`` [b] of each sample are its own, the others zeros. Without any: 0."""
+
     def queries(self, rows: Any) -> Tensor:
-        """What each sample asks for [b, dim], from the looked-up rows of ``item``; nothing before it: 0."""
+        """:meth:`encode` of the looked-up rows of ``item``, [b, dim]."""
+        lengths = rows[ITEM].lengths()
+        return self.encode(padded(rows[ITEM].values(), lengths), lengths)
 
     @abstractmethod
     def candidates(self, rows: Tensor) -> Tensor:
@@ -47,12 +51,13 @@ class NextItemModel(RankingModel):
         rows = self.embeddings(features)
         return (self.queries(rows) * self.candidates(rows[TARGET].values())).sum(1)
 
-    def catalogue(self, data: Any) -> Tensor | None:
+    def catalogue(self, data: Any, device: torch.device | None = None) -> Tensor | None:
         """:meth:`candidates` of every row of the item table, None where they are too many. Collective."""
         num_rows = data.tables[data.keys[0].table].num_rows
         if num_rows > FULL_RANKING_ROWS:
             return None
-        return self.candidates(self.embeddings(catalogue_features(num_rows))[NEGATIVE].values())
+        features = catalogue_features(num_rows).to(device or torch.device("cpu"))
+        return self.candidates(self.embeddings(features)[NEGATIVE].values())
 
     def evaluate(self, batch: Batch, catalogue: Tensor | None = None) -> tuple[Tensor, ...]:
         """(rank of the target among it and its negatives, share of the negatives below it, its rank among all items but
@@ -75,21 +80,32 @@ class NextItemModel(RankingModel):
         everything.scatter_(1, ids[:, None], -torch.inf)
         return *found, rank_of(target, everything).double()
 
-    @staticmethod
-    def metrics(rank: Any, below: Any, full_rank: Any) -> dict[str, float]:
-        """AUC, hit rate and NDCG at 10 against 100 negatives, and among all items (NaN where that was not ranked)."""
-        return {
-            "auc": float(np.mean(below)) if len(below) else float("nan"),
-            f"hit_rate_{CUTOFF}": hit_rate(rank, CUTOFF),
-            f"ndcg_{CUTOFF}": ndcg(rank, CUTOFF),
-            f"hit_rate_{CUTOFF}_full": hit_rate(full_rank, CUTOFF),
-            f"ndcg_{CUTOFF}_full": ndcg(full_rank, CUTOFF),
-        }
+
+def owners(lengths: Tensor, total: int | None = None) -> Tensor:
+    """The sample of each entry of lists of these lengths, int64 [total], their sum (left out: it is computed)."""
+    if torch.jit.is_tracing():
+        # As the exporter knows it: an entry's owner is how many lists have ended at it.
+        ends = lengths.new_zeros(total + 1).scatter_add(0, lengths.cumsum(0), torch.ones_like(lengths))  # type: ignore[operator]
+        return ends.cumsum(0)[:-1]
+    samples = torch.arange(lengths.shape[0], device=lengths.device)
+    return torch.repeat_interleave(samples, lengths, output_size=total)
 
 
-def owners(lengths: Tensor) -> Tensor:
-    """The sample of each entry of lists of these lengths, int64 [sum of lengths]."""
-    return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+def sums_by_owner(values: Tensor, owner: Tensor, num_owners: int) -> Tensor:
+    """Sums of rows [n, d] by their owners [n]: [num_owners, d]."""
+    zeros = values.new_zeros(num_owners, values.shape[1])
+    if torch.jit.is_tracing():
+        # The exporter to ONNX takes index_add for an assignment (torch 2.13).
+        return zeros.scatter_add(0, owner[:, None].expand_as(values), values)
+    return zeros.index_add(0, owner, values)
+
+
+def padded(values: Tensor, lengths: Tensor) -> Tensor:
+    """Lists of these lengths [n, d] at the left of [b, l, d], zeros behind them; l is the longest, at least 1."""
+    owner = owners(lengths)
+    place = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[owner]
+    longest = max(1, int(lengths.max())) if len(lengths) else 1
+    return values.new_zeros(len(lengths), longest, values.shape[1]).index_put((owner, place), values)
 
 
 def by_owner(rows: Tensor, num_owners: int) -> Tensor:
@@ -97,4 +113,4 @@ def by_owner(rows: Tensor, num_owners: int) -> Tensor:
     return rows.view(num_owners, len(rows) // max(1, num_owners), rows.shape[1])
 
 
-__all__ = ["ITEM", "NEGATIVE", "TARGET", "NextItemModel", "by_owner", "owners"]
+__all__ = ["ITEM", "NEGATIVE", "TARGET", "NextItemModel", "by_owner", "owners", "padded", "sums_by_owner"]

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention, softplus
 
 from trainer.models.base import Batch
 from trainer.models.dropout import keep_mask
-from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, by_owner, owners
+from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, by_owner, owners, padded
 
 
 class SASRec(NextItemModel):
@@ -78,35 +78,35 @@ class SASRec(NextItemModel):
         lengths = rows[ITEM].lengths()
         return terms.new_zeros(len(lengths)).index_add(0, owners(lengths), terms) / self.length
 
-    def queries(self, rows: Any) -> Tensor:
-        lengths = rows[ITEM].lengths()
-        states = self._states(rows, None)
-        found = states.new_zeros(len(lengths), self.dim)
-        found[lengths > 0] = states[lengths.cumsum(0)[lengths > 0] - 1]
-        return found
+    def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
+        states = self._hidden(items, lengths, None)
+        last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, -1, self.dim)
+        return self.last(states.gather(1, last).squeeze(1)) * (lengths > 0)[:, None]
 
     def candidates(self, rows: Tensor) -> Tensor:
         return rows
 
     def _states(self, rows: Any, batch: Any) -> Tensor:
-        """F of every item read, [number of ids, d]; with dropout where there is a ``batch`` and the model trains."""
+        """F of every item read, [number of ids, d]; with dropout where the model trains."""
         lengths, values = rows[ITEM].lengths(), rows[ITEM].values()
         if not len(values):
             # A rank without a sample: a part of the graph all the same, so that backward finds it.
             return self.last(values)
         owner = owners(lengths)
-        starts = lengths.cumsum(0) - lengths
-        place = torch.arange(len(values)) - starts[owner]
-        longest = int(lengths.max())
-        # Items stand at the left, so that the causal mask hides the padding behind them.
-        x = values.new_zeros(len(lengths), longest, self.dim).index_put((owner, place), values * self.dim**0.5)
-        positions = (self.length - lengths[:, None] + torch.arange(longest)).clamp(max=self.length - 1)
-        x = x + self.positions[positions]
+        place = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[owner]
+        return self.last(self._hidden(padded(values, lengths), lengths, batch)[owner, place])
+
+    def _hidden(self, items: Tensor, lengths: Tensor, batch: Any) -> Tensor:
+        """The output of the last block [b, l, d]. Items stand at the left, so that the causal mask hides the padding
+        behind them. With dropout where there is a ``batch`` and the model trains."""
+        columns = torch.arange(items.shape[1], device=items.device)
+        positions = (self.length - lengths[:, None] + columns).clamp(max=self.length - 1)
+        x = items * self.dim**0.5 + self.positions[positions]
         drop = self._dropout(batch, positions)
         x = drop(x, 0)
         for number, block in enumerate(self.blocks):
             x = block(x, drop, 2 * number + 1)
-        return self.last(x[owner, place])
+        return x
 
     def _dropout(self, batch: Any, positions: Tensor) -> Any:
         if batch is None or not self.training or not self.dropout:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from trainer.models.base import Batch, RankingModel, mlp
+from trainer.losses import in_batch_softmax, pointwise_loss
+from trainer.models.base import Batch, RankingModel
+from trainer.models.towers import PLAIN, TowerOptions, tower
 
 ITEM = "item"
 
 
 class TwoTower(RankingModel):
-    """logit = <MLP(concat of e_f over f other than item), e_item> + c; binary cross-entropy.
+    """logit = <MLP(concat of e_f over f other than item), e_item> + c; loss ``bce``, ``mse``, or ``sampled_softmax``
+    over the items of the batch (trainer.losses.in_batch_softmax), which leaves c alone.
 
     The item tower is the item's row, so the loss determines the geometry of the rows up to a rotation (and the tower's
     scale), which is what alignment between versions needs. There is one bias ``c`` for all items: an item's own
@@ -31,20 +34,56 @@ class TwoTower(RankingModel):
         hidden: Sequence[int],
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        options: TowerOptions = PLAIN,
     ):
         super().__init__()
         self.embeddings = embeddings
         self.context = tuple(name for name in features if name != ITEM)
         if len(self.context) == len(features) or not self.context:
             raise ValueError(f"two_tower needs a feature named 'item' and at least one other, not {list(features)}")
-        self.tower = mlp([len(self.context) * dim, *hidden, dim], seed=seed, dtype=dtype)
+        self.tower = tower([len(self.context) * dim, *hidden, dim], seed=seed, dtype=dtype, options=options)
         self.bias = nn.Parameter(torch.zeros((), dtype=dtype))
+        # No buffer: it is of the data, not of the model, and a warm start on other data has its own.
+        self.log_probabilities = torch.zeros(0, dtype=dtype)
+
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        return {"options": TowerOptions.of(job)}
+
+    def begin(self, data: Any) -> None:
+        """log Q of each row of the item table: how often a training example is of that item, whatever its label."""
+        if self.loss_kind != "sampled_softmax":
+            return
+        key = next(key for key in data.keys if key.name == ITEM)
+        counts = np.bincount(data.column("train", key), minlength=data.tables[key.table].num_rows)
+        probabilities = counts / max(counts.sum(), 1)
+        # A row without an example is in no batch.
+        logs = np.log(probabilities, out=np.zeros(len(counts)), where=counts > 0)
+        self.log_probabilities = torch.from_numpy(logs).to(self.log_probabilities.dtype)
 
     def forward(self, features: Any) -> Tensor:
+        user, item = self.towers(features)
+        return (user * item).sum(1) + self.bias
+
+    def towers(self, features: Any) -> tuple[Tensor, Tensor]:
+        """What the user's tower and the item's row say, each [b, dim]."""
         blocks = self.embeddings(features).to_dict()
-        user = self.tower(torch.cat([blocks[name] for name in self.context], dim=1))
-        return (user * blocks[ITEM]).sum(1) + self.bias
+        return self.tower(torch.cat([blocks[name] for name in self.context], dim=1)), blocks[ITEM]
+
+    def user_side(self, features: Any) -> Tensor:
+        return self.towers(features)[0]
+
+    def item_side(self, features: Any) -> Tensor:
+        return self.towers(features)[1]
 
     def loss(self, batch: Batch) -> Tensor:
-        logits = self(batch.features)
-        return binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype), reduction="none")
+        if self.loss_kind != "sampled_softmax":
+            return pointwise_loss(self.loss_kind, self(batch.features), batch.labels)
+        ids = batch.features[ITEM].values()
+        if self.log_probabilities.device != ids.device:
+            self.log_probabilities = self.log_probabilities.to(ids.device)
+        where: Any = batch
+        return in_batch_softmax(
+            *self.towers(batch.features), batch.labels, self.log_probabilities[ids],
+            where.sample_offset, where.global_size,
+        )  # fmt: skip

@@ -1,0 +1,78 @@
+"""Losses that models share: of a score and its label, and of a score among those of the batch's other items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from embeddings.sharding.collectives import all_gather, all_to_all, sum_in_rank_order
+from trainer.data.order import rank_slice
+
+
+def pointwise_loss(kind: str, scores: Tensor, labels: Tensor) -> Tensor:
+    """Of [b] scores against [b] labels, [b]. ``bce``: binary cross-entropy with the score as logit, log(1 + e^z) - y z,
+    labels in [0, 1]; ``mse``: (z - y)^2, any labels."""
+    labels = labels.to(scores.dtype)
+    if kind == "mse":
+        return (scores - labels).square()
+    return binary_cross_entropy_with_logits(scores, labels, reduction="none")
+
+
+def in_batch_softmax(
+    queries: Tensor,
+    candidates: Tensor,
+    labels: Tensor,
+    log_probabilities: Tensor,
+    sample_offset: int,
+    global_size: int,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Softmax over the items of the whole batch, corrected for how often each is in one, [b] (Yi et al.,
+    Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, equations 3 to 5):
+
+        -y_i log( exp(s_ii - log Q_i) / sum_j exp(s_ij - log Q_j) ),  s_ij = <query_i, candidate_j>,
+
+    j over the items of all ranks' samples, Q_j the probability that a sample of a batch is of item j, y_i the label
+    (the paper's reward r_i): a sample of label 0 is a negative of the others, and no query. Samples of the same item as
+    i are terms of the sum like others: in expectation it is then that over the whole catalogue, times the batch size.
+
+    Collective where there are several ranks, backward too; gradients are those of one rank with the whole batch.
+
+    Args:
+        queries, candidates: [b, d], of this rank's samples. May be empty.
+        labels, log_probabilities: [b]; log Q of each sample's item.
+        sample_offset, global_size: where the rank's samples lie in the global batch.
+    """
+    everyone, all_log = candidates, log_probabilities
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        group = group if group is not None else dist.distributed_c10d._get_default_group()
+        world_size = dist.get_world_size(group)
+        slices = (rank_slice(global_size, rank, world_size) for rank in range(world_size))
+        sizes = [end - begin for begin, end in slices]
+        everyone = _OfAllRanks.apply(candidates, sizes, group)
+        all_log = torch.cat(all_gather("log Q of candidates", log_probabilities, [(size,) for size in sizes], group))
+    scores = queries @ everyone.T - all_log
+    own = sample_offset + torch.arange(len(queries), device=queries.device)
+    positive = scores.gather(1, own[:, None])[:, 0]
+    return labels.to(scores.dtype) * (scores.logsumexp(1) - positive)
+
+
+class _OfAllRanks(torch.autograd.Function):
+    """[b, d] of each rank, below each other in rank order; backward sums each rank's part over all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.sizes, ctx.group = list(sizes), group
+        return torch.cat(all_gather("candidates", mine, [(size, mine.shape[1]) for size in sizes], group))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        sizes, group = ctx.sizes, ctx.group
+        shape = (sizes[dist.get_rank(group)], gradient.shape[1])
+        parts = all_to_all("gradients of candidates", gradient.split(sizes), [shape] * len(sizes), group)
+        return sum_in_rank_order(parts), None, None

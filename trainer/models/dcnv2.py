@@ -1,0 +1,87 @@
+"""DCN-V2: cross layers with a full or low-rank matrix (Wang et al., DCN V2, WWW 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.base import with_dense
+from trainer.models.click import ClickModel
+from trainer.models.drawing import drawn, uniform
+from trainer.models.towers import PLAIN, TowerOptions, tower
+
+
+class DCNv2(ClickModel):
+    """x_0 = concat of v_f, and of the numeric features; cross layers x_{l+1} = x_0 o (W_l x_l + b_l) + x_l, equation 1.
+
+    ``stacked``: logit = MLP(x_L), figure 1a. ``parallel``: logit = <w, [x_L | h]> + c, figure 1b, h the last hidden
+    layer of the MLP on x_0. ``low_rank`` r: W_l = U_l V_l^T, equation 2, U and V [D, r]. The mixture of low-rank
+    experts (equation 3) is not here.
+
+    Parameters, D = F dim + n for F fields and n numeric features: dim for each id; each cross layer D^2 + D, or 2 D r +
+    D; the tower sum of (a + 1) b over neighbouring sizes of [D, *hidden, 1], or in parallel of [D, *hidden], and D +
+    hidden[-1] + 1.
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        hidden: Sequence[int],
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        num_dense: int = 0,
+        options: TowerOptions = PLAIN,
+        structure: str = "stacked",
+        cross_layers: int = 2,
+        low_rank: int | None = None,
+    ):
+        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
+        width = len(self.features) * dim + num_dense
+        self.parallel = structure == "parallel"
+        with drawn(seed, "cross"):
+            self.cross = nn.ModuleList(CrossLayer(width, low_rank, dtype) for _ in range(cross_layers))
+        sizes = [width, *hidden] if self.parallel else [width, *hidden, 1]
+        self.tower = tower(sizes, seed=seed, dtype=dtype, options=options, logits=not self.parallel)
+        if self.parallel:
+            with drawn(seed, "output"):
+                self.output = nn.Linear(width + sizes[-1], 1, dtype=torch.float32).to(dtype)
+
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        model = job.model
+        names = ("structure", "cross_layers", "low_rank")
+        return {**ClickModel.settings(job), **{name: getattr(model, name) for name in names}}
+
+    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+        first = with_dense(self.vectors(features).flatten(1), dense)
+        x = first
+        for layer in self.cross:
+            x = layer(first, x)
+        if not self.parallel:
+            return self.tower(x).squeeze(1)
+        return self.output(torch.cat([x, self.tower(first)], dim=1)).squeeze(1)
+
+
+class CrossLayer(nn.Module):
+    """(x_0, x) [b, D] -> x_0 o (W x + b) + x, W = U V^T where a rank is given."""
+
+    def __init__(self, width: int, rank: int | None, dtype: torch.dtype):
+        super().__init__()
+        if rank is None:
+            self.maps = nn.ParameterList([uniform(width, width, inputs=width, dtype=dtype)])
+        else:
+            down, up = uniform(rank, width, inputs=width, dtype=dtype), uniform(width, rank, inputs=rank, dtype=dtype)
+            self.maps = nn.ParameterList([down, up])
+        self.bias = nn.Parameter(torch.zeros(width, dtype=dtype))
+
+    def forward(self, first: Tensor, x: Tensor) -> Tensor:
+        h = x
+        for weight in self.maps:
+            h = h @ weight.T
+        return first * (h + self.bias) + x

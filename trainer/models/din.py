@@ -1,0 +1,140 @@
+"""DIN: the deep interest network (Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.base import mlp, with_dense
+from trainer.models.batch_norm import BatchNorm
+from trainer.models.click import ClickModel
+from trainer.models.drawing import drawn
+from trainer.models.next_item import owners, sums_by_owner
+from trainer.models.towers import PLAIN, TowerOptions, tower
+
+
+class DIN(ClickModel):
+    """logit = MLP(concat over the features of their vectors, and x): a history is pooled by what the target is.
+
+    v_U(A) = sum_j a(e_j, v_A) e_j over the rows e_j of the history, equation 3, with v_A the row of its target A: the
+    weights a are not normalised, so that they keep how strong an interest is. a is an MLP of
+    [e_j | v_A | e_j - v_A | e_j o v_A] with the activation of ``attention_activation``, ``dice`` by default
+    (:class:`Dice`). A list whose table no single id reads is pooled as its feature says.
+
+    ``embeddings`` gives a row for each id (``is_sequence``), which is what attention needs, and of a single id that is
+    its vector. The tower has ReLU like all of ours; mini-batch aware regularization (section 5.1) is not here: rows of
+    rare ids are what AdamAR is about.
+
+    Parameters, F features and n numeric ones: dim for each id; of each history's attention, hidden sizes
+    ``attention_hidden``, the sum of (p + 1) q over neighbouring sizes of [4 dim, *attention_hidden, 1], and q more for
+    each hidden layer with dice or prelu; of the tower [F dim + n, *hidden, 1] the sum of (p + 1) q.
+
+    Args:
+        histories: by list feature, the single id of the same table that is its target.
+        poolings: ``sum`` or ``mean``, by list feature.
+    """
+
+    is_sequence = True
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        hidden: Sequence[int],
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        num_dense: int = 0,
+        options: TowerOptions = PLAIN,
+        histories: Mapping[str, str],
+        poolings: Mapping[str, str],
+        attention_hidden: Sequence[int] = (36,),
+        attention_activation: str = "dice",
+    ):
+        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
+        if not histories:
+            raise ValueError("din needs a list of ids that shares the table of a single id, such as a history of items")
+        self.histories, self.poolings = dict(histories), dict(poolings)
+        self.attention = nn.ModuleDict(
+            {
+                # A feature may be called as a method of the dict is: items, values.
+                f"of_{name}": _attention(dim, attention_hidden, attention_activation, seed=seed, name=name, dtype=dtype)
+                for name in self.histories
+            }
+        )
+        self.tower = tower([len(self.features) * dim + num_dense, *hidden, 1], seed=seed, dtype=dtype, options=options)
+
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        names = ("attention_hidden", "attention_activation")
+        return {**ClickModel.settings(job), **{name: getattr(job.model, name) for name in names}}
+
+    @staticmethod
+    def of_keys(keys: Sequence[Any]) -> dict[str, Any]:
+        """The target of a list is the single id that reads its table: the first, where there are several."""
+        targets: dict[str, str] = {}
+        for key in keys:
+            if not key.is_list:
+                targets.setdefault(key.table, key.name)
+        lists = [key for key in keys if key.is_list]
+        return {
+            "histories": {key.name: targets[key.table] for key in lists if key.table in targets},
+            "poolings": {key.name: key.pooling for key in lists},
+        }
+
+    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+        rows = self.embeddings(features)
+        blocks = [self._block(name, rows) for name in self.features]
+        return self.tower(with_dense(torch.cat(blocks, dim=1), dense)).squeeze(1)
+
+    def _block(self, name: str, rows: Any) -> Tensor:
+        """The vector of a feature [b, dim]."""
+        values: Tensor = rows[name].values()
+        if name not in self.poolings:
+            return values
+        lengths = rows[name].lengths()
+        owner = owners(lengths, values.shape[0])
+        if name in self.histories:
+            target = rows[self.histories[name]].values()[owner]
+            seen = torch.cat([values, target, values - target, values * target], dim=1)
+            values = self.attention[f"of_{name}"](seen) * values
+        pooled = sums_by_owner(values, owner, lengths.shape[0])
+        if name in self.histories or self.poolings[name] == "sum":
+            return pooled
+        return pooled / lengths.clamp(min=1)[:, None]
+
+
+class Dice(nn.Module):
+    """f(s) = p s + (1 - p) alpha s, p = sigmoid((s - E[s]) / sqrt(Var[s] + eps)), equation 4, for s [n, width]: PReLU
+    whose turning point follows the data. Moments over all rows of the global batch in training, running ones in
+    evaluation (trainer.models.batch_norm). alpha, one for each column, starts from 0 and is learned; eps is 1e-8."""
+
+    def __init__(self, width: int, dtype: torch.dtype):
+        super().__init__()
+        self.norm = BatchNorm(width, affine=False, eps=1e-8, dtype=dtype)
+        self.alpha = nn.Parameter(torch.zeros(width, dtype=dtype))
+
+    def forward(self, s: Tensor) -> Tensor:
+        p = torch.sigmoid(self.norm(s))
+        return (p + (1.0 - p) * self.alpha) * s
+
+
+def _attention(
+    dim: int, hidden: Sequence[int], activation: str, *, seed: int, name: str, dtype: torch.dtype
+) -> nn.Sequential:
+    """a(e_j, v_A): [n, 4 dim] -> [n, 1]."""
+    with drawn(seed, f"attention {name}"):
+        network = mlp([4 * dim, *hidden, 1], seed=int(torch.randint(2**32, ())), dtype=dtype)
+    layers: list[nn.Module] = []
+    for layer in network:
+        if not isinstance(layer, nn.ReLU) or activation == "relu":
+            layers.append(layer)
+        elif activation == "dice":
+            layers.append(Dice(hidden[len(layers) // 2], dtype))
+        else:
+            layers.append(nn.PReLU(hidden[len(layers) // 2], dtype=dtype))
+    return nn.Sequential(*layers)

@@ -1,0 +1,63 @@
+"""DLRM: dot products of all pairs (Naumov et al., Deep Learning Recommendation Model for Personalization and
+Recommendation Systems, 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.click import ClickModel
+from trainer.models.towers import PLAIN, TowerOptions, tower
+
+
+class DLRM(ClickModel):
+    """logit = MLP([z | <e_i, e_j> for i < j]) over the fields' vectors e and z, the bottom MLP of the numeric features,
+    which is one more vector (section 2.5); without numeric features there is no bottom MLP, and z is left out.
+
+    The bottom MLP is [n, *hidden, dim], its last layer followed by ReLU too, as in the paper's code. Without numeric
+    features the logit sees products of rows alone: rows that start from zeros get no gradient, and such a start is
+    refused.
+
+    Parameters, for F fields and n numeric features: dim for each id; the top MLP sum of (a + 1) b over neighbouring
+    sizes of [F (F - 1) / 2, *hidden, 1] without numeric features, else of [dim + (F + 1) F / 2, *hidden, 1], and those
+    of the bottom MLP.
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        hidden: Sequence[int],
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        num_dense: int = 0,
+        options: TowerOptions = PLAIN,
+    ):
+        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
+        num_vectors = len(self.features) + bool(num_dense)
+        if num_vectors < 2:
+            raise ValueError(f"dlrm multiplies pairs of vectors, and there is one feature, {self.features[0]}: use dnn")
+        self.bottom = (
+            tower([num_dense, *hidden, dim], seed=seed + 1, dtype=dtype, options=options, logits=False)
+            if num_dense
+            else None
+        )
+        # No buffer: it is no state. Not computed in forward: the exporter to ONNX does not know how.
+        self.pairs = torch.triu_indices(num_vectors, num_vectors, 1)
+        sizes = [self.pairs.shape[1] + (dim if num_dense else 0), *hidden, 1]
+        self.top = tower(sizes, seed=seed, dtype=dtype, options=options)
+
+    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+        vectors = self.vectors(features)
+        seen = []
+        if self.bottom is not None and dense is not None:
+            seen = [self.bottom(dense.to(vectors.dtype))]
+            vectors = torch.cat([seen[0].unsqueeze(1), vectors], dim=1)
+        products = vectors @ vectors.transpose(1, 2)
+        first, second = self.pairs.to(products.device)
+        return self.top(torch.cat([*seen, products[:, first, second]], dim=1)).squeeze(1)

@@ -1,0 +1,86 @@
+"""MF: matrix factorization, with biases (Koren, Bell and Volinsky, Computer 2009) or of products alone (Mnih and
+Salakhutdinov, NIPS 2007, to which Wu et al., SSE, section 4.1, refer)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.losses import pointwise_loss
+from trainer.models.base import Batch, RankingModel
+from trainer.models.bpr import ITEM, USER
+
+
+class MF(RankingModel):
+    """r = mu + b_u + b_i + <p_u, q_i>; loss ``mse``: (r - y)^2, ``bce``: binary cross-entropy with r the logit.
+    Without ``biases`` r = <p_u, q_i>.
+
+    A row is [p_u | b_u], [q_i | b_i]: the bias is one more column at its end, so both tables are ``dim + 1`` wide, and
+    the first ``dim`` columns are the vector. ``mu`` is the mean label of the training split (its log odds for ``bce``),
+    a constant that checkpoints have: a resumed job and a warm start go on with it. There are no dense parameters;
+    ``hidden``, ``seed`` and ``dtype`` are the common signature's. Rows without ``biases`` are as wide, their last
+    column is not read, and ``mu`` is 0.
+
+    Parameters: (dim + 1) (users + items); without ``biases`` dim (users + items) that are read.
+    """
+
+    mu: Tensor
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        hidden: Sequence[int] = (),
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        biases: bool = True,
+    ):
+        super().__init__()
+        missing = {USER, ITEM} - set(features)
+        if missing:
+            raise ValueError(f"mf needs the features user and item: {sorted(missing)} missing")
+        self.embeddings = embeddings
+        self.dim, self.biases = dim, biases
+        self.register_buffer("mu", torch.zeros((), dtype=dtype))
+
+    @staticmethod
+    def table_dim(table: str, dim: int) -> int:
+        return dim + 1
+
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        return {"biases": job.model.biases}
+
+    def begin(self, data: Any) -> None:
+        if not self.biases:
+            return
+        labels = torch.from_numpy(data.labels("train").astype("float64"))
+        if not len(labels):
+            return
+        mean = labels.mean()
+        # A split of one class has no finite log odds; half an example of the other is what rounding leaves of it.
+        margin = 0.5 / len(labels)
+        self.mu.copy_(torch.logit(mean.clamp(margin, 1.0 - margin)) if self.loss_kind == "bce" else mean)
+
+    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+        blocks = self.embeddings(features).to_dict()
+        user, item = blocks[USER], blocks[ITEM]
+        products = (user[:, : self.dim] * item[:, : self.dim]).sum(1)
+        return self.mu + user[:, self.dim] + item[:, self.dim] + products if self.biases else products
+
+    def user_side(self, features: Any) -> Tensor:
+        user = self.embeddings(features).to_dict()[USER]
+        of_item = torch.ones_like(user[:, :1]) if self.biases else torch.zeros_like(user[:, :1])
+        return torch.cat([user[:, : self.dim], of_item], dim=1)
+
+    def item_side(self, features: Any) -> Tensor:
+        row: Tensor = self.embeddings(features).to_dict()[ITEM]
+        return row
+
+    def loss(self, batch: Batch) -> Tensor:
+        return pointwise_loss(self.loss_kind, self(batch.features), batch.labels)

@@ -1,0 +1,107 @@
+"""Wukong: stacked factorization machines (Zhang et al., Wukong: Towards a Scaling Law for Large-Scale Recommendation,
+ICML 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.base import mlp
+from trainer.models.click import ClickModel
+from trainer.models.drawing import drawn, uniform
+from trainer.models.towers import PLAIN, TowerOptions, tower
+
+
+class Wukong(ClickModel):
+    """X_0 [F, d] the fields' vectors; interaction layers; logit = MLP(flattened X_L).
+
+    X_{i+1} = LN([FMB_i(X_i) | LCB_i(X_i)] + X_i), LN over d: ``fm_vectors`` rows of the factorization machine block and
+    ``linear_vectors`` of the linear compression block. Numeric features are one more vector, by an MLP [n, *hidden, d].
+
+    Parameters, for F fields (with that vector): dim for each id; of a layer with n vectors in, a + c of FMB and LCB
+    out, rank k and ``fm_hidden``: c n (LCB), n k (Y), 2 n k (LN), sum of (p + 1) q over neighbouring sizes of
+    [n k, *fm_hidden, a d], (a + c) n for the shortcut where n differs from a + c, 2 d (LN); n is F, then a + c. Of the
+    last MLP [(a + c) d, *hidden, 1] the sum of (p + 1) q, and so of that of the numeric features.
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        hidden: Sequence[int],
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        num_dense: int = 0,
+        options: TowerOptions = PLAIN,
+        interaction_layers: int = 2,
+        fm_vectors: int = 16,
+        linear_vectors: int = 16,
+        fm_rank: int = 24,
+        fm_hidden: Sequence[int] = (128,),
+    ):
+        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
+        if dim < 2:
+            raise ValueError("wukong normalises each vector, and of one column nothing is left: use embedding_dim 2")
+        num_vectors = len(self.features) + bool(num_dense)
+        self.bottom = mlp([num_dense, *hidden, dim], seed=seed + 1, dtype=dtype) if num_dense else None
+        layers: list[nn.Module] = []
+        for number in range(interaction_layers):
+            with drawn(seed, f"interaction {number}"):
+                layer = InteractionLayer(num_vectors, fm_vectors, linear_vectors, fm_rank, fm_hidden, dim, dtype)
+            layers.append(layer)
+            num_vectors = fm_vectors + linear_vectors
+        self.layers = nn.Sequential(*layers)
+        self.tower = tower([num_vectors * dim, *hidden, 1], seed=seed, dtype=dtype, options=options)
+
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        names = ("interaction_layers", "fm_vectors", "linear_vectors", "fm_rank", "fm_hidden")
+        return {**ClickModel.settings(job), **{name: getattr(job.model, name) for name in names}}
+
+    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+        vectors = self.vectors(features)
+        if self.bottom is not None and dense is not None:
+            vectors = torch.cat([vectors, self.bottom(dense.to(vectors.dtype)).unsqueeze(1)], dim=1)
+        return self.tower(self.layers(vectors).flatten(1)).squeeze(1)
+
+
+class InteractionLayer(nn.Module):
+    """X [b, n, d] -> LN([FMB(X) | LCB(X)] + X) [b, fm_vectors + linear_vectors, d].
+
+    FMB(X) = reshape(MLP(LN(flatten(X (X^T Y))))): the products of all pairs, compressed by a learned Y [n, rank]
+    (section 3.5). LCB(X) = W_L X (section 3.4). Where n is not the number of vectors out, W_R X stands for the X that
+    is added.
+    """
+
+    def __init__(
+        self,
+        num_vectors: int,
+        fm_vectors: int,
+        linear_vectors: int,
+        rank: int,
+        fm_hidden: Sequence[int],
+        dim: int,
+        dtype: torch.dtype,
+    ):
+        super().__init__()
+        outputs = fm_vectors + linear_vectors
+        self.compressed = uniform(num_vectors, rank, inputs=num_vectors, dtype=dtype)
+        self.linear = uniform(linear_vectors, num_vectors, inputs=num_vectors, dtype=dtype)
+        self.shortcut = (
+            None if outputs == num_vectors else uniform(outputs, num_vectors, inputs=num_vectors, dtype=dtype)
+        )
+        self.before = nn.LayerNorm(num_vectors * rank, dtype=dtype)
+        sizes = [num_vectors * rank, *fm_hidden, fm_vectors * dim]
+        self.network = mlp(sizes, seed=int(torch.randint(2**32, ())), dtype=dtype)
+        self.after = nn.LayerNorm(dim, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        products = x @ (x.transpose(1, 2) @ self.compressed)  # [b, n, rank]
+        found = self.network(self.before(products.flatten(1))).unflatten(1, (-1, x.shape[2]))
+        added = x if self.shortcut is None else self.shortcut @ x
+        return self.after(torch.cat([found, self.linear @ x], dim=1) + added)

@@ -1,0 +1,79 @@
+"""xDeepFM: the compressed interaction network, CIN (Lian et al., xDeepFM, KDD 2018)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.base import with_dense
+from trainer.models.click import FirstOrderModel
+from trainer.models.drawing import drawn, uniform
+from trainer.models.towers import PLAIN, TowerOptions, tower
+
+
+class XDeepFM(FirstOrderModel):
+    """logit = sum_f w_f + <u, x> + <w_cin, p+> + MLP(concat of v_f, and x), equation 9; p+ of the CIN.
+
+    Its b is that of the tower's last layer. Numeric features are first-order and deep.
+
+    Parameters: (dim + 1) for each id; of the tower [F dim + n, *hidden, 1], for F fields and n numeric features, sum of
+    (a + 1) b over neighbouring sizes, and n; of the CIN sum over k of H_k (1 + H_{k-1} F), H_0 = F (section 3.2).
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        hidden: Sequence[int],
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        num_dense: int = 0,
+        options: TowerOptions = PLAIN,
+        cin_layers: Sequence[int] = (100, 100),
+    ):
+        super().__init__(embeddings, features, dim=dim, num_dense=num_dense, seed=seed, dtype=dtype)
+        sizes = [len(self.features) * dim + num_dense, *hidden, 1]
+        self.tower = tower(sizes, seed=seed, dtype=dtype, options=options)
+        self.cin = CIN(len(self.features), cin_layers, seed=seed, dtype=dtype)
+
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        return {**FirstOrderModel.settings(job), "cin_layers": job.model.cin_layers}
+
+    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+        vectors, linear = self.vectors_and_first_order(features, dense)
+        return linear + self.cin(vectors) + self.tower(with_dense(vectors.flatten(1), dense)).squeeze(1)
+
+
+class CIN(nn.Module):
+    """X^0 [b, F, d] -> <w, p+> [b]: feature maps X^k_h = sum over i, j of W^k_hij (X^{k-1}_i o X^0_j), equation 6, o
+    elementwise; p^k_h = the sum of X^k_h over d, equation 7; p+ = all of them.
+
+    No activation between layers, with which the paper does best (section 4.4.3), and every map goes both to the next
+    layer and to the output.
+    """
+
+    def __init__(self, num_fields: int, layers: Sequence[int], *, seed: int, dtype: torch.dtype):
+        super().__init__()
+        with drawn(seed, "cin"):
+            self.weights = nn.ParameterList(
+                uniform(maps, before * num_fields, inputs=before * num_fields, dtype=dtype)
+                for before, maps in itertools.pairwise([num_fields, *layers])
+            )
+            self.output = uniform(sum(layers), inputs=sum(layers), dtype=dtype)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        first = vectors.transpose(1, 2)  # [b, d, F]
+        maps, pooled = first, []
+        for weight in self.weights:
+            # All products of a sample and a column, and one matrix product for every map: [b, d, H F] x [H F, H'].
+            products = maps.unsqueeze(3) * first.unsqueeze(2)
+            maps = products.flatten(2) @ weight.T
+            pooled.append(maps.sum(1))
+        return torch.cat(pooled, dim=1) @ self.output
