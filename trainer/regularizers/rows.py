@@ -1,0 +1,85 @@
+"""What a sample looks up, once for all forward passes of a step, as a layer of the model that hooks can reach."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec import JaggedTensor, KeyedTensor
+
+
+class RowsOnce(nn.Module):
+    """Stands in a model's ``embeddings`` while a step's loss is computed: the tables are looked up once, so that ranks
+    exchange ids, rows and gradients once, and backward records once, however often the rest of the model runs.
+
+    Attributes:
+        vectors: a module that the pooled rows pass through, [b, features times dim], in each forward pass: without what
+            a row has beside its vector (biases).
+    """
+
+    def __init__(self, embeddings: nn.Module, dim: int):
+        super().__init__()
+        # In a tuple: as a submodule its parameters would be found twice.
+        self._embeddings, self._dim = (embeddings,), dim
+        self.vectors = nn.Identity()
+        self._found: list[tuple[Any, Any]] = []
+
+    def forward(self, features: Any) -> Any:
+        found = self.looked_up(features)
+        if not isinstance(found, KeyedTensor):
+            return found
+        values, lengths = found.values(), found.length_per_key()
+        if all(length == self._dim for length in lengths):
+            values = self.vectors(values)
+        else:
+            columns = torch.cat([
+                torch.arange(end - length, end - length + self._dim)
+                for end, length in zip(torch.tensor(lengths).cumsum(0).tolist(), lengths, strict=True)
+            ]).to(values.device)  # fmt: skip
+            values = values.index_copy(1, columns, self.vectors(values[:, columns]))
+        return KeyedTensor(found.keys(), lengths, values)
+
+    def looked_up(self, features: Any) -> Any:
+        """What the tables gave for ``features``: a KeyedTensor, or {feature: JaggedTensor}."""
+        for asked, found in self._found:
+            if asked is features:
+                return found
+        found = self._embeddings[0](features)
+        # Of sharded tables: a promise of rows, to be waited for once.
+        found = found.wait() if hasattr(found, "wait") else found
+        self._found.append((features, found))
+        return found
+
+    def squares(self) -> Tensor:
+        """|e|^2 over all that was looked up, by sample [b]: of pooled bags, or of each row of a sequence."""
+        total: Tensor | None = None
+        for _, found in self._found:
+            if isinstance(found, KeyedTensor):
+                parts = [found.values().square().sum(1)]
+            else:
+                parts = [_by_sample(part) for part in found.values()]
+            for part in parts:
+                total = part if total is None else total + part
+        assert total is not None
+        return total
+
+
+@contextlib.contextmanager
+def rows_once(model: Any, dim: int) -> Iterator[RowsOnce]:
+    """The model with :class:`RowsOnce` in the place of its ``embeddings``, within."""
+    embeddings = model.embeddings
+    stand_in = RowsOnce(embeddings, dim).train(model.training)
+    model.embeddings = stand_in
+    try:
+        yield stand_in
+    finally:
+        model.embeddings = embeddings
+
+
+def _by_sample(part: JaggedTensor) -> Tensor:
+    lengths, squares = part.lengths(), part.values().square().sum(1)
+    owners = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    return squares.new_zeros(len(lengths)).index_add(0, owners, squares)
