@@ -1,0 +1,25 @@
+"""The generalization gap after each epoch (lecture, section 2): Delta = L_D - L_S, the test split standing for D."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LOSSES = ("logloss", "rmse", "mae")
+
+
+def gaps(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each epoch that has figures of both splits, as a row of split ``gap``: test - train of losses, train - test
+    of AUC, so that larger is worse throughout."""
+    by_place = {(one["epoch"], one["split"]): one for one in metrics}
+    found = []
+    for epoch in sorted({epoch for epoch, _ in by_place}):
+        train, test = by_place.get((epoch, "train"), {}), by_place.get((epoch, "test"), {})
+        row: dict[str, Any] = {}
+        for name in (*LOSSES, "auc"):
+            if train.get(name) is not None and test.get(name) is not None:
+                difference = float(test[name]) - float(train[name])
+                row[name] = -difference if name == "auc" else difference
+        if row:
+            found.append({"epoch": epoch, "split": "gap", **row})
+    return found

@@ -1,0 +1,75 @@
+"""A loss as a function of named parameters, moved and put back: what measures of a point in parameter space ask for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Point:
+    """``loss()``, a scalar that can be differentiated twice, at the present values of ``parameters``, leaf tensors that
+    ask for gradients. Vectors over all of them are lists of tensors of their shapes."""
+
+    parameters: Mapping[str, Tensor]
+    loss: Callable[[], Tensor]
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return list(self.parameters.values())
+
+    def value(self) -> float:
+        with torch.no_grad():
+            return float(self.loss())
+
+    def gradient(self) -> list[Tensor]:
+        """Of the loss; zero for a parameter that it does not read."""
+        found = torch.autograd.grad(self.loss(), self.leaves, allow_unused=True)
+        return [_or_zero(one, leaf) for one, leaf in zip(found, self.leaves, strict=True)]
+
+    def hessian_products(self) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+        """v -> H v, H the Hessian of the loss (Pearlmutter 1994: the gradient of <gradient, v>). The gradient's graph
+        is built once."""
+        leaves = self.leaves
+        gradient = torch.autograd.grad(self.loss(), leaves, create_graph=True, allow_unused=True)
+        read = [place for place, one in enumerate(gradient) if one is not None and one.requires_grad]
+
+        def product(vector: Sequence[Tensor]) -> list[Tensor]:
+            dots = [(gradient[place] * vector[place]).sum() for place in read]
+            if not dots:
+                return [torch.zeros_like(leaf) for leaf in leaves]
+            found = torch.autograd.grad(torch.stack(dots).sum(), leaves, retain_graph=True, allow_unused=True)
+            return [_or_zero(one, leaf) for one, leaf in zip(found, leaves, strict=True)]
+
+        return product
+
+    @contextlib.contextmanager
+    def moved(self, by: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, every parameter is its value plus ``by``; after it, the value it had, bit for bit."""
+        before = [leaf.detach().clone() for leaf in self.leaves]
+        try:
+            with torch.no_grad():
+                for leaf, one in zip(self.leaves, by, strict=True):
+                    leaf.add_(one)
+            yield
+        finally:
+            with torch.no_grad():
+                for leaf, one in zip(self.leaves, before, strict=True):
+                    leaf.copy_(one)
+
+    def magnitudes(self) -> list[Tensor]:
+        """abs(theta), element by element: the scale in which a measure does not notice that layers are rescaled."""
+        return [leaf.detach().abs() for leaf in self.leaves]
+
+
+def norm(vector: Sequence[Tensor]) -> float:
+    """The Euclidean norm over all tensors, in float64."""
+    return float(sum(float(one.double().square().sum()) for one in vector)) ** 0.5
+
+
+def _or_zero(one: Tensor | None, leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if one is None else one
