@@ -1,0 +1,150 @@
+"""What recipes ask for: points are ordinary specs, named once, and every cell and claim has points behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer.recipes.command import RECIPES, main
+from trainer.recipes.point import Recipe
+from trainer.spec import load_documents
+
+DATA = Path("nowhere")
+
+
+@pytest.fixture(scope="module", params=[(name, quick) for name in RECIPES for quick in (False, True)], ids=str)
+def recipe(request: pytest.FixtureRequest) -> Recipe:
+    name, quick = request.param
+    return RECIPES[name](DATA, 2, quick)
+
+
+def test_points_are_named_once_and_hashed_apart(recipe: Recipe) -> None:
+    assert len({point.name for point in recipe.points}) == len(recipe.points)
+    assert len({point.key for point in recipe.points}) == len(recipe.points)
+    assert {point.seed for point in recipe.points} == {0, 1}
+
+
+def test_tables_claims_and_published_figures_have_points(recipe: Recipe) -> None:
+    places = {(point.table, point.column, point.row) for point in recipe.points}
+    for table in recipe.tables:
+        rows = {row for name, _, row in places if name == table.points_of}
+        assert rows
+        for column in table.columns:
+            assert any(place[:2] == (table.points_of, column.points) for place in places), (table.name, column)
+        for row, label in table.published:
+            assert row in rows
+            assert label in {column.label for column in table.columns}
+    for claim in recipe.claims:
+        assert sum(claim.decided_by(point) for point in recipe.points) >= 2
+        for row, _ in (claim.left, claim.right):
+            assert (claim.table.partition(":")[0], claim.column, row) in places
+
+
+def test_metrics_that_tables_show_are_measured(recipe: Recipe) -> None:
+    for table in recipe.tables:
+        for column in table.columns:
+            for point in recipe.points:
+                if (point.table, point.column) != (table.points_of, column.points):
+                    continue
+                if column.metric.startswith("bucket_"):
+                    assert "frequency_buckets" in point.job.evaluation.metrics
+                elif column.metric != "rmse":  # which jobs of real values have by themselves
+                    assert column.metric in point.job.evaluation.metrics
+
+
+def test_points_are_written_as_specs_that_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--data", str(tmp_path), "--write", str(tmp_path / "specs"), "--seeds", "1", "--out", str(tmp_path)]
+    assert main(["sse", *asked]) == 0
+    points = RECIPES["sse"](tmp_path, 1, False, rows=tmp_path / "rows").points
+    assert len(list((tmp_path / "specs").iterdir())) == len(points)
+    for point in points:
+        dataset, job = load_documents(tmp_path / "specs" / f"{point.file_name}.yaml")
+        assert (dataset, job) == (point.dataset, point.job)
+
+
+def test_a_list_names_points_and_what_they_decide(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["adamar", "--list", "--part", "amazon_sports_adam/dnn/Adam,amazon_sports_adam/dnn/AdamAR/seed-1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    points = [line for line in lines if not line.startswith("claim ")]
+    assert points == [
+        "amazon_sports_adam/dnn/Adam/seed-0  (claim 1)",
+        "amazon_sports_adam/dnn/Adam/seed-1  (claim 1)",
+        "amazon_sports_adam/dnn/AdamAR/seed-1  (claim 1, 2)",
+        "amazon_sports_adam/dnn/Adam/seed-2  (claim 1)",
+    ]
+    assert "claim 1: DNN: AdamAR's epoch 4 is above Adam's best epoch by 0.012" in lines
+
+
+def test_a_part_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["adamar", "--list", "--part", "amazon_sports/dnn"]) == 1
+    assert "has no such point" in capsys.readouterr().err
+
+
+def test_keys_follow_specs_and_rows_but_not_where_the_rows_are(tmp_path: Path) -> None:
+    for folder, size in (("a", 10), ("b", 10), ("c", 11)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "douban.parquet").write_bytes(b"x" * size)
+
+    def key(folder: str, row: str = "MF") -> str:
+        points = RECIPES["sse"](tmp_path / folder, 1, False).points
+        return next(point.key for point in points if (point.table, point.row) == ("douban", row))
+
+    assert key("a") == key("b")
+    assert key("a") != key("c")
+    assert key("a") != key("a", "Dropout + MF")
+
+
+JOB = """\
+name: ratings
+uri: rows.parquet
+features: {user: {type: id}, item: {type: id}}
+label: %s
+order: at
+---
+spec_version: 1
+name: my-job
+dataset: {name: ratings}
+model: {kind: %s}
+publish: {collection: items, feature: item}
+resources: {num_workers: 2}
+seed: 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "tables"),
+    [
+        ("{column: click}", "dnn", {"lecture": 1, "permuted": 1, "neighbours": 2}),
+        ("{value: rating}", "mf, loss: mse", {"lecture": 1, "permuted": 1, "neighbours": 2}),
+        ("{column: click}", "bpr", {"lecture": 1}),
+        ("{column: click}", "item2vec", {"lecture": 1}),
+        ("{negatives: {of: item}}", "dnn", {"lecture": 1}),
+    ],
+)
+def test_the_lecture_reports_on_any_job(label: str, kind: str, tables: dict[str, int], tmp_path: Path) -> None:
+    """On one rank, unpublished; what its labels do not allow is left out, and the report says why."""
+    (tmp_path / "job.yaml").write_text(
+        JOB.replace("publish", "publish" if kind in ("bpr", "item2vec") else "#") % (label, kind)
+    )
+    dataset, job = load_documents(tmp_path / "job.yaml")
+    assert dataset is not None
+    assert job is not None
+    recipe = RECIPES["lecture"](DATA, 1, False, rows=tmp_path, of=(dataset, job))
+    found: dict[str, int] = {}
+    for point in recipe.points:
+        found[point.table] = found.get(point.table, 0) + 1
+        assert point.job.publish is None
+        assert point.job.resources.num_workers == 1
+        assert point.job.evaluation.training == (len(tables) > 1)
+        assert point.row.startswith("my-job")
+    assert found == tables
+    assert ("Without permuted labels" in recipe.protocol) == (len(tables) == 1)
+    assert bool(recipe.tables) == (len(tables) > 1)
+
+
+def test_a_job_is_given_to_the_lecture_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sse", "--of", str(tmp_path), "--list"]) == 1
+    assert "recipe lecture takes a job" in capsys.readouterr().err
+    assert main(["lecture", "--of", str(tmp_path / "none.yaml"), "--list"]) == 1
+    assert "none.yaml" in capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""The figures of the rff recipe against closed forms and scikit-learn, and its report from vectors that are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+from sklearn.preprocessing import StandardScaler
+
+from trainer.recipes import rff_figures
+from trainer.recipes.rff import features_of, findings
+from trainer.recipes.rff_figures import LabelTask, aligned, directions, macro_f1, products, spread
+
+Array = np.ndarray
+
+
+def rotated_runs(num: int, noise: float, dim: int = 4, count: int = 600) -> list[Array]:
+    """The same vectors under a random rotation each, and noise."""
+    draw = np.random.default_rng(0)
+    base = draw.normal(size=(count, dim))
+    turns = [np.linalg.qr(draw.normal(size=(dim, dim)))[0] for _ in range(num)]
+    return [base @ turn + noise * draw.normal(size=base.shape) for turn in turns]
+
+
+def test_spread_is_one_of_what_is_drawn_anew_and_nothing_of_what_stays() -> None:
+    draw = np.random.default_rng(1)
+    assert spread(draw.normal(size=(10, 4000))) == pytest.approx(1.0, abs=0.02)
+    assert spread(np.broadcast_to(draw.normal(size=50), (3, 50))) == pytest.approx(0.0, abs=1e-12)
+    # Two runs, x and x + 2: variance 2, mean square (1 + 9) / 2.
+    assert spread(np.array([[1.0], [3.0]])) == pytest.approx(2.0 / 5.0)
+
+
+def test_rotations_leave_products_alone_and_alignment_undoes_them() -> None:
+    runs = directions(rotated_runs(4, 0.0))
+    assert spread(runs) > 0.5
+    assert spread(products(runs)) == pytest.approx(0.0, abs=1e-12)
+    assert spread(directions(aligned(list(runs)))) == pytest.approx(0.0, abs=1e-10)
+
+
+def test_products_are_those_of_pairs_of_different_rows() -> None:
+    same = products(np.eye(5)[None])
+    assert same.shape == (1, rff_figures.NUM_PAIRS)
+    assert not same.any()
+
+
+def test_macro_f1_is_scikit_learns() -> None:
+    draw = np.random.default_rng(2)
+    wanted, predicted = draw.integers(5, size=200), draw.integers(4, size=200)
+    assert macro_f1(predicted, wanted) == pytest.approx(f1_score(wanted, predicted, average="macro"))
+
+
+def test_the_task_is_scikit_learns_logistic_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same split, same standardisation, same penalty: the same predictions, but for ties at the boundary."""
+    monkeypatch.setattr(rff_figures, "NUM_STEPS", 3000)
+    draw = np.random.default_rng(3)
+    features = draw.normal(size=(500, 6)) * [1, 2, 3, 4, 5, 6] + 1
+    classes = (features @ draw.normal(size=(6, 3)) + 3 * draw.normal(size=(500, 3))).argmax(axis=1)
+    task = LabelTask(classes)
+    held_out = np.random.Generator(np.random.Philox(0)).random(500) < 0.2
+    scaler = StandardScaler().fit(features[~held_out])
+    theirs = LogisticRegression(max_iter=5000, tol=1e-9).fit(scaler.transform(features[~held_out]), classes[~held_out])
+    accuracy = theirs.score(scaler.transform(features[held_out]), classes[held_out])
+    judged = task.judge([features], lambda rows: rows)
+    assert judged.accuracy[0] == pytest.approx(accuracy, abs=1.01 / held_out.sum())
+    assert judged.frozen == ()
+    assert 0 < task.majority < accuracy
+
+
+def test_phi_has_unit_rows_of_the_dimension_that_is_asked_for() -> None:
+    phi = features_of(8, 8, 1.0)(np.random.default_rng(4).normal(size=(20, 8)))
+    assert phi.shape == (20, 8)
+    assert np.linalg.norm(phi, axis=1) == pytest.approx(np.ones(20), rel=1e-5)
+
+
+def kept_runs(noise: float) -> tuple[dict[int, dict[str, Array]], list[dict[str, Any]], dict[int, str]]:
+    runs = rotated_runs(3, noise)
+    classes = {item: f"class {int(np.argmax(row))}" for item, row in enumerate(runs[0])}
+    kept = {
+        seed: {"ids": np.arange(len(rows)), "steps": np.array([5, 10]), "vectors": np.stack([rows / 2, rows])}
+        for seed, rows in enumerate(runs)
+    }
+    record = {
+        "key": "k", "finished_at": "2026-01-02T03:04:05Z", "packages": {}, "git_commit": None, "command": "x",
+        "machine": "m", "seconds": 1.0, "measured": {"steps_per_epoch": 5},
+    }  # fmt: skip
+    return kept, [record], classes
+
+
+def test_a_report_tells_rotations_from_noise() -> None:
+    """Vectors that are only turned: refitted consumers do not notice, a frozen one does until they are aligned. Vectors
+    of noise: no claim holds."""
+    runs, records, classes = kept_runs(0.0)
+    found = findings({4: (runs, records)}, classes, 4, is_published=False)
+    assert [section.name for section in found.sections] == ["task1", "growth", "sensitivity"]
+    assert [claim[0] for claim in found.claims] == ["holds", "holds"]
+    lines = {line[0]: line for line in found.sections[0].lines}
+    assert lines["h_4"][1].endswith("(0.00)") or float(lines["h_4"][1].split("(")[1][:-1]) < 1.0
+    assert float(lines["h_4, aligned"][5].split()[0]) > float(lines["h_4"][5].split()[0]) + 20
+    assert [line[0] for line in found.sections[1].lines] == ["1", "2"]
+    runs, records, classes = kept_runs(50.0)
+    assert [claim[0] for claim in findings({4: (runs, records)}, classes, 4, is_published=False).claims] == [
+        "does not hold", "does not hold",
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Recipes: the papers' tables as grids of ordinary jobs, run, resumed, and reported beside the published figures."""

@@ -1,0 +1,65 @@
+"""What recipes measure of a trained model before its run directory goes: figures for the record, arrays in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.checkpoint import Checkpoint, checkpoints_in, latest_valid
+from trainer.data import PreparedData
+from trainer.read_tables import read_rows
+from trainer.rundir import Run
+
+FIRST_LIVE_ROW = 2
+After = Callable[[Run, Path], dict[str, Any]]
+"""``after(run, file of arrays)``: figures that JSON can hold."""
+
+
+def item_vectors(run: Run, kept: Path) -> dict[str, Any]:
+    """The item table as of every checkpoint that the run kept: ``ids`` int64 [n], ``steps`` int64 [s] ascending,
+    ``vectors`` float32 [s, n, dim]. Figures: ``steps_per_epoch``."""
+    data = PreparedData.open(run.data)
+    table = next(key.table for key in data.keys if key.name == "item")
+    dim = run.job.model.embedding_dim
+    taken = [Checkpoint(path) for path in reversed(checkpoints_in(run.checkpoints))]
+    vectors = [
+        np.concatenate([rows.float().numpy() for _, rows in read_rows(run.job, checkpoint, table)])
+        for checkpoint in taken
+    ]
+    np.savez(
+        kept,
+        ids=np.asarray(data.vocabulary(table)),
+        steps=np.array([checkpoint.step for checkpoint in taken]),
+        vectors=np.stack([rows[FIRST_LIVE_ROW:, :dim] for rows in vectors]),
+    )
+    return {"steps_per_epoch": data.steps_per_epoch}
+
+
+def generalization(run: Run, kept: Path) -> dict[str, Any]:
+    """All of :mod:`trainer.generalization.measures`; arrays as :func:`outputs`."""
+    from trainer.generalization.measures import measures
+
+    return measures(_kept(run, kept))
+
+
+def outputs(run: Run, kept: Path) -> dict[str, Any]:
+    """Arrays alone: what uniform stability compares (:func:`trainer.generalization.subject.arrays_of`)."""
+    _kept(run, kept)
+    return {}
+
+
+def _kept(run: Run, kept: Path) -> Any:
+    from trainer.generalization.subject import Subject, keep
+
+    checkpoint = latest_valid(run.checkpoints)
+    assert checkpoint is not None
+    subject = Subject(run, checkpoint)
+    keep(kept, subject)
+    return subject
+
+
+AFTER: dict[str, After] = {"item_vectors": item_vectors, "generalization": generalization, "outputs": outputs}
+"""By the name that a point has for it."""

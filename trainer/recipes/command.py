@@ -1,0 +1,132 @@
+"""``evenkeel recipe NAME``: a paper's table, run on this machine and reported beside the published figures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.data.errors import DataError
+from trainer.failures import ResourceError
+from trainer.recipes import adamar, dropout, lecture, rff, sse
+from trainer.recipes.point import Recipe
+from trainer.recipes.quick_data import write_quick_data
+from trainer.rundir import read_run
+from trainer.spec import DatasetSpec, JobSpec
+from trainer.train import read_spec
+
+RECIPES: dict[str, Callable[..., Recipe]] = {
+    "adamar": adamar.recipe,
+    "sse": sse.recipe,
+    "dropout": dropout.recipe,
+    "rff": rff.recipe,
+    "lecture": lecture.recipe,
+}
+"""``recipe(data, seeds, quick)``; those of MAKE_ROWS take the folder ``rows`` of files that they write."""
+MAKE_ROWS = ("lecture", "sse")
+DATA = Path("../shared/data")
+SEEDS = {"rff": 10}
+"""Where it is not 3: the paper's variances are of ten runs."""
+QUICK_SEEDS = {"rff": 3}
+"""Where it is not 1."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: every point ended well and every claim that could be judged holds; 1: not so, or bad arguments."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(arguments)
+    command = shlex.join(["evenkeel", "recipe", *arguments])
+    try:
+        return _run(options, command)
+    except (ValueError, OSError, DataError, ResourceError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="evenkeel recipe", description=__doc__)
+    parser.add_argument("name", choices=sorted(RECIPES), metavar="NAME", help=", ".join(RECIPES))
+    of = "lecture: the job to report on, as a YAML file with a dataset and a job, or as a run directory"
+    parser.add_argument("--of", metavar="SPEC", help=of)
+    parser.add_argument("--data", type=Path, default=DATA, help=f"folder of the real data sets (default: {DATA})")
+    parser.add_argument("--out", type=Path, help="where results are kept (default: EVENKEEL_HOME/recipes/NAME)")
+    parser.add_argument("--seeds", type=int, help="seeds 0 .. N-1 (default: 3, of rff 10; with --quick 1, of rff 3)")
+    parser.add_argument("--part", metavar="FILTER", help="only points of these names: globs, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="the small form, on generated rows: seconds for a point")
+    parser.add_argument("--here", action="store_true", help="in this process, one point after the other, without Ray")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="points at a time (default: cores)")
+    parser.add_argument("--list", action="store_true", help="print the points and what they decide; run nothing")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="write each point as a spec; run nothing")
+    parser.add_argument("--report", action="store_true", help="report what has ended so far; run nothing")
+    return parser
+
+
+def _job(path: Path) -> tuple[DatasetSpec, JobSpec]:
+    """Of a file of specs or of a run directory. Raises ValueError, OSError."""
+    if path.is_dir():
+        run = read_run(path)
+        return run.dataset, run.job
+    return read_spec(path)
+
+
+def _run(options: argparse.Namespace, command: str) -> int:
+    default = QUICK_SEEDS.get(options.name, 1) if options.quick else SEEDS.get(options.name, 3)
+    seeds = default if options.seeds is None else options.seeds
+    if options.workers < 1 or seeds < 1:
+        raise ValueError("--seeds and --workers: at least 1")
+    home = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"))
+    out = (options.out or home / "recipes" / (options.name + ("-quick" if options.quick else ""))).resolve()
+    data = out / "data" if options.quick else options.data.resolve()
+    if options.quick:
+        write_quick_data(data)
+    more: dict[str, Any] = {"rows": out / "rows"} if options.name in MAKE_ROWS else {}
+    if options.of is not None:
+        if options.name != "lecture" or options.quick:
+            raise ValueError("--of: recipe lecture takes a job, without --quick; others bring theirs")
+        more["of"] = _job(Path(options.of))
+    recipe = RECIPES[options.name](data, seeds, options.quick, **more)
+    points = recipe.part(options.part)
+    if options.list:
+        for point in points:
+            decides = [str(n) for n, claim in enumerate(recipe.claims, 1) if claim.decided_by(point)]
+            print(point.name + (f"  (claim {', '.join(decides)})" if decides else ""))
+        for number, claim in enumerate(recipe.claims, 1):
+            print(f"claim {number}: {claim.text}")
+        return 0
+    if options.write is not None:
+        options.write.mkdir(parents=True, exist_ok=True)
+        for point in points:
+            (options.write / f"{point.file_name}.yaml").write_text(point.as_yaml(), "utf-8")
+        print(f"{len(points)} specs in {options.write}")
+        return 0
+
+    if recipe.prepare is not None:
+        recipe.prepare()
+    from trainer.recipes.grid import run_grid
+    from trainer.recipes.run_point import Stopped, read_record
+
+    if options.report:
+        records = [record for point in points if (record := read_record(point, out)) is not None]
+    else:
+        try:
+            records = run_grid(points, out, here=options.here, workers=options.workers, command=command)
+        except (Stopped, KeyboardInterrupt):
+            print("stopped; the same command goes on from here", file=sys.stderr)
+            return 130
+    from trainer.recipes.report import write_report
+
+    report = write_report(recipe, points, records, out)
+    print(report.markdown)
+    print(f"\nreport: {report.page}")
+    return 0 if report.good else 1
+
+
+if __name__ == "__main__":
+    code = main()
+    from trainer.on_host import leave
+
+    leave(code)

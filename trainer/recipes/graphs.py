@@ -1,0 +1,67 @@
+"""Edges between movies for SSE-Graph: shared genres, shared words of the title; and between items of a cluster."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+MAX_TITLES = 20
+"""A word of more titles than this says little of any two of them."""
+MIN_LETTERS = 4
+Edges = set[tuple[int, int]]
+
+
+def genre_edges(genres: Mapping[int, str]) -> Edges:
+    """Of movies with ``A|B|..`` each: pairs with at least two genres in common, or with the same ones."""
+    by_set: dict[frozenset[str], list[int]] = {}
+    for movie, text in genres.items():
+        by_set.setdefault(frozenset(text.split("|")), []).append(movie)
+    found: Edges = set()
+    for left, right in itertools.combinations_with_replacement(by_set, 2):
+        if left == right:
+            found.update(itertools.combinations(sorted(by_set[left]), 2))
+        elif len(left & right) >= 2:
+            found.update(_ordered(pair) for pair in itertools.product(by_set[left], by_set[right]))
+    return found
+
+
+def title_edges(titles: Mapping[int, str]) -> Edges:
+    """Pairs that share a word of at least MIN_LETTERS letters that stands in at most MAX_TITLES titles; the year in
+    brackets is no word."""
+    having: dict[str, set[int]] = {}
+    for movie, title in titles.items():
+        for word in re.findall(rf"[^\W\d_]{{{MIN_LETTERS},}}", title.lower()):
+            having.setdefault(word, set()).add(movie)
+    return _within(movies for movies in having.values() if len(movies) <= MAX_TITLES)
+
+
+def cluster_edges(clusters: Mapping[int, int]) -> Edges:
+    """All pairs of one cluster."""
+    members: dict[int, list[int]] = {}
+    for item, cluster in clusters.items():
+        members.setdefault(cluster, []).append(item)
+    return _within(members.values())
+
+
+def write_edges(edges: Edges, path: Path) -> None:
+    """``source``, ``target``, each edge once, sorted."""
+    pairs = sorted(edges)
+    table = pa.table({name: pa.array([pair[end] for pair in pairs], pa.int64())
+                      for end, name in enumerate(("source", "target"))})  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}")
+    pq.write_table(table, part)
+    part.rename(path)
+
+
+def _within(groups: Iterable[Iterable[int]]) -> Edges:
+    return {pair for group in groups for pair in itertools.combinations(sorted(group), 2)}
+
+
+def _ordered(pair: Sequence[int]) -> tuple[int, int]:
+    return min(pair), max(pair)

@@ -1,0 +1,315 @@
+"""``rff``: item vectors of repeated runs, raw and as random Fourier features, before a genre task (Xu et al., Some
+Practical Concerns and Solutions for Using Pretrained Representation, table 1, task 1; figures 1, A.3 and A.4)."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from embeddings.rff import RandomFourierFeatures
+from embeddings.vectors import Array
+from trainer.recipes import documents, published
+from trainer.recipes.layout import NOT_RUN, facts
+from trainer.recipes.point import Point, Recipe
+from trainer.recipes.quick_data import TASTE_CLASSES, write_tastes
+from trainer.recipes.rff_figures import Features, Judged, LabelTask, aligned, directions, products, spread
+from trainer.recipes.run_point import kept_path
+from trainer.recipes.section import Findings, Panel, Section
+
+DIMS = (16, 32, 64)
+MAIN_DIM = 32
+QUICK_DIM = 8
+VARIANCES = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""sigma_Q^2 of figure A.4, and that of the standard Gaussian of table 1."""
+STEPS_PER_EPOCH = 242
+"""988,129 training rows by 4096: a checkpoint after each epoch."""
+EPOCHS = 8
+PRODUCTS = "<h, h'>"
+Runs = dict[int, dict[str, Array]]
+"""What was kept of each run, by seed."""
+
+
+def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
+    """``seeds`` independent runs of item2vec for each dimension; ``quick``: of one, on generated tastes."""
+    if quick:
+        tastes = data / "tastes.parquet"
+        of = documents.dataset("tastes", tastes, {"rule": "rating >= 1"}, order="pos")
+        points = [
+            _point(of, QUICK_DIM, seed, batch_size=256, epochs=4, every_steps=43, rate=0.01) for seed in range(seeds)
+        ]
+        prepare = lambda: write_tastes(tastes)  # noqa: E731
+    else:
+        of = documents.dataset("ml1m_sequences", data / "ml1m.parquet", {"rule": "rating >= 1"}, order="pos")
+        points = [
+            _point(of, dim, seed, batch_size=4096, epochs=EPOCHS, every_steps=STEPS_PER_EPOCH)
+            for dim in (MAIN_DIM, *(dim for dim in DIMS if dim != MAIN_DIM))
+            for seed in range(seeds)
+        ]
+        prepare = None
+
+    def findings_of(of_recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -> Findings:
+        by_dim: dict[int, tuple[Runs, list[dict[str, Any]]]] = {}
+        for point in of_recipe.points:
+            record = records.get(point.key)
+            if record is None or record["state"] != "done":
+                continue
+            runs, behind = by_dim.setdefault(point.job.model.embedding_dim, ({}, []))
+            with np.load(kept_path(point, out)) as file:
+                runs[point.seed] = {name: file[name] for name in file.files}
+            behind.append(record)
+        classes = TASTE_CLASSES if quick else _first_genres(data / "ml1m_movies.parquet")
+        return findings(by_dim, classes, QUICK_DIM if quick else MAIN_DIM, is_published=not quick)
+
+    return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, tuple(points), (), (), prepare, findings_of)
+
+
+def _point(
+    of: Any, dim: int, seed: int, *, batch_size: int, epochs: int, every_steps: int, rate: float = 0.002
+) -> Point:
+    spec = documents.job(
+        f"rff item2vec {dim}",
+        of,
+        model={
+            "kind": "item2vec", "embedding_dim": dim, "window": 3, "negatives": 3, "init": {"kind": "hash", "std": 0.1},
+        },
+        optimizer={"kind": "adam", "learning_rate": rate, "moments": "dense"},
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        evaluation=documents.LAST_ITEMS | {"metrics": ["hit_rate_10"]},
+        checkpoint={"every_steps": every_steps, "keep_last": 2 * epochs},
+    )  # fmt: skip
+    return Point("item2vec", f"d{dim}", "item2vec", of, spec, after="item_vectors")
+
+
+def _first_genres(movies: Path) -> dict[int, str]:
+    table = pq.read_table(movies, columns=["item", "genres"])
+    pairs = zip(table["item"].to_pylist(), table["genres"].to_pylist(), strict=True)
+    return {item: genres.partition("|")[0] for item, genres in pairs}
+
+
+def findings(
+    by_dim: Mapping[int, tuple[Runs, list[dict[str, Any]]]],
+    classes: Mapping[int, str],
+    main_dim: int,
+    *,
+    is_published: bool,
+) -> Findings:
+    """The sections and claims of what has ended: (what runs kept, their records) by dimension."""
+    found, claims = [], []
+    if main_dim in by_dim:
+        runs, behind = by_dim[main_dim]
+        section, judged = _table(runs, classes, main_dim, behind, is_published=is_published)
+        found.append(section)
+        growth, shares = _growth(runs, behind)
+        found += growth
+        claims += _claims(judged, shares, main_dim, is_published=is_published)
+    if by_dim:
+        found.append(_sensitivity(by_dim, classes))
+    return Findings(tuple(found), tuple(claims))
+
+
+def _vectors(runs: Runs, classes: Mapping[int, str]) -> tuple[list[Array], Array]:
+    """(vectors [n, d] of each run after its last step, classes [n]) of the items that have one."""
+    ids = next(iter(runs.values()))["ids"].tolist()
+    rows = [row for row, item in enumerate(ids) if item in classes]
+    return [kept["vectors"][-1][rows] for _, kept in sorted(runs.items())], np.array(
+        [classes[ids[row]] for row in rows]
+    )
+
+
+def features_of(dim_in: int, dim: int, sigma: float) -> Features:
+    """phi of the paper: Gaussian frequencies, drawn once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # phi of the vectors' own dim has half as many directions: the paper's
+        view = RandomFourierFeatures(dim_in, dim, sigma, 0, "gaussian")
+    return view.transform
+
+
+def _unit(vectors: Array) -> Array:
+    return directions([vectors])[0]
+
+
+def _table(
+    runs: Runs, classes: Mapping[int, str], dim: int, behind: Sequence[dict[str, Any]], *, is_published: bool
+) -> tuple[Section, dict[str, Judged]]:
+    vectors, labels = _vectors(runs, classes)
+    task = LabelTask(labels)
+    turned = aligned(vectors) if len(vectors) > 1 else vectors
+    rows: dict[str, tuple[Sequence[Array], Features]] = {
+        f"h_{dim}": (vectors, _unit),
+        f"avg(h_{dim})": ([np.mean(directions(vectors), axis=0)], _unit),
+        f"phi_{dim}": (vectors, features_of(dim, dim, 1.0)),
+        f"phi_{2 * dim}": (vectors, features_of(dim, 2 * dim, 1.0)),
+        f"h_{dim}, aligned": (turned, _unit),
+        f"avg(h_{dim}), aligned": ([np.mean(directions(turned), axis=0)], _unit),
+        f"phi_{dim}, aligned": (turned, features_of(dim, dim, 1.0)),
+        f"phi_{2 * dim}, aligned": (turned, features_of(dim, 2 * dim, 1.0)),
+    }
+    judged = {name: task.judge(of_runs, features) for name, (of_runs, features) in rows.items()}
+    lines = []
+    for name, one in judged.items():
+        theirs = published.RFF_TASK_1.get(name, ("", "")) if is_published else ("", "")
+        lines.append((name, _percent(one.accuracy), theirs[0], _percent(one.f1), theirs[1], _percent(one.frozen)))
+    return Section(
+        "task1",
+        f"Task 1: the class of an item from its vector, dimension {dim}, {len(vectors)} runs",
+        ("features", "accuracy (sd)", "published", "macro F1 (sd)", "published", "fitted on run 0 alone (sd)"),
+        tuple(lines),
+        (
+            f"{len(labels)} items, {task.num_held_out} of them held out; the most frequent class is right on "
+            f"{100 * task.majority:.2f} %. In per cent, mean and standard deviation over runs.",
+            "The last column is no part of the paper's table: a consumer that was fitted on the first run and reads "
+            "the vectors of the others, as a downstream model does between its own retrains.",
+            facts(behind),
+        ),
+    ), judged  # fmt: skip
+
+
+def _growth(runs: Runs, behind: Sequence[dict[str, Any]]) -> tuple[list[Section], dict[str, float]]:
+    """Figure 1c and 1d: variance over runs as training goes on; [] for a single run. And the shares at the end."""
+    if len(runs) < 2:
+        return [], {}
+    kept = [one for _, one in sorted(runs.items())]
+    # A run that was stopped and gone on with has a checkpoint more.
+    steps = sorted(set.intersection(*(set(one["steps"].tolist()) for one in kept)))
+    per_epoch = behind[0]["measured"]["steps_per_epoch"]
+    dim = kept[0]["vectors"].shape[-1]
+    curves: dict[str, list[tuple[float, float]]] = {}
+    lines = []
+    for step in steps:
+        raw = np.stack([one["vectors"][one["steps"].tolist().index(step)] for one in kept]).astype(np.float64)
+        unit = directions(list(raw))
+        turned = directions(aligned(list(unit)))
+        phi = np.stack([features_of(dim, 2 * dim, 1.0)(rows) for rows in unit])
+        figures = {
+            "variance of a coordinate of h": float(raw.var(axis=0, ddof=1).mean()),
+            "h": spread(unit),
+            PRODUCTS: spread(products(unit)),
+            f"phi_{2 * dim}": spread(phi.astype(np.float64)),
+            "h, aligned": spread(turned),
+        }
+        epoch = step / per_epoch
+        for name, value in figures.items():
+            curves.setdefault(name, []).append((epoch, value))
+        lines.append((f"{epoch:.3g}", *(f"{value:.4f}" for value in figures.values())))
+    shares = {name: curve[-1][1] for name, curve in curves.items()}
+    raw_name = "variance of a coordinate of h"
+    panels = (
+        Panel("raw vectors", "epoch", raw_name, {"h": curves.pop(raw_name)}),
+        Panel("directions", "epoch", "variance over runs / mean square", curves),
+    )
+    return [
+        Section(
+            "growth",
+            "Variance over runs, as training goes on (figures 1c, 1d)",
+            ("epoch", *shares),
+            tuple(lines),
+            (
+                "All but the first figure are of unit vectors, as a share of the mean square: 1 is what every run "
+                "draws anew, 0 what is the same in each.",
+            ),
+            panels,
+        )
+    ], shares
+
+
+def _sensitivity(
+    by_dim: Mapping[int, tuple[Runs, list[dict[str, Any]]]], classes: Mapping[int, str]
+) -> Section:  # fmt: skip
+    """Figures A.3 and A.4."""
+    lines, behind = [], []
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for dim, (runs, records) in sorted(by_dim.items()):
+        vectors, labels = _vectors(runs, classes)
+        task = LabelTask(labels)
+        cells = [_percent(task.judge(vectors, _unit, frozen=False).accuracy)]
+        for times in (1, 2):
+            for variance in VARIANCES if times == 1 else VARIANCES[-1:]:
+                features = features_of(dim, times * dim, float(np.sqrt(variance)))
+                accuracy = task.judge(vectors, features, frozen=False).accuracy
+                cells.append(_percent(accuracy))
+                if times == 1:
+                    curves.setdefault(f"d = {dim}", []).append((variance, 100 * statistics.fmean(accuracy)))
+        lines.append((str(dim), str(len(vectors)), *cells))
+        behind += records
+    return Section(
+        "sensitivity",
+        "Sensitivity to d and sigma_Q^2: accuracy of task 1 (figures A.3, A.4)",
+        ("d", "runs", "h_d", *(f"phi_d, {variance:g}" for variance in VARIANCES), "phi_2d, 1"),
+        tuple(lines),
+        ("Published as charts alone: phi_d above h_d, phi_2d above phi_d, and flat in sigma_Q.", facts(behind)),
+        (Panel("phi_d", "sigma_Q^2", "accuracy, per cent", curves),),
+    )
+
+
+def _claims(
+    judged: Mapping[str, Judged], shares: Mapping[str, float], dim: int, *, is_published: bool
+) -> list[tuple[str, str, str]]:
+    found = []
+    if shares:
+        found.append(
+            _claim(
+                "directions are drawn anew by every run, their products are not: products vary less than half as much",
+                shares[PRODUCTS] < 0.5 * shares["h"],
+                f"{shares[PRODUCTS]:.3f} of their mean square, coordinates {shares['h']:.3f}",
+            )
+        )
+        plain, turned = judged[f"h_{dim}"], judged[f"h_{dim}, aligned"]
+        kept, lost = (statistics.fmean(one.frozen) / statistics.fmean(one.accuracy) for one in (turned, plain))
+        found.append(
+            _claim(
+                "a consumer fitted on one run keeps nine tenths of its accuracy on aligned vectors of the others, and "
+                "not on vectors as they are",
+                kept >= 0.9 > lost,
+                f"{100 * kept:.0f} % aligned, {100 * lost:.0f} % as they are",
+            )
+        )
+    if shares and is_published:
+        first, second = (statistics.stdev(judged[name].accuracy) for name in (f"h_{dim}", f"phi_{dim}"))
+        found.append(
+            _claim(
+                f"published: phi_{dim} has a tenth of the standard deviation of h_{dim}",
+                second <= 0.1 * first,
+                f"{100 * second:.2f} against {100 * first:.2f} per cent",
+            )
+        )
+        wide, plain_accuracy = (statistics.fmean(judged[name].accuracy) for name in (f"phi_{2 * dim}", f"h_{dim}"))
+        found.append(
+            _claim(
+                f"published: phi_{2 * dim} is far above h_{dim} (+20.95)",
+                wide >= plain_accuracy + 0.1,
+                f"{100 * (wide - plain_accuracy):+.2f} per cent",
+            )
+        )
+    return found
+
+
+def _claim(text: str, holds: bool, measured: str) -> tuple[str, str, str]:
+    return ("holds" if holds else "does not hold", text, measured)
+
+
+def _percent(values: Sequence[float]) -> str:
+    if not values:
+        return NOT_RUN
+    mean = f"{100 * statistics.fmean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ({100 * statistics.stdev(values):.2f})"
+
+
+_TITLE = "Random Fourier features of item vectors, before a downstream task"
+_SOURCE = (
+    "Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation, table 1, figures 1, A.3, A.4"
+)
+_PROTOCOL = f"""\
+item2vec (window 3, 3 negatives, Adam of rate .002, {EPOCHS} epochs of batches of 4096) on each user's movies in order,
+in runs that differ in their seed alone. Class of a movie: the first of its genres, 18 in all; a multinomial logistic
+regression with scikit-learn's penalty on standardised features, four fifths of the movies to fit, one to judge.
+Features: unit vectors, or phi of them with Gaussian frequencies of variance 1, drawn once. The paper does not say which
+of a movie's genres counts (half of the movies have several), trains at rate .001 with weight decay 1e-4 until the loss
+stops falling, and does not say its batch size."""

@@ -1,0 +1,112 @@
+"""What the ``rff`` recipe computes of the item vectors of several runs: variances, a genre task, frozen consumers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embeddings.align import procrustes, rotate
+from embeddings.canary import fit
+from embeddings.vectors import Array, unit_rows
+
+NUM_STEPS = 300
+"""Of the regression: more change the third decimal of an accuracy."""
+NUM_PAIRS = 20_000
+Features = Callable[[Array], Array]
+"""From vectors [n, d] to what a consumer reads, [n, k]."""
+
+
+def directions(runs: Sequence[Array]) -> Array:
+    """Unit rows [runs, n, d] of vectors [n, d] each."""
+    return np.stack([unit_rows(vectors)[0] for vectors in runs])
+
+
+def spread(runs: Array) -> float:
+    """Mean over all numbers [runs, ...] of their variance over runs (n - 1), as a share of their mean square: 1 for
+    numbers of mean 0 that every run draws anew, 0 for numbers that are the same in each."""
+    return float(runs.var(axis=0, ddof=1).mean() / np.square(runs).mean())
+
+
+def products(runs: Array, seed: int = 0) -> Array:
+    """<h_i, h_j> of random pairs i != j, the same in every run: [runs, pairs] of rows [runs, n, d]."""
+    draw = np.random.Generator(np.random.Philox(seed))
+    count = runs.shape[1]
+    left = draw.integers(count, size=NUM_PAIRS)
+    right = (left + draw.integers(1, count, size=NUM_PAIRS)) % count
+    dots: Array = np.einsum("rpd,rpd->rp", runs[:, left], runs[:, right])
+    return dots
+
+
+def macro_f1(predicted: Array, wanted: Array) -> float:
+    """Mean over the classes that occur in ``wanted`` or ``predicted`` of 2 TP / (2 TP + FP + FN)."""
+    scores = []
+    for one in np.union1d(predicted, wanted):
+        right = int(((predicted == one) & (wanted == one)).sum())
+        scores.append(2 * right / int((predicted == one).sum() + (wanted == one).sum()))
+    return statistics.fmean(scores)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Accuracy and macro F1 of each run, and of the consumer of run 0 on the other runs (accuracy)."""
+
+    accuracy: tuple[float, ...]
+    f1: tuple[float, ...]
+    frozen: tuple[float, ...]
+
+
+class LabelTask:
+    """Items with a class each, int [n], split once into four fifths to fit a multinomial logistic regression on and one
+    fifth to judge it by. Features are standardised; the penalty is scikit-learn's default, 1 / (2 n) |W|^2."""
+
+    def __init__(self, classes: Array, seed: int = 0):
+        names, self._classes = np.unique(classes, return_inverse=True)
+        self._num_classes = len(names)
+        self._held_out = np.random.Generator(np.random.Philox(seed)).random(len(classes)) < 0.2
+        wanted = self._classes[self._held_out]
+        self.majority = float((wanted == np.bincount(self._classes[~self._held_out]).argmax()).mean())
+        self.num_held_out = len(wanted)
+
+    def judge(self, runs: Sequence[Array], features: Features, *, frozen: bool = True) -> Judged:
+        """Of a consumer for each run, fitted anew on its vectors; and where ``frozen`` of that of the first run on the
+        vectors of the others."""
+        accuracy, f1, kept = [], [], []
+        wanted = self._classes[self._held_out]
+        first: Callable[[Array], Array] | None = None
+        for vectors in runs:
+            read = features(vectors).astype(np.float64)
+            predict = self._fitted(read)
+            predicted = predict(read)
+            accuracy.append(float((predicted == wanted).mean()))
+            f1.append(macro_f1(predicted, wanted))
+            if first is None:
+                first = predict
+            elif frozen:
+                kept.append(float((first(read) == wanted).mean()))
+        return Judged(tuple(accuracy), tuple(f1), tuple(kept))
+
+    def _fitted(self, read: Array) -> Callable[[Array], Array]:
+        """Classes of the held-out items, by what was fitted on the others."""
+        known = read[~self._held_out]
+        mean, scale = known.mean(axis=0), known.std(axis=0) + 1e-9
+        weights = fit(
+            (known - mean) / scale,
+            self._classes[~self._held_out],
+            self._num_classes,
+            l2=1.0 / len(known),
+            num_steps=NUM_STEPS,
+        )
+
+        def predict(rows: Array) -> Array:
+            codes: Array = (((rows[self._held_out] - mean) / scale) @ weights[:-1] + weights[-1]).argmax(axis=1)
+            return codes
+
+        return predict
+
+
+def aligned(runs: Sequence[Array]) -> list[Array]:
+    """Every run turned onto the first by orthogonal Procrustes."""
+    return [runs[0], *(rotate(vectors, procrustes(vectors, runs[0])) for vectors in runs[1:])]

@@ -1,0 +1,337 @@
+"""``sse``: Stochastic Shared Embeddings in their native settings (Wu et al. 2019, tables 1 to 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trainer.recipes import documents, graphs, published
+from trainer.recipes.figures import Figures
+from trainer.recipes.point import Claim, Column, Point, Recipe, Table
+from trainer.recipes.section import Findings
+from trainer.recipes.speed import speed
+from trainer.spec import DatasetSpec
+
+FEW = {"early_stopping": {"patience": 3}}
+
+
+def both(probability: float) -> dict[str, Any]:
+    """SSE-SE on both tables."""
+    return {"user": {"probability": probability}, "item": {"probability": probability}}
+
+
+def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
+    """MF, BPR and SASRec with and without SSE; ``quick``: MF on a small log of our own. ``rows``: the folder of graphs
+    of movies."""
+    if quick:
+        return _quick(data, seeds, rows)
+    parts = (_ml1m, partial(_movies, rows), partial(_few, rows), _douban, _epinions, _bpr, _gowalla, _sasrec, _beauty)
+    points = [point for seed in range(seeds) for part in parts for point in part(data, seed)]
+    prepare = partial(_write, data, rows)
+    return Recipe("sse", _TITLE, _SOURCE, _PROTOCOL, tuple(points), _TABLES, _CLAIMS, prepare, _findings)
+
+
+def _mf(
+    table: str, row: str, of: DatasetSpec, seed: int, dim: int, l2: float, evaluation: dict[str, Any],
+    sse: dict[str, Any] | None = None, rate: float = 0.01, batch_size: int = 256, epochs: int = 60, biases: bool = True,
+    **regularizers: Any,
+) -> Point:  # fmt: skip
+    """SGD-MF as the paper writes it, p <- p + rate (e q - l2 p) for each rating. A step is the mean over its batch of
+    the gradient of e^2 + l2 |p|^2, so that its rate is that of a rating times half the batch."""
+    spec = documents.job(
+        f"{table} {row}",
+        of,
+        model={
+            "kind": "mf",
+            "embedding_dim": dim,
+            "loss": "mse",
+            "init": {"kind": "hash", "std": 0.1},
+            "biases": biases,
+        },
+        optimizer={"kind": "sgd", "learning_rate": rate * batch_size / 2},
+        regularizers={"l2": l2, **FEW, **regularizers},
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        evaluation=evaluation,
+        **({"sse": sse} if sse else {}),
+    )
+    return Point(table, "mf", row, of, spec)
+
+
+DROP: dict[str, Any] = {"dropout": 0.1, "dropout_layers": "embeddings"}
+Variants = tuple[tuple[str, dict[str, Any] | None, dict[str, Any]], ...]
+"""(row, SSE, what else it asks for)."""
+
+
+def _ml1m(data: Path, seed: int) -> Iterator[Point]:
+    of = documents.dataset("ml1m_ratings", data / "ml1m.parquet", {"value": "rating"})
+    variants: Variants = (
+        ("MF", None, {}),
+        ("Dropout + MF", None, DROP),
+        ("SSE-SE + MF", both(0.005), {}),
+    )
+    for row, sse, more in variants:
+        yield _mf("ml1m", row, of, seed, 100, 0.1, documents.RANDOM, sse, **more)
+
+
+def _movie_graphs(rows: Path) -> dict[str, Any]:
+    return {
+        name: {"uri": str(rows / f"ml1m_{name}.parquet"), "source": "source", "target": "target", "of": "item"}
+        for name in ("genres", "titles")
+    }
+
+
+def _movies(rows: Path, data: Path, seed: int) -> Iterator[Point]:
+    """SSE-Graph by what the movies themselves share; the paper's graph is of their cast."""
+    of = documents.dataset("ml1m_ratings", data / "ml1m.parquet", {"value": "rating"}, graphs=_movie_graphs(rows))
+    for name in ("genres", "titles"):
+        yield _mf("ml1m", f"SSE-Graph ({name}) + MF", of, seed, 100, 0.1, documents.RANDOM, _by_graph(name))
+
+
+def _by_graph(name: str) -> dict[str, Any]:
+    return both(0.005) | {"item": {"probability": 0.005, "graph": name, "rho": 200}}
+
+
+def _few(rows: Path, data: Path, seed: int) -> Iterator[Point]:
+    """Table 1's own rows: users with fewer than 60 ratings."""
+    few = rows / "ml1m_few.parquet"
+    plain = documents.dataset("ml1m_few", few, {"value": "rating"})
+    of = documents.dataset("ml1m_few", few, {"value": "rating"}, graphs=_movie_graphs(rows))
+    laplacian: dict[str, Any] = {"laplacian": {"feature": "item", "graph": "genres", "strength": 0.01}}
+    yield _mf("ml1m_few", "MF", plain, seed, 10, 0.1, documents.RANDOM)
+    yield _mf("ml1m_few", "Graph Laplacian + MF", of, seed, 10, 0.1, documents.RANDOM, **laplacian)
+    yield _mf("ml1m_few", "SSE-SE + MF", plain, seed, 10, 0.1, documents.RANDOM, both(0.005))
+    # Of products alone a row that is seldom trained has not learned even the mean, which rows swapped for it tell it.
+    for row, sse in (("MF", None), ("SSE-SE + MF", both(0.005)), ("SSE-SE (p .05) + MF", both(0.05))):
+        yield _mf("ml1m_few", f"{row}, no biases", plain, seed, 10, 0.1, documents.RANDOM, sse, biases=False)
+    for name in ("genres", "titles"):
+        yield _mf("ml1m_few", f"SSE-Graph ({name}) + MF", of, seed, 10, 0.1, documents.RANDOM, _by_graph(name))
+
+
+def _write(data: Path, rows: Path) -> None:
+    """The graphs of movies, and the rows of users with few ratings; what is there already stays."""
+    edges = {"genres": graphs.genre_edges, "titles": graphs.title_edges}
+    columns = {"genres": "genres", "titles": "title"}
+    for name, path in ((name, rows / f"ml1m_{name}.parquet") for name in edges):
+        if not path.exists():
+            table = pq.read_table(data / "ml1m_movies.parquet", columns=["item", columns[name]])
+            movies = dict(zip(table["item"].to_pylist(), table[columns[name]].to_pylist(), strict=True))
+            graphs.write_edges(edges[name](movies), path)
+    few = rows / "ml1m_few.parquet"
+    if not few.exists():
+        ratings = pq.read_table(data / "ml1m.parquet", columns=["user", "item", "rating"])
+        counts = ratings.group_by("user").aggregate([("item", "count")])
+        kept = counts.filter(pc.less(counts["item_count"], 60))["user"]
+        part = few.with_name(f".{few.name}")
+        pq.write_table(ratings.filter(pc.is_in(ratings["user"], value_set=kept.combine_chunks())), part)
+        part.rename(few)
+
+
+def _douban(data: Path, seed: int) -> Iterator[Point]:
+    of = documents.dataset("douban_ratings", data / "douban.parquet", {"value": "rating"})
+    by_column = {"split": {"kind": "column", "column": "is_test"}}
+    variants: Variants = (
+        ("MF", None, {}),
+        ("Dropout + MF", None, DROP),
+        ("SSE-SE + MF", both(0.008), {}),
+        ("SSE-SE + Dropout + MF", both(0.005), DROP | {"rate": 0.005}),
+    )
+    for row, sse, more in variants:
+        yield _mf("douban", row, of, seed, 10, 0.08, by_column, sse, batch_size=64, **more)
+
+
+def _epinions(data: Path, seed: int) -> Iterator[Point]:
+    of = documents.epinions_ratings(data)
+    trusted = {"user": {"probability": 0.01, "graph": "trust", "rho": 200}, "item": {"probability": 0.01}}
+    laplacian = {"laplacian": {"feature": "user", "graph": "trust", "strength": 0.01}}
+    variants: Variants = (
+        ("MF", None, {}),
+        ("Graph Laplacian + MF", None, laplacian),
+        ("SSE-SE + MF", both(0.01), {}),
+        ("SSE-Graph + MF", trusted, {}),
+    )
+    for row, sse, more in variants:
+        yield _mf("epinions", row, of, seed, 10, 0.1, documents.RANDOM, sse, **more)
+
+
+def _pairwise(table: str, row: str, of: DatasetSpec, seed: int, evaluation: dict[str, Any], **fields: Any) -> Point:
+    spec = documents.job(
+        f"{table} {row}",
+        of,
+        model={"kind": "bpr", "embedding_dim": 64, "init": {"kind": "hash", "std": 0.1}},
+        optimizer={"kind": "adam", "learning_rate": 0.001},
+        epochs=40,
+        batch_size=2048,
+        seed=seed,
+        evaluation=evaluation,
+        **fields,
+    )
+    return Point(table, "bpr", row, of, spec)
+
+
+def _bpr(data: Path, seed: int) -> Iterator[Point]:
+    of = documents.dataset("ml1m", data / "ml1m.parquet", {"rule": "rating >= 4"}, order="pos")
+    watched = {"early_stopping": {"metric": "precision_5_full", "patience": 3}, "l2": 0.001}
+    evaluation = documents.RANDOM | {"metrics": [f"precision_{k}_full" for k in (1, 5, 10)]}
+    yield _pairwise("ml1m_bpr", "BPR", of, seed, evaluation, regularizers=watched)
+    yield _pairwise("ml1m_bpr", "Dropout + BPR", of, seed, evaluation, regularizers=watched | {"dropout": 0.1})
+    yield _pairwise("ml1m_bpr", "SSE-SE + BPR", of, seed, evaluation, regularizers=watched, sse=both(0.01))
+
+
+def _gowalla(data: Path, seed: int) -> Iterator[Point]:
+    negatives = {"per_positive": 1, "of": "item", "distribution": "uniform", "seed": 7}
+    of = documents.dataset("gowalla", data / "gowalla.parquet", {"negatives": negatives})
+    watched = {"early_stopping": {"metric": "recall_20_full", "patience": 3}, "l2": 0.001}
+    split = {"kind": "column", "column": "is_test"}
+    evaluation = {"split": split, "metrics": ["recall_20_full", "ndcg_20_full"]}
+    yield _pairwise("gowalla", "BPR", of, seed, evaluation, regularizers=watched)
+    yield _pairwise("gowalla", "SSE-SE + BPR", of, seed, evaluation, regularizers=watched, sse=both(0.01))
+
+
+SASREC: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("SASRec", {}),
+    ("p_x .1", {"item": {"probability": 0.1}}),
+    ("p_y .1", {"label": {"probability": 0.1}}),
+    ("p_x .1, p_y .1", {"item": {"probability": 0.1}, "label": {"probability": 0.1}}),
+)
+
+
+def _sasrec(data: Path, seed: int) -> Iterator[Point]:
+    of = documents.dataset("ml1m_sequences", data / "ml1m.parquet", {"rule": "rating >= 1"}, order="pos")
+    return _sequences("ml1m_sasrec", of, seed, dim=100, dropout=0.2, epochs=80)
+
+
+def _beauty(data: Path, seed: int) -> Iterator[Point]:
+    of = documents.amazon_beauty(data)
+    return _sequences("beauty_sasrec", of, seed, dim=50, dropout=0.5, epochs=40)
+
+
+def _sequences(table: str, of: DatasetSpec, seed: int, *, dim: int, dropout: float, epochs: int) -> Iterator[Point]:
+    for row, sse in SASREC:
+        spec = documents.job(
+            f"{table} {row}",
+            of,
+            model={"kind": "sasrec", "embedding_dim": dim, "length": 50, "blocks": 2, "heads": 1, "negatives": 1},
+            optimizer={"kind": "adam", "learning_rate": 0.001},
+            regularizers={"dropout": dropout, "early_stopping": {"metric": "ndcg_10", "patience": 5}},
+            epochs=epochs,
+            batch_size=128,
+            seed=seed,
+            evaluation=documents.LAST_ITEMS | {"metrics": ["auc", "ndcg_10", "hit_rate_10"]},
+            **({"sse": sse} if sse else {}),
+        )
+        yield Point(table, "sasrec", row, of, spec)
+
+
+RMSE = (Column("RMSE", "mf", "rmse"),)
+_TABLES = (
+    Table(
+        "ml1m", "MovieLens-1M, MF, dimension 100, l2 .1: test RMSE at the best epoch", RMSE, "best", "rmse", lower=True,
+        published=published.SSE_ML1M, comparable=False, seconds=True,
+        published_is="table 1: users with fewer than 60 ratings alone, so that levels are not comparable",
+    ),
+    Table(
+        "ml1m_few", "MovieLens-1M, users with fewer than 60 ratings, MF, dimension 10: test RMSE at the best epoch",
+        RMSE, "best", "rmse", lower=True, published=published.SSE_ML1M_FEW, comparable=False, seconds=True,
+        published_is="table 1, whose dimension, split and rates are not said, with a graph of casts and one of the "
+        "users' ages",
+    ),
+    Table(
+        "douban", "Douban, MF, dimension 10, l2 .08: test RMSE at the best epoch", RMSE, "best", "rmse", lower=True,
+        published=published.SSE_DOUBAN,
+        published_is="table 2; whether its cut of Douban is this one (3,000 x 3,000) is not said",
+    ),
+    Table("epinions", "Epinions, MF, dimension 10: test RMSE at the best epoch", RMSE, "best", "rmse", lower=True),
+    Table(
+        "ml1m_bpr", "MovieLens-1M, BPR, all items ranked: precision of the test split",
+        tuple(Column(f"P@{k}", "bpr", f"precision_{k}_full") for k in (1, 5, 10)),
+        "best", "precision_5_full", published=published.SSE_BPR, comparable=False,
+        published_is="table 3; how it splits the data is not said: with more relevant items held out P@k is higher",
+    ),
+    Table(
+        "gowalla", "Gowalla, BPR, dimension 64, all items ranked",
+        (Column("recall@20", "bpr", "recall_20_full"), Column("NDCG@20", "bpr", "ndcg_20_full")),
+        "best", "recall_20_full", published=published.GOWALLA,
+        published_is="Wang et al. 2019 (NGCF), table 2, MF by BPR on the same split",
+    ),
+    Table(
+        "ml1m_sasrec", "MovieLens-1M, SASRec, two blocks of dimension 100, against 100 negatives",
+        (Column("NDCG@10", "sasrec", "ndcg_10"), Column("HR@10", "sasrec", "hit_rate_10")),
+        "best", "ndcg_10", published=published.SSE_SASREC, seconds=True,
+        published_is="table 4: sequences of 200, dropout .1, L2 1e-5; here of 50, dropout .2, every piece trained on",
+    ),
+    Table(
+        "beauty_sasrec", "Amazon Beauty, SASRec, two blocks of dimension 50, against 100 negatives",
+        (Column("NDCG@10", "sasrec", "ndcg_10"), Column("HR@10", "sasrec", "hit_rate_10")),
+        "best", "ndcg_10", seconds=True,
+    ),
+)  # fmt: skip
+
+_CLAIMS = (
+    Claim("ml1m: SSE-SE is at least .004 RMSE below plain MF, each at its best epoch", "ml1m", "mf",
+          ("SSE-SE + MF", "best"), ("MF", "best"), 0.004),
+    Claim("ml1m, users with fewer than 60 ratings, no biases: SSE-SE is at least .004 RMSE below plain MF", "ml1m_few",
+          "mf", ("SSE-SE + MF, no biases", "best"), ("MF, no biases", "best"), 0.004),
+    Claim("douban: SSE-SE is below plain MF", "douban", "mf", ("SSE-SE + MF", "best"), ("MF", "best"), 0.0),
+    Claim("epinions: SSE-Graph is below plain MF", "epinions", "mf", ("SSE-Graph + MF", "best"), ("MF", "best"), 0.0),
+    Claim("ml1m: SSE-SE + BPR is above BPR", "ml1m_bpr", "bpr", ("SSE-SE + BPR", "best"), ("BPR", "best"), 0.0),
+    Claim("ml1m: SASRec with p_x and p_y is above SASRec", "ml1m_sasrec", "sasrec",
+          ("p_x .1, p_y .1", "best"), ("SASRec", "best"), 0.0),
+    Claim("Amazon Beauty: SASRec with p_x and p_y is above SASRec", "beauty_sasrec", "sasrec",
+          ("p_x .1, p_y .1", "best"), ("SASRec", "best"), 0.0),
+    *(
+        Claim(f"{table}: SSE-Graph by {name} is below plain MF", table, "mf",
+              (f"SSE-Graph ({name}) + MF", "best"), ("MF", "best"), 0.0)
+        for table in ("ml1m", "ml1m_few") for name in ("genres", "titles")
+    ),
+)  # fmt: skip
+
+
+def _findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -> Findings:
+    section = speed(recipe, Figures(recipe, records))
+    return Findings(() if section is None else (section,))
+
+
+def _quick(data: Path, seeds: int, rows: Path) -> Recipe:
+    edges = rows / "clusters.parquet"
+    near = {"near": {"uri": str(edges), "source": "source", "target": "target", "of": "item"}}
+    of = documents.dataset("clicks", data / "clicklog", {"value": "click"}, graphs=near)
+    by_graph = both(0.2) | {"item": {"probability": 0.2, "graph": "near", "rho": 50}}
+    points = tuple(
+        _mf("quick", row, of, seed, 8, 0.02, documents.RANDOM, sse, batch_size=64, epochs=8)
+        for seed in range(seeds)
+        for row, sse in (("MF", None), ("SSE-SE + MF", both(0.2)), ("SSE-Graph + MF", by_graph))
+    )
+    table = Table(
+        "quick", "own log, small, MF: test RMSE at the best epoch", RMSE, "best", "rmse", lower=True, seconds=True
+    )
+    claims = tuple(
+        Claim(f"{row} is below plain MF", "quick", "mf", (f"{row} + MF", "best"), ("MF", "best"), 0.0)
+        for row in ("SSE-SE", "SSE-Graph")
+    )
+    prepare = partial(_write_clusters, data / "clicklog", edges)
+    return Recipe("sse", _TITLE, _SOURCE, _PROTOCOL, points, (table,), claims, prepare, _findings)
+
+
+def _write_clusters(log: Path, path: Path) -> None:
+    if not path.exists():
+        table = pq.read_table(log, columns=["item", "cluster"])
+        graphs.write_edges(
+            graphs.cluster_edges(dict(zip(table["item"].to_pylist(), table["cluster"].to_pylist(), strict=True))), path
+        )
+
+
+_TITLE = "Stochastic Shared Embeddings: matrix factorization, BPR, SASRec"
+_SOURCE = "Wu et al., Stochastic Shared Embeddings (NeurIPS 2019), tables 1 to 4"
+_PROTOCOL = """\
+Each run at the epoch that is best on the validation split, which early stopping (patience 3; SASRec 5) watches. MF:
+SGD of rate .01 for a rating, biases and a global mean unless a row says that there are none, L2 on whatever a rating
+looks up, biases too. ml1m and epinions: a random tenth tests and one validates; douban and gowalla: their own
+test rows, a tenth of the others validates. The paper tunes its rates on each data set; here they are its published
+ones where it says them."""
