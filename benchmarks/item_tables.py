@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -14,14 +15,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embeddings.stage import publish_candidate
+from embeddings.stage_settings import Gate, Settings
+from embeddings.store import open_store
 from embeddings.vectors import ItemVectors
 from trainer.checkpoint import latest_valid
+from trainer.launch import EXIT_FILE
 from trainer.publish import item_vectors
 from trainer.rundir import Run, read_run
 from trainer.spec import DatasetSpec, JobSpec, parse_job
 from trainer.train import train
 
 _COLUMNS = ("vectors", "norms", "evidence", "counts")
+
+
+def succeeded(directory: Path) -> bool:
+    """Whether the run of this directory came to its end."""
+    file = directory / EXIT_FILE
+    return file.exists() and bool(json.loads(file.read_text())["state"] == "succeeded")
+
+
+def _name(text: str) -> str:
+    """As a collection may be named."""
+    return text.replace("_", "-").replace(".", "-")
 
 
 @dataclasses.dataclass
@@ -33,10 +49,24 @@ class ItemTables:
     folder: Path
 
     def table(
-        self, name: str, seed: int, *, init: str | None = None, rows: Path | None = None, **changes: Any
+        self,
+        name: str,
+        seed: int,
+        *,
+        init: str | None = None,
+        rows: Path | None = None,
+        chain: str | None = None,
+        held: dict[str, Any] | None = None,
+        **changes: Any,
     ) -> ItemVectors:
         """The item rows of the run ``name``: the job with this seed, warm-started from the run ``init``, on the rows of
-        a file in place of the data set's own, with fields of the job changed."""
+        a file in place of the data set's own, with fields of the job changed. With a ``chain`` it is published to that
+        collection, with ``held`` (anchor, compass) in the job's part ``publish``."""
+        if chain is not None:
+            publish = {"collection": _name(chain), "gate": {"mode": "report"}, **(held or {})}
+            changes["publish"] = self._publish() | publish
+            if init is not None:
+                changes["init_from"] = {"job": init}
         path = self.folder / "tables" / f"{name}.npz"
         if not path.exists():
             run = self._run(name, seed, init, rows, changes)
@@ -55,6 +85,14 @@ class ItemTables:
                 shutil.rmtree(run.data, ignore_errors=True)
         with np.load(path) as file:
             return ItemVectors(file["ids"], **{column: file[column] for column in _COLUMNS})
+
+    def begin_chain(self, chain: str, day0: ItemVectors) -> None:
+        """A collection whose first version is ``day0``, unless it is there."""
+        store = open_store(self._store())
+        if store.collection(_name(chain)).current() is None:
+            publish_candidate(
+                store, _name(chain), day0, Settings(gate=Gate("off")), parent_version=None, model=self.job.model.kind
+            )
 
     def run(self, name: str) -> Run:
         """The run of that name, which was trained before."""
@@ -77,25 +115,32 @@ class ItemTables:
         return self.folder / "runs" / name
 
     def _run(self, name: str, seed: int, init: str | None, rows: Path | None, changes: dict[str, Any]) -> Run:
-        assert self.job.publish is not None
         # Collections of their own: what is published is the caller's business.
-        publish = self.job.publish.model_dump(mode="json") | {"collection": f"own-{name}"}
+        publish = self._publish() | {"collection": f"own-{_name(name)}"}
         document = self.job.model_dump(mode="json") | {"seed": seed, "name": name, "publish": publish} | changes
         dataset = self.dataset if rows is None else self.dataset.model_copy(update={"uri": str(rows)})
         directory = self._directory(name)
-        if not (directory / "exit.json").exists():
+        # A run that was interrupted goes on from its newest checkpoint.
+        if not succeeded(directory):
             print(f"# {self.job.model.kind}: training {name}", file=sys.stderr, flush=True)
             with open(self._log(), "a") as log, contextlib.redirect_stdout(log):
                 code = train(
                     dataset,
                     parse_job(document),
                     run_dir=directory,
-                    store=str(self.folder / "own"),
+                    store=self._store(),
                     init=None if init is None else self._directory(init),
                 )
             if code:
                 raise SystemExit(f"{name} ended with exit code {code}: see {self._log()}")
         return read_run(directory)
+
+    def _publish(self) -> dict[str, Any]:
+        assert self.job.publish is not None
+        return self.job.publish.model_dump(mode="json")
+
+    def _store(self) -> str:
+        return str(self.folder / "own")
 
     def _log(self) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Does the gate let honest refreshes through and hold broken ones? Per model family, each one spec file.
 
-    python -m benchmarks.stability [SPEC ...] [--nulls 5] [--unseen 20] [--folder DIR] [--write docs/stability.md]
+    python -m benchmarks.stability [SPEC ...] [--nulls 5] [--unseen 20] [--retrains 3] [--folder DIR]
+        [--set PATH=VALUE]
 
 For each spec (default: every examples/ml1m*.yaml) a model is trained on all rows (day 0) and refreshed by warm starts
 of one epoch. ``nulls`` refreshes in a row that differ by seed alone, through the whole stage and its average, calibrate
@@ -13,14 +14,14 @@ the gate; with it, under ``enforce``:
 - case ``fault``: one line for each of eleven faults (benchmarks/faults.py) and three severities, on the fifth refresh
   of a row: what caught it, if anything did; and each again under the starting values, without a calibration.
 
-A canary, a movie's first genre, is registered in every collection. ``--write`` puts the tables into a document, between
-its two marks. Exit code 1 if more than one unseen refresh in 20 is held, or growth is.
+A canary, a movie's first genre, is registered in every collection. With ``--folder`` a run that was interrupted goes on
+where it was. benchmarks.stability_tables makes tables of the lines, of any number of runs. Exit code 1 if more than one
+unseen refresh in 20 is held, or growth is.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 import tempfile
@@ -33,7 +34,6 @@ import pyarrow.parquet as pq
 
 from benchmarks.faults import Fault, faults_of_rows
 from benchmarks.item_tables import ItemTables
-from benchmarks.stability_tables import BEGIN, END, tables
 from embeddings import canary
 from embeddings.calibration import SETTINGS, Calibration, calibrate
 from embeddings.gate import Thresholds
@@ -51,8 +51,8 @@ Line = dict[str, Any]
 class Family:
     """One spec: its runs, and the collections that they are published to."""
 
-    def __init__(self, spec: Path, folder: Path, store: Path):
-        dataset, job = read_spec(spec)
+    def __init__(self, spec: Path, changes: Sequence[str], folder: Path, store: Path):
+        dataset, job = read_spec(spec, changes)
         self.name = job.model.kind
         self.tables = ItemTables(dataset, job, folder / self.name)
         self.store: Store = open_store(store / self.name)
@@ -95,7 +95,7 @@ def first_genres(movies: Path) -> tuple[list[int], list[str]]:
     return table["item"].to_pylist(), [text.partition("|")[0] for text in table["genres"].to_pylist()]
 
 
-def study(family: Family, others: Family | None, num_nulls: int, num_unseen: int) -> Iterator[Line]:
+def study(family: Family, others: Family | None, num_nulls: int, num_unseen: int, num_retrains: int) -> Iterator[Line]:
     """The lines of one family; ``others``: where another collection's vectors come from."""
     day0 = family.day0()
     scratch = family.open("nulls", day0)
@@ -116,10 +116,9 @@ def study(family: Family, others: Family | None, num_nulls: int, num_unseen: int
         length = min(ROW_LENGTH, num_unseen - row * ROW_LENGTH)
         ends += _row(family, f"unseen{row}", 2000 + 100 * row, length, day0, calibration)
     yield {"case": "unseen", **summary(ends)}
-    yield {"case": "shifted", **summary(_row(family, "shifted", 3000, 9, day0, calibration, shifted=True))}
     yield growing(family, calibration)
 
-    retrains = [family.tables.table(f"retrain-{number}", 4000 + number) for number in range(3)]
+    retrains = [family.tables.table(f"retrain-{number}", 4000 + number) for number in range(num_retrains)]
     family.open("retrained", day0, calibration)
     ends = [
         family.publish("retrained", items, "report", parent="v000001", job_id=f"retrain-{number}")
@@ -127,6 +126,7 @@ def study(family: Family, others: Family | None, num_nulls: int, num_unseen: int
     ]
     yield {"case": "retrained", **summary(ends)}
     yield from faulty(family, others, calibration, retrains[0])
+    yield {"case": "shifted", **summary(_row(family, "shifted", 3000, 9, day0, calibration, shifted=True))}
 
 
 def _row(
@@ -186,12 +186,16 @@ def faulty(family: Family, others: Family | None, calibration: Calibration, retr
         for severity in fault.severities:
             rng = np.random.Generator(np.random.Philox(17))
             yield line(fault, severity, fault.make(honest, severity, rng))
-    epochs = family.tables.job.epochs
     fault = Fault("half-trained model", HALF_TRAINED, "of the training left out", lambda items, *_: items)
-    for left_out in HALF_TRAINED:
-        trained = max(1, round((1 - left_out) * epochs))
-        items = family.tables.table(f"half-{trained}", 6000, epochs=trained)
-        yield line(fault, left_out, items)
+    trained = {left_out: max(1, round((1 - left_out) * family.tables.job.epochs)) for left_out in HALF_TRAINED}
+    # One training from scratch, looked at on its way: a warm start has the optimizer's state too.
+    before: str | None = None
+    done = 0
+    for epochs in sorted(set(trained.values())):
+        family.tables.table(f"half-{epochs}", 6000 + done, init=before, epochs=epochs - done)
+        before, done = f"half-{epochs}", epochs
+    for left_out, epochs in trained.items():
+        yield line(fault, left_out, family.tables.table(f"half-{epochs}", 0))
     # Flipped before the alignment, axes are turned back by it: nothing to hold.
     undone = Fault("signs of axes before alignment (undone by it)", (1, 4, 16), "axes", faults_of_rows(foreign)[8].make)
     for severity in undone.severities:
@@ -230,33 +234,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("specs", type=Path, nargs="*", default=sorted(Path("examples").glob("ml1m*.yaml")))
     parser.add_argument("--nulls", type=int, default=5)
     parser.add_argument("--unseen", type=int, default=20)
+    parser.add_argument("--retrains", type=int, default=3, help="refreshes from scratch, at least one")
     parser.add_argument("--folder", type=Path, help="where runs are kept, and found again (default: a temporary one)")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a document to put the tables into")
+    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="PATH=VALUE")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="evenkeel-stability-") as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         # A store of its own each time: runs are found again, versions would be in the way.
-        families = [Family(spec, folder, Path(temporary) / "store") for spec in options.specs]
+        families = [Family(spec, options.changes, folder, Path(temporary) / "store") for spec in options.specs]
         lines = []
         for number, family in enumerate(families):
             others = families[number - 1] if len(families) > 1 else None
-            for line in study(family, others, options.nulls, options.unseen):
+            for line in study(family, others, options.nulls, options.unseen, options.retrains):
                 lines.append({"bench": "stability", "model": family.name, **line})
                 print(json.dumps(lines[-1]), flush=True)
-    if options.write is not None:
-        put_into(options.write, tables(lines, f"{datetime.date.today()}, `python -m benchmarks.stability`"))
     broken = broken_promises(lines)
     print(*(f"FAIL {what}" for what in broken), sep="\n", file=sys.stderr)
     return 1 if broken else 0
-
-
-def put_into(document: Path, text: str) -> None:
-    """Puts ``text`` between the document's marks."""
-    before, begin, rest = document.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{document} lacks the marks '{BEGIN}' and '{END}': put them where the tables belong")
-    document.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
 if __name__ == "__main__":

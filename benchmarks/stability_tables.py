@@ -1,8 +1,17 @@
-"""The lines of benchmarks.stability as tables of a document."""
+"""The lines of benchmarks.stability as tables, put into a document between its two marks.
+
+    python -m benchmarks.stability_tables LINES.jsonl ... --into docs/stability.md [--source "date, command, machine"]
+
+Files of any number of runs: a model family has the lines of the last file that has it.
+"""
 
 from __future__ import annotations
 
+import argparse
+import datetime
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 BEGIN = "<!-- tables of benchmarks.stability -->"
@@ -36,7 +45,10 @@ def _honest(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
     for case, words in HONEST.items():
         cells = []
         for model in models:
-            (line,) = [one for one in lines if one["model"] == model and one["case"] == case]
+            line = next((one for one in lines if one["model"] == model and one["case"] == case), None)
+            if line is None:
+                cells.append("not run")
+                continue
             low, high = line["cosine_mean"]
             why = ""
             if line["held"]:
@@ -94,3 +106,30 @@ def _severity(line: Line) -> str:
     if line["unit"] == "axes":
         return f"{value:.0f}"
     return f"{value:g} x" if line["unit"] == "times" else f"{100 * value:.3g} %"
+
+
+def put_into(document: Path, text: str) -> None:
+    """Puts ``text`` between the document's marks."""
+    before, begin, rest = document.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{document} lacks the marks '{BEGIN}' and '{END}': put them where the tables belong")
+    document.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lines", type=Path, nargs="+")
+    parser.add_argument("--into", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--source", default=f"{datetime.date.today()}, `python -m benchmarks.stability`")
+    options = parser.parse_args(arguments)
+    families: dict[str, list[Line]] = {}
+    for file in options.lines:
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        models = dict.fromkeys(line["model"] for line in lines)
+        families |= {model: [line for line in lines if line["model"] == model] for model in models}
+    put_into(options.into, tables([line for lines in families.values() for line in lines], options.source))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,20 +12,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from embeddings.config import TableConfig
 from embeddings.stage import publish_candidate
 from embeddings.store import open_store
-from embeddings.tables import EmbeddingTables
 from embeddings.vectors import ItemVectors, keys_of
-from trainer.build import BACKENDS, row_optimizer
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.data import PreparedData
-from trainer.failures import GivenUpError
+from trainer.lineage import lineage_of
+from trainer.read_tables import CHUNK_ROWS, stored_rows
 from trainer.rundir import Run
+from trainer.uplink import fence
 
 FIRST_LIVE_ROW = 2
 NORM_FLOOR = 1e-12
-_CHUNK_ROWS = 1 << 18
 
 
 def publish(run: Run) -> dict[str, Any]:
@@ -41,18 +39,15 @@ def publish(run: Run) -> dict[str, Any]:
     if checkpoint is None:
         raise CheckpointError(f"{run.checkpoints} holds no valid checkpoint to publish from: retry the job")
     last_step = run.job.epochs * PreparedData.open(run.data).steps_per_epoch
-    if checkpoint.extra["position"]["step"] < last_step:
+    position = checkpoint.extra["position"]
+    if position["step"] < last_step and not position.get("stopped"):
         raise CheckpointError(
-            f"{checkpoint.path} is the newest valid checkpoint, of step {checkpoint.extra['position']['step']} of "
+            f"{checkpoint.path} is the newest valid checkpoint, of step {position['step']} of "
             f"{last_step}: what was saved after it is damaged; retry the job, which trains on from there"
         )
 
-    def fence() -> None:
-        if not run.still_current():
-            raise GivenUpError(f"attempt {run.attempt} of run {run.run_id} was given up: its vectors are not published")
-
     vectors = item_vectors(run, checkpoint)
-    fence()
+    fence(run)
     publication = publish_candidate(
         open_store(run.store_url),
         spec.collection,
@@ -62,7 +57,8 @@ def publish(run: Run) -> dict[str, Any]:
         parent_version=run.parent_version,
         model=run.job.model.kind,
         retired=_retired(run),
-        fence=fence,
+        lineage=lineage_of(run),
+        fence=lambda: fence(run),
     )
     if publication.anchor_cosine is not None:
         print(f"mean cosine to the anchor generation's first version: {publication.anchor_cosine:.4f}", flush=True)
@@ -90,7 +86,8 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     table = next(key.table for key in data.keys if key.name == run.job.publish.feature)
     dim = run.job.model.embedding_dim
     num_rows = data.tables[table].num_rows
-    first_step = int(checkpoint.extra["position"]["first_step"])
+    # Rows count their steps from where they were initial, which MEDA may have made later.
+    first_step = max(0, int(checkpoint.extra["position"]["first_step"]) - int(checkpoint.extra.get("birth_step", 0)))
     keys = keys_of(data.vocabulary(table))
     order = np.argsort(keys, kind="stable")
     position = np.empty_like(order)
@@ -98,10 +95,10 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     vectors = _scratch(run.directory, (num_rows - FIRST_LIVE_ROW, dim))
     norms = np.empty(len(vectors), dtype=np.float32)
     last = np.empty(len(vectors), dtype=np.int64)
-    for start in range(FIRST_LIVE_ROW, num_rows, _CHUNK_ROWS):
-        count = min(_CHUNK_ROWS, num_rows - start)
+    for start in range(FIRST_LIVE_ROW, num_rows, CHUNK_ROWS):
+        count = min(CHUNK_ROWS, num_rows - start)
         part = position[start - FIRST_LIVE_ROW : start - FIRST_LIVE_ROW + count]
-        rows = _rows(run, checkpoint, table, start, count)
+        rows = stored_rows(run.job, checkpoint, table, start, count)
         vectors[part] = _as_float32(rows.read(table, decay=False)[:, :dim])
         served = rows.read(table)[:, :dim]
         norms[part] = _as_float32(torch.linalg.vector_norm(served.double(), dim=1))
@@ -130,20 +127,6 @@ def _retired(run: Run) -> pa.Array:
     data = PreparedData.open(run.data)
     table = next(key.table for key in data.keys if key.name == run.job.publish.feature)
     return data.id_map(table).retired
-
-
-def _rows(run: Run, checkpoint: Checkpoint, table: str, start: int, count: int) -> EmbeddingTables:
-    """These rows of the checkpoint, in tables that can read them as of its step."""
-    weight, state = checkpoint.read_rows(table, start, count)
-    tables = EmbeddingTables(
-        [TableConfig(table, count, weight.shape[1], (table,), first_live_row=0)],
-        row_optimizer(run.job, checkpoint.extra["alpha"]),
-        backend=BACKENDS[run.job.kernel],  # type: ignore[arg-type]  # one that the job trained with
-        dtype=weight.dtype,
-    )
-    tables.load(table, weight, state)
-    tables.completed_steps = int(checkpoint.extra["completed_steps"])
-    return tables
 
 
 def _as_float32(values: torch.Tensor) -> npt.NDArray[np.float32]:

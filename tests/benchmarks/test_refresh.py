@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.refresh import BARS, conditions, follow
+from benchmarks.refresh import BARS, KINDS, conditions, follow
 
 GOOD = {
     "accuracy": 0.6, "retained": 1.0, "retained_last": 1.0, "churn_per_day": 0.01, "freshness": 1.0, "published": 9,
@@ -18,7 +18,7 @@ LINES: list[dict[str, Any]] = [
     {"case": "day0", "accuracy": 0.585, "majority_class": 0.281, "popularity_probe": 0.312},
     *(
         {"refresh": kind, "case": case, **GOOD, **({"accuracy": 0.2} if case == "unaligned" else {})}
-        for kind in ("warm", "retrain")
+        for kind in KINDS
         for case in ("unaligned", "aligned", "aligned_ema", "rff_aligned_ema")
     ),
 ]

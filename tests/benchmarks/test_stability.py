@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.faults import Fault, faults_of_rows, shuffled, some
-from benchmarks.stability import broken_promises, put_into
-from benchmarks.stability_tables import BEGIN, END, tables
+from benchmarks.stability import broken_promises
+from benchmarks.stability_tables import BEGIN, END, put_into, tables
 from embeddings.align import procrustes, rotate
 from embeddings.gate import Thresholds, decide
 from embeddings.stability import compare
