@@ -1,0 +1,62 @@
+"""One rank that leads runs of jobs: ``run_on_stand_in.py RANK WORLD_SIZE STORE (DIRECTORY DEVICE)...``
+
+DEVICE is ``cpu``, with the reference as backend of the tables, or ``standin`` (stand_in_device), whose backend is the
+reference too: so both end with the same bits, if everything between the tables is on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import stand_in_device
+import torch
+import torch.distributed as dist
+from stand_in_device import NAME, StandIn, StandInKernel
+
+from embeddings import tables
+from trainer import build, planning, worker
+
+rank, world_size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+tables_kernel, planned = tables._kernel, planning.Topology
+
+
+def kernel(backend, layout, device):
+    return StandInKernel(layout) if device.type == NAME else tables_kernel(backend, layout, device)
+
+
+def topology(*, compute_device, **settings):
+    """TorchRec knows the devices that it knows."""
+    made = planned(compute_device="cuda" if compute_device == NAME else compute_device, **settings)
+    made._compute_device = compute_device
+    return made
+
+
+adam = torch.optim.Adam
+
+
+def plain_adam(*arguments, fused=None, **settings):
+    """Neither has the stand-in the CPU's fused Adam, which rounds in another order."""
+    return adam(*arguments, **settings)
+
+
+tables._kernel, planning.Topology = kernel, topology
+# The CPU's own attention sums in another order than its plain operators, which the stand-in has.
+torch.backends.cuda.enable_flash_sdp(False)
+torch.optim.Adam = plain_adam
+planning.free_bytes_per_rank = lambda device, world_size: 10**9
+
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+for directory, name in zip(sys.argv[4::2], sys.argv[5::2], strict=True):
+    build.BACKENDS["evenkeel"] = "reference" if name == "cpu" else None
+    if name == "cpu":
+        worker.use_device = lambda job, gpus=(): torch.device("cpu")
+        worker.train_rank(directory)
+        continue
+    worker.use_device = lambda job, gpus=(): stand_in_device.DEVICE
+    with StandIn():
+        worker.train_rank(directory)
+dist.barrier()
+sys.stdout.flush()
+os._exit(0)
