@@ -8,12 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainer.available_evaluation import evaluation_fit_problems, evaluation_problems
+from trainer.available_models import (
+    DENSE_MODELS,
+    MODELS,
+    PAIR_MODELS,
+    PUBLISHING_MODELS,
+    SEQUENCE_MODELS,
+    model_fit_problems,
+    model_problems,
+)
+from trainer.available_publish import publish_fit_problems, publish_problems
+from trainer.available_regularizers import has_validation, regularizer_fit_problems, regularizer_problems
+
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec, Optimizer
 
-MODELS = ("dnn", "two_tower", "bpr", "item2vec", "sasrec")
-SEQUENCE_MODELS = ("item2vec", "sasrec")
-"""Models of users' items in order: they read the features user and item alone, and rank what comes next."""
+__all__ = ["DENSE_MODELS", "MODELS", "PAIR_MODELS", "PUBLISHING_MODELS", "SEQUENCE_MODELS"]
+
 OPTIMIZERS = ("sgd", "adagrad", "adagradw", "adagrad_ar", "rowwise_adagrad", "adam", "adamw", "adam_ar")
 ADAM_FAMILY = ("adam", "adamw", "adam_ar")
 WEIGHT_DECAY = ("adamw", "adagradw")
@@ -21,19 +33,11 @@ ADAPTIVE_DECAY = ("adam_ar", "adagrad_ar")
 COLUMN_SHARDINGS = ("column_wise", "grid")
 FBGEMM_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 _READ_BY = {
-    ("alpha",): ADAPTIVE_DECAY,
+    ("alpha", "decay"): ADAPTIVE_DECAY,
     ("moments", "beta1", "beta2"): ADAM_FAMILY,
     ("eps",): tuple(kind for kind in OPTIMIZERS if kind != "sgd"),
 }
 """Fields of ``optimizer``, and the kinds that read them. They may be left at what they are without being set."""
-PUBLISHING_MODELS = ("two_tower", "bpr", "item2vec", "sasrec")
-_MODEL_READ_BY = {
-    "window": ("item2vec",),
-    "negatives": ("item2vec", "sasrec"),
-    **dict.fromkeys(("length", "blocks", "heads", "loss"), ("sasrec",)),
-}
-"""Fields of ``model``, and the kinds that read them."""
-RANKING_METRICS = ("hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
 
 
 def refuse(problems: Iterator[str]) -> None:
@@ -48,63 +52,44 @@ def dataset_problems(spec: DatasetSpec) -> Iterator[str]:
     graphs = {f"graphs.{name}.uri": graph.uri for name, graph in spec.graphs.items()}
     for field, uri in {"uri": spec.uri, **joins, **graphs}.items():
         scheme = uri.partition("://")[0] if "://" in uri else "file"
-        if scheme != "file":
-            yield f"{field}: {scheme}:// is not available yet: use a local path or file://"
-    for name, feature in spec.features.items():
-        if feature.type == "dense":
-            yield f"features.{name}.type: dense is not available yet: use id or id_list"
+        if scheme not in ("file", "s3"):
+            yield f"{field}: {scheme}:// is not available yet: use a local path, file:// or s3://"
     negatives = spec.label.negatives
-    if negatives is not None and negatives.distribution != "uniform":
-        yield f"label.negatives.distribution: {negatives.distribution} is not available yet: use uniform"
+    if negatives is not None and negatives.distribution == "in_batch":
+        yield (
+            "label.negatives.distribution: examples are drawn before there are batches: use uniform or popularity, or "
+            "with label: column or rule model.negative_distribution: in_batch, or loss: sampled_softmax of two_tower"
+        )
+    if negatives is not None and negatives.distribution != "popularity" and negatives.power != 0.75:
+        yield f"label.negatives.power: {negatives.distribution} has none: use popularity, or leave it out"
 
 
 def job_problems(spec: JobSpec) -> Iterator[str]:
-    if spec.model.kind not in MODELS:
-        yield f"model.kind: {spec.model.kind} is not available yet: use one of {', '.join(MODELS)}"
     yield from model_problems(spec)
     optimizer = spec.optimizer
     if optimizer.kind not in OPTIMIZERS:
         yield f"optimizer.kind: {optimizer.kind} is not available yet: use one of {', '.join(OPTIMIZERS)}"
-    if optimizer.alpha == "auto":
-        yield "optimizer.alpha: auto is not available yet: use default or a number"
-    if optimizer.decay != "at_read":
-        yield "optimizer.decay: at_update is not available yet: use at_read"
+    if optimizer.alpha == "auto" and not has_validation(spec):
+        yield "optimizer.alpha: auto looks at a validation split: set evaluation.split.validation, or use default"
     yield from optimizer_problems(optimizer)
     if spec.micro_batches > spec.batch_size:
         yield f"micro_batches: a batch of {spec.batch_size} has no {spec.micro_batches} parts: use fewer"
     yield from sse_problems(spec)
-    if spec.regularizers.dropout and spec.model.kind != "sasrec":
-        yield f"regularizers.dropout is not available yet for {spec.model.kind}: leave it 0"
+    yield from regularizer_problems(spec)
     yield from kernel_problems(spec)
     yield from sharding_problems(spec)
-    if spec.resources.gpus_per_worker:
-        yield "resources.gpus_per_worker: the GPU kernel is not available yet: leave it 0"
-    if "gauc" in spec.evaluation.metrics:
-        yield "evaluation.metrics: gauc is not available yet: use auc and logloss"
+    if spec.resources.gpus_per_worker not in (0, 1):
+        yield (
+            f"resources.gpus_per_worker: a rank works on one GPU of its own, not on {spec.resources.gpus_per_worker:g}"
+            ": use 1, and as many workers as there are GPUs, or 0"
+        )
+    yield from evaluation_problems(spec)
     if spec.publish is not None and spec.model.kind not in PUBLISHING_MODELS:
         yield (
             f"publish: vectors of {spec.model.kind} are not determined by its loss and are not published yet: "
             f"use one of {', '.join(PUBLISHING_MODELS)}"
         )
-
-
-def model_problems(spec: JobSpec) -> Iterator[str]:
-    """What is set of the model that its kind has no use for."""
-    model = spec.model
-    fields = type(model).model_fields
-    if model.kind in ("bpr", *SEQUENCE_MODELS) and model.hidden not in ((), fields["hidden"].default):
-        yield f"model.hidden: {model.kind} has no hidden layers: leave it out"
-    for name, kinds in _MODEL_READ_BY.items():
-        if model.kind not in kinds and getattr(model, name) != fields[name].default:
-            yield f"model.{name}: {model.kind} has none: use {' or '.join(kinds)}, or leave it out"
-    if model.kind == "sasrec" and model.embedding_dim % model.heads:
-        yield f"model.heads: {model.heads} heads do not divide embedding_dim {model.embedding_dim}: use a divisor"
-    if model.kind in SEQUENCE_MODELS and "logloss" in spec.evaluation.metrics and "auc" not in spec.evaluation.metrics:
-        yield f"evaluation.metrics: {model.kind} ranks and has no logloss: use {', '.join(RANKING_METRICS)} or auc"
-    if model.kind not in SEQUENCE_MODELS:
-        for name in spec.evaluation.metrics:
-            if name in RANKING_METRICS:
-                yield f"evaluation.metrics: {model.kind} has no {name}: use auc and logloss"
+    yield from publish_problems(spec)
 
 
 def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
@@ -164,8 +149,18 @@ def kernel_problems(spec: JobSpec) -> Iterator[str]:
         for option in ("eps_inside_root", "weight_decay", "clip_row_norm"):
             if getattr(spec.optimizer, option):
                 yield f"optimizer.{option}: FBGEMM's fused optimizers have none: use kernel evenkeel, or leave it out"
+        for name, stored in spec.tables.items():
+            if (stored.dtype, stored.state_dtype) != ("float32", "float32"):
+                yield f"tables.{name}: FBGEMM trains float32 rows and state on CPU: use kernel evenkeel, or float32"
     elif kind == "rowwise_adagrad":
         yield "optimizer.kind: rowwise_adagrad is fused in FBGEMM alone: set kernel: fbgemm, or use adagrad"
+    if kind in ADAM_FAMILY:
+        for name, stored in spec.tables.items():
+            if stored.state_dtype == "float16":
+                yield (
+                    f"tables.{name}.state_dtype: float16 cannot hold the squares that {kind} keeps: use bfloat16 or "
+                    "float32"
+                )
     if kind == "rowwise_adagrad":
         for table, sharding in spec.sharding.items():
             if sharding not in ("table_wise", "row_wise", "data_parallel"):
@@ -195,25 +190,21 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
                     f"sse.{feature}.graph: graph '{sse.graph}' is of table '{of}', the feature reads table '{table}': "
                     f"name a graph whose of is '{table}'"
                 )
+    yield from regularizer_fit_problems(job, dataset)
+    yield from evaluation_fit_problems(job, dataset)
     tables = {feature.shares or name for name, feature in dataset.features.items()}
     for table in job.sharding:
         if table not in tables:
             yield f"sharding.{table}: no such table (there are {', '.join(sorted(tables))})"
+    for stored in job.tables:
+        if stored not in tables:
+            yield f"tables.{stored}: no such table (there are {', '.join(sorted(tables))})"
     if job.publish is not None and job.publish.feature not in dataset.features:
         yield f"publish.feature: no such feature '{job.publish.feature}' (there are {names})"
-    if job.model.kind in PUBLISHING_MODELS:
-        for feature in ("user", "item"):
-            if feature not in dataset.features:
-                yield f"model.kind: {job.model.kind} needs a feature named '{feature}' (there are {names})"
-        if job.publish is not None and job.publish.feature != "item":
-            yield f"publish.feature: {job.model.kind} publishes 'item'"
-        joined = [
-            name for name, feature in dataset.features.items() if feature.join is not None and feature.join.on == "item"
-        ]
-        if job.model.kind == "two_tower" and joined:
-            yield f"model.kind: item-side features ({', '.join(joined)}) in two_tower are not available yet"
-    if job.model.kind in SEQUENCE_MODELS and dataset.ordering is None:
-        yield f"model.kind: {job.model.kind} needs order or timestamp in dataset '{dataset.name}'"
+    if job.model.kind in PUBLISHING_MODELS and job.publish is not None and job.publish.feature != "item":
+        yield f"publish.feature: {job.model.kind} publishes 'item'"
+    yield from publish_fit_problems(job, dataset)
+    yield from model_fit_problems(job, dataset)
     split = job.evaluation.split
     if split.kind == "time" and dataset.ordering is None:
         yield f"evaluation.split.kind: time needs order or timestamp in dataset '{dataset.name}'"

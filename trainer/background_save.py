@@ -11,7 +11,7 @@ import copy
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ class BackgroundSaver:
         extra: Mapping[str, Any],
         attached: Mapping[str, Path] | None = None,
         keep_last: int = 3,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
         """Takes a copy of everything and returns; arguments as those of :func:`trainer.checkpoint.save`. Collective.
 
@@ -76,10 +77,10 @@ class BackgroundSaver:
         self.wait()
         staged = [self._staged(table) for table in tables]
         # The caller goes on changing these as well.
-        parts = {name: value.detach().clone() for name, value in dense.items()}
+        parts = {name: value.detach().to("cpu", copy=True) for name, value in dense.items()}
         keywords = {
             "step": step, "tables": staged, "dense": parts, "extra": copy.deepcopy(dict(extra)),
-            "attached": dict(attached or {}), "keep_last": keep_last, "group": self._group,
+            "attached": dict(attached or {}), "keep_last": keep_last, "group": self._group, "fence": fence,
         }  # fmt: skip
         self._thread = threading.Thread(
             target=self._write, args=(Path(directory), keywords), name="evenkeel-checkpoint", daemon=True

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from embeddings.config import InitConfig, Pooling, SSEConfig, TableConfig
 from embeddings.optim import SGD, RowOptimizer, RowwiseAdagrad
+from embeddings.tables import Backend
 from trainer import available
+from trainer.available_evaluation import loss_of
 from trainer.data import PreparedData
+from trainer.data.keys import Key
 from trainer.data.plan import NEGATIVE_SUFFIX
-from trainer.data.prepared import Key
 from trainer.label_side import target_configs
 from trainer.memory import OPTIMIZERS, sequence_ids, table_budget
 from trainer.models import MODELS
+from trainer.models.base import RankingModel
 from trainer.schedules import schedule_of
 from trainer.sharding import ShardedModel, Workload, embedding_bag_collection, embedding_collection, shard_model
 from trainer.spec import JobSpec
 
-BACKENDS = {"evenkeel": "numba", "fbgemm": "fbgemm"}
-"""The tables' backend by the job's ``kernel``."""
+BACKENDS: dict[str, Backend | None] = {"evenkeel": None, "fbgemm": "fbgemm"}
+"""The tables' backend by the job's ``kernel``; None: ours for the device that the tables are on."""
 
 
 def build(
@@ -29,25 +34,21 @@ def build(
     data: PreparedData,
     *,
     alpha: float | None,
-    backend: str | None = None,
+    backend: Backend | None = None,
     dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
 ) -> ShardedModel:
     """The job's model over this rank's rows, at its initial values. Collective. ``alpha`` is that of AdamAR.
 
-    ``backend`` of the tables is that of the job's kernel unless given.
+    ``backend`` of the tables is that of the job's kernel unless given, ``device`` the CPU.
     """
     tables = table_configs(job, data)
     ids_per_example = {key.name: 5.0 if key.is_list else 1.0 for key in data.keys} | sequence_ids(job)
     kind = MODELS[job.model.kind]
-    model = kind(
-        embedding_collection(tables) if kind.is_sequence else embedding_bag_collection(tables),
-        [key.name for key in data.keys],
-        dim=job.model.embedding_dim,
-        hidden=job.model.hidden,
-        seed=job.seed,
-        dtype=dtype,
-        **kind.settings(job),
-    )
+    weighted = any(key.weighted for key in data.keys)
+    embeddings = embedding_collection(tables) if kind.is_sequence else embedding_bag_collection(tables, weighted)
+    model = model_of(job, data.keys, embeddings, num_dense=data.num_dense, dtype=dtype)
+    model.begin(data)
     return shard_model(
         model,
         tables,
@@ -57,9 +58,42 @@ def build(
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
         dtype=dtype,
+        dtypes={name: getattr(torch, table.dtype) for name, table in job.tables.items()},
+        state_dtypes={name: getattr(torch, table.state_dtype) for name, table in job.tables.items()},
+        device=device,
         workload=Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
-        memory_bytes=table_budget(job, {table.name: table.num_rows for table in tables}, ids_per_example),
+        memory_bytes=table_budget(
+            job,
+            {table.name: table.num_rows for table in tables},
+            ids_per_example,
+            {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()},
+        ),
     )
+
+
+def model_of(
+    job: JobSpec,
+    keys: Sequence[Key],
+    embeddings: nn.Module,
+    *,
+    num_dense: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> RankingModel:
+    """The job's model around embeddings of these keys, its dense part at initial values. On one device."""
+    kind = MODELS[job.model.kind]
+    model = kind(
+        embeddings,
+        [key.name for key in keys],
+        dim=job.model.embedding_dim,
+        hidden=job.model.hidden,
+        seed=job.seed,
+        dtype=dtype,
+        **kind.settings(job),
+        **kind.of_keys(keys),
+        **({"num_dense": num_dense} if num_dense else {}),
+    )
+    model.loss_kind = loss_of(job)
+    return model
 
 
 def _default_plan(tables: list[TableConfig]) -> dict[str, str]:
@@ -70,18 +104,13 @@ def _default_plan(tables: list[TableConfig]) -> dict[str, str]:
 def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
     """One table for each vocabulary of the data, as wide as the model wants it."""
     init = job.model.effective_init
-    if init.kind == "zero" and job.model.kind in ("bpr", *available.SEQUENCE_MODELS):
-        raise ValueError(
-            f"model.init.kind: zero gives {job.model.kind} no gradient, all its scores being products: use hash or "
-            "normal"
-        )
     return [
         TableConfig(
             name=name,
             num_rows=table.num_rows,
             dim=MODELS[job.model.kind].table_dim(name, job.model.embedding_dim),
             features=table.features,
-            pooling={key.name: _pooling(key) for key in data.keys if key.table == name},
+            pooling={key.name: pooling_of(job, key) for key in data.keys if key.table == name},
             init=InitConfig(init.kind, init.std),
             row_keys=data.row_keys(name) if init.kind == "hash" else None,
         )
@@ -89,8 +118,9 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
     ]
 
 
-def _pooling(key: Key) -> Pooling:
-    if key.pooling == "none":
+def pooling_of(job: JobSpec, key: Key) -> Pooling:
+    """How the table of a key pools what it looks up for it: not at all where the model takes a row for each id."""
+    if MODELS[job.model.kind].is_sequence:
         return "none"
     return "mean" if key.is_list and key.pooling == "mean" else "sum"
 
@@ -131,7 +161,7 @@ def row_optimizer(job: JobSpec, alpha: float | None) -> RowOptimizer:
     if spec.kind in available.WEIGHT_DECAY:
         settings["weight_decay"] = spec.weight_decay
     if spec.kind in available.ADAPTIVE_DECAY:
-        settings["alpha"] = alpha
+        settings |= {"alpha": alpha, "decay": spec.decay}
     if spec.kind in (*available.WEIGHT_DECAY, *available.ADAPTIVE_DECAY):
         settings["first_touch"] = spec.first_touch
     return OPTIMIZERS[spec.kind](**settings)

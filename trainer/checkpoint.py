@@ -26,6 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trainer.rundir import WRITING
+
 # 1 knew neither columns nor attached files. It was never released, and is refused.
 FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
@@ -35,7 +37,6 @@ PIECE_BYTES = 256 * 2**20
 
 # A step saved once more (a resume comes by it again) gets a suffix, so that no rename has to replace anything.
 _NAME = re.compile(r"^step-(\d{12})(?:\.(\d+))?$")
-_TEMPORARY = ".writing-"
 
 Result = TypeVar("Result")
 
@@ -89,20 +90,22 @@ def save(
     attached: Mapping[str, Path] | None = None,
     keep_last: int = 3,
     group: dist.ProcessGroup | None = None,
+    fence: Callable[[], None] = lambda: None,
 ) -> Path:
     """Writes the checkpoint of ``step`` under ``directory``, a folder that all ranks see. Collective.
 
     ``dense`` and ``attached`` are taken from rank 0. ``extra`` is JSON: completed steps, data position, spec.
     Copies of ``attached`` files become part of the checkpoint under the given names. The ``keep_last`` newest
-    checkpoints stay; checkpoints of later steps, from which a resume has turned back, go. Raises CheckpointError on
-    every rank if any rank failed; the previous checkpoints are then untouched.
+    checkpoints stay; checkpoints of later steps, from which a resume has turned back, go. ``fence`` is called on rank 0
+    before anything is made and before the checkpoint gets its name: what it raises ends the save. Raises
+    CheckpointError on every rank if any rank failed; the previous checkpoints are then untouched.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
     directory = Path(directory)
     rank, _ = _place(group)
     where = f"checkpoint of step {step} in {directory} could not be written"
-    name = _share(_attempt(_make_temporary, directory) if rank == 0 else None, where, group)
+    name = _share(_attempt(_make_temporary, directory, fence) if rank == 0 else None, where, group)
     temporary = directory / name
     try:
         written = agree(_attempt(_write_shards, temporary, rank, tables), where, group)
@@ -111,17 +114,19 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     if rank == 0:
-        outcome = _attempt(_finish, temporary, step, written, dense, dict(extra), dict(attached or {}), keep_last)
+        contents = (step, written, dense, dict(extra), dict(attached or {}))
+        outcome = _attempt(_finish, temporary, *contents, keep_last, fence)
         if outcome[1] is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return directory / _share(outcome if rank == 0 else None, where, group)
 
 
-def _make_temporary(directory: Path) -> str:
+def _make_temporary(directory: Path, fence: Callable[[], None]) -> str:
+    fence()
     directory.mkdir(parents=True, exist_ok=True)
-    for stale in directory.glob(_TEMPORARY + "*"):
+    for stale in directory.glob(WRITING + "*"):
         shutil.rmtree(stale)
-    name = _TEMPORARY + uuid.uuid4().hex
+    name = WRITING + uuid.uuid4().hex
     (directory / name).mkdir()
     return name
 
@@ -175,6 +180,7 @@ def _finish(
     extra: dict[str, Any],
     attached: dict[str, Path],
     keep_last: int,
+    fence: Callable[[], None],
 ) -> str:
     """Dense tensors, attached files, manifest, rename; returns the name that the checkpoint got."""
     shards = [entry for entries in written for entry in entries]
@@ -194,13 +200,18 @@ def _finish(
     fsync_folder(temporary)
     taken = [
         int(match[2] or 0)
-        for path in _list(temporary.parent)
+        for path in checkpoints_in(temporary.parent)
         if (match := _NAME.match(path.name)) and int(match[1]) == step
     ]
     final = temporary.parent / (f"step-{step:012d}" + (f".{max(taken) + 1}" if taken else ""))
+    # Chosen before the rename: a process that is stopped after it, and wakes when another attempt has gone on from this
+    # checkpoint, must not take what that one wrote for steps that it has turned back from itself.
+    replaced = _replaced_by(final, keep_last)
+    fence()
     os.rename(temporary, final)
     fsync_folder(final.parent)
-    _prune(final, keep_last)
+    for path in replaced:
+        shutil.rmtree(path, ignore_errors=True)
     return final.name
 
 
@@ -219,11 +230,11 @@ def fsync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _prune(newest: Path, keep_last: int) -> None:
-    found = _list(newest.parent)
+def _replaced_by(newest: Path, keep_last: int) -> list[Path]:
+    """What goes once ``newest`` is there: checkpoints of later steps, and the oldest."""
+    found = sorted([*checkpoints_in(newest.parent), newest], key=_order, reverse=True)
     position = found.index(newest)
-    for path in [*found[:position], *found[position + keep_last :]]:
-        shutil.rmtree(path, ignore_errors=True)
+    return [*found[:position], *found[position + keep_last :]]
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -408,7 +419,7 @@ def latest_valid(directory: Path | str) -> Checkpoint | None:
 
     Raises FormatVersionError for one of another format: nothing is wrong with it, and a run that began anew beside it
     would remove it in time."""
-    for path in _list(Path(directory)):
+    for path in checkpoints_in(Path(directory)):
         try:
             checkpoint = Checkpoint(path)
             checkpoint.verify()
@@ -421,13 +432,17 @@ def latest_valid(directory: Path | str) -> Checkpoint | None:
     return None
 
 
-def _list(directory: Path) -> list[Path]:
+def checkpoints_in(directory: Path) -> list[Path]:
     """Checkpoints by step, newest first."""
     if not directory.is_dir():
         return []
-    found = [(match, path) for path in directory.iterdir() if (match := _NAME.match(path.name))]
-    found.sort(key=lambda pair: (int(pair[0][1]), int(pair[0][2] or 0)), reverse=True)
-    return [path for _, path in found]
+    return sorted((path for path in directory.iterdir() if _NAME.match(path.name)), key=_order, reverse=True)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _NAME.match(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
 
 
 def _entries(body: Mapping[str, Any]) -> list[dict[str, Any]]:

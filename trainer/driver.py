@@ -17,10 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer import tracing
 from trainer.events import EventWriter, utc_now
-from trainer.failures import Cancelled, Failure, cause, classify
+from trainer.failures import Cancelled, Failure, GivenUpError, cause, classify
+from trainer.gpus import check_gpus
 from trainer.launch import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED, write_json
+from trainer.lineage import lineage_of
 from trainer.rundir import LOCK_FILE, Run
+from trainer.uplink import reporting
 
 HEARTBEAT_SECONDS = 5.0
 
@@ -38,14 +42,22 @@ class RanksFailed(RuntimeError):
 
 def execute(run: Run, start_ranks: StartRanks) -> int:
     """Leads one attempt to its end and returns the exit code (trainer.launch). Raises RunBusyError if another process
-    is at this run directory. Must be called on the main thread: it handles SIGTERM and SIGINT."""
+    is at this run directory, GivenUpError for an attempt that has lost its lease. Must be called on the main thread:
+    it handles SIGTERM and SIGINT."""
     with _lock(run.directory):
-        events = EventWriter(run.directory, run.attempt)
-        try:
-            with _heartbeat(events):
-                return _Attempt(run, events).lead(start_ranks)
-        finally:
-            events.close()
+        run.fence()
+        with reporting(run), contextlib.closing(EventWriter(run.directory, run.attempt)) as events:
+            attempt = _Attempt(run, events)
+            try:
+                with (
+                    _heartbeat(attempt),
+                    tracing.span("run", run.traceparent, job=run.run_id, attempt=run.attempt) as traced,
+                ):
+                    code = attempt.lead(start_ranks)
+                    traced.error = attempt.failure
+                    return code
+            finally:
+                tracing.flush()
 
 
 def check_free(directory: Path) -> None:
@@ -72,6 +84,7 @@ class _Attempt:
     run: Run
     events: EventWriter
     interruptible: bool
+    failure: str | None = None
 
     def __init__(self, run: Run, events: EventWriter):
         self.run, self.events = run, events
@@ -85,9 +98,14 @@ class _Attempt:
             (run.directory / EXIT_FILE).unlink(missing_ok=True)
             with self._signals(), self._time_limit():
                 self.events.write("state", state="starting")
-                self._prepare_data()
-                self._ranks(start_ranks)
-                self._publish()
+                check_gpus(run.job, run.cluster)
+                with tracing.span("prepare"):
+                    self._prepare_data()
+                self.events.write("lineage", **lineage_of(self.run))
+                with tracing.span("train"):
+                    self._ranks(start_ranks)
+                with tracing.span("publish"):
+                    self._publish()
         except Cancelled as stop:
             if stop.reason == "timeout":
                 limit = run.job.resources.timeout_seconds
@@ -103,7 +121,7 @@ class _Attempt:
     def _prepare_data(self) -> None:
         from trainer.checkpoint import latest_valid
         from trainer.data import PreparedData, prepare
-        from trainer.warm_start import id_maps, parent_checkpoint
+        from trainer.warm_start import id_maps, numeric_features, parent_checkpoint, profile_of_rows
 
         run = self.run
         if PreparedData.fingerprint_of(run.data) is not None and latest_valid(run.checkpoints) is not None:
@@ -113,19 +131,29 @@ class _Attempt:
         if parent is None and run.job.init_from is not None:
             self._info("init_from names no trained job yet: this one starts from initial values")
         base = None if parent is None else id_maps(parent)
-        prepare(run.dataset, run.job, run.data, base_vocabulary=base, log=self._info)
+        numeric = None if parent is None else numeric_features(parent)
+        profile = None if parent is None else profile_of_rows(parent)
+        prepare(
+            run.dataset, run.job, run.data,
+            base_vocabulary=base, base_numeric=numeric, base_profile=profile, log=self._info, fence=run.fence,
+        )  # fmt: skip
         self._check_memory()
+        if run.job.publish is not None and run.job.publish.anchor is not None:
+            from trainer.anchor import write_targets
+
+            self._info(write_targets(run, PreparedData.open(run.data), parent))
 
     def _check_memory(self) -> None:
         """Before anything is built: now the rows are counted. Raises MemoryError."""
         from trainer.data import PreparedData
-        from trainer.estimate import ids_per_example
+        from trainer.estimate import graph_sizes, ids_per_example
         from trainer.memory import machine_memory_bytes, refuse_what_cannot_fit
 
         run = self.run
         rows = {name: table.num_rows for name, table in PreparedData.open(run.data).tables.items()}
         machine = None if run.ray_address else machine_memory_bytes()
-        refuse_what_cannot_fit(run.job, rows, ids_per_example(run.job, run.dataset), machine)
+        graphs = graph_sizes(run.job, run.dataset)
+        refuse_what_cannot_fit(run.job, rows, ids_per_example(run.job, run.dataset), machine, graphs)
 
     def _ranks(self, start_ranks: StartRanks) -> None:
         self.interruptible = False
@@ -156,7 +184,7 @@ class _Attempt:
         with contextlib.suppress(FileNotFoundError):
             raise Cancelled(self.run.cancel_file.read_text("utf-8"))
 
-    def _ask_to_stop(self, reason: str) -> None:
+    def ask_to_stop(self, reason: str) -> None:
         """Ranks look for this file at every step."""
         temporary = self.run.cancel_file.with_suffix(".tmp")
         temporary.write_text(reason, "utf-8")
@@ -167,7 +195,7 @@ class _Attempt:
         """SIGTERM and SIGINT ask the ranks to write a checkpoint and stop; where none runs they stop the driver."""
 
         def handle(number: int, frame: object) -> None:
-            self._ask_to_stop(signal.Signals(number).name)
+            self.ask_to_stop(signal.Signals(number).name)
             if self.interruptible:
                 raise Cancelled(signal.Signals(number).name)
 
@@ -182,7 +210,7 @@ class _Attempt:
     @contextlib.contextmanager
     def _time_limit(self) -> Iterator[None]:
         limit = self.run.job.resources.timeout_seconds
-        timer = threading.Timer(limit or 0, self._ask_to_stop, ["timeout"])
+        timer = threading.Timer(limit or 0, self.ask_to_stop, ["timeout"])
         timer.daemon = True
         if limit is not None:
             timer.start()
@@ -195,12 +223,13 @@ class _Attempt:
 
     def _failed(self, failure: Failure) -> int:
         _write_error(self.events, failure)
+        self.failure = f"{failure.code}: {failure.message}"
         return self._end("failed", failure)
 
     def _end(self, state: str, failure: Failure | None = None) -> int:
         with _as_far_as_the_disk_allows():
             self.events.write("state", state=state)
-        return _exit(self.run.directory, self.run.attempt, state, failure)
+        return _exit(self.run.directory, self.run.attempt, state, failure, self.run.fence)
 
 
 def _write_error(events: EventWriter, failure: Failure) -> None:
@@ -218,7 +247,9 @@ def _as_far_as_the_disk_allows() -> Iterator[None]:
         print(f"could not be written to the run directory: {error}", flush=True)
 
 
-def _exit(directory: Path, attempt: int, state: str, failure: Failure | None) -> int:
+def _exit(
+    directory: Path, attempt: int, state: str, failure: Failure | None, fence: Callable[[], None] | None = None
+) -> int:
     retryable = failure is not None and failure.retryable
     code = {"succeeded": EXIT_SUCCEEDED, "cancelled": EXIT_CANCELLED}.get(state, EXIT_FAILED)
     if retryable:
@@ -226,19 +257,23 @@ def _exit(directory: Path, attempt: int, state: str, failure: Failure | None) ->
     document = {"code": code, "state": state, "retryable": retryable, "attempt": attempt, "time": utc_now()}
     if failure is not None:
         document |= {"error": {"code": failure.code, "message": failure.message, "remedy": failure.remedy}}
-    with _as_far_as_the_disk_allows():
-        write_json(directory / EXIT_FILE, document)
+    with _as_far_as_the_disk_allows(), contextlib.suppress(GivenUpError):
+        write_json(directory / EXIT_FILE, document, fence)
     return code
 
 
 @contextlib.contextmanager
-def _heartbeat(events: EventWriter) -> Iterator[None]:
+def _heartbeat(attempt: _Attempt) -> Iterator[None]:
+    """Signs of life, for as long as they are wanted: an attempt that has lost its lease is asked to stop."""
     done = threading.Event()
 
     def beat() -> None:
         while not done.wait(HEARTBEAT_SECONDS):
             with contextlib.suppress(OSError):  # a full disk must not end the thread: space may come back
-                events.write("heartbeat")
+                if not attempt.run.still_current():
+                    attempt.ask_to_stop("given up")
+                    return
+                attempt.events.write("heartbeat")
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

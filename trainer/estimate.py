@@ -5,7 +5,7 @@ Figures are upper bounds or rough predictions, and each comes with its arithmeti
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 from trainer.available import SEQUENCE_MODELS
 from trainer.data import values
 from trainer.data.encode import ids_of
+from trainer.data.graphs import edge_files
+from trainer.data.locations import opened
 from trainer.data.plan import DataPlan, make_plan
 from trainer.data.vocabulary import DistinctIds
 from trainer.data.writing import NUM_SPECIAL_ROWS
@@ -25,6 +27,7 @@ from trainer.memory import (
     memory_problem,
     rank_memory,
     sequence_ids,
+    size_of,
 )
 from trainer.spec import DatasetSpec, JobSpec
 
@@ -44,8 +47,23 @@ def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
     found = {
         name: float(feature.derive.length) if feature.derive is not None else 5.0 if feature.type == "id_list" else 1.0
         for name, feature in dataset.features.items()
+        if feature.type != "dense"
     }
     return found | ({"item__negative": 1.0} if job.model.kind == "bpr" else {})
+
+
+def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]]:
+    """By graph that the job's sse names, its table and how many edges its files have at most: what
+    :func:`trainer.memory.rank_memory` takes. Raises DataError."""
+    found = {}
+    for name, edges in edge_files(dataset, job).items():
+        source = edges.source
+        if source.format == "parquet":
+            count = sum(pq.read_metadata(opened(file.path)).num_rows for file in source.files)
+        else:
+            count = sum(len(chunk) for chunk in source.stream(edges.columns))
+        found[name] = edges.table, count
+    return found
 
 
 class Estimate(dict[str, Any]):
@@ -65,7 +83,8 @@ def estimate(job: JobSpec, dataset: DatasetSpec) -> Estimate:
     num_rows, distinct, exact = _distinct(plan)
     workers = job.resources.num_workers
     ids = ids_per_example(job, dataset)
-    memory = rank_memory(job, {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}, ids)
+    rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
+    memory = rank_memory(job, rows_of, ids, graph_sizes(job, dataset))
     split = job.evaluation.split
     negatives = dataset.label.negatives
     examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
@@ -77,7 +96,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec) -> Estimate:
         train_examples = -(-train_examples // job.model.length)
     steps = -(-train_examples // job.batch_size)
     total_bytes = memory.total * workers + RAY_BYTES
-    step_seconds = _seconds_per_step(job, len(plan.features), sum(ids.values()))
+    step_seconds = _seconds_per_step(job, ids)
     bound = "distinct ids of all splits" if exact else "a bound from file statistics"
     rows = sum(table.rows for table in memory.by_table.values())
     found = Estimate(
@@ -116,14 +135,14 @@ def too_large(job: JobSpec, found: Estimate, machine_bytes: int | None) -> tuple
     return memory_problem(job, found.memory, machine_bytes) if found.exact else None
 
 
-def _seconds_per_step(job: JobSpec, num_features: int, lookups: float) -> float:
-    """Multiply-adds of the tower (forward and twice that backward) and traffic of the rows, per worker."""
-    widths = [num_features * job.model.embedding_dim, *job.model.hidden, 1]
-    weights = sum(a * b for a, b in itertools.pairwise(widths)) if job.model.kind not in ("bpr", "item2vec") else 0
+def _seconds_per_step(job: JobSpec, ids: Mapping[str, float]) -> float:
+    """Multiply-adds of the dense part (forward and twice that backward) and traffic of the rows, per worker; as often
+    as regularizers of dropout run the dense part, and twice with SAM."""
     samples = job.batch_size / job.resources.num_workers
-    arithmetic = 6.0 * weights * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
-    traffic = samples * lookups * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
-    return _STEP_SECONDS + arithmetic + traffic
+    arithmetic = 6.0 * size_of(job, ids).multiply_adds * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
+    traffic = samples * sum(ids.values()) * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
+    passes = job.regularizers.dropout_method.passes
+    return (_STEP_SECONDS + passes * arithmetic + traffic) * (1 if job.regularizers.sam is None else 2)
 
 
 def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
@@ -147,7 +166,7 @@ def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
 def _rows_from_footers(plan: DataPlan) -> int | None:
     if plan.source.format != "parquet":
         return None
-    return sum(pq.read_metadata(file.path).num_rows for file in plan.source.files)
+    return sum(pq.read_metadata(opened(file.path)).num_rows for file in plan.source.files)
 
 
 def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:
@@ -172,7 +191,7 @@ def _span(plan: DataPlan, column: str) -> int | None:
     low: list[int] = []
     high: list[int] = []
     for file in plan.source.files:
-        metadata = pq.read_metadata(file.path)
+        metadata = pq.read_metadata(opened(file.path))
         for group in range(metadata.num_row_groups):
             for number in range(metadata.num_columns):
                 chunk = metadata.row_group(group).column(number)

@@ -7,10 +7,14 @@ may crash without the other. Torch-free. Every event has ``time`` (RFC 3339 UTC)
 type           further fields
 =============  ==========================================================================================
 state          state: starting | running | publishing | succeeded | failed | cancelled
-progress       epoch (from 1), epochs, step (in all), examples, examples_per_second
-metric         epoch, split: train | validation | test, auc, logloss, ...
+progress       epoch (from 1), epochs, step (in all), examples, examples_per_second, step_seconds, waited_seconds
+               (for batches, this attempt's steps so far), loss (mean of the epoch so far)
+metric         epoch, split: train | validation | test, auc, logloss, ... (trainer.evaluation_spec), examples, users;
+               NAME_low and NAME_high of an interval; calibration: [{rows, prediction, share}] by bin;
+               frequency_buckets: [{bucket, ids, min_count, max_count, norm, examples, auc}]
 publication    status: published | held | none, collection, version, reasons: [str], gate: [...]
 error          code, message, remedy
+lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start (trainer.lineage)
 heartbeat      (none)
 info           message, and any figures worth keeping (alpha taken, shares per rank, unknown share)
 =============  ==========================================================================================
@@ -27,6 +31,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 EVENTS_FILE = "events.jsonl"
+TABLES = ("calibration", "frequency_buckets")
+"""Metrics that are tables."""
 TERMINAL_STATES = ("succeeded", "failed", "cancelled")
 
 

@@ -47,8 +47,12 @@ class GivenUpError(RuntimeError):
     """This attempt is no longer the run's: another one, or nobody, may publish in its place."""
 
 
+class ServiceAwayError(RuntimeError):
+    """A run on another machine does not reach the service that it belongs to."""
+
+
 class ResourceError(RuntimeError):
-    """The machines to run on are not there: Ray does not start, is not reached, or has too few CPUs."""
+    """The machines to run on are not there: Ray does not start, is not reached, or there are too few CPUs or GPUs."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,9 @@ def classify(error: BaseException) -> Failure:
         return Failure("bad_spec", message, "correct the field that is named and submit again")
     if isinstance(error, ResourceError):
         return Failure("no_resources", message, "see `evenkeel doctor`", retryable=True)
+    if isinstance(error, ServiceAwayError):
+        remedy = "see that EVENKEEL_INTERNAL_URL leads from the cluster to the service; what was trained is kept"
+        return Failure("service_away", message, remedy, retryable=True)
     if isinstance(error, GivenUpError):
         return Failure("given_up", message, "look at the run's newer attempt")
     if isinstance(error, MemoryError):

@@ -19,9 +19,10 @@ import yaml
 from trainer.data import values
 from trainer.data.errors import DataError
 from trainer.data.labels import labels_of
+from trainer.data.numeric import as_floats
 from trainer.data.source import Source, local_path, to_days
 from trainer.data.vocabulary import DistinctIds
-from trainer.spec import DatasetSpec, parse_dataset
+from trainer.spec import DatasetSpec, parse_dataset, parse_rule
 
 SAMPLE_ROWS = 1_000_000
 
@@ -117,14 +118,18 @@ def column_names(uri: str | Path) -> list[str]:
 
 
 def profile(spec: DatasetSpec) -> dict[str, Any]:
-    """Rows, label rate, range of the order, nulls and distinct ids per feature column. Reads every row, in a stream.
+    """Rows, label rate or the range of its values, range of the order, nulls and distinct ids per feature column. Reads
+    every row, in a stream.
 
     ``label_problem`` says what would keep a job from training, where a label is not one.
     """
     source = Source(spec.uri)
-    direct = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
-    label_column = spec.label.column or (spec.label.rule.split()[0] if spec.label.rule else None)
-    columns = list(dict.fromkeys([*direct.values(), *filter(None, (label_column, spec.ordering))]))
+    columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
+    numeric = {name: Range() for name in columns_of if spec.features[name].type == "dense"}
+    direct = {name: column for name, column in columns_of.items() if name not in numeric}
+    label_column = spec.label.column or (parse_rule(spec.label.rule)[0] if spec.label.rule else spec.label.value)
+    label_values = Range()
+    columns = list(dict.fromkeys([*columns_of.values(), *filter(None, (label_column, spec.ordering))]))
     source.require(columns)
     types = {name: source.column_type(column) for name, column in direct.items()}
     distinct = {
@@ -143,9 +148,13 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
             if spec.features[name].type == "id_list":
                 array = values.as_lists(array)[0]
             distinct[name].add(values.as_ids(array, distinct[name].kind, chunk.where(column)))
+        for name, found_range in numeric.items():
+            found_range.add(chunk.column(columns_of[name]))
         if label_column is not None and label_problem is None:
             try:
-                num_positives += int(labels_of(chunk, spec.label).sum())
+                found_labels = labels_of(chunk, spec.label)
+                num_positives += int((found_labels == 1).sum())
+                label_values.add(chunk.column(label_column))
             except DataError as error:
                 label_problem = str(error)
         if spec.ordering is not None:
@@ -155,16 +164,41 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
         name: {"column": direct[name], "nulls": nulls[name], "distinct": len(distinct[name].sorted())}
         for name in direct
     }
+    shown |= {name: {"column": columns_of[name], **found_range.as_json()} for name, found_range in numeric.items()}
     result: dict[str, Any] = {"name": spec.name, "rows": num_rows, "files": len(source.files), "features": shown}
     result["bytes"] = sum(file.path.stat().st_size for file in source.files)
     if label_problem is not None:
         result["label_problem"] = label_problem
+    elif spec.label.value is not None:
+        result["label_values"] = label_values.as_json()
     elif label_column is not None:
         result["label_rate"] = num_positives / num_rows if num_rows else None
     if spec.ordering is not None:
         low, high = (min(extremes), max(extremes)) if extremes else (None, None)
         result["order"] = {"column": spec.ordering, "min": _plain(low), "max": _plain(high)}
     return result
+
+
+class Range:
+    """Of a numeric column: the smallest and the largest value, how many are missing and how many are no numbers."""
+
+    def __init__(self) -> None:
+        self.nulls, self.bad, self.low, self.high = 0, 0, np.inf, -np.inf
+
+    def add(self, array: pa.Array) -> None:
+        found, bad = as_floats(array)
+        good = found[~bad & ~np.isnan(found)]
+        self.bad += int(bad.sum())
+        self.nulls += int((np.isnan(found) & ~bad).sum())
+        if len(good):
+            self.low, self.high = min(self.low, float(good.min())), max(self.high, float(good.max()))
+
+    def as_json(self) -> dict[str, Any]:
+        known = self.low <= self.high
+        return {
+            "nulls": self.nulls, "bad": self.bad, "min": self.low if known else None,
+            "max": self.high if known else None,
+        }  # fmt: skip
 
 
 # --- guesses

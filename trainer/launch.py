@@ -1,6 +1,7 @@
 """Starts, watches and ends the detached process of a run. Torch-free: the control plane imports it.
 
-A run is identified by its pid *and* creation time (pids are reused), kept in ``process.json``. Its processes are found
+A run is identified by its pid *and* when it was started (pids are reused), kept in ``process.json``: in ticks since the
+machine's start and with the id of that start, which no clock that is set or corrected changes. Its processes are found
 in three ways, because each alone misses some: the tree below the run; the session it leads (Ray calls setpgrp, which
 leaves the session); and the marker ``EVENKEEL_RUN_DIR`` in a process's environment (a session of its own, parent dead).
 """
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,13 @@ LOG_FILE = "log.txt"
 EXIT_FILE = "exit.json"
 RUN_ID_VARIABLE = "EVENKEEL_RUN_ID"
 RUN_DIR_VARIABLE = "EVENKEEL_RUN_DIR"
-SERVICE_SECRETS = ("EVENKEEL_DATABASE_URL", "EVENKEEL_API_KEY", "PGPASSWORD", "PGPASSFILE")
+LAUNCHED_VARIABLE = "EVENKEEL_RUN_LAUNCHED"
+ATTEMPT_VARIABLE = "EVENKEEL_RUN_ATTEMPT"
+REPORT_URL_VARIABLE = "EVENKEEL_RUN_URL"
+REPORT_TOKEN_VARIABLE = "EVENKEEL_RUN_TOKEN"
+COMMAND = (sys.executable, "-m", "trainer.run")
+SERVICE_SECRETS = ("EVENKEEL_DATABASE_URL", "EVENKEEL_STORE_URL", "EVENKEEL_API_KEY", "PGPASSWORD", "PGPASSFILE")
+"""Of the stores a run is given its tenant's, in run.json."""
 
 EXIT_SUCCEEDED = 0
 EXIT_FAILED = 1
@@ -34,14 +41,13 @@ EXIT_RETRYABLE = 75
 """The machinery failed, not the job (sysexits' EX_TEMPFAIL): a worker died, Ray could not start."""
 EXIT_CANCELLED = 130
 
-_KILL_SECONDS = 10.0
+_KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.05
-_CLOCK_SECONDS = 0.05
-"""Creation times are told in ticks of 10 ms."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def launch(run_dir: Path | str, *, env: Mapping[str, str] | None = None) -> int:
-    """Starts ``python -m trainer.run --run-dir D`` in a session of its own and returns its pid at once.
+def launch(run_dir: Path | str, *, env: Mapping[str, str] | None = None, command: Sequence[str] = COMMAND) -> int:
+    """Starts ``command --run-dir D`` (``python -m trainer.run``) in a session of its own and returns its pid at once.
 
     The child outlives this process; stdout and stderr are appended to ``D/log.txt``. It inherits this process's
     environment without the credentials of the service (SERVICE_SECRETS), which are none of its business, and with
@@ -52,13 +58,14 @@ def launch(run_dir: Path | str, *, env: Mapping[str, str] | None = None) -> int:
         raise RuntimeError(f"{directory}: its process is still running; end it first")
     run_id = json.loads((directory / "run.json").read_text("utf-8"))["run_id"]
     inherited = {name: value for name, value in os.environ.items() if name not in SERVICE_SECRETS}
-    environment = {**inherited, **(env or {}), RUN_ID_VARIABLE: str(run_id), RUN_DIR_VARIABLE: str(directory)}
+    ours = {RUN_ID_VARIABLE: str(run_id), RUN_DIR_VARIABLE: str(directory), LAUNCHED_VARIABLE: "1"}
+    environment = {**inherited, **(env or {}), **ours}
     # The code that runs is the code that launches, wherever it was imported from.
     root = str(Path(__file__).resolve().parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
     with open(directory / LOG_FILE, "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.run", "--run-dir", str(directory)],
+            [*command, "--run-dir", str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -66,8 +73,25 @@ def launch(run_dir: Path | str, *, env: Mapping[str, str] | None = None) -> int:
             start_new_session=True,
         )
     _children[process.pid] = process
-    _write_process_file(directory, process.pid)
+    write_process_file(directory, process.pid)
     return process.pid
+
+
+def await_name(run_dir: Path | str, seconds: float = 30.0) -> bool:
+    """Called by a process that :func:`launch` started, before it does anything: waits until ``process.json`` names it.
+
+    False: it never did, the launcher having died in between; nobody knows of this process, and the run will be started
+    again, so it must leave. At once True in a process that was not launched.
+    """
+    if os.environ.pop(LAUNCHED_VARIABLE, None) is None:
+        return True
+    directory, own = Path(run_dir).resolve(), _identity(os.getpid())
+    deadline = time.monotonic() + seconds
+    while _recorded(directory) != own:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
 def is_alive(run_dir: Path | str) -> bool:
@@ -77,7 +101,8 @@ def is_alive(run_dir: Path | str) -> bool:
 
 def terminate(run_dir: Path | str, grace_seconds: float = 30.0) -> bool:
     """Ends the run and every process it left: SIGTERM to the run (it writes a checkpoint and cancels itself), then,
-    after ``grace_seconds``, SIGKILL to whatever remains, until a fresh look finds nothing.
+    after ``grace_seconds``, whatever remains is stopped, until a look finds no more, and killed. To stop them first
+    keeps them from forking away, and the run's first process, which adopts orphans, from letting go of any.
 
     Returns True if the run ended by itself within the grace. Also clears what a run that already died left behind.
     Raises RuntimeError naming the pids that survive SIGKILL (uninterruptible sleep).
@@ -93,8 +118,13 @@ def terminate(run_dir: Path | str, grace_seconds: float = 30.0) -> bool:
             seen.update(processes(directory))
             time.sleep(_POLL_SECONDS)
     deadline = time.monotonic() + _KILL_SECONDS
+    stopped: set[psutil.Process] = set()
+    while fresh := {process for process in seen if _runs(process)} - stopped:
+        for process in fresh:
+            _signal(process, signal.SIGSTOP)
+        stopped |= fresh
+        seen.update(processes(directory))
     while True:
-        # A process may have forked between the look and the kill: look again until nothing is left.
         seen.update(processes(directory))
         alive = {process for process in seen if _runs(process)}
         if not alive:
@@ -109,21 +139,20 @@ def terminate(run_dir: Path | str, grace_seconds: float = 30.0) -> bool:
 def processes(run_dir: Path | str) -> list[psutil.Process]:
     """Every live process of the run: the main one, the tree below it, its session, and all with its marker."""
     directory = Path(run_dir).resolve()
+    main, session, marker = _main_process(directory), _session(directory), str(directory)
+    ours = [] if main is None else [main]
+    children: dict[int, list[psutil.Process]] = {}
+    for process in psutil.process_iter():  # once: a run may have hundreds
+        with contextlib.suppress(psutil.Error, OSError):  # gone, or another user's
+            children.setdefault(process.ppid(), []).append(process)
+            if os.getsid(process.pid) == session or process.environ().get(RUN_DIR_VARIABLE) == marker:
+                ours.append(process)
     found: set[psutil.Process] = set()
-    main = _main_process(directory)
-    if main is not None:
-        found.add(main)
-        found.update(_descendants(main))
-    session = _session(directory)
-    marker = str(directory)
-    for process in psutil.process_iter():
-        try:
-            ours = os.getsid(process.pid) == session or process.environ().get(RUN_DIR_VARIABLE) == marker
-        except (psutil.Error, OSError):
-            continue  # gone, or another user's
-        if ours and process.pid != os.getpid():
+    while ours:
+        process = ours.pop()
+        if process not in found and process.pid != os.getpid():
             found.add(process)
-            found.update(_descendants(process))
+            ours += children.get(process.pid, [])
     return [process for process in found if _runs(process)]
 
 
@@ -143,10 +172,8 @@ def _session(directory: Path) -> int | None:
     recorded = _recorded(directory)
     if recorded is None:
         return None
-    with contextlib.suppress(psutil.Error):
-        if abs(psutil.Process(recorded["pid"]).create_time() - recorded["create_time"]) > _CLOCK_SECONDS:
-            return None
-    return recorded["pid"]
+    now = _identity(recorded["pid"])
+    return None if now is not None and now != recorded else recorded["pid"]
 
 
 def _main_process(directory: Path) -> psutil.Process | None:
@@ -157,10 +184,10 @@ def _main_process(directory: Path) -> psutil.Process | None:
     if child is not None and child.poll() is not None:
         del _children[recorded["pid"]]  # reaped: no zombie is left
         return None
+    if _identity(recorded["pid"]) != recorded:
+        return None
     try:
         process = psutil.Process(recorded["pid"])
-        if abs(process.create_time() - recorded["create_time"]) > _CLOCK_SECONDS:
-            return None
     except psutil.Error:
         return None
     return process if _runs(process) else None
@@ -173,31 +200,38 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.Error:
-        return []
-
-
 def _signal(process: psutil.Process, number: int) -> None:
     with contextlib.suppress(psutil.Error):  # gone already
         process.send_signal(number)
 
 
-def _write_process_file(directory: Path, pid: int) -> None:
+def write_process_file(directory: Path, pid: int) -> None:
+    """Says that the process ``pid`` is the run."""
+    write_json(directory / PROCESS_FILE, _identity(pid) or {"pid": pid, "start_ticks": 0, "boot_id": ""})
+
+
+def _identity(pid: int) -> dict[str, Any] | None:
+    """What tells a process from all others that have or had its number; None where there is none."""
     try:
-        create_time = psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        create_time = 0.0
-    write_json(directory / PROCESS_FILE, {"pid": pid, "create_time": create_time})
+        # "PID (NAME) STATE ...", where NAME may hold anything: the 22nd field is when it was started.
+        ticks = int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+    return {"pid": pid, "start_ticks": ticks, "boot_id": _BOOT_ID.read_text("ascii").strip()}
 
 
-def write_json(path: Path, document: object) -> None:
-    """Writes a JSON file whole: a reader sees the old one or the new one."""
+def write_json(path: Path, document: object, fence: Callable[[], None] | None = None) -> None:
+    """Writes a JSON file whole: a reader sees the old one or the new one. ``fence`` is called before the switch; what
+    it raises leaves the old one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(document, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    if fence is not None:
+        try:
+            fence()
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     os.replace(temporary, path)

@@ -6,6 +6,7 @@ checkpoint ends with the same bits as one that was not.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -18,12 +19,17 @@ import torch
 import torch.distributed as dist
 
 from embeddings.sharding.collectives import all_reduce
+from trainer.data.prefetch import Prefetched
+from trainer.evaluation import Evaluator
 from trainer.failures import Cancelled, NonFiniteError
 from trainer.label_side import with_swapped_classes
+from trainer.regularizer_spec import EarlyStopping
+from trainer.regularizers.early_stopping import Decision, decide
+from trainer.regularizers.objective import job_objective
+from trainer.regularizers.sam import ascended, gradient_squared_norm
 from trainer.schedules import schedule_of
-from trainer.spec import DEFAULT_METRICS, JobSpec
+from trainer.spec import JobSpec
 
-EVALUATION_BATCH_SIZE = 8192
 PROGRESS_SECONDS = 1.0
 HELD_OUT = ("validation", "test")
 
@@ -36,7 +42,8 @@ class Position:
     """How far a run is.
 
     ``step``: completed steps of this job. ``first_step``: steps that its tables had before it (warm start).
-    ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the epoch under way.
+    ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the epoch under way. ``stopped``: training is
+    over, before its last epoch or with the parameters of an earlier one.
     """
 
     step: int = 0
@@ -44,6 +51,7 @@ class Position:
     evaluated: int = 0
     loss_sum: float = 0.0
     loss_count: int = 0
+    stopped: bool = False
 
 
 class Model(Protocol):
@@ -78,6 +86,7 @@ class Trainer:
     # where
     rank: int
     world_size: int
+    device: torch.device
 
     # how far
     position: Position
@@ -85,11 +94,15 @@ class Trainer:
     num_steps: int
     history: list[dict[str, Any]]
     stop_asked: bool
+    waited_seconds: float
+    """How long steps of this attempt waited for their batches."""
 
     # told to
     emit: Emit
     should_stop: Callable[[], str | None]
     save: Callable[[Trainer], None]
+    save_best: Callable[[Trainer], None]
+    load_best: Callable[[Trainer], Position]
 
     def __init__(
         self,
@@ -103,19 +116,30 @@ class Trainer:
         emit: Emit = lambda kind, **fields: None,
         should_stop: Callable[[], str | None] = lambda: None,
         save: Callable[[Trainer], None] = lambda trainer: None,
+        save_best: Callable[[Trainer], None] = lambda trainer: None,
+        load_best: Callable[[Trainer], Position] = lambda trainer: trainer.position,
+        device: torch.device | None = None,
     ):
-        """``should_stop`` gives the reason once this rank is to stop. ``save`` writes a checkpoint (collective)."""
+        """``should_stop`` gives the reason once this rank is to stop. ``save`` writes a checkpoint (collective), as
+        does ``save_best`` after an epoch that is the best so far, from which ``load_best`` restores the model and says
+        where it was. ``device`` is where the model is, left out: the CPU."""
         self.job, self.data, self.sharded, self.dense_optimizer = job, data, sharded, dense_optimizer
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.device = device or torch.device("cpu")
         self.splits = tuple(split for split in HELD_OUT if data.num_examples[split])
         self.position, self.history = position or Position(), list(history)
         self.steps_per_epoch = data.steps_per_epoch
         self.num_steps = job.epochs * data.steps_per_epoch
         self.stop_asked = False
         self.emit, self.should_stop, self.save = emit, should_stop, save
+        self.save_best, self.load_best = save_best, load_best
+        self.objective = job_objective(job, sharded.module, data)
+        self.evaluator = Evaluator(job, data, sharded.module, self.device)
         self._dense_schedule = schedule_of(job.dense_optimizer.schedule)
         self._saved_step = self.position.step if position is not None else -1
         self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0
+        self._told_step = self.position.step
+        self.waited_seconds = 0.0
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -125,6 +149,7 @@ class Trainer:
         self.evaluate_if_due()
         self.sharded.train()
         for parts in self.batches():
+            self.reset_tables_if_due()
             self.train_step(parts)
             self.log_progress()
             self.evaluate_if_due()
@@ -134,26 +159,50 @@ class Trainer:
 
     def batches(self) -> Iterator[tuple[Any, ...]]:
         """This rank's part of every batch from ``position`` on, over all epochs that are left: its micro-batches."""
-        micro_batches = self.job.micro_batches
-        while self.position.step < self.num_steps:
-            epoch, start = divmod(self.position.step, self.steps_per_epoch)
-            parts = self.data.train_batches(epoch, start, self.rank, self.world_size, micro_batches)
-            for first in parts:
-                yield first, *itertools.islice(parts, micro_batches - 1)
+        upcoming: Iterator[Any] | None = None
+        try:
+            while self.position.step < self.num_steps and not self.position.stopped:
+                parts, upcoming = upcoming or self._read(*divmod(self.position.step, self.steps_per_epoch)), None
+                with _closed(parts):
+                    while found := self._next(parts):
+                        epoch, inside = divmod(self.position.step + 1, self.steps_per_epoch)
+                        if not inside and epoch < self.job.epochs:
+                            # The next epoch's first batches are made during this one's last step and evaluation.
+                            upcoming = self._read(epoch, 0)
+                            if isinstance(upcoming, Prefetched):
+                                upcoming.begin()
+                        yield found
+        finally:
+            if upcoming is not None:
+                with _closed(upcoming):
+                    pass
+
+    def _read(self, epoch: int, start: int) -> Iterator[Any]:
+        return iter(self.data.train_batches(epoch, start, self.rank, self.world_size, self.job.micro_batches))
+
+    def _next(self, parts: Iterator[Any]) -> tuple[Any, ...]:
+        """The micro-batches of the next step, () at the end of the epoch; counts how long they were waited for."""
+        begun = time.monotonic()
+        found = tuple(itertools.islice(parts, self.job.micro_batches))
+        self.waited_seconds += time.monotonic() - begun
+        return found
+
+    def reset_tables_if_due(self) -> None:
+        """MEDA: before the first step of each epoch but the first, rows and their optimizer's state are initial."""
+        if self.job.regularizers.meda and self.position.step and self.position.step % self.steps_per_epoch == 0:
+            sharded: Any = self.sharded
+            sharded.reset_tables()
 
     def train_step(self, parts: tuple[Any, ...]) -> None:
         """One step on all ranks, or on none. Gradients add up over the micro-batches of ``parts``."""
-        step = self.position.first_step + self.position.step + 1
-        for _, parameter in self.sharded.dense_parameters():
-            parameter.grad = None
-        loss, size = 0.0, parts[0].global_size
-        for batch in parts:
-            self.sharded.set_context(step, batch.sample_offset, size, batch.part_offset)
-            part_loss = self.sharded.module.loss(with_swapped_classes(self.job, batch, step)).sum() / size
-            part_loss.backward()
-            loss += part_loss.item()
-        self.sharded.all_reduce_gradients()
-        mean_loss, squared_norm = self._agree(step, loss)
+        step, size = self.position.first_step + self.position.step + 1, parts[0].global_size
+        sam = self.job.regularizers.sam
+        loss = self._gradients(step, parts)
+        mean_loss, squared_norm = self._agree(step, loss, with_norm=sam is not None)
+        if sam is not None:
+            with ascended(sam, self.sharded, gradient_squared_norm(sam, self.sharded, squared_norm)):
+                loss = self._gradients(step, parts)
+            _, squared_norm = self._agree(step, loss)
         scale = self._clip_dense(squared_norm)
         if self.dense_optimizer is not None:
             factor = float(self._dense_schedule.factors(np.array(step)))
@@ -166,14 +215,29 @@ class Trainer:
         self.position.loss_count += size
         self._examples += size
 
-    def _agree(self, step: int, loss: float) -> tuple[float, float]:
-        """Over all ranks, the batch's mean loss and, where it is clipped, the squared norm of the tables' gradient.
+    def _gradients(self, step: int, parts: tuple[Any, ...]) -> float:
+        """Of the batch: dense ones summed over ranks, those of rows recorded. This rank's part of the mean loss."""
+        for _, parameter in self.sharded.dense_parameters():
+            parameter.grad = None
+        loss, size = 0.0, parts[0].global_size
+        for batch in parts:
+            self.sharded.set_context(step, batch.sample_offset, size, batch.part_offset)
+            objective = self.objective(with_swapped_classes(self.job, batch, step).on(self.device), step)
+            (objective.value.sum() / size).backward()
+            loss += (objective.loss.detach().sum() / size).item()
+        self.sharded.all_reduce_gradients()
+        return loss
+
+    def _agree(self, step: int, loss: float, with_norm: bool = False) -> tuple[float, float]:
+        """Over all ranks, the batch's mean loss and, where it is clipped or asked for, the squared norm of the tables'
+        gradient.
 
         Raises NonFiniteError on every rank if loss, rows' gradients or dense gradients are not finite on any; also
         agrees on whether to stop."""
         tables = list(self.sharded.tables)
         bad = set(self.sharded.non_finite_tables())
-        squared_norm = 0.0 if self.job.optimizer.clip_norm is None or bad else self.sharded.gradient_squared_norm()
+        with_norm = (with_norm or self.job.optimizer.clip_norm is not None) and not bad
+        squared_norm = self.sharded.gradient_squared_norm() if with_norm else 0.0
         flags = [float(self.should_stop() is not None), *(float(name in bad) for name in tables)]
         everyone = torch.tensor([loss, squared_norm, *flags], dtype=torch.float64)
         if self.world_size > 1:
@@ -183,15 +247,19 @@ class Trainer:
         names = [] if math.isfinite(mean_loss) else ["loss"]
         names += [f"table {name}" for name, count in zip(tables, counts, strict=True) if count > 0]
         # Their gradients are sums over ranks by now: the same on each.
-        names += [
-            f"parameter {name}"
-            for name, parameter in self.sharded.dense_parameters()
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
-        ]
+        names += self._non_finite_parameters()
         if names:
             self.sharded.discard()
             raise NonFiniteError(step, tuple(names))
         return mean_loss, squared_norm
+
+    def _non_finite_parameters(self) -> list[str]:
+        """Dense parameters whose gradient is not finite."""
+        found = [(name, p.grad) for name, p in self.sharded.dense_parameters() if p.grad is not None]
+        # One look at all of them: a sum is finite only where its terms are, though it may overflow where they are.
+        if not found or bool(torch.stack([grad.sum() for _, grad in found]).sum().isfinite()):
+            return []
+        return [f"parameter {name}" for name, grad in found if not bool(torch.isfinite(grad).all())]
 
     def _clip_dense(self, squared_norm: float) -> float:
         """What the tables' gradient is to be multiplied with, as the dense one was here: as torch's clip_grad_norm_ on
@@ -213,8 +281,10 @@ class Trainer:
         now = time.monotonic()
         if self.rank != 0 or (now - self._told_at < PROGRESS_SECONDS and self.position.step < self.num_steps):
             return
-        rate = (self._examples - self._told_examples) / max(now - self._told_at, 1e-9)
-        self._told_at, self._told_examples = now, self._examples
+        seconds = max(now - self._told_at, 1e-9)
+        rate = (self._examples - self._told_examples) / seconds
+        step_seconds = seconds / max(self.position.step - self._told_step, 1)
+        self._told_at, self._told_examples, self._told_step = now, self._examples, self.position.step
         self.emit(
             "progress",
             epoch=(self.position.step - 1) // self.steps_per_epoch + 1,
@@ -224,6 +294,9 @@ class Trainer:
             examples=(self.position.step - 1) // self.steps_per_epoch * self.data.num_examples["train"]
             + self.position.loss_count,
             examples_per_second=round(rate, 1),
+            step_seconds=round(step_seconds, 6),
+            waited_seconds=round(self.waited_seconds, 6),
+            loss=self.position.loss_sum / self.position.loss_count,
         )
 
     def checkpoint_if_due(self) -> None:
@@ -243,43 +316,76 @@ class Trainer:
             raise Cancelled(self.should_stop() or "another rank was asked to stop")
 
     def evaluate_if_due(self) -> None:
-        """At the end of each epoch, once: mean training loss, then AUC and logloss of each held-out split."""
+        """At the end of each epoch, once: mean training loss, then the metrics of each held-out split."""
         epoch, inside = divmod(self.position.step, self.steps_per_epoch)
         if inside or epoch == self.position.evaluated:
             return
         count = max(self.position.loss_count, 1)
-        self._metric({"epoch": epoch, "split": "train", "loss": self.position.loss_sum / count})
+        known = self.evaluate("train") if self.job.evaluation.training else {}
+        self._metric({"epoch": epoch, "split": "train", "loss": self.position.loss_sum / count, **known})
         self.position.loss_sum, self.position.loss_count = 0.0, 0
         for split in self.splits:
             self._metric({"epoch": epoch, "split": split, **self.evaluate(split)})
         self.position.evaluated = epoch
+        self.stop_early_if_due(epoch)
         self.sharded.train()
 
-    @torch.no_grad()
+    def stop_early_if_due(self, epoch: int) -> None:
+        """``regularizers.early_stopping``, after the evaluation of ``epoch``: what is best is kept, and what was best
+        comes back at the end. What a run does is a function of its metrics, and the same on every rank."""
+        stopping = self.job.regularizers.early_stopping
+        if stopping is None:
+            return
+        decision = self._decided(stopping)
+        if decision.best_epoch == epoch and stopping.keep == "best":
+            self.save_best(self)
+        ends = decision.stop or epoch == self.job.epochs
+        back = ends and stopping.keep == "best" and decision.best_epoch not in (0, epoch)
+        if not decision.stop and not back:
+            return
+        if back:
+            self.position = self.load_best(self)
+        self.position.stopped = True
+        # Whatever was saved of this step did not know that it is the last.
+        self._saved_step = -1
+        if self.rank == 0:
+            best_epoch, value = decision.best_epoch, decision.best if decision.best_epoch else None
+            kept = f"; its parameters are those after epoch {best_epoch}" if back else ""
+            why = f"validation {decision.metric} {value} of epoch {best_epoch} is the best so far"
+            self.emit(
+                "info", message=f"training ends after epoch {epoch}: {why}{kept}", stopped_after_epoch=epoch,
+                best_epoch=best_epoch, metric=decision.metric, value=value,
+            )  # fmt: skip
+
+    def _decided(self, stopping: EarlyStopping) -> Decision:
+        """What rank 0, which has the metrics, decides. Raises its ValueError on every rank."""
+        found: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                found = [decide(stopping, self.history)]
+            except ValueError as error:
+                found = [error]
+        if self.world_size > 1:
+            dist.broadcast_object_list(found, 0)
+        if isinstance(found[0], ValueError):
+            raise found[0]
+        decision: Decision = found[0]
+        return decision
+
     def evaluate(self, split: str) -> dict[str, Any]:
         """The model's metrics over the whole split, exact, on rank 0 ({} elsewhere). One without a value is None."""
         self.sharded.eval()
-        model = self.sharded.module
-        catalogue = model.catalogue(self.data)
-        batches = self.data.eval_batches(split, EVALUATION_BATCH_SIZE, self.rank, self.world_size)
-        found = [[part.double().numpy() for part in model.evaluate(batch, catalogue)] for batch in batches]
-        mine = [np.concatenate(parts) for parts in zip(*found, strict=True)]
-        everyone: list[Any] = [mine]
-        if self.world_size > 1:
-            everyone = [None] * self.world_size
-            dist.gather_object(mine, everyone if self.rank == 0 else None)
-            if self.rank != 0:
-                return {}
-        arrays = [np.concatenate(parts) for parts in zip(*everyone, strict=True)]
-        values = {name: value if math.isfinite(value) else None for name, value in model.metrics(*arrays).items()}
-        wanted = self.job.evaluation.metrics
-        shown = values if wanted == DEFAULT_METRICS else [name for name in wanted if name in values]
-        return {**{name: values[name] for name in shown}, "examples": int(arrays[0].size)}
+        return self.evaluator.evaluate(split)
 
     def _metric(self, fields: dict[str, Any]) -> None:
         if self.rank == 0:
             self.history.append(fields)
             self.emit("metric", **fields)
+
+
+def _closed(batches: Iterator[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Ends what makes batches ahead, where something does."""
+    return contextlib.closing(batches) if isinstance(batches, Prefetched) else contextlib.nullcontext()
 
 
 def dense_optimizer(job: JobSpec, sharded: Model) -> torch.optim.Optimizer | None:
@@ -289,5 +395,7 @@ def dense_optimizer(job: JobSpec, sharded: Model) -> torch.optim.Optimizer | Non
         return None
     spec = job.dense_optimizer
     if spec.kind == "adam":
-        return torch.optim.Adam(parameters, lr=spec.learning_rate)
-    return torch.optim.SGD(parameters, lr=spec.learning_rate)
+        # One pass over each parameter instead of a dozen. On a GPU its count of steps would have to lie there.
+        fused = all(parameter.device.type == "cpu" for parameter in parameters)
+        return torch.optim.Adam(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay, fused=fused or None)
+    return torch.optim.SGD(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)

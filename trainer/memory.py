@@ -6,7 +6,6 @@ A row costs its weights, the state of the row optimizer and the step of its last
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,10 @@ from pathlib import Path
 import psutil
 
 from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RowOptimizer, RowwiseAdagrad
-from trainer.available import SEQUENCE_MODELS
-from trainer.spec import JobSpec
+from trainer.available_evaluation import ranks_catalogue
+from trainer.available_models import SEQUENCE_MODELS
+from trainer.model_size import ModelSize, model_size, table_columns
+from trainer.spec import JobSpec, Table
 
 OPTIMIZERS: dict[str, type[RowOptimizer]] = {
     "sgd": SGD,
@@ -30,8 +31,10 @@ OPTIMIZERS: dict[str, type[RowOptimizer]] = {
 """The row optimizer's class, which names its state, by ``optimizer.kind``."""
 
 FLOAT_BYTES = 4
+VALUE_BYTES = {"float32": FLOAT_BYTES, "float16": 2, "bfloat16": 2}
 STEP_BYTES = 4
 ID_BYTES = 8
+NEIGHBOUR_BYTES = 4
 # Upper bounds. Ranks of a small job took 540 to 630 MiB with kernel fbgemm; Numba's compiler comes on top. The second:
 # measured, the processes of Ray's head.
 PROCESS_BYTES = 900 * 2**20
@@ -39,12 +42,20 @@ RAY_BYTES = 700 * 2**20
 # On one host; on several a table that is split within a host takes more of its ranks.
 _BY_ROWS = ("row_wise", "table_row_wise", "grid")
 _BY_COLUMNS = ("column_wise", "table_column_wise")
-# Evaluation looks up batches of this size on each rank (trainer.loop), training the global batch.
+# Evaluation looks up batches of this size on each rank (trainer.evaluation), training the global batch.
 EVALUATION_BATCH_SIZE = 8192
+# Rankings of all items score so many at once, of so many users (trainer.catalogue_ranking).
+RANKED_SCORES = 1 << 24
+RANKED_USERS = 1024
 # Output, exchanged partial sums, gradient, and the copies of it that are sent: of float32 blocks [batch, dim].
 BLOCKS_PER_FEATURE = 4
 # Ids as they come, swapped, with weights, and as rows, places and order of the update.
 WORDS_PER_ID = 6
+# What a rank shares with others of its host: two segments, which grow by a quarter more than they must
+# (embeddings.sharding.host_memory).
+SEGMENTS = 2.5
+# Of what a step frees, at most so much is kept for the next (trainer.worker.steady_memory).
+KEPT_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
@@ -64,25 +75,55 @@ class TableBytes:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of the fullest rank. ``copies``: of the tables, staged for a checkpoint that is written while training goes
-    on; or of the largest alone, as a resume reads one after the other."""
+    """Bytes of the fullest rank.
+
+    ``copies``: of the tables, staged for a checkpoint that is written while training goes on; or of the largest alone,
+    as a resume reads one after the other. ``graphs``: of SSE. ``exchange``: what is shared with the ranks of its host.
+    ``kept``: what steps leave free for each other. ``on_gpu``: whether tables, batches and dense parameters are not in
+    the host's memory.
+    """
 
     by_table: dict[str, TableBytes]
     tables: int
     copies: int
     batches: int
     dense: int
+    graphs: int = 0
+    exchange: int = 0
+    kept: int = 0
     process: int = PROCESS_BYTES
+    on_gpu: bool = False
+
+    @property
+    def gpu(self) -> int:
+        """Bytes on the rank's GPU."""
+        return self.tables + self.batches + self.dense if self.on_gpu else 0
 
     @property
     def total(self) -> int:
-        return self.tables + self.copies + self.batches + self.dense + self.process
+        """Bytes in the host's memory."""
+        trained = 0 if self.on_gpu else self.tables + self.batches + self.dense
+        return trained + self.copies + self.graphs + self.exchange + self.kept + self.process
 
 
-def row_bytes(kind: str, dim: int) -> int:
-    """Bytes of one row: weight, state of optimizer ``kind``, and the step of the last touch."""
+def row_bytes(kind: str, dim: int, stored: Table | None = None) -> int:
+    """Bytes of one row: weight, state of optimizer ``kind``, and the step of the last touch. ``stored``: in which
+    types, left out float32."""
     vectors, numbers = state_counts(kind)
-    return FLOAT_BYTES * (dim * (1 + vectors) + numbers) + STEP_BYTES
+    weight, state = value_bytes(stored)
+    return dim * weight + (dim * vectors + numbers) * state + STEP_BYTES
+
+
+def value_bytes(stored: Table | None) -> tuple[int, int]:
+    """Bytes of an element of a row, and of its state."""
+    if stored is None:
+        return FLOAT_BYTES, FLOAT_BYTES
+    return VALUE_BYTES[stored.dtype], VALUE_BYTES[stored.state_dtype]
+
+
+def graph_bytes(num_rows: int, num_edges: int) -> int:
+    """Bytes of a graph over so many rows, whose edges count in both directions, with a threshold for each degree."""
+    return ID_BYTES * (num_rows + 1) + 2 * num_edges * NEIGHBOUR_BYTES + ID_BYTES * min(num_rows, 2 * num_edges)
 
 
 def state_counts(kind: str) -> tuple[int, int]:
@@ -93,11 +134,8 @@ def state_counts(kind: str) -> tuple[int, int]:
 
 
 def table_dim(job: JobSpec, table: str) -> int:
-    """Columns of a table, as trainer.models has them: bpr's items have a bias beside their vector, item2vec's an output
-    vector."""
-    if job.model.kind == "item2vec":
-        return 2 * job.model.embedding_dim
-    return job.model.embedding_dim + (1 if job.model.kind == "bpr" and table == "item" else 0)
+    """Columns of a table (trainer.model_size)."""
+    return table_columns(job.model, table)
 
 
 def sequence_ids(job: JobSpec) -> dict[str, float]:
@@ -109,12 +147,18 @@ def sequence_ids(job: JobSpec) -> dict[str, float]:
     return {"item": float(read), "item__target": float(targets), "item__negative": float(targets * model.num_negatives)}
 
 
-def rank_memory(job: JobSpec, rows: Mapping[str, int], ids_per_example: Mapping[str, float]) -> RankMemory:
+def rank_memory(
+    job: JobSpec,
+    rows: Mapping[str, int],
+    ids_per_example: Mapping[str, float],
+    graphs: Mapping[str, tuple[str, int]] | None = None,
+) -> RankMemory:
     """What the fullest rank of ``job`` holds at its peak.
 
     Args:
         rows: rows of each table, padding and the unknown id among them.
         ids_per_example: how many ids of each feature an example has, on average or at most.
+        graphs: for each graph of SSE, its table and number of edges.
     """
     workers, kind = job.resources.num_workers, job.optimizer.kind
     # Whole tables go to the rank that holds least, largest first: what the planner's balance comes to.
@@ -124,8 +168,9 @@ def rank_memory(job: JobSpec, rows: Mapping[str, int], ids_per_example: Mapping[
     for name, count in rows.items():
         dim = table_dim(job, name)
         sharding = job.sharding.get(name, "table_wise" if workers == 1 else "planner")
-        share = _share(count, dim, sharding, workers, kind)
-        by_table[name] = TableBytes(count, row_bytes(kind, dim), sharding, share)
+        stored = job.tables.get(name)
+        share = _share(count, dim, sharding, workers, kind, stored)
+        by_table[name] = TableBytes(count, row_bytes(kind, dim, stored), sharding, share)
         if sharding == "table_wise":
             whole.append((share, name))
         else:
@@ -133,30 +178,71 @@ def rank_memory(job: JobSpec, rows: Mapping[str, int], ids_per_example: Mapping[
     for share, _ in sorted(whole, reverse=True):
         loads[loads.index(min(loads))] += share
     tables = max(loads)
-    lookups, dim = sum(ids_per_example.values()), job.model.embedding_dim
-    batch = max(job.batch_size, EVALUATION_BATCH_SIZE)
-    blocks = BLOCKS_PER_FEATURE * batch * len(ids_per_example) * dim * FLOAT_BYTES
-    widths = _widths(job, len(ids_per_example))
-    activations = 3 * max(-(-job.batch_size // workers), EVALUATION_BATCH_SIZE) * sum(widths) * FLOAT_BYTES
-    weights = sum((a + 1) * b for a, b in itertools.pairwise(widths))
+    lookups, dim = sum(ids_per_example.values()), max((table_dim(job, name) for name in rows), default=0)
+    # A part of a batch is looked up and differentiated at a time; its ids and the gradient of what they gave stay.
+    part = -(-job.batch_size // job.micro_batches)
+    at_once, whole_batch = max(part, EVALUATION_BATCH_SIZE), max(job.batch_size, EVALUATION_BATCH_SIZE)
+    outputs = lookups if job.model.kind == "din" else len(ids_per_example)
+    blocks = int(((BLOCKS_PER_FEATURE - 1) * at_once + whole_batch) * outputs * dim * FLOAT_BYTES)
+    size = size_of(job, ids_per_example)
+    # Passes of a regularizer of dropout are kept side by side, until they are differentiated together.
+    kept_at_once = -(-part // workers) * job.regularizers.dropout_method.passes
+    batches = int(whole_batch * lookups * WORDS_PER_ID * ID_BYTES) + blocks + _activations(size, kept_at_once)
+    weights, sam = size.parameters, job.regularizers.sam
+    if sam is not None and sam.of != "dense":
+        # Of touched rows a copy with their state, their gradient, and what they become.
+        touched = min(int(job.batch_size * lookups), sum(rows.values()))
+        widest = max((table.row_bytes for table in by_table.values()), default=0)
+        batches += touched * (widest + 2 * dim * FLOAT_BYTES)
+    batches += _in_batch_scores(job) + _rankings(job, rows)
+    on_gpu = job.resources.gpus_per_worker > 0
+    # Outputs of all features, or all rows of sequences, or dense gradients; GPUs exchange without the host.
+    largest = max(int(at_once * max(lookups, len(ids_per_example)) * dim), weights) * FLOAT_BYTES
+    shares = workers > 1 and not on_gpu
     return RankMemory(
         by_table=by_table,
         tables=tables,
         copies=tables if job.checkpoint.asynchronous else max((t.per_rank for t in by_table.values()), default=0),
-        batches=int(batch * lookups * WORDS_PER_ID * ID_BYTES) + blocks + activations,
-        # Weight, gradient, and two moments.
-        dense=4 * weights * FLOAT_BYTES,
+        batches=batches,
+        # Weight, gradient, and two moments; with SAM the weight once more.
+        dense=(4 if sam is None else 5) * weights * FLOAT_BYTES,
+        graphs=_graphs(rows, graphs or {}),
+        exchange=int(SEGMENTS * largest) if shares else 0,
+        kept=0 if on_gpu else min(KEPT_BYTES, batches),
+        on_gpu=on_gpu,
     )
 
 
-def _share(rows: int, dim: int, sharding: str, workers: int, kind: str) -> int:
+def _in_batch_scores(job: JobSpec) -> int:
+    """Softmax over the batch: scores of a rank's samples against all, their logarithms, and the gradient."""
+    if job.model.kind != "two_tower" or job.model.loss != "sampled_softmax":
+        return 0
+    return 3 * -(-job.batch_size // job.resources.num_workers) * job.batch_size * FLOAT_BYTES
+
+
+def _rankings(job: JobSpec, rows: Mapping[str, int]) -> int:
+    """All items ranked for each user (trainer.catalogue_ranking): the items on every rank, in two copies while they are
+    put together, and a block of scores with a copy and comparisons."""
+    if not ranks_catalogue(job):
+        return 0
+    items, users = rows.get("item", 0), rows.get("user", 0)
+    block = min(RANKED_SCORES, min(RANKED_USERS, users) * items)
+    return (2 * items * (job.model.embedding_dim + 1) + 3 * block) * FLOAT_BYTES
+
+
+def _graphs(rows: Mapping[str, int], graphs: Mapping[str, tuple[str, int]]) -> int:
+    """Several are joined, in a copy."""
+    return min(2, len(graphs)) * sum(graph_bytes(rows.get(table, 0), edges) for table, edges in graphs.values())
+
+
+def _share(rows: int, dim: int, sharding: str, workers: int, kind: str, stored: Table | None) -> int:
     """Bytes of a table on the rank that holds most of it. What is left to the planner is counted as split by rows: it
     can be, and where it needs to be, the planner must."""
     if sharding in ("table_wise", "data_parallel"):
-        return rows * row_bytes(kind, dim)
+        return rows * row_bytes(kind, dim, stored)
     if sharding in _BY_COLUMNS:
-        return rows * row_bytes(kind, _columns(dim, workers))
-    return -(-rows // workers) * row_bytes(kind, dim)
+        return rows * row_bytes(kind, _columns(dim, workers), stored)
+    return -(-rows // workers) * row_bytes(kind, dim, stored)
 
 
 def _columns(dim: int, workers: int) -> int:
@@ -164,10 +250,18 @@ def _columns(dim: int, workers: int) -> int:
     return next((width for width in range(-(-dim // workers), dim) if dim % width == 0 and width % 4 == 0), dim)
 
 
-def _widths(job: JobSpec, num_features: int) -> list[int]:
-    if job.model.kind in ("bpr", "item2vec"):
-        return []
-    return [num_features * job.model.embedding_dim, *job.model.hidden, 1]
+def size_of(job: JobSpec, ids_per_example: Mapping[str, float]) -> ModelSize:
+    """The dense part of the job's model over features of so many ids each; other than one make a list."""
+    lists = [ids for ids in ids_per_example.values() if ids != 1.0]
+    return model_size(job.model, len(ids_per_example), num_lists=len(lists), list_ids=sum(lists))
+
+
+def _activations(size: ModelSize, samples: int) -> int:
+    """Bytes of what a part of so many samples on this rank keeps for backward, with its gradients, or of what a batch
+    of evaluation, which keeps nothing, needs at once. Towers are counted as if it did."""
+    kept = 3 * samples * size.interaction
+    at_once = 2 * EVALUATION_BATCH_SIZE * size.widest if size.interaction else 0
+    return (3 * max(samples, EVALUATION_BATCH_SIZE) * size.tower + max(kept, at_once)) * FLOAT_BYTES
 
 
 # --- does it fit? ----------------------------------------------------------------------------------------------------
@@ -207,22 +301,32 @@ def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) 
     return None
 
 
-def table_budget(job: JobSpec, rows: Mapping[str, int], ids_per_example: Mapping[str, float]) -> int | None:
-    """What a rank may use for tables where the job states a limit, for the planner; None where it does not."""
+def table_budget(
+    job: JobSpec,
+    rows: Mapping[str, int],
+    ids_per_example: Mapping[str, float],
+    graphs: Mapping[str, tuple[str, int]] | None = None,
+) -> int | None:
+    """What a rank may use for tables where the job states a limit, for the planner; None where it does not, or where
+    tables are on GPUs, which have limits of their own."""
     limit = job.resources.memory_bytes_per_worker
-    if limit is None:
+    if limit is None or job.resources.gpus_per_worker:
         return None
-    memory = rank_memory(job, rows, ids_per_example)
+    memory = rank_memory(job, rows, ids_per_example, graphs)
     room = limit - (memory.total - memory.tables - memory.copies)
     # Their copies for checkpoints take as much again.
     return max(0, room // 2)
 
 
 def refuse_what_cannot_fit(
-    job: JobSpec, rows: Mapping[str, int], ids_per_example: Mapping[str, float], machine_bytes: int | None
+    job: JobSpec,
+    rows: Mapping[str, int],
+    ids_per_example: Mapping[str, float],
+    machine_bytes: int | None,
+    graphs: Mapping[str, tuple[str, int]] | None = None,
 ) -> None:
     """Raises MemoryError, with the arithmetic and the remedy, for tables of these rows that would not fit."""
-    problem = memory_problem(job, rank_memory(job, rows, ids_per_example), machine_bytes)
+    problem = memory_problem(job, rank_memory(job, rows, ids_per_example, graphs), machine_bytes)
     if problem is not None:
         raise MemoryError(". Remedy: ".join(problem))
 
@@ -253,15 +357,26 @@ def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
             **dict.fromkeys(_BY_COLUMNS, f"{_columns(dim, workers)} of {dim} columns on a rank"),
             "planner": f"left to the planner, counted as split by rows over {workers}",
         }.get(table.sharding, f"split by rows over {workers}")
+        weight, state = value_bytes(job.tables.get(name))
         lines.append(
-            f"table {name}: {table.rows:,} rows x (dim {dim} x {FLOAT_BYTES} x (weight + {vectors} state vectors of "
-            f"{kind}){f' + {numbers * FLOAT_BYTES} for its sum' if numbers else ''} + {STEP_BYTES} for the step of its "
-            f"last touch) = "
-            f"{table.total:,} bytes, {held}: {table.per_rank:,}"
+            f"table {name}: {table.rows:,} rows x (dim {dim} x ({weight} for the weight + {vectors} x {state} for the "
+            f"state vectors of {kind}){f' + {numbers * state} for its sum' if numbers else ''} + {STEP_BYTES} for the "
+            f"step of its last touch) = {table.total:,} bytes, {held}: {table.per_rank:,}"
         )
-    lines.append(
-        f"peak per rank = tables {memory.tables:,} + their copies for checkpoints {memory.copies:,} + batches and "
-        f"activations {memory.batches:,} + dense parameters {memory.dense:,} + process {memory.process:,} = "
-        f"{memory.total:,}"
+    trained = (
+        f"tables {memory.tables:,} + batches and activations {memory.batches:,} + dense parameters {memory.dense:,}"
     )
+    if memory.on_gpu:
+        lines.append(f"GPU memory per rank = {trained} = {memory.gpu:,}")
+    parts = [] if memory.on_gpu else [trained]
+    parts.append(f"copies of tables for checkpoints {memory.copies:,}")
+    for words, number in (
+        ("graphs", memory.graphs),
+        ("memory shared with other ranks", memory.exchange),
+        ("kept from step to step", memory.kept),
+        ("process", memory.process),
+    ):
+        if number:
+            parts.append(f"{words} {number:,}")
+    lines.append(f"peak per rank = {' + '.join(parts)} = {memory.total:,}")
     return lines

@@ -15,15 +15,20 @@ import secrets
 import shutil
 import signal
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.driver import RanksFailed
 from trainer.failures import Cancelled, ResourceError
+from trainer.gpus import machine_gpus
 from trainer.launch import LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
-from trainer.rundir import Run, choose_backend
+from trainer.rundir import THIS_CLUSTER, Run, choose_backend
+
+if TYPE_CHECKING:
+    from trainer.spec import JobSpec
 
 ROOT = Path(__file__).resolve().parent.parent
-START_SECONDS = 120.0
 MAX_SOCKET_BYTES = 107
 RAY_SOCKET_BYTES = 64
 """What Ray appends to its folder: ``/session_DATE_TIME_PID/sockets/plasma_store``."""
@@ -57,7 +62,8 @@ def start_ranks(run: Run) -> None:
             torch_config=TorchConfig(backend=choose_backend(run.job.resources.gpus_per_worker)),
             scaling_config=ScalingConfig(
                 num_workers=run.job.resources.num_workers,
-                resources_per_worker={"CPU": run.job.resources.cpus_per_worker},
+                use_gpu=run.job.resources.gpus_per_worker > 0,
+                resources_per_worker=worker_resources(run.job),
             ),
             # Retries are the service's: a new attempt from the newest checkpoint. Ray's would hide the failure.
             run_config=RunConfig(
@@ -86,9 +92,11 @@ def _rank(config: dict[str, str]) -> None:
     os.close(log)
     # Ray's workers log at level INFO, and FBGEMM has a line for each of its libraries.
     logging.getLogger().setLevel(logging.WARNING)
+    import ray
+
     from trainer.worker import train_rank
 
-    train_rank(config["directory"])
+    train_rank(config["directory"], [str(gpu) for gpu in ray.get_gpu_ids()])
 
 
 def _connect(run: Run, temporary: Path | None) -> None:
@@ -101,6 +109,10 @@ def _connect(run: Run, temporary: Path | None) -> None:
         RUN_DIR_VARIABLE: str(run.directory),
     }
     try:
+        if run.ray_address == THIS_CLUSTER:
+            # What the job was submitted with reaches the workers too; Ray refuses to be told the same twice.
+            ray.init(address=run.cluster, log_to_driver=False)
+            return
         if run.ray_address is not None:
             ray.init(address=run.ray_address, runtime_env={"env_vars": environment}, log_to_driver=False)
             return
@@ -109,7 +121,7 @@ def _connect(run: Run, temporary: Path | None) -> None:
             address="local",
             # Ray's CPUs are tokens: a host with fewer cores runs the ranks all the same, more slowly.
             num_cpus=max(os.cpu_count() or 1, math.ceil(needed)),
-            num_gpus=0,
+            num_gpus=len(machine_gpus()) if run.job.resources.gpus_per_worker else 0,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
@@ -125,15 +137,25 @@ def _check_resources(run: Run) -> None:
     """A cluster that is too small would keep the run waiting without a word."""
     import ray
 
-    resources = run.job.resources
-    per_node = [
-        int(node["Resources"].get("CPU", 0.0) // resources.cpus_per_worker) for node in ray.nodes() if node["Alive"]
-    ]
-    if sum(per_node) < resources.num_workers:
+    resources, needed = run.job.resources, worker_resources(run.job)
+    room = room_for([node["Resources"] for node in ray.nodes() if node["Alive"]], needed)
+    if room < resources.num_workers:
+        words = " and ".join(f"{number:g} {name}s" for name, number in needed.items())
         raise ResourceError(
-            f"{resources.num_workers} workers of {resources.cpus_per_worker} CPUs were asked for, the cluster at "
-            f"{run.ray_address or 'this host'} has room for {sum(per_node)}: ask for fewer, or add nodes"
+            f"{resources.num_workers} workers of {words} were asked for, the cluster at "
+            f"{run.ray_address or 'this host'} has room for {room}: ask for fewer, or add nodes"
         )
+
+
+def worker_resources(job: JobSpec) -> dict[str, float]:
+    """What Ray is to set aside for each worker."""
+    gpus = job.resources.gpus_per_worker
+    return {"CPU": job.resources.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
+
+
+def room_for(nodes: Sequence[Mapping[str, float]], needed: Mapping[str, float]) -> int:
+    """How many workers that each need so much find room on nodes that have so much."""
+    return sum(min(int(node.get(name, 0.0) // number) for name, number in needed.items()) for node in nodes)
 
 
 def _temporary_directory(run: Run) -> Path:

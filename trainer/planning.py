@@ -10,6 +10,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -70,7 +71,22 @@ def make_plan(
     if isinstance(answer[0], str):
         raise ValueError(answer[0])
     plan: ShardingPlan = answer[0]
+    devices: list[Any] = [None] * world_size
+    dist.all_gather_object(devices, str(device), group=group)
+    put_on(plan, devices)
     return plan
+
+
+def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
+    """Says of every shard that it lies on its rank's own device, ``devices[rank]``.
+
+    TorchRec's planner takes GPU i of a host for that of its i-th rank, whatever GPU the rank was given.
+    """
+    for of_module in plan.plan.values():
+        for sharding in of_module.values():  # type: ignore[attr-defined]  # a dict by table
+            for shard in getattr(sharding.sharding_spec, "shards", ()):
+                rank = shard.placement.rank()
+                shard.placement = _remote_device(f"rank:{rank}/{devices[rank]}")
 
 
 def check_wanted(wanted: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
@@ -170,7 +186,7 @@ def _why_not(
     """Why no plan was found, with the bytes of each table."""
     lines, total = [], 0
     for name, table in sorted(settings.tables.items()):
-        per_row = row_bytes(settings, table.dim)
+        per_row = row_bytes(settings, name, table.dim)
         copies = world_size if wanted.get(name) == ShardingType.DATA_PARALLEL.value else 1
         total += copies * table.num_rows * per_row
         times = f" x {copies} copies" if copies > 1 else ""

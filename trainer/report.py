@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trainer.events import EventWriter
+from trainer.events import TABLES, EventWriter
 from trainer.rundir import Run
 
 
@@ -54,7 +54,7 @@ class Reporter:
 
 
 def _figures(fields: dict[str, Any]) -> str:
-    shown = {name: value for name, value in fields.items() if name not in ("epoch", "split")}
+    shown = {name: value for name, value in fields.items() if name not in ("epoch", "split", *TABLES)}
     return "  ".join(
         f"{name} {value:.5f}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items()
     )

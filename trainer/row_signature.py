@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embeddings.decay import idle_coefficients
-from embeddings.kernels.layout import COMPUTE_DTYPES
 
 if TYPE_CHECKING:
+    import torch
+
     from embeddings.optim import RowOptimizer
     from embeddings.sharding import TableSettings
 
@@ -30,21 +31,27 @@ _TOLERANCE = 1e-9
 def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, Any]:
     """The settings as JSON, and what they come to.
 
-    ``optimizer`` (its kind), ``dtype``, ``state_dtype`` and each field of the optimizer; ``ahead``: whether rows are
-    stored with the movement to come (:mod:`embeddings.decay`); ``rate_sum``: of the learning rates of the completed
-    steps; ``decay_log_sum``: L[K], the logarithm of what weight decay has left since step 0.
+    ``optimizer`` (its kind), ``dtype``, ``state_dtype`` (by table, where tables differ) and each field of the
+    optimizer; ``ahead``: whether rows are stored with the movement to come (:mod:`embeddings.decay`); ``rate_sum``: of
+    the learning rates of the completed steps; ``decay_log_sum``: L[K], the logarithm of what weight decay has left
+    since step 0.
     """
     optimizer = settings.optimizer
-    idle = idle_coefficients(optimizer, str(COMPUTE_DTYPES[settings.dtype]).removeprefix("torch."))
+    idle = idle_coefficients(optimizer, str(settings.compute_dtype).removeprefix("torch."))
     rates = optimizer.rates(np.arange(1, completed_steps + 1))
     return {
         "ahead": idle is not None and idle.ahead,
         "rate_sum": float(rates.sum()),
         "decay_log_sum": float(np.log1p(-optimizer.constant_decay * rates).sum()),
-        "dtype": _word(settings.dtype),
-        "state_dtype": _word(settings.state_dtype or COMPUTE_DTYPES[settings.dtype]),
+        "dtype": _by_table(settings, settings.dtype_of),
+        "state_dtype": _by_table(settings, settings.state_dtype_of),
         "optimizer": type(optimizer).__name__,
-        **{field.name: _word(getattr(optimizer, field.name)) for field in dataclasses.fields(optimizer)},
+        **{
+            field.name: _word(getattr(optimizer, field.name))
+            for field in dataclasses.fields(optimizer)
+            # It came after checkpoints had been written.
+            if (field.name, getattr(optimizer, field.name)) != ("decay", "at_read")
+        },
     }
 
 
@@ -52,7 +59,7 @@ def owed_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
     """The fields of the signature that stored rows depend on: a warm start may change the others."""
     fields = ["optimizer", "dtype", "state_dtype", "ahead", "moments", "first_touch"]
     if optimizer.idle_alpha:
-        fields.append("alpha")
+        fields += ["alpha", "decay"]
     if optimizer.idle_momentum:
         fields.extend(_OF_MOMENTUM)
     if optimizer.constant_decay:
@@ -77,6 +84,12 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, float) and isinstance(right, float):
         return math.isclose(left, right, rel_tol=_TOLERANCE)
     return bool(left == right)
+
+
+def _by_table(settings: TableSettings, dtype_of: Callable[[str], torch.dtype]) -> Any:
+    """The type of all tables, or where they differ that of each."""
+    found = {name: str(dtype_of(name)) for name in sorted(settings.tables)}
+    return found if len(set(found.values())) > 1 else next(iter(found.values()))
 
 
 def _word(value: Any) -> Any:

@@ -20,7 +20,6 @@ import torch
 from torchrec.distributed.planner.types import Perf, Shard, ShardEstimator, ShardingOption, Storage
 from torchrec.distributed.types import ShardingType
 
-from embeddings.kernels.layout import COMPUTE_DTYPES
 from embeddings.sharding import TableSettings
 
 # Bytes per second of one rank. CPU: row traffic of one thread (benchmarks.update); between ranks of one host the memory
@@ -45,13 +44,13 @@ class Workload:
         return sum(known.get(feature, 1.0) for feature in features)
 
 
-def row_bytes(settings: TableSettings, columns: int) -> int:
-    """Bytes of a row of so many columns with its optimizer state and the step of its last touch."""
+def row_bytes(settings: TableSettings, table: str, columns: int) -> int:
+    """Bytes of so many columns of a row of a table, with its optimizer state and the step of its last touch."""
     optimizer = settings.optimizer
-    state = (settings.state_dtype or COMPUTE_DTYPES[settings.dtype]).itemsize
+    weight, state = settings.dtype_of(table).itemsize, settings.state_dtype_of(table).itemsize
     per_row = len(optimizer.row_state_names)
     vectors = len(optimizer.state_names) - 1 - per_row
-    return columns * (settings.dtype.itemsize + vectors * state) + per_row * state + torch.int32.itemsize
+    return columns * (weight + vectors * state) + per_row * state + torch.int32.itemsize
 
 
 class ShardCost(ShardEstimator):
@@ -80,7 +79,7 @@ class ShardCost(ShardEstimator):
         samples = self._workload.samples_per_rank
         own_ids = samples * self._workload.ids(table.features)
         all_ids, others = own_ids * world_size, (world_size - 1) / world_size
-        value = COMPUTE_DTYPES[settings.dtype].itemsize
+        value = settings.compute_dtype.itemsize
         # Rows of output per sample on each side of the exchange: one for each feature, or one for each id.
         own_outputs = samples * len(table.features) if option.is_pooled else own_ids
         all_outputs = own_outputs * world_size
@@ -94,9 +93,9 @@ class ShardCost(ShardEstimator):
             outputs = all_outputs if option.is_pooled else looked_up
             forward_bytes = (looked_up * _ID_BYTES + outputs * columns * value) * others
             backward_bytes = outputs * columns * value * others
-        per_id = row_bytes(settings, columns)
+        per_id = row_bytes(settings, option.name, columns)
         shard.perf = Perf(
-            fwd_compute=looked_up * columns * settings.dtype.itemsize / self._memory_speed,
+            fwd_compute=looked_up * columns * settings.dtype_of(option.name).itemsize / self._memory_speed,
             fwd_comms=forward_bytes / self._network_speed,
             bwd_compute=touched * (columns * value + 2 * per_id) / self._memory_speed,
             bwd_comms=backward_bytes / self._network_speed,

@@ -31,6 +31,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingType
 from embeddings.config import SSEConfig, TableConfig
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds
 from embeddings.optim import RowOptimizer
+from embeddings.perturbation import Perturbed
 from embeddings.sharding import (
     SequenceSharder,
     TableSettings,
@@ -39,8 +40,8 @@ from embeddings.sharding import (
     embedding_collection,
 )
 from embeddings.sharding.collectives import all_reduce
+from embeddings.tables import Backend
 from trainer.planning import make_plan, sharding_name
-from trainer.rundir import choose_backend
 from trainer.shard_cost import Workload
 from trainer.sharded_state import GatheredTable, ShardedState
 
@@ -49,23 +50,10 @@ __all__ = [
     "Rectangle",
     "ShardedModel",
     "Workload",
-    "choose_backend",
-    "choose_device",
     "embedding_bag_collection",
     "embedding_collection",
     "shard_model",
 ]
-
-
-def choose_device(local_rank: int, num_gpus: int) -> torch.device:
-    """The device of a rank: one GPU for each rank of a host, or the CPU. Raises ValueError where GPUs are too few."""
-    if num_gpus == 0:
-        return torch.device("cpu")
-    if not 0 <= local_rank < num_gpus:
-        raise ValueError(
-            f"rank {local_rank} of this host has no GPU of its own (there are {num_gpus}): start fewer ranks"
-        )
-    return torch.device("cuda", local_rank)
 
 
 def shard_model(
@@ -76,9 +64,11 @@ def shard_model(
     plan: Mapping[str, str],
     *,
     seed: int,
-    backend: str = "numba",
+    backend: Backend | None = None,
     dtype: torch.dtype = torch.float32,
     state_dtype: torch.dtype | None = None,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    state_dtypes: Mapping[str, torch.dtype] | None = None,
     bounds: Bounds = "fatal",
     device: torch.device | None = None,
     group: dist.ProcessGroup | None = None,
@@ -95,10 +85,12 @@ def shard_model(
         plan: ``table_wise``, ``row_wise``, ``column_wise``, ``data_parallel`` and so on by table; TorchRec's planner
             decides for tables left out.
         seed: of initial rows and SSE draws. Dense parameters are taken from rank 0.
-        backend: of the tables' kernel, as of :class:`embeddings.tables.EmbeddingTables`.
+        backend: of the tables' kernel, as of :class:`embeddings.tables.EmbeddingTables`; left out, that of the device.
         dtype: of stored rows; the dense parameters have its compute type, float32 for half rows.
         state_dtype: of optimizer state; left out: that of the dense parameters.
+        dtypes, state_dtypes: the same by table, where some have others.
         bounds: an id outside its table is an error on every rank (``fatal``), or counts as padding (``ignore``).
+        device: where this rank's rows and dense parameters are put; left out: the CPU.
         workload, memory_bytes, shard_columns: what the planner is told (:func:`trainer.planning.make_plan`).
 
     Raises:
@@ -116,8 +108,11 @@ def shard_model(
     _check_held_once(model, by_name)
     # Losses are already divided by the global number of samples.
     set_gradient_division(False)
-    model = model.to(COMPUTE_DTYPES[dtype])
-    settings = TableSettings(by_name, optimizer, dict(sse), seed, backend, dtype, state_dtype, bounds)
+    model = _placed(model, COMPUTE_DTYPES[dtype], device)
+    settings = TableSettings(
+        by_name, optimizer, dict(sse), seed, backend, dtype, state_dtype, bounds, dict(dtypes or {}),
+        dict(state_dtypes or {}),
+    )  # fmt: skip
     sharders: list[ModuleSharder[Any]] = [TableSharder(settings), SequenceSharder(settings)]
     parallel = DistributedModelParallel(
         module=model,
@@ -154,6 +149,7 @@ class ShardedModel(ShardedState):
     def __init__(self, parallel: DistributedModelParallel, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
         super().__init__(parallel.module, tables, group)
         self.parallel = parallel
+        self._perturbed: list[Perturbed] = []
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.parallel(*arguments, **keywords)
@@ -214,6 +210,22 @@ class ShardedModel(ShardedState):
         """Drops what backward recorded on this rank's rows."""
         self._sharded.discard()
 
+    def perturb_tables(self, scale: float) -> None:
+        """Moves rows by ``scale`` times what backward recorded for them, for lookups of the same step, until
+        :meth:`restore_tables` (trainer.regularizers.sam)."""
+        self._perturbed = self._sharded.perturbed(scale)
+
+    def restore_tables(self) -> None:
+        """Undoes :meth:`perturb_tables`, to the last bit; nothing where nothing is to be undone."""
+        while self._perturbed:
+            self._perturbed.pop().restore()
+
+    def reset_tables(self) -> None:
+        """Initial rows and optimizer state, whose steps count from now on; the dense part and ``completed_steps`` stay
+        (MEDA)."""
+        self._birth_step = self._completed_steps
+        self._sharded.reset(self._birth_step)
+
     # --- what is where -----------------------------------------------------------------------------------------------
 
     def shares(self) -> dict[str, list[list[Rectangle]]]:
@@ -250,6 +262,16 @@ class ShardedModel(ShardedState):
     def plan(self) -> dict[str, str]:
         """``table_wise``, ``row_wise`` and so on by table, as the live plan has it."""
         return {name: sharding_name(self._sharded.module_sharding_plan[name].sharding_type) for name in self.tables}
+
+
+def _placed(model: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """The model with everything but its tables, which are on the meta device yet, on ``device``."""
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        where = tensor.device if tensor.is_meta else device
+        return tensor.to(where, dtype if tensor.is_floating_point() else tensor.dtype)
+
+    return model._apply(place)
 
 
 class _NoWrapper(DataParallelWrapper):

@@ -1,192 +1,94 @@
 """The two documents users write: DatasetSpec (what the rows mean) and JobSpec (one training run).
 
-Frozen pydantic models, torch-free, so that the control plane validates exactly what the trainer will run. The schema is
-whole: a field that this version cannot honour is refused with "not available yet" (:mod:`trainer.available`), never
-ignored. A YAML file may hold a dataset and a job as two documents; :func:`load_documents` tells them apart.
+What a dataset is made of is in :mod:`trainer.dataset_spec`, a job's model in :mod:`trainer.model_spec`, what it
+publishes in :mod:`trainer.publish_spec`; every part can be imported from here. Frozen pydantic models, torch-free, so
+that the control plane validates exactly what the trainer will run. The schema is whole: a field that this version
+cannot honour is refused with "not available yet" (:mod:`trainer.available`), never ignored. A YAML file may hold a
+dataset and a job as two documents; :func:`load_documents` tells them apart.
 """
 
 from __future__ import annotations
 
 import datetime
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from trainer import available
+from trainer import available, strict_yaml
+from trainer.dataset_spec import (
+    DatasetSpec,
+    Feature,
+    Graph,
+    Join,
+    Label,
+    Negatives,
+    PreviousItems,
+    parse_rule,
+)
+from trainer.evaluation_spec import DEFAULT_METRICS, Evaluation, Intervals, Metric, Split
+from trainer.model_spec import Init, Model
+from trainer.publish_spec import Anchor, Compass, Expire, Gate, MovingAverage, Publish, View
+from trainer.regularizer_spec import Regularizers
+from trainer.spec_base import NAME_PATTERN, Column, Name, Positive, Probability, Spec, later
 
-NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+__all__ = [
+    "DEFAULT_METRICS",
+    "FIRING_DATE",
+    "NAME_PATTERN",
+    "SSE",
+    "Anchor",
+    "Checkpoint",
+    "Column",
+    "Compass",
+    "DatasetRef",
+    "DatasetSpec",
+    "DenseOptimizer",
+    "Evaluation",
+    "Expire",
+    "Feature",
+    "Gate",
+    "Graph",
+    "Init",
+    "InitFrom",
+    "Intervals",
+    "JobSpec",
+    "Join",
+    "Label",
+    "LabelText",
+    "LearningRateSchedule",
+    "Metric",
+    "Model",
+    "MovingAverage",
+    "Name",
+    "Negatives",
+    "Optimizer",
+    "Positive",
+    "PreviousItems",
+    "Probability",
+    "Publish",
+    "Regularizers",
+    "Resources",
+    "ShardingKind",
+    "Spec",
+    "SpecError",
+    "Split",
+    "Table",
+    "View",
+    "Walk",
+    "Window",
+    "load_documents",
+    "parse_dataset",
+    "parse_job",
+    "parse_rule",
+    "problems_of",
+]
+
 FIRING_DATE = "{firing_date}"
 
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-Column = Annotated[str, StringConstraints(min_length=1, max_length=255)]
-Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
 LabelText = Annotated[str, StringConstraints(max_length=255)]
-
-
-class Spec(BaseModel):
-    """Base of every part of a spec: immutable, and a misspelt field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-# --- dataset ---------------------------------------------------------------------------------------------------------
-
-
-class Join(Spec):
-    """A column looked up in a second file: ``column`` of the row whose ``on`` equals this row's ``on``.
-
-    ``take`` says what becomes of a list-valued column: its last element, its first, or all of them (an id_list).
-    """
-
-    uri: str = Field(min_length=1)
-    on: Column
-    column: Column
-    take: Literal["last", "first", "all"] = "last"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _unquoted_on(cls, document: object) -> object:
-        # YAML reads an unquoted key on as true.
-        if isinstance(document, dict) and True in document and "on" not in document:
-            return {"on" if key is True else key: value for key, value in document.items()}
-        return document
-
-
-class PreviousItems(Spec):
-    """History: the last ``length`` values of ``previous`` that the same ``by`` had before this row, by ``order``.
-
-    Rows with fewer than ``min_length`` previous values are left out of every split (SASRec's convention is 1).
-    """
-
-    previous: Column
-    by: Column
-    order: Column
-    length: int = Field(ge=1, le=1000)
-    min_length: int = Field(default=0, ge=0, le=1000)
-
-
-class Feature(Spec):
-    """One model input. ``id``: one categorical value per row; ``id_list``: a list per row, pooled.
-
-    Without ``join`` or ``derive`` the feature reads ``column`` (default: the feature's own name). ``shares`` names the
-    feature whose embedding table this one uses.
-    """
-
-    type: Literal["id", "id_list", "dense"] = "id"
-    column: Column | None = None
-    join: Join | None = None
-    derive: PreviousItems | None = None
-    shares: str | None = None
-    pooling: Literal["sum", "mean"] = "mean"
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Feature:
-        if sum(source is not None for source in (self.column, self.join, self.derive)) > 1:
-            raise ValueError("give at most one of column, join and derive")
-        if self.derive is not None and self.type != "id_list":
-            raise ValueError("a derived history is a list: set type: id_list")
-        if self.join is not None and self.join.take == "all" and self.type != "id_list":
-            raise ValueError("join with take: all gives a list: set type: id_list")
-        return self
-
-
-class Negatives(Spec):
-    """Every row is a positive; for each, ``per_positive`` items that its user never had are drawn, once."""
-
-    per_positive: int = Field(default=1, ge=1, le=100)
-    of: str
-    distribution: Literal["uniform", "popularity", "in_batch"] = "uniform"
-    seed: int = Field(default=0, ge=0, lt=2**32)
-
-
-class Label(Spec):
-    """Where the target comes from: a 0/1 ``column``, a ``rule`` such as ``rating >= 4``, or drawn ``negatives``."""
-
-    column: Column | None = None
-    rule: str | None = None
-    negatives: Negatives | None = None
-
-    @field_validator("rule")
-    @classmethod
-    def _parsable(cls, rule: str | None) -> str | None:
-        if rule is not None:
-            parse_rule(rule)
-        return rule
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Label:
-        if sum(source is not None for source in (self.column, self.rule, self.negatives)) != 1:
-            raise ValueError("give exactly one of column, rule and negatives")
-        return self
-
-
-class Graph(Spec):
-    """Edges between the ids of feature ``of``, for SSE-Graph."""
-
-    uri: str = Field(min_length=1)
-    source: Column
-    target: Column
-    of: str
-
-
-class DatasetSpec(Spec):
-    """A registered dataset: where its rows are and what their columns mean.
-
-    ``uri`` is a file or a directory of Parquet or CSV; a relative one is taken from the working directory of whoever
-    reads it. A ``join`` or ``graph`` uri without a directory is taken from beside ``uri``.
-    """
-
-    name: Name
-    uri: str = Field(min_length=1)
-    features: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")], Feature] = Field(
-        min_length=1
-    )
-    label: Label
-    order: Column | None = None
-    timestamp: Column | None = None
-    partition: Column | None = None
-    graphs: dict[Name, Graph] = {}
-
-    @model_validator(mode="after")
-    def _consistent(self) -> DatasetSpec:
-        for name, feature in self.features.items():
-            if feature.shares is not None:
-                target = self.features.get(feature.shares)
-                if target is None:
-                    raise ValueError(
-                        f"features.{name}.shares: no feature '{feature.shares}' (there are {_list(self.features)})"
-                    )
-                if target.shares is not None:
-                    raise ValueError(
-                        f"features.{name}.shares: '{feature.shares}' itself shares a table; name that one instead"
-                    )
-            if feature.derive is not None and feature.shares is None and feature.derive.previous in self.features:
-                raise ValueError(
-                    f"features.{name}: a history of '{feature.derive.previous}' needs shares: {feature.derive.previous}"
-                )
-        negatives = self.label.negatives
-        if negatives is not None and negatives.of not in self.features:
-            raise ValueError(f"label.negatives.of: no feature '{negatives.of}' (there are {_list(self.features)})")
-        if self.order is not None and self.timestamp is not None:
-            raise ValueError("give order or timestamp, not both")
-        for name, graph in self.graphs.items():
-            if graph.of not in self.features:
-                raise ValueError(f"graphs.{name}.of: no feature '{graph.of}' (there are {_list(self.features)})")
-        available.refuse(available.dataset_problems(self))
-        return self
-
-    @property
-    def ordering(self) -> str | None:
-        """The column that orders rows in time, if any."""
-        return self.order or self.timestamp
-
-
-# --- job -------------------------------------------------------------------------------------------------------------
 
 
 class Window(Spec):
@@ -233,47 +135,6 @@ class InitFrom(Spec):
         if self.job is not None and self.version is not None:
             raise ValueError("version goes with collection, not with job")
         return self
-
-
-class Init(Spec):
-    """Initial rows. ``hash``: normal from hash(id, seed), so an id starts alike in every run; ``normal``: by row."""
-
-    kind: Literal["zero", "normal", "hash"] = "zero"
-    std: float = Field(default=0.01, ge=0.0, allow_inf_nan=False)
-
-
-class Model(Spec):
-    """``window``: item2vec's targets are the items at most so many places away. ``negatives`` drawn for each target of
-    item2vec (default 3) and sasrec (default 1). ``length``: sasrec reads so many items at most, by ``blocks`` of
-    self-attention with ``heads`` heads."""
-
-    kind: Literal[
-        "dnn", "two_tower", "bpr",
-        "wide_deep", "xdeepfm", "wukong", "dlrm", "dcnv2", "deepfm", "din", "mf", "item2vec", "sasrec",
-    ]  # fmt: skip
-    embedding_dim: int = Field(default=16, ge=1, le=4096)
-    hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = (128, 64)
-    init: Init | None = None
-    window: int = Field(default=3, ge=1, le=100)
-    negatives: int | None = Field(default=None, ge=1, le=100)
-    length: int = Field(default=50, ge=1, le=1000)
-    blocks: int = Field(default=2, ge=1, le=64)
-    heads: int = Field(default=1, ge=1, le=64)
-    loss: Literal["bce", "sampled_softmax"] = "bce"
-
-    @property
-    def effective_init(self) -> Init:
-        """The init asked for, else zero for CTR towers (AdamAR paper) and hash where a dot product needs a start."""
-        if self.init is not None:
-            return self.init
-        if self.kind == "sasrec":
-            return Init(kind="hash", std=0.02)
-        return Init(kind="hash", std=0.1) if self.kind in ("two_tower", "bpr", "mf", "item2vec") else Init()
-
-    @property
-    def num_negatives(self) -> int:
-        """Draws for each target of a model of sequences."""
-        return self.negatives or (3 if self.kind == "item2vec" else 1)
 
 
 class LearningRateSchedule(Spec):
@@ -340,11 +201,13 @@ class Optimizer(Spec):
 
 
 class DenseOptimizer(Spec):
-    """torch's optimizer of what is not an embedding table."""
+    """torch's optimizer of what is not an embedding table. ``weight_decay`` is its L2: that times the parameter is
+    added to the gradient."""
 
     kind: Literal["adam", "sgd"] = "adam"
     learning_rate: float = Field(default=0.001, ge=0.0, allow_inf_nan=False)
     schedule: LearningRateSchedule = LearningRateSchedule()
+    weight_decay: float = later(0.0, ge=0.0, allow_inf_nan=False)
 
 
 class Walk(Spec):
@@ -369,8 +232,12 @@ class SSE(Spec):
     walk: Walk | None = None
 
 
-class Regularizers(Spec):
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+class Table(Spec):
+    """How the rows of an embedding table and the state of their optimizer are stored. Half rows are read, summed and
+    moved as float32, and stored with stochastic rounding."""
+
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    state_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 
 
 class Resources(Spec):
@@ -383,31 +250,6 @@ class Resources(Spec):
     timeout_seconds: float | None = Field(default=None, gt=0)
 
 
-DEFAULT_METRICS: tuple[Literal["auc", "logloss"], ...] = ("auc", "logloss")
-
-
-class Split(Spec):
-    kind: Literal["random", "per_user_last", "time"] = "random"
-    validation: float = Field(default=0.1, ge=0.0, lt=1.0)
-    test: float = Field(default=0.1, ge=0.0, lt=1.0)
-
-    @model_validator(mode="after")
-    def _leaves_rows(self) -> Split:
-        if self.validation + self.test >= 1.0:
-            raise ValueError("validation + test must stay below 1, or no row is left to train on")
-        return self
-
-
-class Evaluation(Spec):
-    """``metrics`` left out are all that the model has: AUC and logloss; of models of sequences AUC, hit rate and NDCG
-    at 10 against 100 negatives, and both among all items (``full``)."""
-
-    split: Split = Split()
-    metrics: tuple[
-        Literal["auc", "logloss", "gauc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full"], ...
-    ] = DEFAULT_METRICS
-
-
 class Checkpoint(Spec):
     """``asynchronous``: training goes on while a checkpoint is written, from a copy that takes the memory of the rows
     and their state once more."""
@@ -415,53 +257,6 @@ class Checkpoint(Spec):
     every_steps: int = Field(default=500, ge=1)
     keep_last: int = Field(default=3, ge=1)
     asynchronous: bool = True
-
-
-class MovingAverage(Spec):
-    """z = unit((1 - w) z + w h R); an item whose aligned cosine falls below the limit takes its new vector whole."""
-
-    new_weight: float = Field(default=0.3, gt=0.0, le=1.0)
-    reset_below_cosine: float = Field(default=0.65, ge=-1.0, le=1.0)
-
-
-class Gate(Spec):
-    mode: Literal["enforce", "report", "off"] = "enforce"
-
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _as_text(cls, mode: object) -> object:
-        # YAML reads an unquoted off as false.
-        return "off" if mode is False else mode
-
-
-class View(Spec):
-    """A view of a collection: ``rff`` maps h to phi of even size ``dim`` (default 2d); ``identity`` serves h."""
-
-    name: Name
-    kind: Literal["rff", "identity"] = "rff"
-    dim: int | None = Field(default=None, ge=2, le=65536, multiple_of=2)
-    sigma: float = Field(default=0.4, ge=1e-6, le=1e6, allow_inf_nan=False)
-    seed: int = Field(default=0, ge=0, lt=2**32)
-    frequencies: Literal["orthogonal", "gaussian"] = "orthogonal"
-    materialized: bool = False
-
-
-class Expire(Spec):
-    """When an item that is carried, because runs do not find it any more, becomes missing: after more publications than
-    the limit, or once its own vector is older than so many days; null: no such limit."""
-
-    after_publications: int | None = Field(default=None, ge=1)
-    after_days: int | None = Field(default=90, ge=1)
-
-
-class Publish(Spec):
-    collection: Name
-    feature: str
-    align: bool = True
-    ema: MovingAverage | None = MovingAverage()
-    gate: Gate = Gate()
-    views: tuple[View, ...] = ()
-    expire: Expire | None = Expire()
 
 
 class JobSpec(Spec):
@@ -489,6 +284,7 @@ class JobSpec(Spec):
     sharding: dict[
         str, Literal["table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
     ] = {}
+    tables: dict[str, Table] = {}
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     retries: int = Field(default=2, ge=0, le=100)
@@ -507,16 +303,6 @@ class JobSpec(Spec):
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
-
-_RULE = re.compile(r"^\s*([A-Za-z_][\w.-]*)\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*$")
-
-
-def parse_rule(rule: str) -> tuple[str, str, float]:
-    """``"rating >= 4"`` -> ("rating", ">=", 4.0). The grammar is column, comparison, number: nothing is evaluated."""
-    match = _RULE.match(rule)
-    if match is None:
-        raise ValueError(f"rule '{rule}' is not COLUMN COMPARISON NUMBER, such as 'rating >= 4'")
-    return match[1], match[2], float(match[3])
 
 
 class SpecError(ValueError):
@@ -556,7 +342,8 @@ def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None
     """The dataset and the job that a YAML file holds (either may be absent). Raises SpecError, also for bad YAML."""
     where = str(path)
     try:
-        documents = [document for document in yaml.safe_load_all(Path(path).read_text("utf-8")) if document is not None]
+        found = strict_yaml.load_all(Path(path).read_text("utf-8"))
+        documents = [document for document in found if document is not None]
     except OSError as error:
         raise SpecError(where, [("", f"cannot be read: {error.strerror or error}")]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -587,7 +374,3 @@ def _parse(kind: type[SpecType], document: Any, where: str) -> SpecType:
         return kind.model_validate(document)
     except ValidationError as error:
         raise SpecError(where, problems_of(error)) from None
-
-
-def _list(names: Any) -> str:
-    return ", ".join(sorted(names))

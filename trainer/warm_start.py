@@ -15,12 +15,18 @@ import torch
 
 from trainer import available
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
+from trainer.data.drift import PROFILE_FILE, open_profile
 from trainer.data.growth import IdMap
+from trainer.data.numeric import NUMERIC_FILE, Numeric, open_numeric
 from trainer.rundir import Run
-from trainer.spec import JobSpec
+from trainer.spec import JobSpec, Model, Table
 
 if TYPE_CHECKING:
     from trainer.data import PreparedData
+
+
+# What a warm start may change of the model: no weight depends on it.
+_FREE_OF_MODEL = ("init", "window", "negatives", "negative_distribution", "negative_power")
 
 
 def parent_checkpoint(run: Run) -> Checkpoint | None:
@@ -46,8 +52,22 @@ def id_map_file(table: str) -> str:
 
 
 def id_map_files(data: PreparedData) -> dict[str, Path]:
-    """The id maps of a run's tables, by their names in its checkpoints."""
-    return {id_map_file(name): table.vocabulary_path for name, table in data.tables.items()}
+    """Id maps of tables, statistics of numeric features and the profile of the rows, by their names in checkpoints."""
+    found = {id_map_file(name): table.vocabulary_path for name, table in data.tables.items()}
+    others = {NUMERIC_FILE: data.numeric_path, PROFILE_FILE: data.profile_path}
+    return found | {name: path for name, path in others.items() if path is not None}
+
+
+def numeric_features(checkpoint: Checkpoint) -> tuple[Numeric, ...]:
+    """The numeric features that the checkpoint's model reads, with their statistics."""
+    path = checkpoint.attached(NUMERIC_FILE)
+    return () if path is None else open_numeric(path)
+
+
+def profile_of_rows(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """What the rows were like that the checkpoint was trained on, None where an older version wrote it."""
+    path = checkpoint.attached(PROFILE_FILE)
+    return None if path is None else open_profile(path)
 
 
 def id_maps(checkpoint: Checkpoint) -> dict[str, IdMap]:
@@ -71,13 +91,24 @@ def rows_of_parent(data: PreparedData) -> dict[str, torch.Tensor]:
 
 def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
     """That the job's model can take over the parent's rows and MLP. Raises ValueError naming the field."""
-    theirs, mine = parent.extra["job"]["model"], job.model_dump(mode="json")["model"]
-    for field in ("kind", "embedding_dim", "hidden", "length", "blocks", "heads"):
-        # A parent of an earlier version has not been asked.
-        if mine[field] != theirs.get(field, mine[field]):
+    # Fields that came after the parent's version have their defaults.
+    theirs, mine = Model.model_validate(parent.extra["job"]["model"]), job.model
+    # The constant of mf, which is the parent's, is that of its loss.
+    free = _FREE_OF_MODEL if mine.kind == "mf" else (*_FREE_OF_MODEL, "loss")
+    for field in Model.model_fields:
+        if field not in free and getattr(mine, field) != getattr(theirs, field):
             raise ValueError(
-                f"model.{field}: the parent was trained with {theirs[field]}, the job asks for {mine[field]}: "
-                "use the same, or leave init_from out"
+                f"model.{field}: the parent was trained with {getattr(theirs, field)}, the job asks for "
+                f"{getattr(mine, field)}: use the same, or leave init_from out"
+            )
+    for name in data.tables:
+        stored, asked = (Table.model_validate(each) for each in (
+            parent.extra["job"].get("tables", {}).get(name, {}), job.tables.get(name, Table()),
+        ))  # fmt: skip
+        if stored != asked:
+            raise ValueError(
+                f"tables.{name}: the parent's rows are {stored.dtype} with state of {stored.state_dtype}, the job "
+                f"asks for {asked.dtype} and {asked.state_dtype}: use the same, or leave init_from out"
             )
     if parent.tables.keys() != data.tables.keys():
         raise ValueError(
@@ -105,7 +136,7 @@ def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
             f"asks for {job.batch_size}: a change on a warm start is not available yet; use the same, or leave "
             "init_from out"
         )
-    if job.optimizer.alpha not in ("default", alpha):
+    if job.optimizer.alpha not in ("default", "auto", alpha):
         raise ValueError(
             f"optimizer.alpha: the parent's rows decay with {alpha:g}, the job asks for {job.optimizer.alpha}: "
             "use default (it is inherited), or leave init_from out"
@@ -125,6 +156,8 @@ def _check_idle(job: JobSpec, theirs: dict[str, Any]) -> None:
         fields += ["learning_rate", "schedule", "weight_decay"]
     if kind in (*available.WEIGHT_DECAY, *available.ADAPTIVE_DECAY):
         fields.append("first_touch")
+    if kind in available.ADAPTIVE_DECAY:
+        fields.append("decay")
     for field in dict.fromkeys(fields):
         # A parent of an earlier version has not been asked.
         if mine[field] != theirs.get(field, mine[field]):

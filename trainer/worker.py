@@ -6,22 +6,29 @@ import contextlib
 import ctypes
 import gc
 import logging
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numba
 import torch
 import torch.distributed as dist
 
+from trainer import compass
+from trainer.available_models import PAIR_MODELS
 from trainer.background_save import BackgroundSaver
-from trainer.build import build, choose_alpha
+from trainer.build import build
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.data import PreparedData
-from trainer.failures import Cancelled, record
+from trainer.failures import Cancelled, ResourceError, record
+from trainer.gpus import device_of_rank, machine_gpus, torch_problem
 from trainer.loop import Position, Trainer, dense_optimizer
+from trainer.memory import KEPT_BYTES
 from trainer.models import bpr
+from trainer.regularizers.alpha import taken_alpha
 from trainer.report import Reporter
 from trainer.rundir import Run, read_run
 from trainer.spec import JobSpec, SpecError, parse_job
@@ -29,12 +36,12 @@ from trainer.warm_start import check_fits, id_map_files, inherited_alpha, parent
 
 # Temporaries of a step are smaller; copies of tables, larger ones, go back to the system at once.
 LARGEST_KEPT_BYTES = 64 << 20
-KEPT_BYTES = 512 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-def train_rank(directory: str) -> None:
-    """Trains this rank's part of the run at ``directory``. The process group is the caller's.
+def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
+    """Trains this rank's part of the run at ``directory``. The process group is the caller's, and so is LOCAL_RANK in
+    the environment. ``gpus``: the names of those that Ray gave to this rank.
 
     A rank that was asked to stop has written a checkpoint when this returns. Any other end than the last epoch is an
     exception, recorded in the run directory for the driver.
@@ -46,7 +53,7 @@ def train_rank(directory: str) -> None:
     reporter = Reporter(run, rank)
     try:
         with contextlib.suppress(Cancelled), _saver(run.job) as saver:
-            trainer = _trainer(run, reporter, saver)
+            trainer = _trainer(run, reporter, saver, use_device(run.job, gpus))
             with steady_memory():
                 trainer.train()
     except BaseException as error:
@@ -60,7 +67,15 @@ def _saver(job: JobSpec) -> contextlib.AbstractContextManager[BackgroundSaver | 
     return BackgroundSaver() if job.checkpoint.asynchronous else contextlib.nullcontext()
 
 
-def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None) -> Trainer:
+def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None, device: torch.device) -> Trainer:
+    def should_stop() -> str | None:
+        if saver is not None and saver.failed:
+            # All ranks agree on stopping, and the checkpoint that they then want to write raises what went wrong.
+            return "a checkpoint could not be written"
+        with contextlib.suppress(FileNotFoundError):
+            return run.cancel_file.read_text("utf-8")
+        return None
+
     data = PreparedData.open(run.data)
     own = _agreed(lambda: latest_valid(run.checkpoints))
     start = own or _agreed(lambda: parent_checkpoint(run))
@@ -71,16 +86,22 @@ def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None) -> Tra
         check_fits(run.job, data, start)
         alpha = inherited_alpha(run.job, start.extra)
     else:
-        alpha = choose_alpha(run.job, data.steps_per_epoch)
-    sharded = build(run.job, data, alpha=alpha)
+        alpha = taken_alpha(run, data, device, reporter.emit, should_stop)
+    sharded = build(run.job, data, alpha=alpha, device=device)
     optimizer = dense_optimizer(run.job, sharded)
     position, history = Position(), []
-    if start is not None:
+    has_compass = compass.is_frozen(run.job, data)
+    if start is not None and not (own is None and has_compass and compass.begins_fresh(run.job)):
         parent_rows = None if own is not None else rows_of_parent(data)
         extra = sharded.load_from(start, dense_optimizer=optimizer, verify=own is None, parent_rows=parent_rows)
         position = Position(first_step=sharded.completed_steps)
         if own is not None:
             position, history = Position(**extra["position"]), extra["history"]
+    if has_compass:
+        if own is None:
+            assert start is not None
+            compass.begin(sharded, start, run.job, data)
+        compass.freeze_dense(sharded)
     facts = {
         "job": _identity(run.job),
         "run_id": run.run_id,
@@ -89,26 +110,26 @@ def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None) -> Tra
         "batch_size": run.job.batch_size,
     }
 
-    def save(trainer: Trainer) -> None:
+    def write(trainer: Trainer, folder: Path, background: bool, keep_last: int) -> None:
         extra = {**facts, "position": asdict(trainer.position), "history": trainer.history}
-        keep_last = run.job.checkpoint.keep_last
         attached = id_map_files(data)
-        # Nothing goes on after the last one, so that a copy would only cost memory.
-        last = trainer.stop_asked or trainer.position.step == trainer.num_steps
-        if saver is not None and last:
+        if saver is not None and not background:
             saver.wait()
         sharded.save(
-            run.checkpoints, dense_optimizer=optimizer, extra=extra, attached=attached, keep_last=keep_last,
-            saver=None if last else saver,
+            folder, dense_optimizer=optimizer, extra=extra, attached=attached, keep_last=keep_last,
+            saver=saver if background else None, fence=run.fence,
         )  # fmt: skip
 
-    def should_stop() -> str | None:
-        if saver is not None and saver.failed:
-            # All ranks agree on stopping, and the checkpoint that they then want to write raises what went wrong.
-            return "a checkpoint could not be written"
-        with contextlib.suppress(FileNotFoundError):
-            return run.cancel_file.read_text("utf-8")
-        return None
+    def save(trainer: Trainer) -> None:
+        # Nothing goes on after the last one, so that a copy would only cost memory.
+        last = trainer.stop_asked or trainer.position.stopped or trainer.position.step == trainer.num_steps
+        write(trainer, run.checkpoints, not last, run.job.checkpoint.keep_last)
+
+    def load_best(trainer: Trainer) -> Position:
+        best = _agreed(lambda: latest_valid(run.best))
+        if best is None:
+            raise CheckpointError(f"{run.best} holds no valid checkpoint of the best epoch: retry the job")
+        return Position(**sharded.load_from(best, dense_optimizer=optimizer, verify=False)["position"])
 
     shares = sharded.shares()
     reporter.emit("state", state="running")
@@ -134,6 +155,9 @@ def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None) -> Tra
         emit=reporter.emit,
         should_stop=should_stop,
         save=save,
+        save_best=lambda trainer: write(trainer, run.best, False, 1),
+        load_best=load_best,
+        device=device,
     )
 
 
@@ -159,6 +183,33 @@ def use_threads(number: int) -> None:
     retried run must end with the same bits."""
     torch.set_num_threads(max(1, number))
     numba.set_num_threads(max(1, min(number, numba.config.NUMBA_NUM_THREADS)))
+
+
+def use_device(job: JobSpec, gpus: Sequence[str] = ()) -> torch.device:
+    """The device of this rank, which is the current one from now on. Raises ResourceError where there is none."""
+    wanted = job.resources.gpus_per_worker
+    try:
+        name = device_of_rank(wanted, int(os.environ.get("LOCAL_RANK", "0")), machine_gpus() if wanted else (), gpus)
+    except ValueError as error:
+        raise ResourceError(str(error)) from None
+    device = torch.device(name)
+    if device.type == "cuda":
+        problem = torch_problem(torch.__version__)
+        if problem is not None:
+            raise ResourceError(". Remedy: ".join(problem))
+        torch.cuda.set_device(device)
+        _repeatable()
+    return device
+
+
+def _repeatable() -> None:
+    """On a GPU: sums in one order each time, for a retried run must end with the same bits."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Which would also write all memory that is taken, in case that somebody reads it before it is written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # Its backward has no deterministic form.
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
 
 
 @contextlib.contextmanager
@@ -192,11 +243,14 @@ def quiet() -> None:
 
 
 # What may differ between attempts that go on from each other.
+_PUBLISH, _TRAINED_WITH = "publish.", {"anchor", "compass"}
 _FREE = {"name", "labels", "retries", "resources", "sharding", "checkpoint", "publish", "epochs"}
 
 
 def _identity(job: JobSpec) -> dict[str, Any]:
-    return job.model_dump(mode="json", exclude=_FREE)
+    # What of publish training depends on.
+    parts = {} if job.publish is None else job.publish.model_dump(mode="json", include=_TRAINED_WITH)
+    return job.model_dump(mode="json", exclude=_FREE) | {f"{_PUBLISH}{name}": part for name, part in parts.items()}
 
 
 def _check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
@@ -211,10 +265,13 @@ def _check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
 
 def _completed(theirs: dict[str, Any], job: JobSpec) -> dict[str, Any]:
     """The checkpoint's job with the defaults of fields that came after the version that wrote it."""
+    of_publish = {name: part for name, part in theirs.items() if name.startswith(_PUBLISH)}
+    document = {name: part for name, part in theirs.items() if name not in of_publish}
     try:
-        return _identity(parse_job(theirs | {name: getattr(job, name) for name in _FREE}))
+        found = _identity(parse_job(document | {name: getattr(job, name) for name in _FREE}))
     except SpecError:
         return theirs
+    return {name: part for name, part in found.items() if not name.startswith(_PUBLISH)} | of_publish
 
 
 def _opening(own: Checkpoint | None, start: Checkpoint | None, position: Position, alpha: float | None) -> str:
@@ -229,6 +286,6 @@ def _opening(own: Checkpoint | None, start: Checkpoint | None, position: Positio
 def _unread(job: JobSpec, data: PreparedData) -> str:
     """Features that the model has no use for: it is trained all the same, and its owner should know."""
     unread = data.unread
-    if job.model.kind == "bpr":
+    if job.model.kind in PAIR_MODELS:
         unread = [key.name for key in data.keys if key.name not in (bpr.USER, bpr.ITEM, bpr.NEGATIVE)]
     return f"; {job.model.kind} does not read {', '.join(unread)}" if unread else ""

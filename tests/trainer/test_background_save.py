@@ -46,7 +46,7 @@ def held(monkeypatch):
     event = threading.Event()
 
     def wait_then_save(*arguments, **keywords):
-        assert event.wait(60)
+        assert event.wait(300)
         return save(*arguments, **keywords)
 
     monkeypatch.setattr(background_save, "save", wait_then_save)

@@ -325,7 +325,7 @@ def test_a_full_disk_is_a_clear_error_and_the_previous_checkpoint_stays(tmp_path
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert "SURVIVED" in done.stdout, done.stderr

@@ -149,6 +149,14 @@ def test_profile(tmp_path):
     }
 
 
+def test_profile_of_values_has_their_range(tmp_path):
+    path = write(tmp_path, user=[1, 2, 3], rating=[4.5, 1.0, 3.0])
+    spec = {"name": "rated", "uri": str(path), "features": {"user": {}}, "label": {"value": "rating"}}
+    found = profile(parse_dataset(spec))
+    assert found["label_values"] == {"nulls": 0, "bad": 0, "min": 1.0, "max": 4.5}
+    assert "label_rate" not in found
+
+
 def test_no_torch():
     code = "import sys, trainer.infer, trainer.estimate, trainer.generate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -46,13 +46,13 @@ def start(directory: Path, code: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdout=log, stderr=log, env=environment, start_new_session=True
         )
-    launch._write_process_file(directory, process.pid)
+    launch.write_process_file(directory, process.pid)
     launch._children[process.pid] = process
     wait_for(lambda: b"ready" in (directory / "log.txt").read_bytes())
     return process
 
 
-def wait_for(condition, seconds: float = 90.0) -> None:
+def wait_for(condition, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "not within the time"
@@ -94,6 +94,32 @@ def test_terminate_ends_a_stopped_run(tmp_path):
     assert not launch.is_alive(tmp_path)
 
 
+# No other process of the machine sleeps as long.
+SLEEP = f"60.{os.getpid():08}"
+ESCAPING = """
+import ctypes, os, subprocess, sys, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # as trainer.run does: orphans come to this process
+print("ready", flush=True)
+for _ in range(300):  # so many at most, should nobody end it
+    # Without the marker, in a session of its own, its parent dead; and one more every few milliseconds.
+    subprocess.run(["env", "-i", "sh", "-c", "setsid sleep {} & exit"])
+    time.sleep(0.003)
+time.sleep(60)
+"""
+
+
+def test_terminate_finds_those_who_hide_and_outruns_those_who_fork(tmp_path):
+    process = start(tmp_path, ESCAPING.format(SLEEP))
+    wait_for(lambda: len(launch.processes(tmp_path)) > 12)
+    hidden = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    assert launch.terminate(tmp_path, grace_seconds=0) is False
+    assert alive(hidden) == []
+    left = [one.pid for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", SLEEP]]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
 def test_terminate_clears_what_a_killed_run_left_behind(tmp_path):
     process = start(tmp_path, STUBBORN)
     wait_for(lambda: len(launch.processes(tmp_path)) == 7)
@@ -116,8 +142,12 @@ def test_another_run_is_left_alone(tmp_path):
 
 
 def test_a_reused_pid_is_not_the_run(tmp_path):
-    (tmp_path / launch.PROCESS_FILE).write_text(json.dumps({"pid": os.getpid(), "create_time": 1.0}))
-    assert not launch.is_alive(tmp_path)
+    launch.write_process_file(tmp_path, os.getpid())
+    assert launch.is_alive(tmp_path)
+    mine = json.loads((tmp_path / launch.PROCESS_FILE).read_text())
+    for other in ({"start_ticks": mine["start_ticks"] - 1}, {"boot_id": "before the machine was restarted"}):
+        (tmp_path / launch.PROCESS_FILE).write_text(json.dumps(mine | other))
+        assert not launch.is_alive(tmp_path)
     assert launch.terminate(tmp_path) is True  # and this test lives on
 
 
@@ -129,7 +159,8 @@ def test_a_run_that_was_never_started_is_not_alive(tmp_path):
 
 
 def test_launch_detaches_marks_and_logs(tmp_path, monkeypatch):
-    for name in launch.SERVICE_SECRETS:
+    secrets = {*launch.SERVICE_SECRETS, "EVENKEEL_DATABASE_URL", "EVENKEEL_STORE_URL", "EVENKEEL_API_KEY"}
+    for name in secrets:
         monkeypatch.setenv(name, "secret")
     (tmp_path / "run.json").write_text(json.dumps({"run_id": "r1"}))  # no job: the run says so and fails
     pid = launch.launch(tmp_path)
@@ -138,7 +169,7 @@ def test_launch_detaches_marks_and_logs(tmp_path, monkeypatch):
     assert recorded["pid"] == pid
     assert os.getsid(pid) == pid
     environment = psutil.Process(pid).environ()
-    assert not set(launch.SERVICE_SECRETS) & set(environment)
+    assert not secrets & set(environment)
     assert environment[launch.RUN_ID_VARIABLE] == "r1"
     assert environment[launch.RUN_DIR_VARIABLE] == str(tmp_path.resolve())
     with pytest.raises(RuntimeError, match="still running"):
@@ -147,6 +178,25 @@ def test_launch_detaches_marks_and_logs(tmp_path, monkeypatch):
     wait_for(lambda: not launch.is_alive(tmp_path))
     assert "run.json" in (tmp_path / launch.LOG_FILE).read_text()
     assert json.loads((tmp_path / launch.EXIT_FILE).read_text())["code"] == launch.EXIT_FAILED
+
+
+def test_a_run_whose_launcher_died_before_it_was_recorded_never_begins(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"run_id": "r1"}))
+    run = "import pathlib, sys; from trainer.launch import await_name; d = pathlib.Path(sys.argv[-1]);"
+    # The launcher that lives may be kept from its next line for long.
+    run += " print('named' if await_name(d, {}) else 'not named', flush=True)"
+    launcher = (
+        "import os, sys; from trainer import launch;"
+        " launch.write_process_file = (lambda *_: os._exit(9)) if sys.argv[2] == 'dies' else launch.write_process_file;"
+        " launch.launch(sys.argv[1], command=(sys.executable, '-c', sys.argv[3]))"
+    )
+    log = tmp_path / launch.LOG_FILE
+    for how, seconds, code, said in (("dies", 0.5, 9, "not named\n"), ("lives", 60, 0, "named\n")):
+        log.unlink(missing_ok=True)
+        done = subprocess.run([sys.executable, "-c", launcher, str(tmp_path), how, run.format(seconds)], check=False)
+        assert done.returncode == code
+        wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
+        assert log.read_text() == said
 
 
 def test_launch_is_torch_free():

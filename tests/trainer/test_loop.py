@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import threading
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -120,7 +121,10 @@ def test_progress_is_told_sparingly_and_at_the_end(data, small, monkeypatch):
     def emit(kind, **fields):
         if kind == "progress":
             told.append((clock.now, fields))
+        elif kind == "metric" and fields["split"] == "train":
+            epoch_losses.append(fields["loss"])
 
+    epoch_losses = []
     trainer = trainer_of(small.job(), data, emit=emit)
     step = trainer.train_step
 
@@ -136,6 +140,47 @@ def test_progress_is_told_sparingly_and_at_the_end(data, small, monkeypatch):
     assert (last["step"], last["epoch"], last["epochs"]) == (2 * data.steps_per_epoch, 2, 2)
     assert last["examples"] == 2 * data.num_examples["train"]
     assert told[1][1]["examples_per_second"] == pytest.approx(96 / 0.3, rel=0.01)
+    assert told[1][1]["step_seconds"] == pytest.approx(0.3, rel=0.01)
+    assert last["loss"] == epoch_losses[-1]
+
+
+def test_waiting_for_batches_is_counted(data, small, monkeypatch):
+    """Each batch takes 2 seconds to come, 25 of them an epoch; the next epoch's reader begins before this one's end."""
+    clock, begun, told = SimpleNamespace(now=0.0), [], []
+    monkeypatch.setattr("trainer.loop.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class Slow:
+        def __init__(self, *arguments):
+            begun.append((arguments[0], trainer.position.step))
+            self.batches = data.train_batches(*arguments)
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            found = next(self.batches)
+            clock.now += 2.0
+            return found
+
+    trainer = trainer_of(small.job(), data, emit=lambda kind, **fields: told.append(fields.get("waited_seconds")))
+    trainer.data = SimpleNamespace(**{**vars(data), "train_batches": Slow})
+    trainer.train()
+    steps = data.steps_per_epoch
+    assert trainer.waited_seconds == max(filter(None, told)) == 2.0 * 2 * steps
+    assert begun == [(0, 0), (1, steps - 1)]
+
+
+@pytest.mark.parametrize("stop_at", [3, 24, 25, 40])
+def test_no_reader_outlives_training(data, small, stop_at):
+    """Whether it is cancelled inside an epoch, at its last step, when the next one's reader has begun, or ends."""
+    reason = ["later"]
+    trainer = trainer_of(
+        small.job(), data, should_stop=lambda: reason[0] if trainer.position.step + 1 == stop_at else None
+    )
+    with pytest.raises(Cancelled):
+        trainer.train()
+    assert trainer.position.step == stop_at
+    assert not [thread for thread in threading.enumerate() if thread.name == "evenkeel-batches"]
 
 
 # --- a step on all ranks or on none ----------------------------------------------------------------------------------
@@ -358,7 +403,5 @@ def test_bpr_and_dnn_train_through_the_same_loop(make_run, small):
 
 
 def test_bpr_from_zero_is_refused(make_run):
-    run = make_run(model={"kind": "bpr", "embedding_dim": 4, "init": {"kind": "zero"}})
-    data = prepare(run.dataset, run.job, run.data)
     with pytest.raises(ValueError, match="hash or normal"):
-        trainer_of(run.job, data)
+        make_run(model={"kind": "bpr", "embedding_dim": 4, "init": {"kind": "zero"}})

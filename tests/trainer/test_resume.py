@@ -45,7 +45,7 @@ def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_a_run_killed_at_random_steps_ends_with_the_same_bits(make_run, small, tmp_path):
-    seed = random.randrange(2**32)
+    seed = int(os.environ.get("EVENKEEL_TEST_SEED", "0"))
     print(f"seed {seed}")
     rng = random.Random(seed)
     # Rare items: rows that are touched once an epoch and idle, decaying, across every cut.
@@ -55,7 +55,7 @@ def test_a_run_killed_at_random_steps_ends_with_the_same_bits(make_run, small, t
     for attempt in (1, 2):
         run = make_run("killed", attempt=attempt, epochs=1000, **settings)  # none ends before it is killed
         process = start(run.directory)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         before = kept[-1] if kept else 0
         while not ((found := newest_step(run.checkpoints)) is not None and found > before):
             assert process.poll() is None, (run.directory / "log.txt").read_text()

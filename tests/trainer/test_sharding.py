@@ -311,7 +311,7 @@ def test_the_planner_is_told_the_bytes_that_tables_take(optimizer, dtype):
         return
     tables = EmbeddingTables([table], optimizer, dtype=dtype, backend=backend)
     kept = [tables.weight("item"), *tables.state("item").values()]
-    told = row_bytes(TableSettings({"item": table}, optimizer, {}, dtype=dtype), 16)
+    told = row_bytes(TableSettings({"item": table}, optimizer, {}, dtype=dtype), "item", 16)
     assert sum(value.numel() * value.element_size() for value in kept) == 64 * told
 
 
@@ -378,17 +378,6 @@ def test_what_cannot_be_is_refused_with_its_reason(ranks, what, message):
 def test_without_a_process_group_the_remedy_is_named():
     with pytest.raises(RuntimeError, match="init_process_group"):
         make_model(TABLE_WISE, "float32", "reference")
-
-
-def test_ranks_are_mapped_to_devices_and_backends():
-    from trainer.sharding import choose_backend, choose_device
-
-    assert choose_backend(0) == "gloo"
-    assert choose_backend(1) == "cpu:gloo,cuda:nccl"
-    assert choose_device(3, 0) == torch.device("cpu")
-    assert [choose_device(rank, 2) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    with pytest.raises(ValueError, match=r"rank 2 of this host has no GPU of its own \(there are 2\)"):
-        choose_device(2, 2)
 
 
 # --- dense parameters and single calls -------------------------------------------------------------------------------

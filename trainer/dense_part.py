@@ -1,0 +1,216 @@
+"""A model without its tables: from looked-up rows to scores, as a torch program and as ONNX.
+
+What models need for it is that shapes come from tensors (``x.shape[0]``, ``unflatten``) and not from Python's ``len``
+and ``int``, which a tracer takes for constants.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.base import RankingModel
+from trainer.models.next_item import NextItemModel
+
+OPSET = 17
+DENSE, LENGTHS = "dense", "__lengths"
+# Tracers look at sizes: these are no size of any model.
+_EXAMPLE_ROWS = 3
+
+
+class Given:
+    """What a model asks of what its embeddings give: blocks [b, dim] by feature, or rows of every id with lengths."""
+
+    def __init__(self, found: Mapping[str, Any]):
+        self._found = dict(found)
+
+    def keys(self) -> list[str]:
+        return list(self._found)
+
+    def values(self) -> Tensor:
+        return torch.cat(list(self._found.values()), dim=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self._found)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._found[name]
+
+
+class Lists:
+    """What a model asks of a JaggedTensor: rows [n, dim] of lists of these lengths [b]."""
+
+    def __init__(self, values: Tensor, lengths: Tensor):
+        self._values, self._lengths = values, lengths
+
+    def values(self) -> Tensor:
+        return self._values
+
+    def lengths(self) -> Tensor:
+        return self._lengths
+
+
+class DensePart(nn.Module):
+    """Everything of a model that comes after its tables, in evaluation: gives scores [b].
+
+    Inputs, by ``layout``, named as features are:
+      pooled: a block [b, columns] for each feature that it scores with.
+      rows: the same for single ids; of a list the rows of its ids [n, columns], and ``NAME__lengths`` int64 [b].
+      sequence: rows of a user's items [b, l, columns], oldest first and then zeros, and ``item__lengths``; gives
+      queries [b, dim], which candidates are multiplied with.
+    Last ``dense`` [b, n], where it reads numeric features.
+
+    Args:
+        features: those that it scores with, and their columns. Other features of the model have zeros.
+        keys: all of its features, and their columns.
+        lists: which of them are lists.
+        length: l of a sequence.
+    """
+
+    def __init__(
+        self,
+        model: RankingModel,
+        features: Mapping[str, int],
+        keys: Mapping[str, int],
+        lists: Sequence[str],
+        length: int = 1,
+    ):
+        super().__init__()
+        tables, model.embeddings = model.embeddings, nn.Identity()
+        try:
+            self.model = copy.deepcopy(model)
+        finally:
+            model.embeddings = tables
+        self.features, self.length = dict(features), length
+        self._keys = dict(keys)
+        self.layout = "pooled"
+        if model.is_sequence:
+            self.layout = "sequence" if isinstance(model, NextItemModel) else "rows"
+        # All of it: an exporter puts what it found back.
+        self.eval()
+        self.lists = [name for name in features if name in lists and self.layout != "pooled"]
+
+    @property
+    def inputs(self) -> list[str]:
+        names = [each for name in self.features for each in (name, *([name + LENGTHS] if name in self.lists else []))]
+        return [*names, DENSE] if self.model.num_dense else names
+
+    @property
+    def output(self) -> str:
+        return "query" if self.layout == "sequence" else "score"
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        if isinstance(self.model, NextItemModel):
+            return self.model.encode(*inputs)
+        given = dict(zip(self.inputs, inputs, strict=True))
+        dense = given.pop(DENSE, None)
+        # The embeddings are an identity here: what the model looks up is what it is given.
+        found = Given(self._rows(given) if self.layout == "rows" else self._blocks(given))
+        return self.model(found, dense) if dense is not None else self.model(found)
+
+    def _blocks(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        first = next(iter(given.values()))
+        return {
+            name: given[name] if name in given else first.new_zeros(first.shape[0], columns)
+            for name, columns in self._keys.items()
+        }
+
+    def _rows(self, given: dict[str, Tensor]) -> dict[str, Lists]:
+        return {
+            name: Lists(
+                given[name],
+                given[name + LENGTHS] if name in self.lists else torch.ones_like(given[name][:, 0], dtype=torch.int64),
+            )
+            for name in self.features
+        }
+
+    def example(self, rows: int = _EXAMPLE_ROWS) -> tuple[Tensor, ...]:
+        """Inputs of the right shapes, drawn from a fixed seed."""
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        found = []
+        for number, (name, columns) in enumerate(self.features.items()):
+            if self.layout == "sequence":
+                lengths = torch.arange(rows) % (self.length + 1)
+                found.append(
+                    draw(rows, self.length, columns) * (torch.arange(self.length) < lengths[:, None])[:, :, None]
+                )
+                found.append(lengths)
+            elif name in self.lists:
+                lengths = (torch.arange(rows) + number) % 4
+                found += [draw(int(lengths.sum()), columns), lengths]
+            else:
+                found.append(draw(rows, columns))
+        return tuple([*found, draw(rows, self.model.num_dense)] if self.model.num_dense else found)
+
+    def dynamic(self) -> dict[str, dict[int, str]]:
+        """By input, what of its shape may be any number: the rows, and the ids of all lists of a feature."""
+        ids = self.lists if self.layout == "rows" else ()
+        return {name: {0: f"{name}__ids" if name in ids else "batch"} for name in self.inputs}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name, as the checkpoint has them."""
+        return {name: value.detach() for name, value in (*self.model.named_parameters(), *self.model.named_buffers())}
+
+
+def write_program(part: DensePart, path: Path) -> None:
+    """The dense part by torch.export, any number of rows; nothing in the file is a pickle."""
+    free = part.dynamic()
+    sizes = {name: torch.export.Dim(name) for one in free.values() for name in one.values()}
+    shapes = tuple({axis: sizes[name] for axis, name in free[given].items()} for given in part.inputs)
+    program = torch.export.export(part, part.example(), dynamic_shapes={"inputs": shapes})
+    # Examples are stored as a pickle: they go. Weights are stored as bytes.
+    program._example_inputs = None
+    torch.export.save(program, path)
+
+
+def onnx_bytes(part: DensePart) -> bytes:
+    """The dense part as ONNX, any number of rows. Raises whatever the exporter does not know."""
+    out = io.BytesIO()
+    names = part.inputs
+    with warnings.catch_warnings():
+        # It says that it will go; what takes its place needs a package more (docs/adr/0035).
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            part,
+            part.example(),
+            out,  # type: ignore[arg-type]  # a file, which this exporter takes as well
+            input_names=names,
+            output_names=[part.output],
+            dynamic_axes={**part.dynamic(), part.output: {0: "batch"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    return out.getvalue()
+
+
+def onnx_difference(part: DensePart, model: bytes, rows: Sequence[int] = (1, 7)) -> float | None:
+    """The largest difference between the two over some inputs, relative where scores are above 1; None without
+    onnxruntime."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    worst = 0.0
+    for number in rows:
+        inputs = part.example(number)
+        with torch.no_grad():
+            expected = part(*inputs)
+        given: dict[str, Any] = {name: value.numpy() for name, value in zip(part.inputs, inputs, strict=True)}
+        used = {one.name for one in session.get_inputs()}
+        found = torch.from_numpy(session.run(None, {name: given[name] for name in used})[0])
+        if found.shape != expected.shape:
+            return float("inf")
+        worst = max(worst, float(((found - expected).abs() / expected.abs().clamp(min=1.0)).max()))
+    return worst

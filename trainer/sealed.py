@@ -1,0 +1,74 @@
+"""Folders of files under a manifest that names each with its sha256, and carries its own. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+
+
+class SealError(ValueError):
+    """A file of a sealed folder is missing, or not what was written; the message says which and what to do."""
+
+
+def seal(folder: Path, body: Mapping[str, Any], files: Iterable[str]) -> str:
+    """Writes the manifest of ``body`` and the named files; everything is on disk when it returns. Returns the sha256
+    of the manifest's content."""
+    listed = []
+    for name in sorted(files):
+        with open(folder / name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+            listed.append({"name": name, "bytes": os.fstat(file.fileno()).st_size, "sha256": digest})
+    content = {**body, "files": listed}
+    digest = _digest(content)
+    document = {"manifest": content, "sha256": digest}
+    with open(folder / MANIFEST, "w", encoding="utf-8") as out:
+        json.dump(document, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
+    return digest
+
+
+def unseal(folder: Path, sha256: str | None = None) -> dict[str, Any]:
+    """The manifest's content, once every file is seen to be as written. ``sha256``: what it must be, known from
+    elsewhere; who can write to the folder can write a manifest of his own. Raises SealError."""
+    path = folder / MANIFEST
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        content, named = document["manifest"], document["sha256"]
+    except OSError as error:
+        raise SealError(f"{path} cannot be read: {error.strerror or error}: is it the folder of an export?") from None
+    except (ValueError, KeyError, TypeError):
+        raise SealError(f"{path} was changed or truncated after it was written: export again") from None
+    if _digest(content) != named:
+        raise SealError(f"{path} was changed after it was written: its sha256 is not its own; export again")
+    if sha256 is not None and sha256 != named:
+        raise SealError(f"{path} has sha256 {named}, not {sha256}: it is another export")
+    for entry in content["files"]:
+        _check(folder, entry)
+    return content
+
+
+def _check(folder: Path, entry: Mapping[str, Any]) -> None:
+    if Path(entry["name"]).name != entry["name"]:
+        raise SealError(f"{folder / MANIFEST} names a file outside its folder: {entry['name']!r}")
+    path = folder / entry["name"]
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise SealError(f"{path} cannot be read: {error.strerror or error}: export again") from None
+    if size != entry["bytes"] or digest != entry["sha256"]:
+        raise SealError(f"{path} was changed after it was written: its sha256 is not the manifest's; export again")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

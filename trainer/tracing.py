@@ -1,0 +1,100 @@
+"""Traces by OpenTelemetry of requests and runs, off unless ``EVENKEEL_TRACES=1``. Torch-free (docs/adr/0038-traces.md).
+
+Where they go OpenTelemetry's own variables say, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, in the environment of the
+service, which local runs inherit, and of the nodes of a cluster. A collector that is away costs spans, never a request
+or a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+VARIABLE = "EVENKEEL_TRACES"
+FLUSH_SECONDS = 5.0
+NAME = "evenkeel"
+
+
+@functools.cache
+def provider() -> TracerProvider | None:
+    """The process's own; None where traces are off. Raises RuntimeError where they are asked for and what makes them is
+    not installed, or ``EVENKEEL_TRACES`` is neither 0 nor 1."""
+    asked = os.environ.get(VARIABLE, "").strip()
+    if asked in ("", "0"):
+        return None
+    if asked != "1":
+        raise RuntimeError(f"{VARIABLE} is '{asked}': set it to 0 or 1, or leave it out")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # type: ignore[import-not-found]
+            OTLPSpanExporter,
+        )
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise RuntimeError(f"{VARIABLE}=1, but {error.name} is not installed: pip install 'evenkeel[otel]'") from None
+    made = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", NAME)}))
+    made.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return made
+
+
+@functools.cache
+def _provider() -> TracerProvider | None:
+    """The same; what is wrong is said once, and no more comes of it: the service refuses to start, a run trains on."""
+    try:
+        return provider()
+    except RuntimeError as error:
+        print(f"no traces: {error}", file=sys.stderr, flush=True)
+        return None
+
+
+def traceparent() -> str | None:
+    """The span that is open here, as the header of W3C Trace Context; None without one."""
+    if _provider() is None:
+        return None
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier.get("traceparent")
+
+
+class Outcome:
+    """How what a span stands for ended, where no exception says so."""
+
+    error: str | None = None
+
+
+@contextlib.contextmanager
+def span(name: str, parent: str | None = None, **attributes: str | int) -> Iterator[Outcome]:
+    """A span around the block, below ``parent`` (:func:`traceparent` of another process) or the one that is open here.
+    An exception, or the outcome's ``error``, is its status. Without traces nothing."""
+    outcome, maker = Outcome(), _provider()
+    if maker is None:
+        yield outcome
+        return
+    from opentelemetry.trace import Status, StatusCode
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    context = None if parent is None else TraceContextTextMapPropagator().extract({"traceparent": parent})
+    tracer = maker.get_tracer(NAME)
+    with tracer.start_as_current_span(
+        name, context, attributes={f"{NAME}.{key}": one for key, one in attributes.items()}
+    ) as opened:
+        yield outcome
+        if outcome.error is not None:
+            opened.set_status(Status(StatusCode.ERROR, outcome.error))
+
+
+def flush() -> None:
+    """Sends what is waiting, for some seconds at most: before a process ends."""
+    maker = _provider()
+    if maker is not None:
+        maker.force_flush(int(FLUSH_SECONDS * 1000))
