@@ -10,25 +10,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import asyncpg  # type: ignore[import-untyped]
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.util import await_only
 
 BUSY_TIMEOUT_SECONDS = 30
+NUM_CONNECTIONS = 15
+"""To a server, of one process: kept, since to open one costs as much as twenty statements."""
+ASKED_AFTER_SECONDS = 1.0
+"""A connection that has been idle for so long is tried before it is used: the server may be another one by now."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -56,15 +64,21 @@ class Database:
             arguments = {"server_settings": {"search_path": str(parsed.query["search_path"])}}
             parsed = parsed.difference_update_query(["search_path"])
         self.url = parsed
+        self._inserts: dict[Any, Any] = {}
+        pool: dict[str, Any] = {} if self.is_sqlite else {"pool_size": NUM_CONNECTIONS, "max_overflow": 0}
         # Errors are logged: without the values, which may be large or secret.
-        self.engine = create_async_engine(
-            parsed, connect_args=arguments, pool_pre_ping=not self.is_sqlite, hide_parameters=True
-        )
+        self.engine = create_async_engine(parsed, connect_args=arguments, hide_parameters=True, **pool)
+        # A server's reads take each statement's own snapshot, in a transaction or not: without one there are no BEGIN
+        # and ROLLBACK to wait for.
+        self._reads = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
         # Within one process writers queue here; SQLite's own busy handler sleeps and is not fair.
         self._writers: asyncio.Lock | nullcontext[None] = asyncio.Lock() if self.is_sqlite else nullcontext()
         if self.is_sqlite:
             event.listen(self.engine.sync_engine, "connect", _set_pragmas)
             event.listen(self.engine.sync_engine, "begin", _begin)
+        else:
+            event.listen(self.engine.sync_engine, "checkin", _note_idle)
+            event.listen(self.engine.sync_engine, "checkout", _refuse_dead)
 
     async def start(self) -> None:
         """Creates the SQLite file's directory and brings the schema to the newest version, one process at a time."""
@@ -83,8 +97,8 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """A connection that sees one snapshot (SQLite) and writes nothing."""
-        async with self.engine.connect() as connection:
+        """A connection that sees one snapshot (SQLite; on PostgreSQL one for each statement) and writes nothing."""
+        async with self._reads.connect() as connection:
             yield connection
 
     @asynccontextmanager
@@ -95,11 +109,40 @@ class Database:
             async with connection.begin():
                 yield connection
 
+    def insert_new(self, table: sa.Table, *returning: sa.Column[Any]) -> Any:
+        """``INSERT`` of rows, those left out whose key is there already."""
+        if (table, returning) not in self._inserts:
+            insert = (sqlite if self.is_sqlite else postgresql).insert(table).on_conflict_do_nothing()
+            self._inserts[table, returning] = insert.returning(*returning) if returning else insert
+        return self._inserts[table, returning]
+
     async def exclusive(self, connection: AsyncConnection, name: str) -> None:
         """Until this transaction ends, no other process passes the same point. A SQLite write has that already."""
         if not self.is_sqlite:
             number = int.from_bytes(hashlib.sha256(f"evenkeel {name}".encode()).digest()[:8], "big", signed=True)
             await connection.execute(sa.text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
+
+
+async def insert_together(connection: AsyncConnection, rows: Sequence[tuple[sa.Table, Mapping[str, Any]]]) -> None:
+    """Inserts rows, those that others refer to first. On a server in one statement: one round trip for all."""
+    if connection.dialect.name == "sqlite":
+        for table, row in rows:
+            await connection.execute(table.insert(), row)
+        return
+    statement = _inserts(tuple((table, tuple(row)) for table, row in rows))
+    values = {f"{number}_{name}": value for number, (_, row) in enumerate(rows) for name, value in row.items()}
+    await connection.execute(statement, values)
+
+
+@functools.lru_cache(maxsize=256)
+def _inserts(rows: tuple[tuple[sa.Table, tuple[str, ...]], ...]) -> sa.Executable:
+    """``WITH a AS (INSERT ...), b AS (INSERT ...) SELECT 1``: foreign keys are checked when all of it is there."""
+    inserts = []
+    for number, (table, names) in enumerate(rows):
+        values = {name: sa.bindparam(f"{number}_{name}", type_=table.c[name].type) for name in names}
+        # RETURNING of a constant: not the keys, which SQLAlchemy would ask for.
+        inserts.append(sa.insert(table).values(values).returning(sa.literal_column("1")).cte(f"insert_{number}"))
+    return sa.select(sa.literal_column("1")).add_cte(*inserts)
 
 
 def migrate(connection: sa.Connection, revision: str) -> None:
@@ -138,6 +181,27 @@ def _set_pragmas(connection: Any, record: Any) -> None:
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
+
+
+def _note_idle(connection: Any, record: Any) -> None:
+    record.info["idle_since"] = time.monotonic()
+
+
+def _refuse_dead(connection: Any, record: Any, proxy: Any) -> None:
+    """Raises what makes the pool connect anew. SQLAlchemy's own ping takes three round trips, before every use."""
+    driver = connection.driver_connection
+    idle_since = record.info.pop("idle_since", None)
+    if idle_since is None:  # fresh
+        return
+    if not driver.is_closed():
+        if time.monotonic() - idle_since < ASKED_AFTER_SECONDS:
+            return
+        try:
+            await_only(driver.execute("SELECT 1"))
+            return
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            driver.terminate()
+    raise InvalidatePoolError
 
 
 def _begin(connection: sa.Connection) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from service.tenants import DEFAULT_TENANT
+
 metadata = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -55,10 +57,16 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{''.join(reversed(characters))}"
 
 
+def _tenant(**options: Any) -> sa.Column[str]:
+    """Whose the row is."""
+    return sa.Column("tenant", sa.String(63), nullable=False, server_default=DEFAULT_TENANT, **options)
+
+
 api_key = sa.Table(
     "api_key",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
+    _tenant(),
     sa.Column("name", sa.String(63), nullable=False),
     sa.Column("prefix", sa.String(16), nullable=False, unique=True),
     sa.Column("hash", sa.String(64), nullable=False),
@@ -66,6 +74,11 @@ api_key = sa.Table(
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("expires_at", UtcTime),
     sa.Column("revoked_at", UtcTime),
+    sa.Column("rotated_at", UtcTime),
+    sa.Column("old_prefix", sa.String(16)),  # of the secret before the last rotation, which goes on until old_until
+    sa.Column("old_hash", sa.String(64)),
+    sa.Column("old_until", UtcTime),
+    sa.Index(None, "old_prefix", unique=True),
 )
 
 session = sa.Table(
@@ -80,6 +93,7 @@ session = sa.Table(
 dataset = sa.Table(
     "dataset",
     metadata,
+    _tenant(primary_key=True),
     sa.Column("name", sa.String(63), primary_key=True),
     sa.Column("spec", sa.JSON, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
@@ -89,6 +103,7 @@ job = sa.Table(
     "job",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
+    _tenant(),
     sa.Column("name", sa.String(63), nullable=False, index=True),
     sa.Column("state", sa.String(16), nullable=False, index=True),
     sa.Column("reason", sa.Text),  # why it waits
@@ -112,6 +127,10 @@ job = sa.Table(
     sa.Column("progress", sa.JSON),
     sa.Column("publication", sa.JSON),
     sa.Column("error", sa.JSON),
+    sa.Column("needs", sa.JSON),  # of its host: cores, memory, GPUs (service.admission); null until counted
+    sa.Column("lineage", sa.JSON),  # what the run was made of, as it says itself
+    sa.Column("traceparent", sa.String(55)),  # of the request that submitted it (W3C Trace Context)
+    sa.Index(None, "tenant", "id"),
 )
 
 job_label = sa.Table(
@@ -150,7 +169,8 @@ idempotency = sa.Table(
     sa.Column("key", sa.String(255), primary_key=True),
     sa.Column("body_hash", sa.String(64), nullable=False),
     sa.Column("token", sa.String(64), nullable=False),  # who reserved it: an overtaken request cannot complete
-    sa.Column("job_id", sa.String(64)),  # null while in flight
+    sa.Column("job_id", sa.String(64)),  # the job that it made or moved
+    sa.Column("answer", sa.JSON),  # of what made no job; both are null while in flight
     sa.Column("created_at", UtcTime, nullable=False),
 )
 
@@ -158,7 +178,8 @@ schedule = sa.Table(
     "schedule",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("name", sa.String(63), nullable=False, unique=True),
+    _tenant(),
+    sa.Column("name", sa.String(63), nullable=False),
     sa.Column("cron", sa.String(255), nullable=False),
     sa.Column("timezone", sa.String(64), nullable=False),
     sa.Column("job", sa.JSON, nullable=False),
@@ -168,6 +189,7 @@ schedule = sa.Table(
     sa.Column("paused", sa.Boolean, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("next_fire_at", UtcTime, index=True),
+    sa.UniqueConstraint("tenant", "name"),
 )
 
 firing = sa.Table(
@@ -181,4 +203,56 @@ firing = sa.Table(
     sa.Column("job_id", sa.String(64)),
     sa.Column("reason", sa.Text),
     sa.Column("created_at", UtcTime, nullable=False),
+)
+
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("at", UtcTime, nullable=False, index=True),
+    sa.Column("tenant", sa.String(63), nullable=False),  # whose objects it was about
+    sa.Column("key_id", sa.String(64), nullable=False),
+    sa.Column("key_name", sa.String(63), nullable=False),
+    sa.Column("action", sa.String(128), nullable=False),  # method and route
+    sa.Column("object", sa.String(255), nullable=False),  # path of what was made or changed
+    sa.Column("status", sa.Integer, nullable=False),
+    sa.Column("address", sa.String(64), nullable=False),
+    sa.Index(None, "tenant", "id"),
+)
+
+webhook = sa.Table(
+    "webhook",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("tenant", sa.String(63), nullable=False),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("events", sa.JSON, nullable=False),
+    sa.Column("secret", sa.String(64), nullable=False),  # in clear: every delivery is signed with it
+    sa.Column("paused", sa.Boolean, nullable=False),
+    sa.Column("reason", sa.Text),  # why it was paused by itself
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Index(None, "tenant", "id"),
+)
+
+webhook_delivery = sa.Table(
+    "webhook_delivery",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("webhook_id", sa.ForeignKey("webhook.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("event", sa.String(32), nullable=False),
+    sa.Column("payload", sa.JSON, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("next_at", UtcTime, index=True),  # null: delivered, or given up
+    sa.Column("delivered_at", UtcTime),
+    sa.Column("status", sa.Integer),  # of the last answer
+    sa.Column("error", sa.Text),
+    sa.Index(None, "webhook_id", "id"),
+)
+
+sweep = sa.Table(
+    "sweep",
+    metadata,
+    sa.Column("name", sa.String(80), primary_key=True),
+    sa.Column("began_at", UtcTime, nullable=False),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,7 +14,7 @@ from racers import COUNTER, add_in_process
 from service_kit import BOTH
 
 from service import keys, tables
-from service.database import Database, migrate
+from service.database import MIGRATIONS, Database, migrate
 from service.settings import Settings
 
 pytestmark = [pytest.mark.anyio, BOTH]
@@ -80,6 +81,50 @@ async def test_migrations_make_the_tables_and_go_back(database_url: str) -> None
     await database.start()
     async with database.read() as connection:
         assert await connection.run_sync(difference) == []
+    await database.stop()
+
+
+async def test_every_revision_goes_up_and_down_with_rows_in_the_tables(settings: Settings) -> None:
+    """One revision at a time. What was there in the first schema is there after going down to it and up again."""
+    database = Database(settings.database_url)
+    await database.start()
+    key = await keys.create_first(database, settings)
+    assert key is not None
+    now = tables.now()
+    async with database.write() as connection:
+        await connection.execute(tables.dataset.insert().values(name="clicks", spec={"a": [1]}, created_at=now))
+        job = {"id": "job_1", "name": "small", "state": "succeeded", "spec": {}, "dataset_spec": {}, "created_at": now}
+        job |= {"attempt": 1, "failures": 0, "released": True, "events_offset": 7, "progress": {"step": 3}}
+        await connection.execute(tables.job.insert().values(job))
+        await connection.execute(tables.job_label.insert().values(job_id="job_1", key="team", value="ads"))
+        metric = {"job_id": "job_1", "epoch": 1, "split": "test", "values": {"auc": 0.7}}
+        await connection.execute(tables.job_metric.insert().values(metric))
+        schedule = {"id": "schedule_1", "name": "daily", "cron": "0 3 * * *", "timezone": "UTC", "job": {}}
+        schedule |= {"catchup": "none", "misfire_grace_seconds": 1.5, "overlap": "forbid", "paused": False}
+        await connection.execute(tables.schedule.insert().values(created_at=now, next_fire_at=now, **schedule))
+        firing = {"schedule_id": "schedule_1", "fire_at_utc": now, "kind": "cron", "outcome": "started"}
+        firing |= {"firing_date": "2026-01-01", "job_id": "job_1", "created_at": now}
+        await connection.execute(tables.firing.insert().values(firing))
+        await connection.execute(tables.sweep.insert().values(name="rows", began_at=now))
+    held = (tables.dataset, tables.job, tables.job_label, tables.job_metric, tables.schedule, tables.firing)
+
+    async def rows() -> list[Any]:
+        async with database.read() as connection:
+            return [dict(row) for table in held for row in (await connection.execute(sa.select(table))).mappings()]
+
+    before = await rows()
+    versions = sorted(path.stem[:4] for path in (MIGRATIONS / "versions").glob("0*.py"))
+    for revision in reversed(versions[:-1]):
+        async with database.write() as connection:
+            await connection.run_sync(migrate, revision)
+    async with database.read() as connection:
+        assert await connection.scalar(sa.text("SELECT count(*) FROM firing")) == 1
+    for revision in versions[1:]:
+        async with database.write() as connection:
+            await connection.run_sync(migrate, revision)
+    assert await rows() == before
+    async with database.read() as connection:
+        assert await keys.find(connection, key) is not None
     await database.stop()
 
 

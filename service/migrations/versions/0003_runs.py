@@ -1,0 +1,29 @@
+"""What a job needs of its host, where a run came from, and answers that an Idempotency-Key gives again.
+
+Revision ID: 0003
+Revises: 0002
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+COLUMNS = (("job", "needs"), ("job", "lineage"), ("idempotency", "answer"))
+
+
+def upgrade() -> None:
+    for table, column in COLUMNS:
+        op.add_column(table, sa.Column(column, sa.JSON(), nullable=True))
+
+
+def downgrade() -> None:
+    # An answer that is not a job's would be taken for a request in flight.
+    op.execute("DELETE FROM idempotency WHERE job_id IS NULL")
+    for table, column in reversed(COLUMNS):
+        op.drop_column(table, column)
