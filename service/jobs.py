@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service import tables
-from service.database import Database
+from service import tables, webhooks
+from service.database import Database, insert_together
 from service.errors import Problem, invalid, not_found
 from service.settings import Settings
 from service.states import ACTIVE, TERMINAL, Happening, Refused, transition
+from trainer import tracing
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec
 
 Row = dict[str, Any]
 DELETED = ".deleted-"
 SPLITS = ("train", "validation", "test")
+# Made once: SQLAlchemy takes longer to put a statement together than to send it.
+_INSERT_EVENT = tables.job_event.insert()
+_BY_ID = sa.select(tables.job).where(tables.job.c.id == sa.bindparam("job_id"))
+_LOCKED_BY_ID = _BY_ID.with_for_update()
+_METRICS = sa.select(tables.job_metric).where(tables.job_metric.c.job_id.in_(sa.bindparam("ids", expanding=True)))
+_DATASET = sa.select(tables.dataset.c.spec).where(
+    tables.dataset.c.tenant == sa.bindparam("tenant"), tables.dataset.c.name == sa.bindparam("name")
+)
 
 
-async def check(connection: AsyncConnection, spec: JobSpec) -> DatasetSpec:
-    """The registered dataset that the job names. Raises 422 naming each field that does not fit."""
+async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> DatasetSpec:
+    """The tenant's dataset that the job names. Raises 422 naming each field that does not fit."""
     name = spec.dataset.name
-    query = sa.select(tables.dataset.c.spec).where(tables.dataset.c.name == name)
-    document = await connection.scalar(query)
+    document = await connection.scalar(_DATASET, {"tenant": tenant, "name": name})
     if document is None:
         remedy = "register it with POST /v1/datasets or 'evenkeel datasets add FILE.yaml'"
         raise invalid([("dataset.name", f"no dataset '{name}' is registered")], remedy)
@@ -34,18 +43,43 @@ async def check(connection: AsyncConnection, spec: JobSpec) -> DatasetSpec:
         spec.against(dataset)
     except ValueError as error:
         raise invalid([_field(part) for part in str(error).split("; ")]) from None
-    if spec.init_from is not None and spec.init_from.job is not None:
-        known = await connection.scalar(sa.select(tables.job.c.id).where(tables.job.c.id == spec.init_from.job))
-        if known is None:
-            raise invalid(
-                [("init_from.job", f"there is no job '{spec.init_from.job}'")], "name a job that has run here"
-            )
+    await check_start(connection, spec, tenant)
     return dataset
+
+
+async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:
+    """Raises 422 where the job that ``init_from`` names is not the tenant's. Until the transaction ends, it stays."""
+    if spec.init_from is None or spec.init_from.job is None:
+        return
+    held = _held(spec.init_from.job).where(tables.job.c.tenant == tenant)
+    if await connection.scalar(held) is None:
+        raise invalid([("init_from.job", f"there is no job '{spec.init_from.job}'")], "name a job that has run here")
+
+
+def _held(job_id: str) -> sa.Select[Any]:
+    """The id of a job whose checkpoints are not swept away until the transaction ends (service.retention)."""
+    query = sa.select(tables.job.c.id).where(tables.job.c.id == job_id)
+    return query.with_for_update(read=True, key_share=True)
 
 
 def _field(problem: str) -> tuple[str, str]:
     field, separator, message = problem.partition(": ")
     return (field, message) if separator and " " not in field else ("", problem)
+
+
+async def refuse_too_many(database: Database, connection: AsyncConnection, settings: Settings, tenant: str) -> None:
+    """Raises 409 where one more job of the tenant would be more than its share. One at a time, until the transaction
+    ends: two would count the same."""
+    limit = settings.tenant_max_jobs
+    if limit is None:
+        return
+    await database.exclusive(connection, f"jobs of {tenant}")
+    mine = sa.and_(tables.job.c.tenant == tenant, tables.job.c.state.not_in(TERMINAL))
+    count = await connection.scalar(sa.select(sa.func.count()).select_from(tables.job).where(mine))
+    if (count or 0) >= limit:
+        detail = f"{count} jobs wait or run, and a tenant may have {limit} (EVENKEEL_TENANT_MAX_JOBS)."
+        remedy = "wait until one has ended, or cancel one"
+        raise Problem(409, "too-many-jobs", detail, [{"message": detail, "remedy": remedy}])
 
 
 def refuse_firing_date(spec: JobSpec) -> None:
@@ -56,14 +90,24 @@ def refuse_firing_date(spec: JobSpec) -> None:
 
 
 async def create(
-    connection: AsyncConnection, spec: JobSpec, dataset: DatasetSpec, schedule: tuple[str, str] | None = None
+    connection: AsyncConnection,
+    spec: JobSpec,
+    dataset: DatasetSpec,
+    tenant: str,
+    schedule: tuple[str, str] | None = None,
+    *,
+    job_id: str | None = None,
+    needs: Row | None = None,
+    beside: Sequence[tuple[sa.Table, Row]] = (),
 ) -> Row:
-    """A queued job. ``schedule``: id and name of the one that fired."""
+    """A queued job. ``schedule``: id and name of the one that fired; ``needs``: of its host, where that is known;
+    ``beside``: rows that are written with it."""
     row: Row = {
-        "id": tables.new_id("job"),
+        **dict.fromkeys(column.name for column in tables.job.c),
+        "id": job_id or tables.new_id("job"),
+        "tenant": tenant,
         "name": spec.name,
         "state": "queued",
-        "reason": None,
         "spec": spec.model_dump(mode="json"),
         "dataset_spec": dataset.model_dump(mode="json"),
         "schedule_id": schedule[0] if schedule else None,
@@ -73,28 +117,30 @@ async def create(
         "failures": 0,
         "released": True,
         "events_offset": 0,
+        "needs": needs,
+        "traceparent": tracing.traceparent(),
     }
-    await connection.execute(tables.job.insert().values(row))
-    labels = [{"job_id": row["id"], "key": key, "value": value} for key, value in spec.labels.items()]
-    if labels:
-        await connection.execute(tables.job_label.insert(), labels)
-    await record(connection, row["id"], "state", {"state": "queued", "attempt": 0, "time": _text(row["created_at"])})
-    return await locked(connection, row["id"])
+    said = {"state": "queued", "attempt": 0, "time": _text(row["created_at"])}
+    # What is None is left to the database: written, it would be JSON's null.
+    rows: list[tuple[sa.Table, Row]] = [(tables.job, {name: one for name, one in row.items() if one is not None})]
+    rows += [(tables.job_label, {"job_id": row["id"], "key": key, "value": one}) for key, one in spec.labels.items()]
+    rows += [(tables.job_event, {"job_id": row["id"], "type": "state", "data": said}), *beside]
+    await insert_together(connection, rows)
+    return row
 
 
 async def get(connection: AsyncConnection, job_id: str) -> Row:
     """The row as it is. Raises 404."""
-    return await _one(connection, sa.select(tables.job).where(tables.job.c.id == job_id), job_id)
+    return await _one(connection, _BY_ID, job_id)
 
 
 async def locked(connection: AsyncConnection, job_id: str) -> Row:
     """The row, which no other writer changes until this transaction ends. Raises 404."""
-    query = sa.select(tables.job).where(tables.job.c.id == job_id).with_for_update()
-    return await _one(connection, query, job_id)
+    return await _one(connection, _LOCKED_BY_ID, job_id)
 
 
 async def _one(connection: AsyncConnection, query: sa.Select[Any], job_id: str) -> Row:
-    row = (await connection.execute(query)).mappings().first()
+    row = (await connection.execute(query, {"job_id": job_id})).mappings().first()
     if row is None:
         raise not_found("job", job_id)
     return dict(row)
@@ -108,7 +154,7 @@ async def change(connection: AsyncConnection, row: Row, **values: Any) -> None:
 
 async def record(connection: AsyncConnection, job_id: str, kind: str, data: dict[str, Any]) -> None:
     """An event for those who follow the job."""
-    await connection.execute(tables.job_event.insert().values(job_id=job_id, type=kind, data=data))
+    await connection.execute(_INSERT_EVENT, {"job_id": job_id, "type": kind, "data": data})
 
 
 async def move(connection: AsyncConnection, row: Row, happening: Happening, **values: Any) -> str | Refused:
@@ -123,8 +169,19 @@ async def move(connection: AsyncConnection, row: Row, happening: Happening, **va
     data = {"state": state, "attempt": row["attempt"], "time": _text(now), "reason": row["reason"]}
     if state in TERMINAL:
         data |= {"publication": row["publication"], "error": row["error"]}
+        await _tell(connection, row)
     await record(connection, row["id"], "state", data)
     return state
+
+
+async def _tell(connection: AsyncConnection, row: Row) -> None:
+    """Owes the webhooks the end of a job, and what became of its vectors."""
+    told = {name: row[name] for name in ("name", "state", "attempt", "schedule", "error", "publication")}
+    told = {"job": row["id"], **told, "labels": row["spec"]["labels"]}
+    await webhooks.tell(connection, row["tenant"], f"job.{row['state']}", told)  # type: ignore[arg-type]
+    status = (row["publication"] or {}).get("status")
+    if status in ("published", "held"):
+        await webhooks.tell(connection, row["tenant"], f"publication.{status}", told)  # type: ignore[arg-type]
 
 
 async def cancel(connection: AsyncConnection, job_id: str) -> tuple[Row, bool]:
@@ -139,6 +196,9 @@ async def cancel(connection: AsyncConnection, job_id: str) -> tuple[Row, bool]:
 async def retry(connection: AsyncConnection, job_id: str) -> Row:
     """Queues a failed or cancelled job again; it goes on from its last checkpoint. Raises 409 otherwise."""
     row = await locked(connection, job_id)
+    start = (row["spec"].get("init_from") or {}).get("job")
+    if start is not None:
+        await connection.execute(_held(start))
     fresh = {"failures": 0, "error": None, "publication": None, "started_at": None, "finished_at": None}
     if isinstance(
         await move(connection, row, "retry", reason=None, not_before=None, launched_at=None, **fresh), Refused
@@ -149,8 +209,17 @@ async def retry(connection: AsyncConnection, job_id: str) -> Row:
     return row
 
 
-async def delete(database: Database, settings: Settings, job_id: str) -> None:
-    """Removes an ended job, its checkpoints and its log. Versions that it published stay. Raises 409 while it runs."""
+async def starts(connection: AsyncConnection) -> set[str]:
+    """Jobs that ``init_from`` of a job that has not ended, or of a schedule, names. Of a job that is locked this
+    transaction can tell for sure: whoever names it holds it (:func:`check_start`)."""
+    waiting = sa.select(tables.job.c.spec).where(tables.job.c.state.not_in(TERMINAL))
+    specs = [*await connection.scalars(waiting), *await connection.scalars(sa.select(tables.schedule.c.job))]
+    return {spec["init_from"]["job"] for spec in specs if (spec.get("init_from") or {}).get("job")}
+
+
+async def delete(database: Database, settings: Settings, job_id: str, *, sweeping: bool = False) -> None:
+    """Removes an ended job, its checkpoints and its log. Versions that it published stay. Raises 409 while it runs.
+    ``sweeping``: also where something is to start from it."""
     directory = settings.run_dir(job_id)
     doomed = directory.with_name(f"{DELETED}{job_id}")
     async with database.write() as connection:
@@ -158,6 +227,8 @@ async def delete(database: Database, settings: Settings, job_id: str) -> None:
         if row["state"] not in TERMINAL or not row["released"]:
             detail = f"Job {job_id} is {row['state']} or still ending. Cancel it and wait until its processes are gone."
             raise Problem(409, "job-not-finished", detail)
+        if sweeping and job_id in await starts(connection):
+            raise Problem(409, "job-needed", f"Something is to start from the checkpoints of job {job_id}.")
         await connection.execute(tables.idempotency.delete().where(tables.idempotency.c.job_id == job_id))
         await connection.execute(tables.job.delete().where(tables.job.c.id == job_id))
         if directory.exists():
@@ -166,9 +237,11 @@ async def delete(database: Database, settings: Settings, job_id: str) -> None:
     await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
 
 
-def listing(state: str | None, name: str | None, label: str | None) -> sa.Select[Any]:
-    """Jobs by filter. ``label`` is ``key=value`` or ``key``."""
-    query = sa.select(tables.job)
+def listing(tenant: str | None, state: str | None, name: str | None, label: str | None) -> sa.Select[Any]:
+    """Jobs by filter, of all tenants for None. ``label`` is ``key=value`` or ``key``."""
+    query = _LISTED
+    if tenant is not None:
+        query = query.where(tables.job.c.tenant == tenant)
     if state is not None:
         query = query.where(tables.job.c.state == state)
     if name is not None:
@@ -183,10 +256,9 @@ def listing(state: str | None, name: str | None, label: str | None) -> sa.Select
 
 async def views(connection: AsyncConnection, rows: list[Row]) -> list[dict[str, Any]]:
     """Jobs as users see them, with the metrics of each."""
-    table = tables.job_metric
-    ids = [row["id"] for row in rows]
-    found: dict[str, list[dict[str, Any]]] = {job_id: [] for job_id in ids}
-    for metric in (await connection.execute(sa.select(table).where(table.c.job_id.in_(ids)))).mappings():
+    found: dict[str, list[dict[str, Any]]] = {row["id"]: [] for row in rows}
+    begun = [row["id"] for row in rows if row["attempt"]]
+    for metric in (await connection.execute(_METRICS, {"ids": begun})).mappings() if begun else ():
         found[metric["job_id"]].append({"epoch": metric["epoch"], "split": metric["split"], **metric["values"]})
     for metrics in found.values():
         metrics.sort(key=lambda one: (one["epoch"], SPLITS.index(one["split"]) if one["split"] in SPLITS else 9))
@@ -197,10 +269,16 @@ async def view(connection: AsyncConnection, row: Row) -> dict[str, Any]:
     return (await views(connection, [row]))[0]
 
 
+def view_of_new(row: Row) -> dict[str, Any]:
+    """Of a job that was made a moment ago: nothing has been measured."""
+    return _view(row, [])
+
+
 _SHOWN = (
-    "id", "name", "state", "reason", "created_at", "started_at", "finished_at", "attempt", "progress", "publication",
-    "error", "schedule", "parent_version", "spec",
+    "id", "tenant", "name", "state", "reason", "created_at", "started_at", "finished_at", "attempt", "progress",
+    "publication", "error", "schedule", "parent_version", "needs", "lineage", "spec",
 )  # fmt: skip
+_LISTED = sa.select(*(tables.job.c[name] for name in _SHOWN))
 
 
 def _view(row: Row, metrics: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable
+
+from sqlalchemy.exc import SQLAlchemyError
 
 log = logging.getLogger("evenkeel")
 
@@ -44,7 +47,7 @@ class Pulse:
         self._last = now
         if self._failing_since is None:
             self._failing_since = now
-        self._error = f"{type(error).__name__}: {error}".splitlines()[0]
+        self._error = _told(error)
         if now - self._said.get(self._error, -SAID_AGAIN_SECONDS) >= SAID_AGAIN_SECONDS:
             self._said[self._error] = now
             log.exception("%s: a round failed; it is tried again", self.name)
@@ -57,3 +60,10 @@ class Pulse:
         if now - self._last >= SILENT_SECONDS:
             return False, f"has not come round for {now - self._last:.0f} s"
         return True, self._note
+
+
+def _told(error: Exception) -> str:
+    """An error for everybody who asks /readyz: where the database is, and as whom it is asked, is for the log alone."""
+    if isinstance(error, SQLAlchemyError | ConnectionError | TimeoutError | socket.gaierror):
+        return f"{type(error).__name__}: the service's log says why"
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,5 +1,6 @@
 """What a run wrote into its event file, applied to its job's row: each event once, in the transaction that moves the
-offset. Events of another attempt than the row's are passed over: that attempt was given up."""
+offset. Events of an attempt that was given up are passed over: of another than the row's, and of one whose lease was
+taken away."""
 
 from __future__ import annotations
 
@@ -15,13 +16,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service import jobs, tables
 from service.states import ACTIVE, backoff_seconds
+from service.text import storable
 from trainer.events import EVENTS_FILE, TERMINAL_STATES, Event, read_events
 from trainer.launch import EXIT_FILE
 
 log = logging.getLogger("evenkeel.runner")
 
 EVENTS_AT_ONCE = 1000
-PROGRESS_FIELDS = ("epoch", "epochs", "step", "steps", "examples", "examples_per_second")
+PROGRESS_FIELDS = (
+    "epoch", "epochs", "step", "steps", "examples", "examples_per_second", "step_seconds", "waited_seconds", "loss",
+)  # fmt: skip
 METRIC_FIELDS = ("type", "time", "attempt", "epoch", "split")
 
 
@@ -38,7 +42,7 @@ async def apply(
         offset = 0  # someone removed the directory: a retry begins a file of its own
     found = list(islice(read_events(run_dir, offset), EVENTS_AT_ONCE))
     for event in found:
-        if event.fields.get("attempt") == row["attempt"]:
+        if event.fields.get("attempt") == row["attempt"] and row["lease"] is not None:
             if event.fields.get("state") == "failed" and alive and read_exit(run_dir, row["attempt"]) is None:
                 held = True
                 break
@@ -74,6 +78,9 @@ async def _one(connection: AsyncConnection, row: jobs.Row, event: Event, run_dir
         await jobs.change(connection, row, publication=publication)
     elif kind == "error":
         await jobs.change(connection, row, error=_error(fields))
+    elif kind == "lineage":
+        lineage = {name: value for name, value in fields.items() if name not in ("type", "time", "attempt")}
+        await jobs.change(connection, row, lineage=lineage)
     elif kind == "state" and fields.get("state") == "failed":
         ended = read_exit(run_dir, row["attempt"]) or {}
         said = {"code": "failed", "message": "the run failed", "remedy": "see its log"}
@@ -134,6 +141,20 @@ async def died(connection: AsyncConnection, row: jobs.Row, run_dir: Path, base_s
     await fail(connection, row, error, ended is None or bool(ended.get("retryable")), base_seconds)
 
 
+def silent(seconds: float) -> dict[str, str]:
+    """The error of a run that lives and says nothing."""
+    message = f"no sign of life for {seconds:.0f} s: it hangs or is stopped, and was given up"
+    remedy = "see the end of its log; a run that is rightly silent for longer needs EVENKEEL_SILENCE_SECONDS"
+    return {"code": "run-silent", "message": message, "remedy": remedy}
+
+
+def timed_out(limit_seconds: float) -> dict[str, str]:
+    """The error of a run that has had its time and did not end itself, as it should have."""
+    message = f"not done after {limit_seconds:g} seconds, and it did not stop by itself"
+    remedy = "set resources.timeout_seconds higher, then retry: training goes on from the last checkpoint"
+    return {"code": "timeout", "message": message, "remedy": remedy}
+
+
 def size(run_dir: Path) -> int:
     """Bytes in the run's event file; 0 where there is none."""
     try:
@@ -152,7 +173,7 @@ def read_exit(run_dir: Path, attempt: int) -> dict[str, Any] | None:
 
 
 def _error(fields: dict[str, Any]) -> dict[str, str]:
-    error = {name: str(fields.get(name) or "") for name in ("code", "message", "remedy")}
+    error = {name: storable(str(fields.get(name) or "")) for name in ("code", "message", "remedy")}
     # The data's errors bring their remedy along in brackets: once is enough.
     error["message"] = error["message"].removesuffix(f" ({error['remedy']})") or error["message"]
     return error

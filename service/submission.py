@@ -4,73 +4,118 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from embeddings.store import Store, StoreError
-from service import datasets, heavy, idempotency, jobs
+from service import datasets, heavy, idempotency, jobs, run_events, run_tokens, tables, tenants
+from service.admission import Needs
 from service.database import Database
 from service.errors import Problem, invalid
 from service.keys import Principal
+from service.predicted import at_once, files_of
+from service.remembered import Remembered
 from service.settings import Settings
 from trainer import rundir
 from trainer.data.errors import DataError
 from trainer.estimate import estimate as predict
 from trainer.estimate import ids_per_example, too_large
+from trainer.gpus import gpu_problem
 from trainer.memory import machine_memory_bytes, memory_problem, rank_memory
 from trainer.spec import DatasetSpec, JobSpec
 
-CHECKPOINTS = "checkpoints"
+_passed: Remembered[DatasetSpec] = Remembered()
 
 
 async def submit(
-    database: Database, settings: Settings, spec: JobSpec, principal: Principal, idempotency_key: str | None = None
+    database: Database,
+    settings: Settings,
+    spec: JobSpec,
+    principal: Principal,
+    idempotency_key: str | None = None,
+    entry: Callable[[str], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The job as shown; with a key that was seen before, the job that it made. Raises 422, or 409 while in flight."""
-    if idempotency_key is None:
-        return await _create(database, settings, spec, None)
-    reservation = await idempotency.reserve(database, principal.key_id, idempotency_key, spec.model_dump_json())
-    if reservation.job_id is not None:
-        async with database.read() as connection:
-            return await jobs.view(connection, await jobs.get(connection, reservation.job_id))
+    """The job as shown; with a key that was seen before, the job that it made. Raises 422, or 409 while in flight.
+
+    Job and key are one transaction. It comes last: a key is looked up before only where the job would be refused, since
+    what was accepted once stays so, also if its dataset has gone since. ``entry``: from a job's id to its entry in the
+    audit log, written with the job.
+    """
+    asked = f"submit {principal.tenant} {spec.model_dump_json()}"
     try:
-        return await _create(database, settings, spec, reservation)
-    except BaseException:
-        await asyncio.shield(idempotency.release(database, reservation))
+        jobs.refuse_firing_date(spec)
+        async with database.read() as connection:
+            dataset = await jobs.check(connection, spec, principal.tenant)
+        needs = await heavy.in_brief_thread(_checked, settings, spec, dataset, principal.tenant)
+    except Problem:
+        if idempotency_key is not None:
+            async with database.read() as connection:
+                done = await idempotency.done_before(connection, principal.key_id, idempotency_key, asked)
+            if done is not None:
+                return await _made_before(database, done)
         raise
-
-
-async def _create(
-    database: Database, settings: Settings, spec: JobSpec, reservation: idempotency.Reservation | None
-) -> dict[str, Any]:
-    _refuse_hopeless(spec, await validate(database, settings, spec))
+    job_id = tables.new_id("job")
     async with database.write() as connection:
-        row = await jobs.create(connection, spec, await jobs.check(connection, spec))
-        if reservation is not None:
-            await idempotency.complete(connection, reservation, row["id"])
-        return await jobs.view(connection, row)
+        if idempotency_key is not None:
+            taken = await idempotency.take(database, connection, principal.key_id, idempotency_key, asked, job_id)
+            if isinstance(taken, idempotency.Done):
+                return await _shown(connection, taken)
+        await jobs.refuse_too_many(database, connection, settings, principal.tenant)
+        if spec.init_from is not None:  # what it starts from may be swept away meanwhile
+            await jobs.check_start(connection, spec, principal.tenant)
+        row = await jobs.create(
+            connection,
+            spec,
+            dataset,
+            principal.tenant,
+            job_id=job_id,
+            needs=None if needs is None else needs.document(),
+            beside=() if entry is None else [(tables.audit, entry(job_id))],
+        )
+        return jobs.view_of_new(row)
 
 
-async def validate(database: Database, settings: Settings, spec: JobSpec) -> DatasetSpec:
+async def _made_before(database: Database, done: idempotency.Done) -> dict[str, Any]:
+    async with database.read() as connection:
+        return await _shown(connection, done)
+
+
+async def _shown(connection: AsyncConnection, done: idempotency.Done) -> dict[str, Any]:
+    assert done.job_id is not None
+    return await jobs.view(connection, await jobs.get(connection, done.job_id))
+
+
+async def validate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> DatasetSpec:
     """The job's dataset with absolute paths, once the job fits it and its files are there. Raises 422."""
     jobs.refuse_firing_date(spec)
     async with database.read() as connection:
-        dataset = await jobs.check(connection, spec)
-    return await asyncio.to_thread(datasets.check_files, settings, dataset)
+        dataset = await jobs.check(connection, spec, tenant)
+    return await asyncio.to_thread(datasets.check_files, settings.for_tenant(tenant), dataset)
+
+
+def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> Needs | None:
+    """What the job needs, where that can be told at once, and its files are as they should be. Raises 422; blocking."""
+    of_tenant = settings.for_tenant(tenant)
+    same = (of_tenant.data_roots, dataset.model_dump_json())
+    found = _passed.get(same, files_of(dataset), lambda: datasets.check_files(of_tenant, dataset))
+    _refuse_hopeless(spec, found)
+    return at_once(settings, spec, found)
 
 
 def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
-    """Raises 422 for ranks that could not hold even empty tables. What tables take is known once their ids are counted:
-    by a dry run, or by the run itself before it builds them."""
+    """Raises 422 for ranks that could not hold even empty tables, whatever the size of the dataset."""
     problem = memory_problem(spec, rank_memory(spec, {}, ids_per_example(spec, dataset)), None)
     if problem is not None:
         raise invalid([("resources", problem[0])], problem[1])
 
 
-async def estimate(database: Database, settings: Settings, spec: JobSpec) -> dict[str, Any]:
+async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> dict[str, Any]:
     """Validates like a submission and predicts memory and time, without running anything. Raises 422, also for what
     does not fit the memory that the job states or that this machine has."""
-    dataset = await validate(database, settings, spec)
+    dataset = await validate(database, settings, spec, tenant)
     try:
         predicted = await heavy.in_thread(predict, spec, dataset)
     except DataError as error:
@@ -78,6 +123,7 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec) -> dic
     if not predicted["rows"]:
         raise invalid([("dataset", f"{dataset.uri}: has no rows")], "point uri at data with rows")
     problem = too_large(spec, predicted, None if settings.ray_address else machine_memory_bytes())
+    problem = problem or await heavy.in_thread(gpu_problem, spec, settings.ray_address)
     if problem is not None:
         raise invalid([("resources", problem[0])], problem[1])
     return predicted
@@ -105,7 +151,10 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
         except StoreError as error:
             remedy = "publish to the collection first, or leave init_from out for the first training"
             raise invalid([("init_from.collection", str(error))], remedy) from None
-    directory = settings.run_dir(job_id) / CHECKPOINTS if job_id else None
+    if job_id and settings.cluster_runs is not None:
+        # They are where only the cluster sees them: the run says so if they are gone.
+        return Lineage(parent, settings.cluster_runs / job_id / rundir.CHECKPOINTS)
+    directory = settings.run_dir(job_id) / rundir.CHECKPOINTS if job_id else None
     if directory is None or not directory.is_dir():
         remedy = "start from a job whose run is still kept, or leave init_from out"
         raise invalid([("init_from", f"the checkpoints of job {job_id} are not here any more")], remedy)
@@ -129,7 +178,9 @@ def _begun(directory: Path, store: Store, spec: JobSpec) -> Lineage | None:
 
 
 def prepare_run(settings: Settings, store: Store, row: dict[str, Any]) -> None:
-    """Writes the run directory of an attempt: ``run.json`` with absolute, checked paths. Raises 422; blocking."""
+    """Writes the run directory of an attempt: ``run.json`` with absolute, checked paths, and the store of the job's
+    tenant, which is all that the run writes to. ``store``: the service's. Raises 422; blocking."""
+    settings, store = settings.for_tenant(row["tenant"]), tenants.store_of(store, row["tenant"])
     spec = JobSpec.model_validate(row["spec"])
     dataset = datasets.check_files(settings, DatasetSpec.model_validate(row["dataset_spec"]))
     directory = settings.run_dir(row["id"])
@@ -144,9 +195,20 @@ def prepare_run(settings: Settings, store: Store, row: dict[str, Any]) -> None:
         attempt=row["attempt"],
         parent_version=found.parent_version,
         init_checkpoint=str(found.init_checkpoint) if found.init_checkpoint else None,
-        ray_address=settings.ray_address,
+        ray_address=rundir.THIS_CLUSTER if settings.executor == "ray_jobs" else settings.ray_address,
         lease={"token": row["lease"]},
+        report=_report(settings, row),
+        traceparent=row["traceparent"],
     )
+
+
+def _report(settings: Settings, row: dict[str, Any]) -> rundir.Report | None:
+    """Where a run that does not share our directories tells what happens."""
+    if settings.internal_url is None:
+        return None
+    token = run_tokens.issue(settings.home, row["id"], row["attempt"], row["lease"])
+    url = f"{settings.internal_url}/internal/runs/{row['id']}"
+    return rundir.Report(url, token, run_events.size(settings.run_dir(row["id"])))
 
 
 def problem_error(problem: Problem) -> dict[str, str]:

@@ -1,0 +1,58 @@
+"""What was found in files, remembered for as long as they are as they were then: the same footers are not read again
+for every job on the same dataset."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+Found = TypeVar("Found")
+State = tuple[tuple[str, int, int, int, int, int], ...]
+
+SETTLED_SECONDS = 2.0
+"""A file that changed less long ago may change once more within the same tick of its file system's clock."""
+
+
+class Remembered(Generic[Found]):
+    """The latest ``size`` answers, for threads. What raises is not remembered."""
+
+    def __init__(self, size: int = 512):
+        self._size = size
+        self._kept: OrderedDict[tuple[Hashable, State], Found] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, files: Iterable[Path], look: Callable[[], Found]) -> Found:
+        """What ``look`` gives, or gave for ``key`` while ``files`` were the same: paths, inodes, sizes, times."""
+        files = list(files)
+        state = _state(files)
+        if not state:
+            return look()
+        with self._lock:
+            if (key, state) in self._kept:
+                self._kept.move_to_end((key, state))
+                return self._kept[key, state]
+        found = look()
+        newest = max(max(one[4:]) for one in state)
+        if newest < time.time_ns() - SETTLED_SECONDS * 1e9 and _state(files) == state:
+            with self._lock:
+                self._kept[key, state] = found
+                if len(self._kept) > self._size:
+                    self._kept.popitem(last=False)
+        return found
+
+
+def _state(files: Iterable[Path]) -> State | None:
+    """None where one cannot be looked at; links are followed."""
+    found = []
+    try:
+        for file in files:
+            stat = os.stat(file)
+            found.append((str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    except OSError:
+        return None
+    return tuple(found)
