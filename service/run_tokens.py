@@ -1,0 +1,88 @@
+"""Tokens of runs on other machines: each for one attempt of one run, signed, and good for nothing else.
+
+A token says what it is for and until when, under a signature with a secret of this EVENKEEL_HOME. It stops working when
+it expires, and when the job's row names another attempt or lease, or has none any more (:func:`holds`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PREFIX = "er_"
+SECRET_FILE = "run_tokens.secret"
+TOKEN_SECONDS = 7 * 24 * 3600.0
+"""For so long a run may be without the service, and catch up after."""
+RENEW_SECONDS = 24 * 3600.0
+
+
+class Claim(NamedTuple):
+    """What a token says: this attempt of this run, under this lease, until then (seconds since 1970)."""
+
+    run_id: str
+    attempt: int
+    lease: str
+    expires: int
+
+    @property
+    def is_old(self) -> bool:
+        return self.expires - time.time() < TOKEN_SECONDS - RENEW_SECONDS
+
+
+def issue(home: Path, run_id: str, attempt: int, lease: str) -> str:
+    """A token for this attempt. ``lease`` goes in as a hash."""
+    payload = f"{run_id}.{attempt}.{_hashed(lease)}.{int(time.time() + TOKEN_SECONDS)}"
+    return f"{PREFIX}{payload}.{_signature(home, payload)}"
+
+
+def read(home: Path, token: str) -> Claim | None:
+    """What a token of ours says; None for one that is not, or has expired."""
+    payload, _, signature = token.removeprefix(PREFIX).rpartition(".")
+    if not token.startswith(PREFIX) or not token.isascii() or not payload:
+        return None
+    if not hmac.compare_digest(signature, _signature(home, payload)):
+        return None
+    run_id, attempt, lease, expires = payload.split(".")
+    claim = Claim(run_id, int(attempt), lease, int(expires))
+    return claim if claim.expires > time.time() else None
+
+
+def holds(claim: Claim, row: Mapping[Any, Any] | None) -> bool:
+    """Whether the attempt is the job's still: not followed by another one, and not yet released."""
+    if row is None or row["released"] or row["attempt"] != claim.attempt:
+        return False
+    return row["lease"] is not None and _hashed(row["lease"]) == claim.lease
+
+
+def _hashed(lease: str) -> str:
+    return hashlib.sha256(lease.encode()).hexdigest()[:32]
+
+
+def _signature(home: Path, payload: str) -> str:
+    return hmac.new(_secret(home), payload.encode(), hashlib.sha256).hexdigest()
+
+
+def _secret(home: Path) -> bytes:
+    """Made once per home, whoever comes first."""
+    path = home / SECRET_FILE
+    while True:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            scratch = path.with_name(f".{SECRET_FILE}.{secrets.token_hex(8)}")
+            with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_hex(32).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(scratch, path)
+            except FileExistsError:
+                pass
+            finally:
+                scratch.unlink()

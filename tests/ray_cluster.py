@@ -1,0 +1,145 @@
+"""A real Ray cluster of several node processes on free ports of this host, in token mode, ended by pid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+from free_ports import free_port, free_ports
+
+BIN = Path(sys.executable).parent
+MARKER = "EVENKEEL_TEST_CLUSTER"
+START_SECONDS = 240.0
+ATTEMPTS = 8
+# Ray ends a node whose agents have not registered within half a minute, which is short on a machine with other work.
+PATIENCE = {
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_gcs_server_port_wait_time_s": "180",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",
+}
+
+
+class Cluster:
+    """``ray start`` as a deployment calls it: an empty home, one secret on both sides (``token=None``: as a fresh
+    machine without any, which is open to all). What runs on it finds this interpreter as ``python``."""
+
+    def __init__(self, token: str | None = "generated"):
+        self.folder = Path(tempfile.mkdtemp(prefix="ek-cluster-", dir="/tmp"))
+        (self.folder / "home").mkdir()
+        self.token = secrets.token_hex(32) if token == "generated" else token
+        self.port, self.dashboard_port = free_ports(2)
+        self._starters: list[subprocess.Popen[bytes]] = []
+        self._head: subprocess.Popen[bytes] | None = None
+        self._head_cpus = 0
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "EVENKEEL_"))}
+        self.environment = {
+            **kept,
+            "HOME": str(self.folder / "home"),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "OMP_NUM_THREADS": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **PATIENCE,
+            MARKER: str(self.folder),
+            **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token} if self.token else {}),
+        }
+
+    @property
+    def dashboard(self) -> str:
+        return f"http://127.0.0.1:{self.dashboard_port}"
+
+    def start_head(self, num_cpus: int = 0) -> None:
+        """On the same ports each time: whoever knew the old head finds the new one."""
+        self._head, self._head_cpus = None, num_cpus
+        self._start(
+            "--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard_port}",
+            "--include-dashboard=true", f"--temp-dir={self.folder}/ray", f"--num-cpus={num_cpus}",
+        )  # fmt: skip
+        self._head = self._starters[-1]
+
+    def start_node(self, num_cpus: int = 2) -> None:
+        """A head that has ended meanwhile is started again before."""
+        self._start(f"--address=127.0.0.1:{self.port}", f"--num-cpus={num_cpus}")
+
+    def _start(self, *options: str) -> None:
+        """Ray gives each of its processes seconds to come up, and on a busy machine gives up: then once more."""
+        for attempt in range(ATTEMPTS):
+            if self._has_lost_its_head():
+                self._end_processes()
+                self.start_head(self._head_cpus)
+            log = self.folder / f"start-{uuid.uuid4().hex[:8]}.log"
+            starter = self._try_to_start(log, *options)
+            if starter is not None:
+                self._starters.append(starter)
+                return
+            assert attempt + 1 < ATTEMPTS, log.read_text()
+
+    def _try_to_start(self, log: Path, *options: str) -> subprocess.Popen[bytes] | None:
+        before = {process.pid for process in self.processes()}
+        command = [
+            str(BIN / "ray"), "start", "--block", *options, f"--dashboard-agent-listen-port={free_port()}",
+            "--object-store-memory=100000000", "--node-ip-address=127.0.0.1", "--disable-usage-stats",
+        ]  # fmt: skip
+        with open(log, "wb") as file:
+            starter = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + START_SECONDS
+        while "Ray runtime started" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            if starter.poll() is not None or self._has_lost_its_head():
+                for process in self.processes():
+                    if process.pid not in before:
+                        with contextlib.suppress(psutil.Error):
+                            process.kill()
+                return None
+            time.sleep(0.1)
+        return starter
+
+    def _has_lost_its_head(self) -> bool:
+        return self._head is not None and self._head.poll() is not None
+
+    def kill_head(self) -> None:
+        """kill -9 of all that the head's machine ran for Ray, at once; what jobs started is left to die by itself."""
+        assert self._head is not None
+        head = psutil.Process(self._head.pid)
+        for process in [head, *head.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
+        self._head.wait(300)
+        self._head = None
+
+    def processes(self) -> list[psutil.Process]:
+        """All that descends from the cluster, jobs included."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARKER) == str(self.folder) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def _end_processes(self) -> None:
+        deadline = time.monotonic() + 300
+        while left := self.processes():
+            assert time.monotonic() < deadline, [process.cmdline() for process in left]
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        self._end_processes()
+        for starter in self._starters:
+            starter.wait(300)
+        shutil.rmtree(self.folder, ignore_errors=True)
