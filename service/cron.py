@@ -1,12 +1,14 @@
 """When a schedule fires. Pure: cron expression, zone and instants in, instants out.
 
-Daylight saving follows Debian's cron (cronsim): a job at a fixed time that the spring change skips runs right after it,
-one that the autumn change repeats runs once; jobs with ``*`` in minute or hour follow real time.
+When the clock changes this does as Debian's cron: a job at a fixed time that the spring change skips runs right after
+it, one that the autumn change repeats runs once; jobs with ``*`` in minute or hour follow real time. cronsim reads
+expressions and knows the calendar; what the wall clock shows is reckoned here (docs/adr/0027-schedules-and-clocks.md).
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -19,6 +21,11 @@ MISSED_KEPT = 1000
 MISSED_SEARCHED = 5000
 FREQUENT_DAYS = 31
 
+SET_FAR = datetime.timedelta(hours=3)
+"""A clock that is set further than this has not been changed for summer: cron begins anew."""
+CHANGES_APART = datetime.timedelta(days=1)
+SECOND = datetime.timedelta(seconds=1)
+UTC = datetime.UTC
 Instant = datetime.datetime
 
 
@@ -46,13 +53,76 @@ def check_cron(expression: str) -> str:
 
 def firings(expression: str, timezone: str, after: Instant) -> Iterator[Instant]:
     """Instants (UTC) strictly after ``after``, strictly increasing."""
+    zone = ZoneInfo(timezone)
+    minute, hour = expression.split()[:2]
+    follows_real_time = minute.startswith("*") or hour.startswith("*")
     last = after
-    for local in CronSim(expression, after.astimezone(ZoneInfo(timezone))):
-        # cronsim thinks in wall-clock time where the clock is set back or forward: an instant may come out again.
-        at = local.astimezone(datetime.UTC)
+    for at in (_at_matching_minutes if follows_real_time else _once_each)(expression, zone, after):
         if at > last:
             last = at
             yield at
+
+
+def _once_each(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Instant]:
+    """For each minute of the calendar that matches, the moment at which clocks first show it or a later one. It may lie
+    before ``after``."""
+    # Minutes up to one that is left out, or shown twice, are those of the hours before.
+    for wall in CronSim(expression, _wall(after, zone) - SET_FAR):
+        at = (wall.replace(tzinfo=zone)).astimezone(UTC)
+        if _wall(at, zone) != wall:
+            shown = wall.replace(tzinfo=zone, fold=1).utcoffset()
+            assert shown is not None
+            change = _change(zone, wall - shown, at)
+            if _wall(change, zone) - _wall(change - SECOND, zone) >= SET_FAR:
+                continue  # a whole day that a country left out: cron runs nothing of it
+            at = change
+        yield at
+
+
+def _at_matching_minutes(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Instant]:
+    """The minutes after ``after`` at which clocks show one that matches."""
+    begin = checked = after
+    offset = _offset(after, zone)
+    while True:
+        # Between two changes of the clock the wall is as far from UTC as it was.
+        for wall in CronSim(expression, begin + offset):
+            at = wall - offset
+            while checked < at:
+                until = min(checked + CHANGES_APART, at)
+                if _offset(until, zone) != offset:
+                    break
+                checked = until
+            if checked < at:
+                break
+            yield at
+        else:
+            return
+        change = _change(zone, checked, until)
+        offset, begin, checked = _offset(change, zone), change - SECOND, change
+
+
+def _offset(at: Instant, zone: ZoneInfo) -> datetime.timedelta:
+    offset = at.astimezone(zone).utcoffset()
+    assert offset is not None
+    return offset
+
+
+def _wall(at: Instant, zone: ZoneInfo) -> Instant:
+    """What clocks in the zone show, as if it were UTC."""
+    return at + _offset(at, zone)
+
+
+def _change(zone: ZoneInfo, before: Instant, after: Instant) -> Instant:
+    """The second at which the clock changes, which it does once between the two."""
+    changed = _offset(after, zone)
+    low, high = math.floor(before.timestamp()), math.ceil(after.timestamp())
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _offset(Instant.fromtimestamp(middle, UTC), zone) == changed:
+            high = middle
+        else:
+            low = middle
+    return Instant.fromtimestamp(high, UTC)
 
 
 def next_firing(expression: str, timezone: str, after: Instant) -> Instant | None:

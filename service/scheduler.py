@@ -37,11 +37,14 @@ async def run(database: Database, seconds: float, pulse: Pulse, on_error: Callab
 
 async def look_again(database: Database, now: datetime.datetime) -> int:
     """At the start, and when the clock was set back: schedules whose next firing was reckoned by a clock that ran ahead
-    would sleep until then. Returns how many were corrected. An instant that has fired does not fire again."""
+    would sleep until then. Returns how many were corrected. An instant that has fired does not fire again; one that was
+    noted as missed and is yet to come was never missed."""
     table = tables.schedule
     ahead = sa.and_(table.c.paused.is_(False), table.c.next_fire_at > now)
     corrected = 0
+    never_missed = sa.and_(tables.firing.c.outcome == "missed", tables.firing.c.fire_at_utc > now)
     async with database.write() as connection:
+        await connection.execute(tables.firing.delete().where(never_missed))
         for row in (await connection.execute(sa.select(table).where(ahead).with_for_update())).mappings().all():
             following = cron.next_firing(row["cron"], row["timezone"], now)
             if following is not None and following < row["next_fire_at"]:

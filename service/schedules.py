@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
@@ -11,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service import cron, jobs, tables
+from service import cron, jobs, tables, webhooks
 from service.database import Database
 from service.errors import Problem, invalid, not_found
 from trainer.spec import FIRING_DATE, JobSpec, Name
@@ -21,6 +22,7 @@ Cron = Annotated[str, AfterValidator(cron.check_cron)]
 Zone = Annotated[str, AfterValidator(cron.check_zone)]
 Catchup = Literal["none", "last", "all"]
 Overlap = Literal["forbid", "queue", "replace"]
+NUM_SHOWN = 5
 Grace = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]
 
 
@@ -53,16 +55,17 @@ class SchedulePatch(BaseModel):
     paused: bool = False
 
 
-async def create(database: Database, connection: AsyncConnection, spec: ScheduleSpec) -> Row:
+async def create(database: Database, connection: AsyncConnection, spec: ScheduleSpec, tenant: str) -> Row:
     """Raises 409 for a name that is taken, 422 where the job does not fit its dataset."""
-    await database.exclusive(connection, f"schedule {spec.name}")
-    if await connection.scalar(sa.select(tables.schedule.c.id).where(tables.schedule.c.name == spec.name)):
+    await database.exclusive(connection, f"schedule {tenant} {spec.name}")
+    if await connection.scalar(sa.select(tables.schedule.c.id).where(_at(tenant, spec.name))):
         detail = f"There is a schedule '{spec.name}' already. Change it with PATCH, or delete it first."
         raise Problem(409, "schedule-exists", detail)
-    await jobs.check(connection, spec.job)
+    await jobs.check(connection, spec.job, tenant)
     now = tables.now()
     row = {
         "id": tables.new_id("schedule"),
+        "tenant": tenant,
         **spec.model_dump(mode="json"),
         "created_at": now,
         "next_fire_at": None if spec.paused else cron.next_firing(spec.cron, spec.timezone, now),
@@ -71,20 +74,24 @@ async def create(database: Database, connection: AsyncConnection, spec: Schedule
     return row
 
 
-async def get(connection: AsyncConnection, name: str, lock: bool = False) -> Row:
-    query = sa.select(tables.schedule).where(tables.schedule.c.name == name)
+def _at(tenant: str, name: str) -> sa.ColumnElement[bool]:
+    return sa.and_(tables.schedule.c.tenant == tenant, tables.schedule.c.name == name)
+
+
+async def get(connection: AsyncConnection, tenant: str, name: str, lock: bool = False) -> Row:
+    query = sa.select(tables.schedule).where(_at(tenant, name))
     row = (await connection.execute(query.with_for_update() if lock else query)).mappings().first()
     if row is None:
         raise not_found("schedule", name)
     return dict(row)
 
 
-async def change(connection: AsyncConnection, name: str, patch: SchedulePatch) -> Row:
+async def change(connection: AsyncConnection, tenant: str, name: str, patch: SchedulePatch) -> Row:
     """Applies the fields that were sent. What was due while a schedule was paused is not caught up."""
-    row = await get(connection, name, lock=True)
+    row = await get(connection, tenant, name, lock=True)
     values = patch.model_dump(mode="json", exclude_unset=True)
     if "job" in values:
-        await jobs.check(connection, patch.job)
+        await jobs.check(connection, patch.job, tenant)
     row.update(values)
     if {"cron", "timezone", "paused"} & values.keys():
         values["next_fire_at"] = None if row["paused"] else cron.next_firing(row["cron"], row["timezone"], tables.now())
@@ -94,9 +101,9 @@ async def change(connection: AsyncConnection, name: str, patch: SchedulePatch) -
     return row
 
 
-async def delete(connection: AsyncConnection, name: str) -> None:
+async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
     """Removes the schedule and its list of firings; the jobs it started stay."""
-    row = await get(connection, name, lock=True)
+    row = await get(connection, tenant, name, lock=True)
     await connection.execute(tables.schedule.delete().where(tables.schedule.c.id == row["id"]))
 
 
@@ -105,7 +112,15 @@ def view(row: Row) -> dict[str, Any]:
         "name", "cron", "timezone", "job", "catchup", "misfire_grace_seconds", "overlap", "paused", "created_at",
         "next_fire_at",
     )  # fmt: skip
-    return {name: row[name] for name in names}
+    return {**{name: row[name] for name in names}, "next_firings": next_firings(row)}
+
+
+def next_firings(row: Row) -> list[datetime.datetime]:
+    """The firings to come, at most five; none while paused."""
+    if row["next_fire_at"] is None:
+        return []
+    before = row["next_fire_at"] - datetime.timedelta(seconds=1)
+    return list(itertools.islice(cron.firings(row["cron"], row["timezone"], before), NUM_SHOWN))
 
 
 def firing_view(row: Row, schedule: str) -> dict[str, Any]:
@@ -122,10 +137,12 @@ def job_of(row: Row, firing_date: str) -> JobSpec:
     return JobSpec.model_validate(document)
 
 
-async def trigger(connection: AsyncConnection, name: str, firing_date: datetime.date | None) -> dict[str, Any]:
+async def trigger(
+    connection: AsyncConnection, tenant: str, name: str, firing_date: datetime.date | None
+) -> dict[str, Any]:
     """Fires now, paused or not, for ``firing_date`` (default: today in the schedule's zone). Raises 409 where a job of
     the schedule has not ended and overlap is ``forbid``, 422 where its job cannot be submitted any more."""
-    row = await get(connection, name, lock=True)
+    row = await get(connection, tenant, name, lock=True)
     now = tables.now()
     date = firing_date.isoformat() if firing_date else cron.firing_date(now, row["timezone"])
     fired = await fire(connection, row, now, "trigger", date)
@@ -159,6 +176,9 @@ async def fire(
         mine = sa.and_(tables.firing.c.schedule_id == row["id"], tables.firing.c.fire_at_utc == at)
         await connection.execute(tables.firing.update().where(mine).values(outcome))
         firing.update(outcome)
+    if firing["outcome"] in ("missed", "skipped", "failed"):
+        event = f"schedule.{firing['outcome']}"
+        await webhooks.tell(connection, row["tenant"], event, firing_view(firing, row["name"]))  # type: ignore[arg-type]
     return firing
 
 
@@ -175,7 +195,7 @@ async def _start(connection: AsyncConnection, row: Row, date: str) -> dict[str, 
         return {"outcome": "skipped", "reason": f"job {active[0]} has not ended, and overlap is forbid"}
     try:
         spec = job_of(row, date)
-        dataset = await jobs.check(connection, spec)
+        dataset = await jobs.check(connection, spec, row["tenant"])
     except Problem as problem:
         return {"outcome": "failed", "reason": problem.detail}
     except ValueError as error:  # a template that a newer version reads more strictly
@@ -183,5 +203,5 @@ async def _start(connection: AsyncConnection, row: Row, date: str) -> dict[str, 
     if row["overlap"] == "replace":
         for job_id in active:
             await jobs.cancel(connection, job_id)
-    job = await jobs.create(connection, spec, dataset, (row["id"], row["name"]))
+    job = await jobs.create(connection, spec, dataset, row["tenant"], (row["id"], row["name"]))
     return {"outcome": "started", "job_id": job["id"], "reason": None}

@@ -9,14 +9,16 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
-from service import errors, pages, schedules, tables
+from service import errors, idempotency, pages, schedules, tables
 from service.auth import require
+from service.idempotency import IdempotencyKey
+from service.keys import Principal
 from service.pages import Page
 from service.schedules import SchedulePatch, ScheduleSpec
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
-READ = [Depends(require("jobs:read"))]
-WRITE = [Depends(require("jobs:write"))]
+Reader = Annotated[Principal, Depends(require("jobs:read"))]
+Writer = Annotated[Principal, Depends(require("jobs:write"))]
 
 
 class ScheduleView(BaseModel):
@@ -30,6 +32,7 @@ class ScheduleView(BaseModel):
     paused: bool
     created_at: AwareDatetime
     next_fire_at: AwareDatetime | None
+    next_firings: list[AwareDatetime]
 
 
 class FiringView(BaseModel):
@@ -52,60 +55,81 @@ class TriggerRequest(BaseModel):
     firing_date: datetime.date | None = None
 
 
-@router.post("", status_code=201, dependencies=WRITE, responses=errors.responses(409))
-async def create(request: Request, response: Response, body: ScheduleSpec) -> ScheduleView:
+@router.post("", status_code=201, responses=errors.responses(409))
+async def create(request: Request, response: Response, body: ScheduleSpec, principal: Writer) -> ScheduleView:
     database = request.app.state.database
     async with database.write() as connection:
-        row = await schedules.create(database, connection, body)
+        row = await schedules.create(database, connection, body, principal.tenant)
     response.headers["Location"] = f"/v1/schedules/{body.name}"
     return ScheduleView(**schedules.view(row))
 
 
-@router.get("", dependencies=READ)
+@router.get("")
 async def list_schedules(
-    request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
+    request: Request, principal: Reader, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
 ) -> Page[ScheduleView]:
     table = tables.schedule
+    query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
-        rows, following = await pages.by_name(connection, sa.select(table), table.c.name, limit, cursor)
+        rows, following = await pages.by_name(connection, query, table.c.name, limit, cursor)
     return Page(items=[ScheduleView(**schedules.view(row)) for row in rows], next_cursor=following)
 
 
-@router.get("/{name}", dependencies=READ, responses=errors.responses(404))
-async def get(request: Request, name: str) -> ScheduleView:
+@router.get("/{name}", responses=errors.responses(404))
+async def get(request: Request, name: str, principal: Reader) -> ScheduleView:
     async with request.app.state.database.read() as connection:
-        return ScheduleView(**schedules.view(await schedules.get(connection, name)))
+        return ScheduleView(**schedules.view(await schedules.get(connection, principal.tenant, name)))
 
 
-@router.patch("/{name}", dependencies=WRITE, responses=errors.responses(404))
-async def change(request: Request, name: str, body: SchedulePatch) -> ScheduleView:
+@router.patch("/{name}", responses=errors.responses(404))
+async def change(request: Request, name: str, body: SchedulePatch, principal: Writer) -> ScheduleView:
     async with request.app.state.database.write() as connection:
-        return ScheduleView(**schedules.view(await schedules.change(connection, name, body)))
+        return ScheduleView(**schedules.view(await schedules.change(connection, principal.tenant, name, body)))
 
 
-@router.delete("/{name}", status_code=204, dependencies=WRITE, responses=errors.responses(404))
-async def delete(request: Request, name: str) -> None:
+@router.delete("/{name}", status_code=204, responses=errors.responses(404))
+async def delete(request: Request, name: str, principal: Writer) -> None:
     async with request.app.state.database.write() as connection:
-        await schedules.delete(connection, name)
+        await schedules.delete(connection, principal.tenant, name)
 
 
-@router.post("/{name}/trigger", status_code=202, dependencies=WRITE, responses=errors.responses(404, 409))
-async def trigger(request: Request, response: Response, name: str, body: TriggerRequest | None = None) -> FiringView:
+@router.post("/{name}/trigger", status_code=202, responses=errors.responses(404, 409))
+async def trigger(
+    request: Request,
+    response: Response,
+    name: str,
+    principal: Writer,
+    body: TriggerRequest | None = None,
+    idempotency_key: IdempotencyKey = None,
+) -> FiringView:
     """Fires now, also while paused; 409 where its last job has not ended and overlap is ``forbid``."""
-    async with request.app.state.database.write() as connection:
-        fired = await schedules.trigger(connection, name, body.firing_date if body else None)
-    response.headers["Location"] = f"/v1/jobs/{fired['job_id']}"
-    return FiringView(**fired)
+    database, date = request.app.state.database, body.firing_date if body else None
+
+    async def act(reservation: idempotency.Reservation | None) -> FiringView:
+        async with database.write() as connection:
+            fired = FiringView(**await schedules.trigger(connection, principal.tenant, name, date))
+            await idempotency.complete(connection, reservation, answer=fired.model_dump(mode="json"))
+        return fired
+
+    asked = f"trigger {principal.tenant} {name} {date}"
+    made = await idempotency.once(database, principal.key_id, idempotency_key, asked, act)
+    firing = FiringView(**(made.answer or {})) if isinstance(made, idempotency.Done) else made
+    response.headers["Location"] = f"/v1/jobs/{firing.job_id}"
+    return firing
 
 
-@router.get("/{name}/firings", dependencies=READ, responses=errors.responses(404))
+@router.get("/{name}/firings", responses=errors.responses(404))
 async def firings(
-    request: Request, name: str, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
+    request: Request,
+    name: str,
+    principal: Reader,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: str | None = None,
 ) -> Page[FiringView]:
     """Newest first."""
     table = tables.firing
     async with request.app.state.database.read() as connection:
-        schedule = await schedules.get(connection, name)
+        schedule = await schedules.get(connection, principal.tenant, name)
         query = sa.select(table).where(table.c.schedule_id == schedule["id"])
         rows, following = await pages.newest_instants(connection, query, table.c.fire_at_utc, limit, cursor)
     items = [FiringView(**schedules.firing_view(row, name)) for row in rows]

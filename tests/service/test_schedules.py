@@ -8,6 +8,7 @@ import datetime
 import multiprocessing
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import httpx
 import pytest
@@ -67,11 +68,15 @@ async def test_create_get_list_change_delete(client: httpx.AsyncClient, dataset:
     assert made["paused"] is False
     following = datetime.datetime.fromisoformat(made["next_fire_at"])
     assert datetime.timedelta(0) < following - tables.now() <= datetime.timedelta(hours=25)
+    shown = [datetime.datetime.fromisoformat(one) for one in made["next_firings"]]
+    assert shown[0] == following
+    assert [one.astimezone(ZoneInfo("Europe/Berlin")).hour for one in shown] == [hour] * 5
+    assert len({one.date() for one in shown}) == 5
     assert (await client.get("/v1/schedules/daily")).json() == made
     assert (await client.get("/v1/schedules")).json() == {"items": [made], "next_cursor": None}
     assert (await client.post("/v1/schedules", json=body())).status_code == 409
     paused = (await client.patch("/v1/schedules/daily", json={"paused": True})).json()
-    assert paused == {**made, "paused": True, "next_fire_at": None}
+    assert paused == {**made, "paused": True, "next_fire_at": None, "next_firings": []}
     resumed = (await client.patch("/v1/schedules/daily", json={"paused": False, "overlap": "queue"})).json()
     assert resumed == {**made, "overlap": "queue"}
     moved = (await client.patch("/v1/schedules/daily", json={"cron": "30 4 1 * *"})).json()
