@@ -9,14 +9,16 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import asyncpg  # type: ignore[import-untyped]
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.exc import DatabaseError, InterfaceError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -25,12 +27,17 @@ from service import keys, known_keys, tables
 from service.database import Database
 from service.errors import Problem
 from service.keys import Principal
+from service.rate import RateLimit
+from service.tenants import HEADER
+from trainer.spec import NAME_PATTERN
 
 COOKIE = "evenkeel_session"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ANSWER_SECONDS = 10.0
 """How long a database may take with a credential that is not remembered."""
 SAVED_AGAIN_SECONDS = 60.0
+WRONG_PER_SECOND, WRONG_AT_ONCE = 20.0, 400.0
+"""Wrong credentials that one address may send; then those that are not remembered are not looked up."""
 log = logging.getLogger("evenkeel")
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer ek_...`.")
@@ -79,15 +86,19 @@ class Authenticator:
         self._saved: tuple[dict[str, Principal], float] = ({}, 0.0)
         self._away_until = 0.0
         self._informing = False
+        self._forgotten = 0
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._wrong = RateLimit(WRONG_PER_SECOND, WRONG_AT_ONCE)
 
     def forget(self) -> None:
         """After a revocation in this process."""
+        self._forgotten += 1
         self._known.clear()
 
-    async def principal(self, kind: str, secret: str) -> Principal | None:
-        """``kind``: ``key`` or ``session``. None: unknown, revoked or expired. Raises what the database raises where
-        it cannot be asked about a credential that is not remembered, ConnectionError where it does not answer."""
+    async def principal(self, kind: str, secret: str, address: str = "") -> Principal | None:
+        """``kind``: ``key`` or ``session``; ``address``: who sends it. None: unknown, revoked or expired. Raises what
+        the database raises where it cannot be asked about a credential that is not remembered, ConnectionError where it
+        does not answer; 429 for one that is not remembered from an address that has sent too many wrong ones."""
         name = f"{kind}:{keys.digest(secret)}"
         known = self._known.get(name)
         if known is not None and known.principal.expires_at is not None and known.principal.expires_at <= tables.now():
@@ -101,6 +112,11 @@ class Authenticator:
             known.asked = now
         elif self._informing and now < self._away_until:
             raise ConnectionError("the database cannot be reached, and this credential is not known without it")
+        wait = 0.0 if known is not None else self._wrong.wait_seconds(address, count=False)
+        if wait:
+            detail = "Too many wrong keys have come from this address."
+            raise Problem(429, "too-many-requests", detail, headers={"Retry-After": str(math.ceil(wait))})
+        forgotten = self._forgotten
         try:
             async with self._in_time(self._patience_seconds if known is not None else ANSWER_SECONDS):
                 async with self._database.read() as connection:
@@ -113,7 +129,9 @@ class Authenticator:
                 raise
             raise ConnectionError(f"the database cannot be reached: {error}") from error
         self._known.pop(name, None)
-        if found is not None:
+        if found is None:
+            self._wrong.wait_seconds(address)
+        if found is not None and forgotten == self._forgotten:
             self._remember(name, found, time.time())
         return found
 
@@ -121,8 +139,11 @@ class Authenticator:
         """Takes what ``file`` holds of an earlier process, in case the database is down."""
         if self._file is not None:
             earlier = known_keys.load(self._file)
+            now = time.time()
+            # A clock that ran ahead then makes no key known for longer now.
+            confirmed = earlier.confirmed_at if earlier.confirmed_at <= now else now
             for digest, principal in earlier.principals.items():
-                self._remember(f"key:{digest}", principal, earlier.confirmed_at)
+                self._remember(f"key:{digest}", principal, confirmed)
 
     async def keep_informed(self) -> None:
         """Reads the live keys every ``fresh_seconds``, until cancelled: whoever serves vectors then knows every key
@@ -146,8 +167,11 @@ class Authenticator:
 
     async def inform(self) -> None:
         """One round of :meth:`keep_informed`. Raises what AWAY names."""
+        forgotten = self._forgotten
         async with self._in_time(ANSWER_SECONDS), self._database.read() as connection:
             live = await keys.live(connection, self._size)
+        if forgotten != self._forgotten:
+            return  # what was read is from before a revocation in this process: the next round asks again
         now = time.time()
         if len(live) < self._size:  # all of them: what is not among them was revoked
             for name in [name for name in self._known if name.startswith("key:") and name[4:] not in live]:
@@ -189,6 +213,11 @@ def unauthorized(detail: str) -> Problem:
     return Problem(401, "unauthorized", f"{detail} {remedy}", [error], {"WWW-Authenticate": "Bearer"})
 
 
+def address_of(request: Request) -> str:
+    """The peer: a proxy's own, where one is in front."""
+    return request.client.host if request.client is not None else ""
+
+
 def same_origin(request: Request) -> bool:
     """Whether a browser says that the page behind this request is ours (host and port; a proxy may end TLS)."""
     origin = request.headers.get("origin")
@@ -199,16 +228,36 @@ async def optional_principal(
     request: Request,
     bearer: HTTPAuthorizationCredentials | None = Depends(_bearer),
     cookie: str | None = Depends(_cookie),
+    tenant: Annotated[
+        str | None, Header(alias=HEADER, pattern=NAME_PATTERN, description="The tenant that an operator acts for.")
+    ] = None,
 ) -> Principal | None:
-    """Who sends the request; None without credentials. Wrong ones are a 401, a cross-site cookie a 403."""
+    """Who sends the request, kept in ``request.state.principal``; None without credentials. Wrong ones are a 401, a
+    cross-site cookie a 403, and so is the name of another tenant from anybody but an operator."""
+    principal = request.state.identified if hasattr(request.state, "identified") else await identify(request)
+    if principal is not None and tenant is not None:
+        if principal.is_operator:
+            principal = dataclasses.replace(principal, tenant=tenant, acting=True)
+        elif tenant != principal.tenant:
+            detail = f"Only an admin key of the default tenant may name another tenant in {HEADER}."
+            raise Problem(403, "not-operator", detail)
+    request.state.principal = principal
+    return principal
+
+
+async def identify(request: Request) -> Principal | None:
+    """Who sends the request, by its headers alone: before its body is read."""
     authenticator: Authenticator = request.app.state.authenticator
-    if bearer is not None:
-        principal = await authenticator.principal("key", bearer.credentials)
+    authorization = request.headers.get("authorization")
+    if authorization is not None:
+        scheme, _, secret = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            raise unauthorized("The Authorization header is not 'Bearer <key>'.")
+        principal = await authenticator.principal("key", secret.strip(), address_of(request))
         if principal is None:
             raise unauthorized("The key is unknown, revoked or expired.")
         return principal
-    if "authorization" in request.headers:
-        raise unauthorized("The Authorization header is not 'Bearer <key>'.")
+    cookie = request.cookies.get(COOKIE)
     if cookie is None:
         return None
     if request.method not in SAFE_METHODS and not same_origin(request):
@@ -216,16 +265,19 @@ async def optional_principal(
             "A request with the session cookie must come from the dashboard's own page (its Origin header says so)."
         )
         raise Problem(403, "cross-site-request", detail)
-    return await authenticator.principal("session", cookie)
+    return await authenticator.principal("session", cookie, address_of(request))
 
 
 def require(scope: str) -> Callable[..., Awaitable[Principal]]:
-    """A dependency that returns the principal, or raises 401 (none) or 403 (without ``scope``, which it names)."""
+    """A dependency that returns the principal, or raises 401 (none) or 403 (without ``scope``, which it names). A
+    request that needs a scope to change something goes into the audit log (service.audit)."""
     assert scope in keys.SCOPES, scope
 
-    async def dependency(principal: Principal | None = Depends(optional_principal)) -> Principal:
+    async def dependency(request: Request, principal: Principal | None = Depends(optional_principal)) -> Principal:
         if principal is None:
             raise unauthorized("This needs an API key.")
+        if not scope.endswith(":read") and request.method not in SAFE_METHODS:
+            request.state.audited = principal
         if not principal.allows(scope):
             detail = (
                 f"The key '{principal.name}' lacks the scope {scope} (it has {', '.join(principal.scopes) or 'none'})."

@@ -1,7 +1,7 @@
 """API keys as a file, so that a process that serves vectors knows them when it starts while the database is down.
 
 ``$EVENKEEL_HOME/known_keys.json`` (0600) holds what the database held when it last answered: SHA-256 of each key, whose
-it is, its scopes, its expiry. Never a key itself: one has 192 random bits, so its hash opens nothing.
+it is, its tenant, its scopes, its expiry. Never a key itself: one has 192 random bits, so its hash opens nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from service.keys import Principal
+from service.tenants import DEFAULT_TENANT
 
 FILE_NAME = "known_keys.json"
 
@@ -44,6 +45,7 @@ def save(path: Path, principals: Mapping[str, Principal], confirmed_at: float) -
             "hash": digest,
             "key_id": one.key_id,
             "name": one.name,
+            "tenant": one.tenant,
             "scopes": one.scopes,
             "expires_at": None if one.expires_at is None else one.expires_at.isoformat(),
         }
@@ -64,4 +66,4 @@ def save(path: Path, principals: Mapping[str, Principal], confirmed_at: float) -
 def _principal(row: Mapping[str, str]) -> Principal:
     expires = row["expires_at"]
     at = None if expires is None else datetime.datetime.fromisoformat(expires)
-    return Principal(row["key_id"], row["name"], tuple(row["scopes"]), at)
+    return Principal(row["key_id"], row["name"], tuple(row["scopes"]), at, row.get("tenant", DEFAULT_TENANT))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from service_kit import ORIGIN, client_of, running
 
-from service import keys, tables
+from service import keys, known_keys, tables
 from service.auth import COOKIE, Authenticator
+from service.rate import RateLimit
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +50,9 @@ ROUTES = [
     ("GET", "/v1/keys", "jobs:write", "admin"),
     ("POST", "/v1/keys", "jobs:write", "admin"),
     ("DELETE", "/v1/keys/x", "jobs:write", "admin"),
+    ("POST", "/v1/keys/x/rotate", "jobs:write", "admin"),
+    ("GET", "/v1/tenants", "jobs:write", "admin"),
+    ("GET", "/v1/audit", "jobs:write", "admin"),
 ]
 
 
@@ -71,7 +76,7 @@ async def test_every_route_needs_a_key_with_its_scope(
 def test_the_list_of_routes_is_whole(app: FastAPI) -> None:
     """A route without a scope would be open to everyone."""
     public = {"/healthz", "/readyz", "/metrics", "/session", "/openapi.json", "/"}
-    ours = ("/v1/jobs", "/v1/datasets", "/v1/schedules", "/v1/keys")
+    ours = ("/v1/jobs", "/v1/datasets", "/v1/schedules", "/v1/keys", "/v1/tenants", "/v1/audit")
     tried = {(method, path.replace("job_x", "{id}").replace("/x", "/{id}")) for method, path, _, _ in ROUTES}
     for path, item in app.openapi()["paths"].items():
         for method, operation in item.items():
@@ -192,6 +197,23 @@ async def test_a_key_is_exchanged_for_a_cookie(stranger: httpx.AsyncClient, admi
     assert (await stranger.get("/v1/keys")).status_code == 401
 
 
+async def test_an_address_that_sends_wrong_keys_is_told_to_wait(
+    app: FastAPI, admin_key: str, key_with: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known keys go on, whatever else comes from their address: a proxy's stands for many."""
+    new = await key_with("jobs:read")
+    monkeypatch.setattr(app.state.authenticator, "_wrong", RateLimit(0.001, burst=3))
+    async with client_of(app, admin_key) as known, client_of(app, "ek_00000000_wrong") as wrong:
+        assert (await known.get("/v1/jobs")).status_code == 200
+        assert [(await wrong.get("/v1/jobs")).status_code for _ in range(3)] == [401] * 3
+        refused = [await wrong.get("/v1/jobs"), await log_in(wrong, "ek_00000000_wrong"), await log_in(wrong, new)]
+        assert [one.status_code for one in refused] == [429] * 3
+        assert int(refused[0].headers["Retry-After"]) > 1
+        assert (await known.get("/v1/jobs")).status_code == 200
+    async with client_of(app, new, peer=("203.0.113.9", 5)) as elsewhere:
+        assert (await elsewhere.get("/v1/jobs")).status_code == 200
+
+
 async def test_a_wrong_key_opens_no_session(stranger: httpx.AsyncClient) -> None:
     response = await log_in(stranger, "ek_00000000_wrong")
     assert response.status_code == 401
@@ -260,3 +282,34 @@ async def test_what_is_remembered_is_bounded(app: FastAPI, key_with: Callable[..
     for _ in range(5):
         assert await authenticator.principal("key", await key_with("jobs:read")) is not None
     assert len(authenticator._known) == 3
+
+
+async def test_a_key_revoked_while_the_keys_are_read_is_not_remembered(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch, key_with: Callable[..., Any]
+) -> None:
+    """What was read is from before the revocation, and would be believed for a day if the database went away."""
+    authenticator = Authenticator(app.state.database)
+    secret = await key_with("features:read")
+    live, find = keys.live, keys.find
+
+    async def revoked_meanwhile(ask: Any, *arguments: Any) -> Any:
+        answer = await ask(*arguments)
+        authenticator.forget()
+        return answer
+
+    monkeypatch.setattr(keys, "live", lambda *arguments: revoked_meanwhile(live, *arguments))
+    await authenticator.inform()
+    assert not authenticator._known
+    monkeypatch.setattr(keys, "find", lambda *arguments: revoked_meanwhile(find, *arguments))
+    assert await authenticator.principal("key", secret) is not None
+    assert not authenticator._known
+
+
+async def test_a_file_from_a_clock_that_ran_ahead_lengthens_nothing(app: FastAPI, tmp_path: Path) -> None:
+    principal = keys.Principal("k", "name", ("features:read",))
+    known_keys.save(tmp_path / "known", {"digest": principal}, time.time() + 10 * 24 * 3600)
+    authenticator = Authenticator(app.state.database, file=tmp_path / "known")
+    authenticator.recall()
+    (known,) = authenticator._known.values()
+    assert known.confirmed <= time.time()
+    assert known.asked <= time.monotonic()
