@@ -1,0 +1,79 @@
+"""Database, feature store and runs of one service that come from different moments, as after a restore: what each knows
+and the others do not. Asked of the service, so it is what its users see (docs/reliability.md, "Database")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from service.client import Client, ProblemError
+
+LOOKED_AT = 200
+"""So many of the newest jobs, and of the newest run directories."""
+SHOWN = 5
+
+
+class OutOfStep(NamedTuple):
+    """One kind of trace that the other side does not know."""
+
+    name: str
+    message: str
+    remedy: str
+
+
+def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
+    """``runs``: the service's run directories, where they are on this machine. Raises ServiceError."""
+    newest: dict[str, str] = {}
+    strangers = []
+    for collection in client.collections():
+        name = collection["name"]
+        versions = client.versions(name)
+        newest[name] = max((one["version"] for one in versions), default="")
+        strangers += [
+            f"{name} {one['version']} by {one['job']}"
+            for one in versions
+            if one["state"] != "expired" and one.get("job") and not _known(client, one["job"])
+        ]
+    if strangers:
+        yield OutOfStep(
+            "database",
+            f"the store has versions whose jobs the database does not know: {_listed(strangers)}",
+            "the database is older than the store, or those jobs were deleted: the versions are whole and are served; "
+            "a warm start from one of them needs its run directory",
+        )
+    lost = []
+    for job in client.jobs(state="succeeded", limit=LOOKED_AT):
+        told = job["publication"] or {}
+        if told.get("status") == "published" and told["version"] > newest.get(told["collection"], ""):
+            lost.append(f"{told['collection']} {told['version']} by {job['id']}")
+    if lost:
+        yield OutOfStep(
+            "store",
+            f"the database tells of versions that the store does not have: {_listed(lost)}",
+            "the store is older than the database: retry or trigger those jobs again, their numbers are given out anew",
+        )
+    there = islice(sorted(runs.glob("job_*"), reverse=True), LOOKED_AT)
+    orphans = [one.name for one in there if not _known(client, one.name)]
+    if orphans:
+        yield OutOfStep(
+            "runs",
+            f"run directories of jobs that the database does not know: {_listed(orphans)}",
+            f"the database is older than they are: look whether one still runs, then keep or remove them ({runs})",
+        )
+
+
+def _known(client: Client, job_id: str) -> bool:
+    try:
+        client.job(job_id)
+    except ProblemError as error:
+        if error.status == 404:
+            return False
+        raise
+    return True
+
+
+def _listed(found: list[str]) -> str:
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more

@@ -1,0 +1,115 @@
+"""Addresses that users name and this service calls (webhooks): resolved once, checked, and pinned.
+
+A name is looked up here and the connection goes to the address that was checked, so an answer that changes between the
+look and the call (DNS rebinding) gains nothing. A redirect names another target: do not follow it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+PORTS = {"https": 443, "http": 80}
+RESOLVE_SECONDS = 5.0
+MAX_LENGTH = 2048
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL = ipaddress.ip_network("2000::/3")
+"""Of IPv6, all that the internet has: beyond it are site-local addresses, and gateways of a site's own (RFC 8215)."""
+# A name server that does not answer keeps its thread for long: not one of those that the runner and requests share.
+_threads = ThreadPoolExecutor(8, thread_name_prefix="resolve")
+
+
+class TargetError(ValueError):
+    """A URL that this service does not call: what is wrong, and the remedy."""
+
+
+class Target(NamedTuple):
+    """``client.post(target.url, headers=target.headers, extensions=target.extensions, follow_redirects=False)`` (httpx)
+    calls the checked address, under the name that the user gave: Host header, TLS server name, certificate."""
+
+    url: str
+    host: str
+    address: Address
+    headers: dict[str, str]
+    extensions: dict[str, Any]
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """Networks separated by commas, such as ``10.1.0.0/16,127.0.0.1``. Raises ValueError naming the wrong one."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            found.append(ipaddress.ip_network(part))
+        except ValueError as error:
+            raise ValueError(f"EVENKEEL_TARGET_NETWORKS: '{part}' is no network such as 10.1.0.0/16: {error}") from None
+    return tuple(found)
+
+
+def check_url(url: str) -> tuple[str, str, int]:
+    """(scheme, host, port) of a URL that is in order as far as can be said without looking its name up. Raises
+    TargetError."""
+    if len(url) > MAX_LENGTH or not url.isprintable() or " " in url or "\\" in url:
+        raise TargetError(f"the URL has blanks, backslashes or more than {MAX_LENGTH} characters")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise TargetError(f"'{url}' is no URL: {error}") from None
+    if parts.scheme not in PORTS:
+        raise TargetError(f"'{url}': the scheme is https or http")
+    if "@" in parts.netloc:
+        raise TargetError("the URL carries a user name or password: leave it out")
+    if not host or port == 0:
+        raise TargetError(f"'{url}' names no host and port that can be called")
+    return parts.scheme, host, port or PORTS[parts.scheme]
+
+
+async def resolve(url: str, allowed: Sequence[Network] = ()) -> Target:
+    """The target behind ``url``. Every address of its name must be public, or lie in one of ``allowed``
+    (``Settings.target_networks``). Raises TargetError, also where the name has no address."""
+    scheme, host, port = check_url(url)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(RESOLVE_SECONDS):
+            found = await loop.run_in_executor(_threads, _look_up, host, port)
+    except (OSError, UnicodeError, TimeoutError) as error:
+        raise TargetError(f"the name '{host}' cannot be resolved: {error or 'no answer'}") from None
+    addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
+    for address in addresses:
+        if not (is_public(address) or any(address in network for network in allowed)):
+            raise TargetError(
+                f"'{host}' is {address}, which is no public address: call another, or have the operator add its "
+                "network to EVENKEEL_TARGET_NETWORKS where the service runs"
+            )
+    address = addresses[0]
+    literal = f"[{address}]" if address.version == 6 else str(address)
+    name = f"[{host}]" if ":" in host else host
+    shown = name if port == PORTS[scheme] else f"{name}:{port}"
+    pinned = urlunsplit(urlsplit(url)._replace(netloc=f"{literal}:{port}", fragment=""))
+    return Target(pinned, host, address, {"Host": shown}, {"sni_hostname": host})
+
+
+def _look_up(host: str, port: int) -> list[Any]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one of the public internet: no private, loopback, link-local, shared, reserved or multicast
+    one, nor an IPv6 address that carries such an IPv4 address within."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(inner)
+        if address not in _GLOBAL:
+            return False
+    return address.is_global and not address.is_multicast
