@@ -28,15 +28,37 @@ KEEP_ALIVE_SECONDS = 15.0
 
 
 def read_log(run_dir: Path, offset: int, limit: int = LOG_BYTES) -> bytes:
-    """At most ``limit`` bytes of the log from byte ``offset`` on; nothing where there is none yet."""
+    """At most ``limit`` bytes of the log from byte ``offset`` on; nothing where there is none yet. A cut at the
+    limit is between two characters."""
     try:
         with open(run_dir / LOG_FILE, "rb") as file:
             if offset >= os.fstat(file.fileno()).st_size:
                 return b""
             file.seek(offset)
-            return file.read(limit)
+            text = file.read(limit)
     except FileNotFoundError:
         return b""
+    return text if len(text) < limit else text[: whole_characters(text)]
+
+
+def whole_characters(text: bytes) -> int:
+    """How many bytes of UTF-8 are before a character that ``text`` cuts off at its end."""
+    for back in range(1, min(4, len(text) + 1)):
+        byte = text[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(text) - back if length > back else len(text)
+    return len(text)
+
+
+def log_offset(run_dir: Path, offset: int) -> int:
+    """``offset``, or the beginning where the log ends before it: its directory was removed, and another begun."""
+    try:
+        return offset if offset <= (run_dir / LOG_FILE).stat().st_size else 0
+    except FileNotFoundError:
+        return 0
 
 
 class Position(NamedTuple):
@@ -82,9 +104,11 @@ async def batch(database: Database, settings: Settings, job_id: str, at: Positio
         at = at._replace(event=event.id)
         chunks.append(_encode(event.type, event.data, at))
     ended = row is None or (row.state in TERMINAL and row.released)
+    at = at._replace(log=await asyncio.to_thread(log_offset, settings.run_dir(job_id), at.log))
     text = await asyncio.to_thread(read_log, settings.run_dir(job_id), at.log, STREAM_LOG_BYTES)
     end = text.rfind(b"\n") + 1
-    if (end or len(text) < STREAM_LOG_BYTES) and not (ended and len(text) < STREAM_LOG_BYTES):
+    full = len(text) > STREAM_LOG_BYTES - 4  # but for a character that the limit cut
+    if (end or not full) and not (ended and not full):
         text = text[:end]  # the line being written, or cut by the limit, comes whole with the next batch
     if text:
         at = at._replace(log=at.log + len(text))

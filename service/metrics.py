@@ -1,17 +1,24 @@
-"""Prometheus metrics of one application: requests counted as they pass, jobs and schedules read from the database."""
+"""Prometheus metrics: what is counted as it happens, and the page that shows it with :mod:`service.gauges` beside it.
+
+With several workers behind one socket (:mod:`service.workers`) each counts into a file of its own in a shared
+directory, and whichever is asked adds them up: a scrape describes all of them, also those that have died since.
+"""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
 
-import sqlalchemy as sa
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest, values
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
-from service import tables
-from service.database import Database
-from service.settings import Settings
-from service.states import ACTIVE, STATES
+_DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+"""Buckets: a fetch takes a millisecond or two, a dry run that counts rows minutes."""
+NUM_IDS = (1, 10, 100, 1000, 10000)
 
 
 class Metrics:
@@ -23,57 +30,66 @@ class Metrics:
             "evenkeel_http_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
         )
         self._seconds = Histogram(
-            "evenkeel_http_request_seconds", "Time to answer.", ["method", "route"], registry=self.registry
-        )
-        self._jobs = Gauge("evenkeel_jobs", "Jobs by state.", ["state"], registry=self.registry)
-        self._queue_wait = Gauge("evenkeel_queue_wait_seconds", "Age of the oldest queued job.", registry=self.registry)
-        self._heartbeat = Gauge(
-            "evenkeel_heartbeat_age_seconds", "Age of the oldest sign of life of an active run.", registry=self.registry
-        )
-        self._lag = Gauge(
-            "evenkeel_scheduler_lag_seconds", "How late the latest due firing is.", registry=self.registry
-        )
-        self._damaged = Gauge(
-            "evenkeel_store_damaged_versions",
-            "Versions of a collection that this process found damaged and does not serve.",
-            ["collection"],
+            "evenkeel_http_request_seconds",
+            "Time to answer, the body included.",
+            ["method", "route"],
+            buckets=SECONDS,
             registry=self.registry,
         )
-        self._disk = Gauge("evenkeel_disk_free_bytes", "Free space under EVENKEEL_HOME.", registry=self.registry)
+        self.fetch_seconds = Histogram(
+            "evenkeel_fetch_seconds",
+            "Time to look vectors up and encode them.",
+            ["collection", "format"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.fetched_ids = Histogram(
+            "evenkeel_fetched_ids", "Ids in a fetch.", ["collection"], buckets=NUM_IDS, registry=self.registry
+        )
         self.background_errors = Counter(
             "evenkeel_background_errors", "Failed rounds of a background task.", ["task"], registry=self.registry
+        )
+        self.webhooks = Counter(
+            "evenkeel_webhook_deliveries", "Attempts to deliver a webhook.", ["outcome"], registry=self.registry
         )
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
-    async def render(
-        self, database: Database | None, settings: Settings, damaged: Mapping[str, Mapping[str, str]] | None = None
-    ) -> bytes:
-        """The text exposition, with gauges as of now; without a database, those of jobs and schedules stay at 0.
-        ``damaged``: what ``Store.damaged`` says."""
-        self._damaged.clear()
-        for collection, versions in (damaged or {}).items():
-            self._damaged.labels(collection).set(len(versions))
-        if database is not None:
-            await self._read(database)
-        self._disk.set(shutil.disk_usage(settings.home).free)
-        return generate_latest(self.registry)
+    def render(self, gauges: Iterable[Metric] = ()) -> bytes:
+        """The text exposition: what this process, or all that share its directory, counted; then ``gauges``."""
+        directory = os.environ.get(_DIRECTORY_VARIABLE)
+        if directory is None:
+            counted: Collector = self.registry
+        else:
+            counted = MultiProcessCollector(CollectorRegistry(), path=directory)
+        shown = CollectorRegistry()
+        shown.register(_Together(counted, gauges))
+        return generate_latest(shown)
 
-    async def _read(self, database: Database) -> None:
-        now = tables.now()
-        job, schedule = tables.job.c, tables.schedule.c
-        async with database.read() as connection:
-            counted = await connection.execute(sa.select(job.state, sa.func.count()).group_by(job.state))
-            counts = {row[0]: row[1] for row in counted}
-            oldest = await connection.scalar(sa.select(sa.func.min(job.created_at)).where(job.state == "queued"))
-            beat = await connection.scalar(sa.select(sa.func.min(job.heartbeat_at)).where(job.state.in_(ACTIVE)))
-            due = await connection.scalar(
-                sa.select(sa.func.min(schedule.next_fire_at)).where(schedule.paused.is_(False))
-            )
-        for state in STATES:
-            self._jobs.labels(state).set(counts.get(state, 0))
-        self._queue_wait.set(0 if oldest is None else (now - oldest).total_seconds())
-        self._heartbeat.set(0 if beat is None else (now - beat).total_seconds())
-        self._lag.set(0 if due is None else max(0.0, (now - due).total_seconds()))
+
+class _Together(Collector):
+    def __init__(self, counted: Collector, gauges: Iterable[Metric]):
+        self._counted, self._gauges = counted, gauges
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._counted.collect()
+        yield from self._gauges
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+@contextlib.contextmanager
+def shared_by_workers() -> Iterator[None]:
+    """Until it ends, metrics made by this process and those forked from it count into one temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="evenkeel-metrics-") as directory:
+        before = values.ValueClass
+        os.environ[_DIRECTORY_VARIABLE] = directory
+        values.ValueClass = values.MultiProcessValue()
+        try:
+            yield
+        finally:
+            del os.environ[_DIRECTORY_VARIABLE]
+            values.ValueClass = before
