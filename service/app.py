@@ -18,22 +18,42 @@ from typing import Any
 import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.telemetry import TelemetryConfig
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from embeddings.store import Store, open_store
 from embeddings.store_erasure import finish_erasures
-from service import errors, keys, known_keys, middleware, routes, scheduler, workers
+from service import (
+    audit,
+    errors,
+    examples,
+    keys,
+    known_keys,
+    links,
+    logs,
+    metrics,
+    middleware,
+    retention,
+    routes,
+    scheduler,
+    tenants,
+    webhook_sender,
+    workers,
+)
+from service.audit import Audit
 from service.auth import AWAY, Authenticator
 from service.database import Database
 from service.errors import ProblemBody
-from service.metrics import Metrics
+from service.executors.base import Executor
+from service.executors.choice import executor_of
 from service.neighbors import Neighbors
 from service.pulse import Pulse
-from service.runner import Executor, Runner
+from service.runner import Runner
 from service.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
+from service.store_watch import StoreWatch
 from service.text import refuse_odd_text
-from trainer import launch
+from trainer import tracing
 
 log = logging.getLogger("evenkeel")
 
@@ -41,7 +61,7 @@ PATIENCE_SECONDS = 10.0
 """How long the role that can do without the database waits for it."""
 
 
-def create_app(settings: Settings, executor: Executor = launch) -> FastAPI:
+def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     """The service over ``settings``. ``app.state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
 
     Its lifespan migrates the database, creates the first key, and in the roles ``all`` and ``scheduler`` runs the job
@@ -57,15 +77,18 @@ def create_app(settings: Settings, executor: Executor = launch) -> FastAPI:
         redirect_slashes=False,
         lifespan=_lifespan,
         dependencies=[Depends(refuse_odd_text)],
-        responses=errors.responses(401, 403, 413, 421, 422, 503),
+        responses=errors.responses(401, 403, 413, 421, 422, 429, 503),
+        telemetry=_telemetry(),
     )
     app.state.settings = settings
     app.state.database = Database(settings.database_url)
     app.state.store = open_store(settings.store_url)
+    app.state.store_watch = StoreWatch(app.state.store)
     keys_file = settings.home / known_keys.FILE_NAME if settings.role == "vectors" else None
     app.state.authenticator = Authenticator(app.state.database, file=keys_file)
     app.state.neighbors = Neighbors(settings.store_url, settings.home / "neighbors")
-    app.state.metrics = Metrics()
+    app.state.metrics = metrics.Metrics()
+    app.state.audit = Audit(app.state.database, settings.home / audit.FILE_NAME)
     app.state.first_key = None
     app.state.pulses = ()
     app.state.executor = executor
@@ -77,6 +100,20 @@ def create_app(settings: Settings, executor: Executor = launch) -> FastAPI:
     return app
 
 
+def _telemetry() -> TelemetryConfig:
+    """A span for each request, where traces are on; metrics are Prometheus'. Who asks whether we live is not traced."""
+    provider = tracing.provider()
+    return {
+        "tracing": provider is not None,
+        "tracer_provider": provider,
+        "metrics": False,
+        "logs": False,
+        "operation_spans": False,
+        "auto_configure": False,
+        "exclude": lambda scope: scope["path"] in ("/healthz", "/readyz", "/metrics"),
+    }
+
+
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
@@ -86,10 +123,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await database.start()
         app.state.first_key = await keys.create_first(database, settings)
         _show(settings, app.state.first_key)
+    app.state.store_watch.start()
     try:
         async with _background(app):
             yield
     finally:
+        app.state.store_watch.stop()
         app.state.neighbors.close()
         await database.stop()
 
@@ -104,9 +143,9 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
         state.authenticator.recall()
         tasks = [asyncio.create_task(state.authenticator.keep_informed())]
     if state.settings.role in ("all", "scheduler"):
-        runner = Runner(state.database, state.settings, state.store, state.executor)
+        runner = Runner(state.database, state.settings, state.store, state.executor or executor_of(state.settings))
         errors_of = state.metrics.background_errors
-        state.pulses = pulses = (Pulse("runner"), Pulse("scheduler"))
+        state.pulses = pulses = tuple(map(Pulse, ("runner", "scheduler", "webhooks", "retention")))
         tasks = [
             asyncio.create_task(runner.run(pulses[0], errors_of.labels("runner").inc)),
             asyncio.create_task(
@@ -114,9 +153,20 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
                     state.database, state.settings.schedule_seconds, pulses[1], errors_of.labels("scheduler").inc
                 )
             ),
+            asyncio.create_task(
+                webhook_sender.run(
+                    state.database,
+                    state.settings,
+                    pulses[2],
+                    lambda outcome: state.metrics.webhooks.labels(outcome).inc(),
+                )
+            ),
+            asyncio.create_task(
+                retention.run(state.database, state.settings, state.store, pulses[3], errors_of.labels("retention").inc)
+            ),
         ]
     if state.settings.role in ("all", "api"):
-        tasks.append(asyncio.create_task(_finish_erasures(state.store)))
+        tasks.append(asyncio.create_task(_finish_erasures(state.database, state.store)))
     try:
         yield
     finally:
@@ -125,10 +175,13 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _finish_erasures(store: Store) -> None:
-    """Brings erasures to their end whose process was killed."""
+async def _finish_erasures(database: Database, store: Store) -> None:
+    """Brings erasures to their end whose process was killed, those of every tenant."""
     try:
-        await asyncio.to_thread(finish_erasures, store)
+        async with database.read() as connection:
+            known = [row.name for row in await connection.execute(keys.tenants())]
+        for tenant in known:
+            await asyncio.to_thread(finish_erasures, tenants.store_of(store, tenant))
     except Exception as error:
         log.error("an erasure that was interrupted could not be finished: %s", error)
 
@@ -185,6 +238,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(schema.pop("$defs", {}))
         schemas["ProblemBody"] = schema
+        examples.add_to(document)
+        links.add_to(document)
         app.openapi_schema = document
     return app.openapi_schema
 
@@ -194,7 +249,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     role: Role | None = None,
-    executor: Executor = launch,
+    executor: Executor | None = None,
     num_workers: int = 1,
 ) -> int:
     """Runs until SIGTERM or Ctrl-C and returns the exit code: 0, or 1 where it could not start (port taken, ...).
@@ -207,23 +262,32 @@ def serve(
         settings = dataclasses.replace(settings, role=role)
     if host not in (*LOCAL_HOSTS, "0.0.0.0", "::"):
         settings = dataclasses.replace(settings, allowed_hosts=(*settings.allowed_hosts, host.lower()))
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    form = settings.log_format or ("text" if sys.stderr.isatty() else "json")
+    logs.install(form, access_log=form == "json" if settings.access_log is None else settings.access_log)
     try:
         listener = listen(host, port)
     except OSError as error:
         remedy = "choose another with --port, or end what listens there" if port else "check the host name"
         print(f"evenkeel: cannot listen on {host}:{port}: {error.strerror}: {remedy}", file=sys.stderr)
         return 1
-    with listener:
+    with contextlib.ExitStack() as together:
+        together.enter_context(listener)
         reason = asyncio.run(_reason_not_to_start(settings))
+        try:
+            executor = executor or executor_of(settings)
+            tracing.provider()
+        except (ValueError, RuntimeError) as error:
+            reason = str(error)
         if reason is not None:
             print(f"evenkeel: {reason}", file=sys.stderr)
             return 1
+        together.enter_context(metrics.shared_by_workers() if num_workers > 1 else contextlib.nullcontext())
         listener.listen(2048)  # who reads the address below may connect at once, and waits until the start is done
         shown = f"[{host}]" if listener.family == socket.AF_INET6 else host
         print(f"Evenkeel on http://{shown}:{listener.getsockname()[1]}", flush=True)
         config = uvicorn.Config(
             create_app(settings, executor),
+            log_config=None,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=5,

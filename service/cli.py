@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service import cli_gate, cli_resources, cli_vectors
+from service import cli_advise, cli_gate, cli_model, cli_recipe, cli_resources, cli_vectors, cli_webhooks
 from service import cli_output as output
 from service.cli_output import FAILED, HELD, CommandError, JsonFlag
 from service.client import Client, ProblemError, ServiceError
@@ -78,6 +78,7 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
     elif dataset is not None:
         job.against(dataset)
         from trainer.estimate import estimate, too_large
+        from trainer.gpus import gpu_problem
         from trainer.memory import machine_memory_bytes
 
         found = estimate(job, dataset)
@@ -85,6 +86,7 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
         if not found["rows"]:
             raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows")
         problem = too_large(job, found, None if os.environ.get("EVENKEEL_RAY_ADDRESS") else machine_memory_bytes())
+        problem = problem or gpu_problem(job, os.environ.get("EVENKEEL_RAY_ADDRESS"))
         if problem is not None:
             raise CommandError(*problem)
     else:
@@ -254,9 +256,28 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
+@app.command()
+def retention(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Removes what is older than it is kept, as the service does once a day. On the service's own machine."""
+    from service.cli_serve import sweep
+
+    swept = sweep(dry_run)
+    if as_json:
+        output.print_json(swept)
+    else:
+        output.print_fields(swept)
+
+
 cli_vectors.register(app)
 cli_gate.register(app)
+cli_advise.register(app)
+cli_model.register(app)
+cli_recipe.register(app)
 cli_resources.register(app)
+cli_webhooks.register(app)
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
@@ -275,7 +296,7 @@ def _check_files(dataset: DatasetSpec) -> None:
     from service.settings import Settings
 
     try:
-        datasets.check_files(Settings(data_roots=(Path("/"),)), dataset)
+        datasets.check_files(Settings(data_roots=(Path("/"),), object_roots=("s3://",)), dataset)
     except Problem as problem:
         remedies = dict.fromkeys(error["remedy"] for error in problem.errors if error["remedy"])
         raise CommandError(problem.detail, "; ".join(remedies)) from None
@@ -313,7 +334,9 @@ def _print_job(job: Mapping[str, Any]) -> None:
         typer.echo(f"held because {reason}" if publication.get("status") == "held" else reason)
     metrics = job.get("metrics") or []
     if metrics:
-        names = list(dict.fromkeys(name for metric in metrics for name in metric if name not in ("time", "attempt")))
+        # A table within it (calibration, frequency buckets) is for the report.
+        plain = [name for metric in metrics for name, value in metric.items() if not isinstance(value, list | dict)]
+        names = [name for name in dict.fromkeys(plain) if name not in ("time", "attempt")]
         typer.echo()
         output.print_table(metrics, {name: name.upper() for name in names}, "")
 

@@ -168,6 +168,17 @@ def list_schedules(as_json: JsonFlag = False) -> None:
     output.print_table(found, columns, "no schedules yet: `evenkeel schedules add NAME SPEC.yaml --cron '0 3 * * *'`")
 
 
+@schedules.command("show")
+def show_schedule(name: Name, as_json: JsonFlag = False) -> None:
+    """Shows a schedule, its job and its next five firings."""
+    with Client() as client:
+        found = client.schedule(name)
+    if as_json:
+        output.print_json(found)
+    else:
+        output.print_yaml(found)
+
+
 @schedules.command("trigger")
 def trigger(
     name: Name,
@@ -231,11 +242,12 @@ def create_key(
         list[str],
         typer.Option("--scope", help="jobs:read, jobs:write, features:read, features:write or admin; repeat it."),
     ],
+    tenant: Annotated[str | None, typer.Option(help="Another tenant than one's own, for operators.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Creates a key and shows it, this once."""
     with Client() as client:
-        answer = client.create_key(name, scope)
+        answer = client.create_key(name, scope, tenant)
     if as_json:
         output.print_json(answer)
     else:
@@ -256,6 +268,55 @@ def list_keys(as_json: JsonFlag = False) -> None:
         "expires_at": "EXPIRES", "revoked_at": "REVOKED",
     }  # fmt: skip
     output.print_table(found, columns, "no keys")
+
+
+@keys.command("rotate")
+def rotate_key(
+    key_id: Annotated[str, typer.Argument(metavar="ID")],
+    overlap_seconds: Annotated[float, typer.Option(help="How long the secret before goes on.")] = 24 * 3600,
+    as_json: JsonFlag = False,
+) -> None:
+    """Gives a key another secret and shows it, this once; the one before goes on for a day."""
+    with Client() as client:
+        answer = client.rotate_key(key_id, overlap_seconds)
+    if as_json:
+        output.print_json(answer)
+    else:
+        typer.echo(answer["key"])
+        until = answer["old_until"] or "now"
+        output.note(f"key {key_id}: the secret before ends {until}; kept nowhere in clear, so keep this one now")
+
+
+@keys.command("tenants")
+def list_tenants(as_json: JsonFlag = False) -> None:
+    """Lists tenants and how many of their keys can be used."""
+    with Client() as client:
+        found = client.tenants()
+    if as_json:
+        output.print_json(found)
+    else:
+        output.print_table(found, {"name": "TENANT", "num_keys": "KEYS"}, "no tenants")
+
+
+@keys.command("audit")
+def list_audit(
+    key: Annotated[str | None, typer.Option(help="Id of a key.")] = None,
+    since: Annotated[str | None, typer.Option(help="A time with zone, such as 2026-11-20T06:00:00Z.")] = None,
+    limit: Annotated[int, typer.Option(min=1)] = 50,
+    as_json: JsonFlag = False,
+) -> None:
+    """Who did what to which object, newest first."""
+    filters = {name: value for name, value in (("key", key), ("since", since)) if value is not None}
+    with Client() as client:
+        found = client.audit(limit, **filters)
+    if as_json:
+        output.print_json(found)
+        return
+    columns = {
+        "at": "WHEN", "tenant": "TENANT", "key_name": "KEY", "action": "DID", "object": "TO", "status": "STATUS",
+        "address": "FROM",
+    }  # fmt: skip
+    output.print_table(found, columns, "no entries")
 
 
 @keys.command("revoke")

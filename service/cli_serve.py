@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from service import cli_output as output
 from service.cli_output import CommandError
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 
 def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
     """Runs the service until it is told to stop; the exit code. Raises CommandError for a role that is none, and for
     several workers in a role that must be there once."""
-    from service.settings import ROLES, Settings
+    from service.settings import ROLES
 
     if role not in ROLES:
         raise CommandError(f"--role {role}: no such role", f"one of {', '.join(ROLES)}", output.USAGE)
@@ -24,14 +28,46 @@ def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
         )
     from service import app
 
-    return app.serve(Settings.from_environment(), host, port, role, num_workers=num_workers)  # type: ignore[arg-type]
+    return app.serve(_settings(), host, port, role, num_workers=num_workers)  # type: ignore[arg-type]
 
 
 def reset_admin() -> Path:
     """Replaces the admin key. Returns the file that holds the new one."""
     from service.keys import reset_admin as reset
-    from service.settings import Settings
 
-    settings = Settings.from_environment()
+    settings = _settings()
     asyncio.run(reset(settings))
     return settings.admin_key_file
+
+
+def _settings() -> Settings:
+    from service.settings import Settings
+
+    try:
+        return Settings.from_environment()
+    except ValueError as error:
+        raise CommandError(str(error), "see the README's list of EVENKEEL_ variables", output.USAGE) from None
+
+
+def sweep(dry_run: bool) -> dict[str, int]:
+    """What retention removed, or in a dry run would remove, by kind. Raises CommandError where it cannot be told."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from embeddings.store import StoreError, open_store
+    from service import retention, tables
+    from service.database import Database
+    from service.settings import Settings
+
+    async def swept() -> retention.Swept:
+        settings = Settings.from_environment()
+        database = Database(settings.database_url)
+        try:
+            return await retention.sweep(database, settings, open_store(settings.store_url), tables.now(), dry_run)
+        finally:
+            await database.stop()
+
+    try:
+        return asyncio.run(swept())._asdict()
+    except (OSError, SQLAlchemyError, StoreError) as error:
+        remedy = "nothing was removed that could be needed; set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve"
+        raise CommandError(f"retention: {str(error).splitlines()[0]}", remedy) from None

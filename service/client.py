@@ -16,7 +16,6 @@ import codecs
 import json
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from urllib.parse import quote
 
 import httpx
 
-from service.client_http import Json, ProblemError, ServiceError, Session, Unreachable, default_key, home
+from service.client_http import Json, ProblemError, ServiceError, Session, Unreachable, default_key, home, once
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,15 +41,16 @@ MAX_IDS = 10_000
 class Client(Session):
     """A session with one service. Thread-safe as httpx.Client is; close it, or use it as a context manager.
 
-    Every method raises :class:`ProblemError` for an answer that says no and :class:`Unreachable` for no answer.
+    Every method raises :class:`ProblemError` for an answer that says no and :class:`Unreachable` for no answer. What
+    starts, repeats, fires or promotes something is sent with an Idempotency-Key, and again if the answer is lost: it
+    happens once.
     """
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def submit(self, job: Any, *, idempotency_key: str | None = None) -> Json:
         """Submits a JobSpec (or a mapping of one) and returns the job. The key makes a repeated call the same job."""
-        key = idempotency_key or str(uuid.uuid4())
-        return self.json("POST", "/jobs", json=_plain(job), headers={"Idempotency-Key": key})
+        return self.json("POST", "/jobs", json=_plain(job), headers=once(idempotency_key))
 
     def estimate(self, job: Any) -> Json:
         """Validates a job without running it: the service's prediction of memory and time (``dry_run``)."""
@@ -68,8 +68,8 @@ class Client(Session):
     def cancel(self, job_id: str) -> Json:
         return self.json("POST", f"/jobs/{_part(job_id)}/cancel")
 
-    def retry(self, job_id: str) -> Json:
-        return self.json("POST", f"/jobs/{_part(job_id)}/retry")
+    def retry(self, job_id: str, *, idempotency_key: str | None = None) -> Json:
+        return self.json("POST", f"/jobs/{_part(job_id)}/retry", headers=once(idempotency_key))
 
     def delete_job(self, job_id: str) -> None:
         self.request("DELETE", f"/jobs/{_part(job_id)}")
@@ -104,11 +104,14 @@ class Client(Session):
             time.sleep(poll_seconds)
 
     def logs(self, job_id: str, offset: int = 0) -> tuple[str, int]:
-        """The log's text from byte ``offset`` on (a megabyte at most), and the offset to ask for next."""
+        """The log's text from byte ``offset`` on (a megabyte at most), and the offset to ask for next: 0 where another
+        log, which ends before ``offset``, has taken its place."""
         answer = self.request(
             "GET", f"/jobs/{_part(job_id)}/logs", params={"offset": offset}, headers={"Accept": "text/plain"}
         )
         body = answer.content
+        if int(answer.headers["Evenkeel-Next-Offset"]) < offset:
+            return "", 0
         # A character of several bytes may be cut by the end of what there is so far: it is left for the next call.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(body)
@@ -122,16 +125,25 @@ class Client(Session):
             text, offset = self.logs(job_id, offset)
 
     def follow_logs(self, job_id: str, *, poll_seconds: float = 0.5) -> Iterator[str]:
-        """The log as it grows, until the job has ended and all of it was read."""
-        offset = 0
+        """The log as it grows, until the job has ended and all of it was read. A service that is restarted meanwhile
+        is waited for, for a minute."""
+        offset, last_answer = 0, time.monotonic()
         while True:
-            ended = self.job(job_id)["state"] in TERMINAL_STATES
-            text, offset = self.logs(job_id, offset)
+            try:
+                ended = self.job(job_id)["state"] in TERMINAL_STATES
+                text, following = self.logs(job_id, offset)
+            except Unreachable:
+                if time.monotonic() - last_answer > 60:
+                    raise
+                time.sleep(poll_seconds)
+                continue
+            last_answer = time.monotonic()
+            anew, offset = following < offset, following
             if text:
                 yield text
-            elif ended:
+            elif ended and not anew:
                 return
-            else:
+            elif not anew:
                 time.sleep(poll_seconds)
 
     def events(self, job_id: str, last_event_id: str | None = None) -> Iterator[Json]:
@@ -195,9 +207,9 @@ class Client(Session):
     def delete_schedule(self, name: str) -> None:
         self.request("DELETE", f"/schedules/{_part(name)}")
 
-    def trigger(self, name: str, **body: Any) -> Json:
+    def trigger(self, name: str, *, idempotency_key: str | None = None, **body: Any) -> Json:
         """Fires a schedule now."""
-        return self.json("POST", f"/schedules/{_part(name)}/trigger", json=body)
+        return self.json("POST", f"/schedules/{_part(name)}/trigger", json=body, headers=once(idempotency_key))
 
     def firings(self, name: str, limit: int | None = None) -> list[Json]:
         return list(self.items(f"/schedules/{_part(name)}/firings", limit))
@@ -224,7 +236,8 @@ class Client(Session):
         body: Json = {"reason": reason, "override_gate": override_gate}
         if if_current is not None:
             body["if_current"] = if_current
-        return self.json("POST", f"/collections/{_part(collection)}/versions/{_part(version)}/promote", json=body)
+        path = f"/collections/{_part(collection)}/versions/{_part(version)}/promote"
+        return self.json("POST", path, json=body, headers=once())
 
     def erase(self, collection: str, ids: Iterable[int | str], reason: str) -> Json:
         """Removes the rows of ids from every kept version: {"versions", "rows"}. They stay out until ``readmit``."""
@@ -381,14 +394,59 @@ class Client(Session):
             tables.append(table_of(answer.content))
         return (tables[0] if len(tables) == 1 else pa.concat_tables(tables)), etag or ""
 
+    # --- webhooks ----------------------------------------------------------------------------------------------------
+
+    def webhooks(self) -> list[Json]:
+        return list(self.items("/webhooks", None))
+
+    def add_webhook(self, url: str, events: Iterable[str] | None = None) -> Json:
+        """The answer holds the secret that deliveries are signed with, which is never shown again."""
+        chosen = {} if events is None else {"events": list(events)}
+        return self.json("POST", "/webhooks", json={"url": url, **chosen})
+
+    def webhook(self, webhook_id: str) -> Json:
+        return self.json("GET", f"/webhooks/{_part(webhook_id)}")
+
+    def change_webhook(self, webhook_id: str, **changes: Any) -> Json:
+        return self.json("PATCH", f"/webhooks/{_part(webhook_id)}", json=changes)
+
+    def delete_webhook(self, webhook_id: str) -> None:
+        self.request("DELETE", f"/webhooks/{_part(webhook_id)}")
+
+    def ping_webhook(self, webhook_id: str) -> Json:
+        """Sends a test event."""
+        return self.json("POST", f"/webhooks/{_part(webhook_id)}/ping")
+
+    def deliveries(self, webhook_id: str, limit: int | None = None) -> list[Json]:
+        """What was sent, newest first."""
+        return list(self.items(f"/webhooks/{_part(webhook_id)}/deliveries", limit))
+
+    def redeliver(self, webhook_id: str, delivery_id: str) -> Json:
+        """Makes a delivery once more, under the same id."""
+        return self.json("POST", f"/webhooks/{_part(webhook_id)}/deliveries/{_part(delivery_id)}/retry")
+
     # --- keys and health ---------------------------------------------------------------------------------------------
 
     def keys(self) -> list[Json]:
         return list(self.items("/keys", None))
 
-    def create_key(self, name: str, scopes: Iterable[str]) -> Json:
-        """A new key; the answer holds the key itself, which is never shown again."""
-        return self.json("POST", "/keys", json={"name": name, "scopes": list(scopes)})
+    def create_key(self, name: str, scopes: Iterable[str], tenant: str | None = None) -> Json:
+        """A new key; the answer holds the key itself, which is never shown again. ``tenant``: another than one's own,
+        for operators; it comes into being with its first key."""
+        headers = {"Evenkeel-Tenant": tenant} if tenant is not None else {}
+        return self.json("POST", "/keys", json={"name": name, "scopes": list(scopes)}, headers=headers)
+
+    def rotate_key(self, key_id: str, overlap_seconds: float = 24 * 3600) -> Json:
+        """Another secret for the same key; the one before goes on for ``overlap_seconds``."""
+        return self.json("POST", f"/keys/{_part(key_id)}/rotate", json={"overlap_seconds": overlap_seconds})
+
+    def tenants(self) -> list[Json]:
+        """All for an operator, one's own else."""
+        return list(self.items("/tenants", None))
+
+    def audit(self, limit: int | None = 50, **filters: str) -> list[Json]:
+        """Who did what to which object, newest first; ``filters``: ``key``, ``since``, ``until``."""
+        return list(self.items("/audit", limit, **filters))
 
     def revoke_key(self, key_id: str) -> None:
         self.request("DELETE", f"/keys/{_part(key_id)}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +14,16 @@ import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
+IDEMPOTENCY_KEY = "Idempotency-Key"
+RESEND_SECONDS = (0.5, 1.0, 2.0)
+"""Pauses before a request whose answer was lost is sent again, where its key makes that safe."""
+
 Json = dict[str, Any]
+
+
+def once(key: str | None = None) -> dict[str, str]:
+    """The header that makes a request be done once however often it is sent; a key of its own unless given."""
+    return {IDEMPOTENCY_KEY: key or str(uuid.uuid4())}
 
 
 class ServiceError(Exception):
@@ -31,14 +42,21 @@ class Unreachable(ServiceError):
     """No answer from the service's address."""
 
 
+class Lost(Unreachable):
+    """The connection broke after it was made: whether the request was carried out is not known."""
+
+
 class ProblemError(ServiceError):
     """An answer of RFC 9457 ``application/problem+json``: ``status``, ``title``, ``detail`` and ``errors``.
 
-    ``errors`` is a list of ``{field, message, remedy}``.
+    ``errors`` is a list of ``{field, message, remedy}``; ``kind`` the last part of ``type``.
     """
 
-    def __init__(self, status: int, title: str, detail: str = "", errors: Iterable[Mapping[str, Any]] = ()):
+    def __init__(
+        self, status: int, title: str, detail: str = "", errors: Iterable[Mapping[str, Any]] = (), kind: str = ""
+    ):
         self.status = status
+        self.kind = kind
         self.title = title
         self.detail = detail
         self.errors = [dict(error) for error in errors]
@@ -55,7 +73,7 @@ class ProblemError(ServiceError):
         super().__init__("\n".join(lines), "; ".join(remedies))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ProblemError, (self.status, self.title, self.detail, self.errors)
+        return ProblemError, (self.status, self.title, self.detail, self.errors, self.kind)
 
 
 def home() -> Path:
@@ -130,7 +148,29 @@ class Session:
     def request(
         self, method: str, path: str, *, prefix: str = "/v1", stream: bool = False, **options: Any
     ) -> httpx.Response:
-        """One answer. With ``stream`` its body is not read yet: close it. Raises ProblemError, Unreachable."""
+        """One answer. With ``stream`` its body is not read yet: close it. Raises ProblemError, Unreachable.
+
+        A request with an Idempotency-Key whose answer was lost on its way is sent again (RESEND_SECONDS)."""
+        pauses = RESEND_SECONDS if IDEMPOTENCY_KEY in (options.get("headers") or {}) else ()
+        sent = False
+        for pause in (*pauses, None):
+            try:
+                return self._request(method, path, prefix, stream, options)
+            except ProblemError as error:
+                # Its first sending, whose answer was lost, is still being worked on.
+                if not (sent and error.status == 409 and error.kind == "request-in-flight") or pause is None:
+                    raise
+            except Lost as error:
+                sent = True
+                if pause is None:
+                    raise Unreachable(error.message, error.remedy) from None
+            except Unreachable:
+                if not sent or pause is None:
+                    raise
+            time.sleep(pause)
+        raise AssertionError("the last sending returns or raises")
+
+    def _request(self, method: str, path: str, prefix: str, stream: bool, options: dict[str, Any]) -> httpx.Response:
         try:
             request = self._http.build_request(method, prefix + path, **options)
             answer = self._http.send(request, stream=stream)
@@ -144,7 +184,9 @@ class Session:
             raise Unreachable(
                 f"{self.url} did not answer in time", "look at the service's log, then try again"
             ) from None
-        except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
+        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            raise Lost(f"{self.url}: {error or type(error).__name__}", "check EVENKEEL_URL") from None
+        except httpx.TransportError as error:
             raise Unreachable(f"{self.url}: {error or type(error).__name__}", "check EVENKEEL_URL") from None
         if answer.is_success or answer.status_code == 304:
             return answer
@@ -166,4 +208,5 @@ def _problem(answer: httpx.Response) -> ProblemError:
         str(body.get("title") or answer.reason_phrase),
         str(body.get("detail") or ""),
         [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else (),
+        str(body.get("type") or "").rpartition(":")[2],
     )

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service import jobs, pages, schedules, tables
+from service import jobs, pages, schedules, tables, tenants
 from service.charts import Series, line_chart
 from service.errors import Problem
 from service.features import in_store
@@ -36,15 +36,15 @@ async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
     if principal.allows("jobs:read"):
         async with app.state.database.read() as connection:
             rows, _ = await pages.newest_first(
-                connection, jobs.listing(None, None, None), tables.job.c.id, NUM_JOBS, None
+                connection, jobs.listing(principal.sees, None, None, None), tables.job.c.id, NUM_JOBS, None
             )
             shown = await jobs.views(connection, rows)
-            found["schedules"] = await _schedules(connection)
+            found["schedules"] = await _schedules(connection, principal.tenant)
         found["jobs"] = [job_row(job, tables.now()) for job in shown]
         found["charts"] = charts(shown)
     if principal.allows("features:read"):
         try:
-            found["collections"] = await in_store(_collections, app.state.store)
+            found["collections"] = await in_store(_collections, tenants.store_of(app.state.store, principal.tenant))
         except Problem as problem:
             if problem.status != 503:
                 raise
@@ -63,6 +63,7 @@ def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
         "rate": progress.get("examples_per_second"),
         "seconds": None if begun is None else ((ended or now) - begun).total_seconds(),
         "auc": last_auc(job["metrics"]),
+        "rmse": last_value(job["metrics"], "rmse"),
         "published": publication.get("status") if publication.get("status") != "none" else None,
         "version": publication.get("version"),
         "collection": publication.get("collection"),
@@ -85,10 +86,15 @@ def percent_done(state: str, progress: dict[str, Any]) -> int | None:
 
 def last_auc(metrics: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The latest epoch's AUC on the first of test, validation, train that has one."""
+    return last_value(metrics, "auc")
+
+
+def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """The same of any metric."""
     for split in ("test", "validation", "train"):
-        found = [one for one in metrics if one["split"] == split and one.get("auc") is not None]
+        found = [one for one in metrics if one["split"] == split and one.get(name) is not None]
         if found:
-            return {"split": split, "value": found[-1]["auc"], "epoch": found[-1]["epoch"]}
+            return {"split": split, "value": found[-1][name], "epoch": found[-1]["epoch"]}
     return None
 
 
@@ -128,8 +134,9 @@ def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
     return {"dataset": dataset, "split": split, "svg": svg, "lines": lines, "epochs": epochs}
 
 
-async def _schedules(connection: AsyncConnection) -> list[dict[str, Any]]:
-    rows, _ = await pages.by_name(connection, sa.select(tables.schedule), tables.schedule.c.name, 100, None)
+async def _schedules(connection: AsyncConnection, tenant: str) -> list[dict[str, Any]]:
+    own = sa.select(tables.schedule).where(tables.schedule.c.tenant == tenant)
+    rows, _ = await pages.by_name(connection, own, tables.schedule.c.name, 100, None)
     table, found = tables.firing, []
     for row in rows:
         latest = sa.select(table).where(table.c.schedule_id == row["id"]).order_by(table.c.fire_at_utc.desc()).limit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,10 +12,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service import paths, tables
 from service.database import Database
 from service.errors import Problem, invalid, not_found
+from service.remembered import Remembered
 from service.settings import Settings
 from trainer import infer
 from trainer.data.errors import DataError
 from trainer.spec import DatasetSpec, parse_rule
+
+_named: Remembered[list[str]] = Remembered()
 
 
 def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
@@ -29,7 +33,12 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
         if column not in columns:
             problems.append((field, f"no column '{column}' in {spec.uri} (there are {', '.join(sorted(columns))})"))
     others = [
-        (f"features.{name}.join", feature.join.uri, {"on": feature.join.on, "column": feature.join.column})
+        (
+            f"features.{name}.join",
+            feature.join.uri,
+            {"on": feature.join.on, "column": feature.join.column}
+            | ({} if feature.join.timestamp is None else {"timestamp": feature.join.timestamp}),
+        )
         for name, feature in absolute.features.items()
         if feature.join is not None
     ]
@@ -66,8 +75,14 @@ def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
             yield f"features.{name}.derive.order", feature.derive.order
         else:
             yield f"features.{name}", feature.column or name
+        if feature.weights is not None:
+            yield f"features.{name}.weights", feature.weights
+        if feature.timestamp is not None:
+            yield f"features.{name}.timestamp", feature.timestamp
     if spec.label.column is not None:
         yield "label.column", spec.label.column
+    if spec.label.value is not None:
+        yield "label.value", spec.label.value
     if spec.label.rule is not None:
         yield "label.rule", parse_rule(spec.label.rule)[0]
     for field in ("order", "timestamp", "partition"):
@@ -79,7 +94,7 @@ def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
 def _columns(path: str, field: str) -> list[str]:
     """The columns of a file or directory. Raises 422 where there is nothing, or nothing readable as what it claims."""
     try:
-        return infer.column_names(path)
+        return _named.get(path, paths.data_files(Path(path)), lambda: infer.column_names(path))
     except DataError as error:
         raise data_problem(error, field) from None
 
@@ -89,41 +104,48 @@ def data_problem(error: DataError, field: str) -> Problem:
     return invalid([(field, f"{error.where}: {error.what}")], error.remedy)
 
 
-async def register(database: Database, connection: AsyncConnection, spec: DatasetSpec) -> tuple[dict[str, Any], bool]:
+async def register(
+    database: Database, connection: AsyncConnection, spec: DatasetSpec, tenant: str
+) -> tuple[dict[str, Any], bool]:
     """(the dataset as shown, whether it is new). The same spec again is no conflict; another under its name is 409."""
     document = spec.model_dump(mode="json")
-    await database.exclusive(connection, f"dataset {spec.name}")
-    existing = await _row(connection, spec.name)
+    await database.exclusive(connection, f"dataset {tenant} {spec.name}")
+    existing = await _row(connection, tenant, spec.name)
     if existing is not None:
         if existing["spec"] == document:
             return view(existing), False
         remedy = "Delete it first, or register this one under another name."
         raise Problem(409, "dataset-exists", f"A different dataset '{spec.name}' is registered. {remedy}")
-    row = {"name": spec.name, "spec": document, "created_at": tables.now()}
+    row = {"tenant": tenant, "name": spec.name, "spec": document, "created_at": tables.now()}
     await connection.execute(tables.dataset.insert().values(row))
     return view(row), True
 
 
-async def get(connection: AsyncConnection, name: str) -> dict[str, Any]:
-    row = await _row(connection, name)
+async def get(connection: AsyncConnection, tenant: str, name: str) -> dict[str, Any]:
+    row = await _row(connection, tenant, name)
     if row is None:
         raise not_found("dataset", name)
     return row
 
 
-async def delete(connection: AsyncConnection, name: str) -> None:
+async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
     """Forgets the dataset; its files stay, and so do the jobs, which hold a copy of its spec."""
-    await get(connection, name)
-    users = await connection.execute(sa.select(tables.schedule.c.name, tables.schedule.c.job))
+    await get(connection, tenant, name)
+    schedule = tables.schedule.c
+    users = await connection.execute(sa.select(schedule.name, schedule.job).where(schedule.tenant == tenant))
     using = sorted(row.name for row in users if row.job["dataset"]["name"] == name)
     if using:
         detail = f"Dataset '{name}' is used by the schedules {', '.join(using)}. Delete or change them first."
         raise Problem(409, "dataset-in-use", detail)
-    await connection.execute(tables.dataset.delete().where(tables.dataset.c.name == name))
+    await connection.execute(tables.dataset.delete().where(_at(tenant, name)))
 
 
-async def _row(connection: AsyncConnection, name: str) -> dict[str, Any] | None:
-    query = sa.select(tables.dataset).where(tables.dataset.c.name == name)
+def _at(tenant: str, name: str) -> sa.ColumnElement[bool]:
+    return sa.and_(tables.dataset.c.tenant == tenant, tables.dataset.c.name == name)
+
+
+async def _row(connection: AsyncConnection, tenant: str, name: str) -> dict[str, Any] | None:
+    query = sa.select(tables.dataset).where(_at(tenant, name))
     row = (await connection.execute(query)).mappings().first()
     return None if row is None else dict(row)
 
@@ -143,7 +165,7 @@ def profile(settings: Settings, spec: DatasetSpec) -> dict[str, Any]:
 
 def propose(settings: Settings, uri: str, name: str | None) -> dict[str, Any]:
     """A manifest proposed for a file under the data roots, with the uri as given. Raises 422; blocking."""
-    path = paths.allowed(settings, uri, "uri")
+    path = paths.allowed_uri(settings, uri, "uri")
     try:
         return {**infer.infer(path, name), "uri": uri}
     except DataError as error:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from service.backups import out_of_step
 from service.client import Client, ProblemError, ServiceError, Unreachable, home
 
 if TYPE_CHECKING:
@@ -224,6 +225,11 @@ def check_data_roots() -> Iterator[Check]:
 
 def check_ray() -> Iterator[Check]:
     """Runs start a Ray of their own, unless EVENKEEL_RAY_ADDRESS names a cluster."""
+    if os.environ.get("EVENKEEL_EXECUTOR", "").strip() not in ("", "local"):
+        from service.doctor_cluster import check_ray_jobs
+
+        yield from check_ray_jobs()
+        return
     address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip()
     if not address:
         yield Check("ray", "ok", "local: each run starts and ends its own")
@@ -289,6 +295,8 @@ def check_service() -> Iterator[Check]:
             yield Check("key", "fail", error.message, error.remedy or "set EVENKEEL_API_KEY")
         else:
             yield Check("key", "ok", "the API key is accepted")
+            for name, message, remedy in out_of_step(client, home() / "runs"):
+                yield Check(name, "warn", message, remedy)
 
 
 def _port(url: str, error: Unreachable) -> Iterator[Check]:
@@ -342,8 +350,22 @@ def check_spec(path: Path) -> Iterator[Check]:
         )
         return
     yield Check("spec", "ok", f"{path}: job '{job.name}', {wanted:g} of {have} CPUs")
+    yield from _has_gpus(job)
     if dataset is not None:
         yield from _fits_memory(job, dataset)
+
+
+def _has_gpus(job: JobSpec) -> Iterator[Check]:
+    """Are the GPUs that the job asks for here, or in the cluster that runs join?"""
+    from trainer.gpus import gpu_problem, is_dashboard
+
+    address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip() or None
+    problem = gpu_problem(job, address)
+    if problem is not None:
+        yield Check("gpus", "fail", *problem)
+    elif job.resources.gpus_per_worker:
+        seen = "asked for when a run starts in the cluster" if is_dashboard(address) else "one for each worker"
+        yield Check("gpus", "ok", f"{job.resources.num_workers} GPUs, {seen}")
 
 
 def _fits_memory(job: JobSpec, dataset: DatasetSpec) -> Iterator[Check]:

@@ -126,6 +126,28 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": http.HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
+_EXAMPLES: dict[int, tuple[str, str, dict[str, str]]] = {
+    401: ("unauthorized", "The key is unknown, revoked or expired.", {"field": "Authorization"}),
+    403: ("missing-scope", "The key 'reader' lacks the scope jobs:write (it has jobs:read).", {"field": "scope"}),
+    404: ("not-found", "There is no job 'job_0': 'evenkeel jobs' lists them.", {}),
+    406: ("not-acceptable", "This is served as application/json: set Accept to it.", {}),
+    409: ("conflict", "The object is in a state that does not allow this.", {}),
+    413: ("content-too-large", "A request body may have 8388608 bytes here.", {}),
+    421: ("host-not-allowed", "This service does not answer to the Host 'elsewhere.example'.", {}),
+    422: ("invalid-request", "batch_size: Input should be greater than 0", {"field": "batch_size"}),
+    429: ("too-many-requests", "The key sends more than 2000 requests a second. Send fewer.", {}),
+    503: ("database-unavailable", "The database cannot be used. Runs go on; see the log.", {}),
+    507: ("store-full", "There is no room on the store's disk: free some.", {}),
+}
+
+
+def example_of(status: int) -> dict[str, Any]:
+    """What a problem of that status looks like."""
+    phrase = http.HTTPStatus(status).phrase
+    code, detail, field = _EXAMPLES.get(status, (phrase.lower().replace(" ", "-"), f"{phrase}.", {}))
+    return Problem(status, code, detail, [{"message": detail, **field}]).body()
+
+
 def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
     """Another status that is no error, for the ``responses=`` of a route."""
     return {status: {"description": description}}
@@ -147,6 +169,16 @@ def _validation(error: RequestValidationError) -> Problem:
             message = "a name is 1 to 63 of a-z, 0-9, _ and -, and begins with a letter or digit"
         problems.append((".".join(where)[:MAX_FIELD_LENGTH], message))
     return invalid(problems, num_more=max(len(found) - MAX_PROBLEMS, 0))
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """What :func:`install` has an error answered with, for whoever meets it before the routes do. Raises the others."""
+    handlers = request.app.exception_handlers
+    handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), None)
+    if handler is None:
+        raise error
+    response: Response = await handler(request, error)
+    return response
 
 
 def install(app: FastAPI) -> None:

@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from embeddings import store as feature_store
 from embeddings.store import Store
 from embeddings.vectors import ItemIdError
+from service import tenants
 from service.errors import Problem
 
 Arguments = ParamSpec("Arguments")
@@ -37,8 +38,8 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
 
 
 def store_of(request: Request) -> Store:
-    store: Store = request.app.state.store
-    return store
+    """The store of the tenant that the request is about. For routes that ask for a key."""
+    return tenants.store_of(request.app.state.store, request.state.principal.tenant)
 
 
 async def in_store(call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

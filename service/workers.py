@@ -5,6 +5,7 @@ A worker that dies is replaced. SIGTERM and Ctrl-C end all of them in order; wor
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -34,7 +35,9 @@ def run(num_workers: int, work: Callable[[], int]) -> int:
         nonlocal stopping
         stopping = True
         for pid in started:
-            os.kill(pid, signal.SIGTERM)
+            # One that was waited for this very moment is in the list for a moment more.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     # What the workers share stays shared while the collector leaves it alone.
     gc.collect()

@@ -3,14 +3,17 @@
 MODULES: tuple[str, ...] = (
     "health",
     "keys",
+    "audit",
     "datasets",
     "jobs",
+    "internal",
     "schedules",
     "collections",
     "gate",
     "erasure",
     "vectors",
     "views",
+    "webhooks",
     "dashboard",
 )
 FEATURE_MODULES: tuple[str, ...] = ("health", "collections", "vectors", "views")

@@ -9,9 +9,10 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection, default_view
-from service import errors
+from service import errors, idempotency
 from service.auth import require
 from service.features import ids_as, in_store, page_of, store_of, unchanged
+from service.idempotency import IdempotencyKey
 from service.keys import Principal
 from service.snapshots import PARQUET, identity_of, parquet_chunks
 
@@ -86,6 +87,7 @@ async def promote(
     version: str,
     body: Promotion,
     principal: Annotated[Principal, Depends(require("features:write"))],
+    idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Makes a version the current one, atomically; an older one is the rollback. Answers with its manifest. Reason and
     key id are kept: in the collection's history, and in the manifest of a version that was promoted over the gate."""
@@ -97,7 +99,17 @@ async def promote(
         found.promote(version, body.reason, body.override_gate, body.if_current, key=principal.key_id)
         return found.manifest(version)
 
-    return await in_store(switch)
+    async def act(reservation: idempotency.Reservation | None) -> dict[str, Any]:
+        manifest = await in_store(switch)
+        if reservation is not None:
+            # Cut off before this, the request is done again, which changes nothing: the version is current already.
+            async with request.app.state.database.write() as connection:
+                await idempotency.complete(connection, reservation, answer=manifest)
+        return manifest
+
+    asked = f"promote {principal.tenant} {collection} {version} {body.model_dump_json()}"
+    made = await idempotency.once(request.app.state.database, principal.key_id, idempotency_key, asked, act)
+    return made.answer or {} if isinstance(made, idempotency.Done) else made
 
 
 @router.get(
@@ -125,11 +137,14 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
         raise errors.invalid([("id", "give id or vector, one of them")])
 
     def search() -> dict[str, Any]:
-        reader = existing(request, collection).open(body.version)
+        there = existing(request, collection)
+        erasures = there.num_erasures()
+        reader = there.open(body.version)
         query: Any = body.vector
         if body.id is not None:
             (query,) = ids_as(reader.manifest["id_type"], [body.id])
-        found = request.app.state.neighbors.search(reader, query, body.k)
+        tenant = request.state.principal.tenant
+        found = request.app.state.neighbors.search(reader, query, body.k, tenant, erasures=erasures)
         if found is None:
             raise errors.Problem(404, "item-not-found", f"Version {reader.version} has no item {body.id!r}.")
         items, exact = found

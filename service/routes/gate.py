@@ -14,7 +14,7 @@ from embeddings.store import NAME_PATTERN
 from service import errors, heavy
 from service.auth import require
 from service.features import in_store, problem_of
-from service.paths import allowed
+from service.paths import allowed, data_files
 from service.routes.collections import existing
 
 router = APIRouter(prefix="/v1/collections/{collection}", tags=["gate"])
@@ -63,7 +63,10 @@ async def calibrate(request: Request, collection: str, body: CalibrationRequest)
 
     def measured() -> dict[str, Any]:
         nulls = existing(request, body.nulls)
-        found = calibration.calibrate(existing(request, collection), nulls, body.versions, overrides=body.limits)
+        # Of what is served elsewhere the versions that it could be rolled back to would be given up.
+        found = calibration.calibrate(
+            existing(request, collection), nulls, body.versions, overrides=body.limits, only_nulls=True
+        )
         nulls.retain(1)
         return found.as_document()
 
@@ -91,8 +94,10 @@ async def add_canaries(request: Request, collection: str, body: CanaryRequest) -
         else:
             assert body.name is not None
             assert body.uri is not None
-            path = allowed(request.app.state.settings, body.uri, "uri")
-            table = pq.read_table(path)
+            settings = request.app.state.settings.for_tenant(request.state.principal.tenant)
+            path = allowed(settings, body.uri, "uri")
+            # The files that were checked, and no others of a directory.
+            table = pq.read_table(list(data_files(path)))
             missing = {"id", "label"} - set(table.column_names)
             if missing:
                 raise errors.invalid([("uri", f"'{body.uri}' lacks the column {' and '.join(sorted(missing))}")])

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import shutil
+import logging
 from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client import Metric
+from starlette.datastructures import State
 
-from service import errors
+from service import disk, errors, gauges, keys
 from service.auth import optional_principal, unauthorized
 from service.keys import Principal
-from service.settings import MIN_FREE_BYTES
+from service.tenants import DEFAULT_TENANT
 
 router = APIRouter(tags=["health"])
 
 READY_SECONDS = 5.0
+log = logging.getLogger("evenkeel")
 
 
 @router.get("/healthz", summary="The process answers")
@@ -29,12 +33,22 @@ async def healthz() -> dict[str, str]:
     "/readyz", summary="Database and disk are usable; how the background tasks do", responses=errors.responses(503)
 )
 async def readyz(request: Request) -> dict[str, Any]:
-    """``degraded``: requests are answered, vectors are served, but jobs or schedules are not looked after; in the role
-    ``vectors``, that the database is down, which it does without."""
-    checks = {"database": await _database(request), "disk": _disk(request)}
-    needed = ("disk",) if request.app.state.settings.role == "vectors" else tuple(checks)
-    failed = [{"field": name, "message": checks[name]} for name in needed if checks[name] != "ok"]
-    status = "ok" if checks["database"] == "ok" else "degraded"
+    """``degraded``: requests are answered, vectors are served, but jobs or schedules are not looked after, or wait for
+    room on the disk, or the feature store's server is away; in the role ``vectors``, that the database is down, which
+    it does without. That role is not ready while it has no vectors to serve."""
+    level, said_of_disk = _disk(request)
+    checks = {"database": await _database(request), "disk": said_of_disk}
+    fit_for_requests = {
+        "database": checks["database"] == "ok" or request.app.state.settings.role == "vectors",
+        "disk": level != "full",
+    }
+    store = await asyncio.to_thread(request.app.state.store_watch.answer, READY_SECONDS)
+    if store is not None:
+        checks["store"] = store.message
+        fit_for_requests["store"] = store.serves or request.app.state.settings.role != "vectors"
+    failed = [{"field": name, "message": checks[name]} for name, fit in fit_for_requests.items() if not fit]
+    well = checks["database"] == "ok" and level in ("ok", "low") and (store is None or store.reached)
+    status = "ok" if well else "degraded"
     for pulse in request.app.state.pulses:
         fit, checks[pulse.name] = pulse.verdict()
         if not fit:
@@ -45,14 +59,28 @@ async def readyz(request: Request) -> dict[str, Any]:
     return {"status": status, "checks": checks}
 
 
-@router.get("/metrics", summary="Prometheus metrics; without a key on loopback only")
+@router.get("/metrics", summary="Prometheus metrics; without a key on loopback only", response_class=PlainTextResponse)
 async def metrics(request: Request, principal: Annotated[Principal | None, Depends(optional_principal)]) -> Response:
     if principal is None and not from_loopback(request):
         raise unauthorized("Metrics are public on loopback only.")
+    if principal is not None and not (principal.tenant == DEFAULT_TENANT and principal.allows("jobs:read")):
+        detail = "Metrics are of all tenants: a key of the default tenant with the scope jobs:read reads them."
+        raise errors.Problem(403, "missing-scope", detail)
     state = request.app.state
-    database = None if state.settings.role == "vectors" else state.database
-    text = await state.metrics.render(database, state.settings, state.store.damaged())
-    return Response(text, media_type="text/plain; version=0.0.4")
+    found: list[Metric] = list(gauges.of_disk(state.settings.home))
+    if state.settings.role != "vectors":
+        found += await gauges.of_database(state.database)
+    if state.settings.role != "scheduler":
+        found += await asyncio.to_thread(gauges.of_store, state.store, await _tenants(state))
+    return Response(state.metrics.render(found), media_type="text/plain; version=0.0.4")
+
+
+async def _tenants(state: State) -> list[str]:
+    """Those whose collections are told of: all that have had a key; without the database those that are served here."""
+    if state.settings.role == "vectors":
+        return [DEFAULT_TENANT, *state.store.namespaces()]
+    async with state.database.read() as connection:
+        return [row.name for row in await connection.execute(keys.tenants())]
 
 
 def from_loopback(request: Request) -> bool:
@@ -70,13 +98,16 @@ async def _database(request: Request) -> str:
         async with asyncio.timeout(READY_SECONDS), request.app.state.database.read() as connection:
             await connection.execute(sa.text("SELECT version_num FROM alembic_version"))
     except Exception as error:  # whatever the driver raises is the answer here, not a failure of the route
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+        # Everybody may ask; where the database is and who asks for it as whom is for the log.
+        log.error("database: %s: %s", type(error).__name__, error)
+        return "cannot be used: the service's log says why"
     return "ok"
 
 
-def _disk(request: Request) -> str:
+def _disk(request: Request) -> tuple[disk.Level, str]:
     try:
-        free = shutil.disk_usage(request.app.state.settings.home).free
+        found = disk.space(request.app.state.settings)
     except OSError as error:
-        return str(error)
-    return "ok" if free >= MIN_FREE_BYTES else f"{free} bytes free under EVENKEEL_HOME: make room"
+        log.error("disk: %s", error)
+        return "full", "EVENKEEL_HOME cannot be looked at: the service's log says why"
+    return found.level, found.message

@@ -9,24 +9,44 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import AwareDatetime, BaseModel
 
-from service import errors, job_output, jobs, pages, submission, tables
+from service import errors, idempotency, job_output, jobs, pages, submission, tables
 from service.auth import require
+from service.idempotency import IdempotencyKey
 from service.keys import Principal
+from service.middleware import entry_of
 from service.pages import Page
 from service.report import as_html, report
 from trainer.spec import JobSpec
 
+
+def own(scope: str) -> Any:
+    """Asks for the scope, and answers 404 for a job of another tenant, as for one that is not there. The row is left in
+    ``request.state.job``."""
+
+    async def dependency(request: Request, job_id: str, principal: Principal = Depends(require(scope))) -> None:
+        async with request.app.state.database.read() as connection:
+            row = await jobs.get(connection, job_id)
+        if principal.sees not in (None, row["tenant"]):
+            raise errors.not_found("job", job_id)
+        request.state.about, request.state.job = row["tenant"], row
+
+    return Depends(dependency)
+
+
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-READ = [Depends(require("jobs:read"))]
-WRITE = [Depends(require("jobs:write"))]
+READ = [own("jobs:read")]
+WRITE = [own("jobs:write")]
 
 State = Literal["queued", "starting", "running", "publishing", "cancelling", "succeeded", "failed", "cancelled"]
 
 
 class JobView(BaseModel):
-    """A job. ``reason`` says why it waits; ``progress`` and ``metrics`` come from the run's own events."""
+    """A job. ``reason`` says why it waits; ``progress`` and ``metrics`` come from the run's own events, and so does
+    ``lineage``: fingerprint of the dataset, hash of the spec, versions of packages, git commit, parent version, warm
+    start. ``needs``: what it was predicted to take of its host, once that was counted."""
 
     id: str
+    tenant: str
     name: str
     state: State
     reason: str | None
@@ -41,6 +61,8 @@ class JobView(BaseModel):
     dataset: str
     schedule: str | None
     parent_version: str | None
+    needs: dict[str, Any] | None
+    lineage: dict[str, Any] | None
     labels: dict[str, str]
     spec: dict[str, Any]
 
@@ -64,27 +86,37 @@ async def submit(
     body: JobSpec,
     principal: Annotated[Principal, Depends(require("jobs:write"))],
     dry_run: bool = False,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> Any:
     state = request.app.state
     if dry_run:
         response.status_code = 200
-        return {"valid": True, "estimate": await submission.estimate(state.database, state.settings, body)}
-    job = await submission.submit(state.database, state.settings, body, principal, idempotency_key)
+        estimate = await submission.estimate(state.database, state.settings, body, principal.tenant)
+        return {"valid": True, "estimate": estimate}
+    entered = False
+
+    def entry(job_id: str) -> dict[str, Any]:
+        nonlocal entered
+        entered = True
+        return entry_of(request.scope, principal, 202, f"/v1/jobs/{job_id}")
+
+    job = await submission.submit(state.database, state.settings, body, principal, idempotency_key, entry)
+    request.state.entered = entered  # one that fails, or makes nothing new, is entered by the middleware
     response.headers["Location"] = f"/v1/jobs/{job['id']}"
-    return job
+    return JobView(**job)
 
 
-@router.get("", dependencies=READ)
+@router.get("")
 async def list_jobs(
     request: Request,
+    principal: Annotated[Principal, Depends(require("jobs:read"))],
     state: State | None = None,
     name: str | None = None,
     label: Annotated[str | None, Query(description="`key=value`, or `key` for any value")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str | None = None,
 ) -> Page[JobView]:
-    query = jobs.listing(state, name, label)
+    query = jobs.listing(principal.sees, state, name, label)
     async with request.app.state.database.read() as connection:
         rows, following = await pages.newest_first(connection, query, tables.job.c.id, limit, cursor)
         items = await jobs.views(connection, rows)
@@ -93,7 +125,7 @@ async def list_jobs(
 
 @router.get("/{job_id}", dependencies=READ, responses=errors.responses(404))
 async def get(request: Request, job_id: str) -> JobView:
-    return JobView(**await _shown(request, job_id))
+    return JobView(**await _shown(request))
 
 
 @router.post(
@@ -112,11 +144,25 @@ async def cancel(request: Request, response: Response, job_id: str) -> JobView:
 
 
 @router.post("/{job_id}/retry", status_code=202, dependencies=WRITE, responses=errors.responses(404, 409))
-async def retry(request: Request, job_id: str) -> JobView:
+async def retry(
+    request: Request,
+    job_id: str,
+    principal: Annotated[Principal, Depends(require("jobs:write"))],
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
     """Queues a failed or cancelled job again, from its last checkpoint."""
-    async with request.app.state.database.write() as connection:
-        row = await jobs.retry(connection, job_id)
-        return JobView(**await jobs.view(connection, row))
+    database = request.app.state.database
+
+    async def act(reservation: idempotency.Reservation | None) -> None:
+        async with database.write() as connection:
+            # The job's own tenant: an operator may send this.
+            await jobs.refuse_too_many(database, connection, request.app.state.settings, request.state.about)
+            await jobs.retry(connection, job_id)
+            await idempotency.complete(connection, reservation, job_id=job_id)
+
+    await idempotency.once(database, principal.key_id, idempotency_key, f"retry {job_id}", act)
+    async with database.read() as connection:
+        return JobView(**await jobs.view(connection, await jobs.get(connection, job_id)))
 
 
 @router.delete("/{job_id}", status_code=204, dependencies=WRITE, responses=errors.responses(404, 409))
@@ -126,10 +172,12 @@ async def delete(request: Request, job_id: str) -> None:
 
 @router.get("/{job_id}/logs", dependencies=READ, response_class=Response, responses=errors.responses(404))
 async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Response:
-    """The log from byte ``offset`` on, at most 1 MiB; ``Evenkeel-Next-Offset`` says where to go on."""
-    await _shown(request, job_id)
-    text = await asyncio.to_thread(job_output.read_log, request.app.state.settings.run_dir(job_id), offset)
-    headers = {"Evenkeel-Next-Offset": str(offset + len(text))}
+    """The log from byte ``offset`` on, at most 1 MiB; ``Evenkeel-Next-Offset`` says where to go on: at the beginning
+    where the log ends before ``offset``, since another took its place."""
+    directory = request.app.state.settings.run_dir(job_id)
+    text = await asyncio.to_thread(job_output.read_log, directory, offset)
+    following = await asyncio.to_thread(job_output.log_offset, directory, offset + len(text))
+    headers = {"Evenkeel-Next-Offset": str(following)}
     return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 
 
@@ -142,7 +190,6 @@ async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0,
 async def events(request: Request, job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
     """``state``, ``metric``, ``progress`` and ``log`` events; 204 where the job has ended and all was said."""
     at = job_output.position(last_event_id)
-    await _shown(request, job_id)
     state = request.app.state
     first = await job_output.batch(state.database, state.settings, job_id, at)
     if first.ended:
@@ -154,10 +201,14 @@ async def events(request: Request, job_id: str, last_event_id: Annotated[str | N
 @router.get("/{job_id}/report", dependencies=READ, response_model=None, responses=errors.responses(404))
 async def get_report(request: Request, job_id: str) -> Response | dict[str, Any]:
     """JSON, or HTML where Accept prefers it."""
-    found = report(JobView(**await _shown(request, job_id)).model_dump(mode="json"))
+    found = report(JobView(**await _shown(request)).model_dump(mode="json"))
     return HTMLResponse(as_html(found)) if "text/html" in request.headers.get("accept", "") else found
 
 
-async def _shown(request: Request, job_id: str) -> dict[str, Any]:
+async def _shown(request: Request) -> dict[str, Any]:
+    """The job that :func:`own` has read."""
+    row = request.state.job
+    if not row["attempt"]:
+        return jobs.view_of_new(row)
     async with request.app.state.database.read() as connection:
-        return await jobs.view(connection, await jobs.get(connection, job_id))
+        return await jobs.view(connection, row)

@@ -7,6 +7,7 @@ answer written by Arrow or orjson: a response model would take longer than every
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +22,13 @@ from service import errors
 from service.auth import require
 from service.features import accepted, ids_as, in_store, store_of, unchanged
 from service.routes.collections import existing
+from service.tenants import qualified
 
 router = APIRouter(prefix="/v1", tags=["vectors"], dependencies=[Depends(require("features:read"))])
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
+FORMATS = {ARROW: "arrow", JSON: "json"}
 MAX_IDS = 10_000
 MAX_VALUES = {ARROW: 2**26, JSON: 2**24}
 """Numbers in one answer. Ten thousand vectors of the usual dims are far below."""
@@ -94,8 +97,10 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
     media_type = accepted(request.headers.get("accept"), (JSON, ARROW))
     body = await request.body()
     wanted = parse(body)
+    metrics = request.app.state.metrics
 
     def answer() -> Response:
+        started = time.perf_counter()
         found = existing(request, collection) if collection is not None else store_of(request).view_collection(view)
         reader = found.open(wanted.version)
         # Everything below is of this one version, whatever is switched meanwhile.
@@ -111,7 +116,11 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
             vectors = vectors.astype(DTYPES[wanted.dtype], copy=False)
         fetched = Fetched(reader.manifest["id_type"], ids, status, vectors)
         encode = arrow_stream if media_type == ARROW else json_body
-        return Response(encode(fetched, reader.version, view), headers=headers, media_type=media_type)
+        shown = qualified(request.state.principal.tenant, found.name)
+        encoded = encode(fetched, reader.version, view)
+        metrics.fetched_ids.labels(shown).observe(len(ids))
+        metrics.fetch_seconds.labels(shown, FORMATS[media_type]).observe(time.perf_counter() - started)
+        return Response(encoded, headers=headers, media_type=media_type)
 
     return await in_store(answer)
 
