@@ -50,7 +50,7 @@ def database_url(backend: str, tmp_path: Path) -> Iterator[str]:
     schema = f"evenkeel_{uuid.uuid4().hex[:12]}"
 
     async def execute(statement: str) -> None:
-        connection = await asyncpg.connect(POSTGRES.replace("+asyncpg", ""), timeout=60)
+        connection = await asyncpg.connect(POSTGRES.replace("+asyncpg", ""), timeout=300)
         await connection.execute(statement)
         await connection.close()
 
@@ -63,7 +63,14 @@ def database_url(backend: str, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, database_url: str) -> Settings:
+def grace_seconds() -> float:
+    """What a cancelled run has to end itself, however busy the machine is. Little, by ``parametrize``, for one that
+    does not listen."""
+    return 60.0
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str, grace_seconds: float) -> Settings:
     data = tmp_path / "data"
     data.mkdir()
     return Settings(
@@ -73,7 +80,7 @@ def settings(tmp_path: Path, database_url: str) -> Settings:
         follow_seconds=0.05,
         schedule_seconds=0.05,
         retry_backoff_seconds=0.05,
-        cancel_grace_seconds=2.0,
+        cancel_grace_seconds=grace_seconds,
         role="api",
     )
 

@@ -62,7 +62,7 @@ def job_body(behave: str = "succeed", **fields: Any) -> dict[str, Any]:
     return {"name": "small", "dataset": {"name": "ratings"}, "model": {"kind": "two_tower"}, "labels": labels, **fields}
 
 
-async def until(look: Callable[[], Awaitable[Any]], seconds: float = 120.0) -> Any:
+async def until(look: Callable[[], Awaitable[Any]], seconds: float = 300.0) -> Any:
     """The first true value of ``look``; fails after ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:

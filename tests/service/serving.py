@@ -46,19 +46,22 @@ class Served:
         """Writes a job's columns as the runner would: role ``api`` runs nothing by itself."""
         values = [json.dumps(value) if isinstance(value, dict) else value for value in columns.values()]
         assignments = ", ".join(f"{name} = ?" for name in columns)
-        with contextlib.closing(sqlite3.connect(self.home / "evenkeel.db", timeout=10)) as database, database:
+        with contextlib.closing(sqlite3.connect(self.home / "evenkeel.db", timeout=120)) as database, database:
             database.execute(f"UPDATE job SET {assignments} WHERE id = ?", [*values, job_id])
 
     def add_metrics(self, job_id: str, aucs: list[float]) -> None:
         rows = [(job_id, epoch, "test", json.dumps({"auc": auc})) for epoch, auc in enumerate(aucs, 1)]
-        with contextlib.closing(sqlite3.connect(self.home / "evenkeel.db", timeout=10)) as database, database:
+        with contextlib.closing(sqlite3.connect(self.home / "evenkeel.db", timeout=120)) as database, database:
             database.executemany('INSERT INTO job_metric (job_id, epoch, split, "values") VALUES (?, ?, ?, ?)', rows)
+            database.execute("UPDATE job SET attempt = max(attempt, 1) WHERE id = ?", [job_id])
 
 
 @contextlib.contextmanager
-def serving(directory: Path, role: str = "api", *options: str, **more: str) -> Iterator[Served]:
-    """Starts one over ``directory/home`` with data root ``directory/data``; ends it with SIGTERM. ``options`` of the
-    command, ``more`` environment."""
+def serving(
+    directory: Path, role: str = "api", *options: str, log: Path | None = None, **more: str
+) -> Iterator[Served]:
+    """Starts one over ``directory/home`` with data root ``directory/data``; ends it with SIGTERM, unless the test has
+    killed it. ``options`` of the command, ``log``: a file for its stderr, ``more`` environment."""
     home, data = directory / "home", directory / "data"
     data.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(data)}
@@ -66,7 +69,9 @@ def serving(directory: Path, role: str = "api", *options: str, **more: str) -> I
         environment.pop(name, None)
     environment.update(more)
     command = [str(EVENKEEL), "serve", "--role", role, "--port", "0", *options]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    with contextlib.ExitStack() as files:
+        stderr = files.enter_context(open(log, "w")) if log is not None else None
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
     try:
         found = re.search(r"http://\S+", process.stdout.readline())
@@ -74,12 +79,13 @@ def serving(directory: Path, role: str = "api", *options: str, **more: str) -> I
         key_file = home / "admin.key"
         yield Served(found[0], key_file.read_text().strip() if _appears(key_file) else "", home, data, process)
     finally:
+        killed = process.poll() == -signal.SIGKILL
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) in (0, -signal.SIGTERM)
+        assert killed or process.wait(300) in (0, -signal.SIGTERM)
         process.stdout.close()
 
 
-def _appears(path: Path, seconds: float = 60.0) -> bool:
+def _appears(path: Path, seconds: float = 300.0) -> bool:
     deadline = time.monotonic() + seconds
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)

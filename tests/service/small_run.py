@@ -16,8 +16,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
 from trainer import launch as real
 from trainer.events import EventWriter
 
@@ -34,6 +32,7 @@ class SmallRuns:
         environment = {
             **os.environ,
             real.RUN_DIR_VARIABLE: str(run_dir.resolve()),
+            real.LAUNCHED_VARIABLE: "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
         with open(run_dir / real.LOG_FILE, "ab") as log:
@@ -45,9 +44,12 @@ class SmallRuns:
                 start_new_session=True,
             )
         self._children.append(process)
-        document = {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
-        real.write_json(run_dir / real.PROCESS_FILE, document)
+        self.launched_but_not_named()
+        real.write_process_file(run_dir, process.pid)
         return process.pid
+
+    def launched_but_not_named(self) -> None:
+        """A moment for tests to die in."""
 
     def is_alive(self, run_dir: Path) -> bool:
         for child in self._children:
@@ -65,6 +67,8 @@ class SmallRuns:
 
 
 def main(directory: Path) -> int:
+    if not real.await_name(directory):
+        return real.EXIT_RETRYABLE
     run = json.loads((directory / "run.json").read_text())
     attempt, job = run["attempt"], run["job"]
     behave = job["labels"].get("behave", "succeed")

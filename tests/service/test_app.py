@@ -215,7 +215,7 @@ def test_a_taken_port_is_a_clear_error_and_exit_1(tmp_path: Path) -> None:
             env=environment(tmp_path / "home"),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
     assert done.returncode == 1
@@ -238,7 +238,7 @@ def test_a_database_that_cannot_be_used_is_a_clear_error_and_exit_1(tmp_path: Pa
         env=environment(tmp_path / "home", EVENKEEL_DATABASE_URL=url),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 1
@@ -264,7 +264,7 @@ def test_serve_answers_and_ends_on_sigterm_with_0(tmp_path: Path) -> None:
             jobs = client.get("/v1/jobs", headers={"Authorization": f"Bearer {key}"})
             assert jobs.json() == {"items": [], "next_cursor": None}
         process.send_signal(signal.SIGTERM)
-        out, error = process.communicate(timeout=120)
+        out, error = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()

@@ -19,7 +19,7 @@ from trainer import launch
 
 pytestmark = pytest.mark.anyio
 
-START_SECONDS = 200.0
+START_SECONDS = 400.0
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -38,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[Client]:
-    with Client(served.url, served.key, timeout_seconds=120) as client:
+    with Client(served.url, served.key, timeout_seconds=300) as client:
         yield client
 
 
@@ -98,6 +100,79 @@ def test_same_idempotency_key_is_the_same_job(client: Client, clicks: str):
     assert caught.value.status == 422
 
 
+def _message(connection: socket.socket) -> bytes:
+    """One request or answer, whole: its head, and as much as Content-Length says. Raises EOFError at the end."""
+    connection.settimeout(120)
+    message = b""
+    while b"\r\n\r\n" not in message:
+        message += _more(connection)
+    head, _, body = message.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    while length and len(body) < int(length[1]):
+        body += _more(connection)
+    return head + b"\r\n\r\n" + body
+
+
+def _more(connection: socket.socket) -> bytes:
+    if not (piece := connection.recv(65536)):
+        raise EOFError
+    return piece
+
+
+class LosesTheAnswer:
+    """A proxy that closes the connection in the place of the first answer, the request having been carried out."""
+
+    def __init__(self, url: str):
+        self._target = url.removeprefix("http://").split(":")
+        self.asked = 0
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(EOFError, OSError):
+                self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        """The requests of one connection, which the client keeps for all, until it or the lost answer ends it."""
+        while True:
+            request = _message(connection)
+            with socket.create_connection((self._target[0], int(self._target[1]))) as onward:
+                onward.sendall(request)
+                answer = _message(onward)
+            self.asked += 1
+            if self.asked == 1:
+                return
+            connection.sendall(answer)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_what_is_sent_again_because_its_answer_was_lost_happens_once(served: Served, client: Client, clicks: str):
+    proxy = LosesTheAnswer(served.url)
+    try:
+        with Client(proxy.url, served.key) as lossy:
+            job = lossy.submit(serving.job("sent-twice"))
+            assert proxy.asked == 2
+            assert [one["id"] for one in client.jobs(name="sent-twice")] == [job["id"]]
+            client.cancel(job["id"])
+            proxy.asked = 0
+            assert lossy.retry(job["id"])["state"] == "queued"  # a second retry of a queued job is a 409
+            assert proxy.asked == 2
+            proxy.asked = 0
+            with pytest.raises(Unreachable):
+                lossy.cancel(job["id"])  # no key: it is for the caller to decide
+            assert proxy.asked == 1
+    finally:
+        proxy.close()
+
+
 def test_listing_goes_through_all_pages(client: Client, clicks: str):
     ids = [client.submit(serving.job("paged"))["id"] for _ in range(55)]
     assert [one["id"] for one in client.jobs(name="paged")] == ids[::-1]
@@ -121,7 +196,7 @@ def test_wait_returns_the_ended_job_and_tells_of_each_change(served: Served, cli
 
     def end() -> None:
         served.set_job(job_id, state="running")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while seen[-1:] != ["running"] and time.monotonic() < deadline:
             time.sleep(0.02)
         served.set_job(job_id, state="succeeded", publication={"status": "none", "reasons": []})

@@ -264,7 +264,7 @@ def large_from_100(app, settings: Settings) -> None:
 
 async def test_a_large_version_is_searched_exactly_until_its_index_is_there(app, client, settings: Settings, caplog):
     _, vectors = published.publish(settings, num_items=300)
-    directory = settings.home / "neighbors" / "items"
+    directory = settings.home / "neighbors" / "default" / "items"
     directory.mkdir(parents=True)
     for number in range(5):
         os.utime(_touched(directory / f"old{number}.usearch"), (number, number))
@@ -312,5 +312,5 @@ async def test_a_builder_that_fails_leaves_the_exact_search(app, client, setting
         answer = await client.post("/v1/collections/items/neighbors", json={"vector": vectors[7].tolist()})
         assert answer.json()["exact"] is True
         for builder, _ in app.state.neighbors._builders.values():
-            assert builder.wait(120) == 1
+            assert builder.wait(300) == 1
     assert len(app.state.neighbors._builders) == 1

@@ -160,7 +160,7 @@ def test_the_torch_consumer_scores_each_refresh_once(served: Served, workplace: 
             told.append(json.loads(watching.stdout.readline()))
         publish(store_url, 0, "songs", dim=24)
         assert watching.stdout.read() == ""
-        assert watching.wait(120) == 3
+        assert watching.wait(300) == 3
     finally:
         watching.kill()
         watching.wait()
@@ -190,7 +190,7 @@ def test_the_guide_does_as_it_says(served: Served, workplace: Path, monkeypatch:
                 exec(compile(text, "docs/consumers.md", "exec"), session)
                 continue
             for command in text.splitlines():
-                done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=240, check=False)
+                done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False)
                 assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     finally:
         if "client" in session:

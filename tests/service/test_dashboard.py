@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from service import tables
 from service.charts import Series, epoch_ticks, line_chart, nice_ticks
-from service.dashboard import last_auc, percent_done
+from service.dashboard import last_auc, last_value, percent_done
 from service.rendering import duration, figure, verdicts
 from service.settings import Settings
 from service.tables import now
@@ -100,6 +100,8 @@ async def fill(app: Any, client: Any, settings: Settings) -> dict[str, str]:
             for split in ("validation", "test")
         ]
         await connection.execute(tables.job_metric.insert(), metrics)
+        begun = tables.job.c.id.in_({one["job_id"] for one in metrics})
+        await connection.execute(tables.job.update().where(begun).values(attempt=1))
     schedule = {"name": "every-night", "cron": "0 3 * * *", "timezone": "Europe/Berlin", "job": job_spec("nightly")}
     assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
     paused = {"name": "stopped", "cron": "0 4 * * *", "job": job_spec("nightly"), "paused": True}
@@ -289,6 +291,8 @@ def test_last_auc_prefers_test():
     ]
     assert last_auc(metrics) == {"split": "test", "value": 0.69, "epoch": 1}
     assert last_auc([{"epoch": 1, "split": "train", "logloss": 0.1}]) is None
+    rated = [{"epoch": 1, "split": "validation", "rmse": 0.9}, {"epoch": 2, "split": "validation", "rmse": 0.8}]
+    assert last_value(rated, "rmse") == {"split": "validation", "value": 0.8, "epoch": 2}
 
 
 def test_words():
@@ -320,7 +324,7 @@ def served(settings: Settings) -> Iterator[str]:
         yield found[0]
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(120)
+        process.wait(300)
         assert process.stdout is not None
         process.stdout.close()
 

@@ -119,6 +119,10 @@ async def test_columns_that_are_not_there(
     refused(await post(features={"usr": {"type": "id"}}), "features.usr", "no column 'usr'")
     refused(await post(label={"rule": "stars >= 4"}), "label.rule", "no column 'stars'")
     refused(await post(label={"column": "click"}), "label.column", "there are date, item, rating, user")
+    refused(await post(label={"value": "stars"}), "label.value", "no column 'stars'")
+    weighted = {"item": {"type": "id"}, "user": {"type": "id_list", "weights": "shares"}}
+    refused(await post(features=weighted), "features.user.weights", "no column 'shares'")
+    refused(await post(features={"price": {"type": "dense"}, "item": {"type": "id"}}), "features.price", "'price'")
     refused(await post(order="pos"), "order", "no column 'pos'")
     pq.write_table(pa.table({"item": [1], "brand": [2]}), settings.data_roots[0] / "brands.parquet")
     good = {"join": {"uri": "brands.parquet", "on": "item", "column": "brand"}}

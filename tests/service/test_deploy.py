@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from service.settings import Settings
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
@@ -42,16 +44,40 @@ def test_every_ray_process_takes_the_token(name: str):
     service = services()[name]
     environment = service["environment"]
     assert environment["RAY_AUTH_MODE"] == "token"
-    assert environment["RAY_AUTH_TOKEN_PATH"] == "/run/evenkeel/ray_token"
-    assert "secrets:/run/evenkeel:ro" in service["volumes"]
+    assert environment["RAY_AUTH_TOKEN_PATH"] == "/run/evenkeel/ray/token"
+    assert "ray_secrets:/run/evenkeel/ray:ro" in service["volumes"]
+
+
+@pytest.mark.parametrize("name", ["ray-head", "ray-worker"])
+def test_what_runs_jobs_sees_no_secret_but_the_clusters_own(name: str):
+    """A run needs its directory and the feature store: not the database, not the service's keys."""
+    service = services()[name]
+    mounted = {volume.split(":")[0] for volume in service["volumes"]} - {"${EVENKEEL_DATA"}
+    assert mounted == {"ray_secrets", "runs", "store"}
+    assert not re.search("(?i)database|pgpass|password", str(service["environment"]))
+
+
+def test_the_service_submits_to_the_heads_dashboard():
+    """The settings that the file makes are ones that the service takes, and both sides see the runs at one path."""
+    api, head, worker = (services()[name] for name in ("api", "ray-head", "ray-worker"))
+    (home,) = re.findall(r"EVENKEEL_HOME=(\S+)", DOCKERFILE.read_text())
+    settings = Settings.from_environment({"EVENKEEL_HOME": home, **api["environment"]})
+    assert settings.executor == "ray_jobs"
+    assert settings.ray_address == "http://ray-head:8265"
+    assert settings.internal_url is None
+    assert "--dashboard-host=0.0.0.0" in head["command"]
+    assert "--num-cpus=0" in head["command"]
+    shared = {f"runs:{settings.runs}", f"store:{settings.store_url}"}
+    assert all(shared <= set(service["volumes"]) for service in (api, head, worker))
 
 
 def test_every_secret_that_is_read_is_generated():
     generated = words(services()["secrets"])
-    read = set(re.findall(r"/run/evenkeel/(\w+)", COMPOSE.read_text()))
-    assert {"ray_token", "postgres_password", "pgpass"} <= read
+    read = set(re.findall(r"/run/evenkeel/(\w+/\w+)", COMPOSE.read_text()))
+    assert {"ray/token", "database/postgres_password", "database/pgpass"} <= read
     for name in read:
-        assert name in generated, name
+        assert name.removesuffix("pgpass").removesuffix("/") in generated, name
+    assert "> pgpass.new" in generated
     assert "secrets.token_hex(32)" in generated
     assert "umask 077" in generated
 
@@ -61,15 +87,17 @@ def test_secrets_are_generated_once_and_stay(tmp_path: Path):
     (script,) = services()["secrets"]["command"]
     script = script.replace("$$", "$").replace("/run/evenkeel", str(tmp_path)).replace("python ", f"{sys.executable} ")
     seen = []
+    for name in ("ray", "database"):
+        (tmp_path / name).mkdir()
     for _ in range(2):
         subprocess.run(["sh", "-ceu", script], check=True)
-        seen.append({path.name: path.read_text() for path in tmp_path.iterdir()})
+        seen.append({path.name: path.read_text() for path in tmp_path.glob("*/*")})
     first, second = seen
     assert first == second
-    assert set(first) == {"ray_token", "postgres_password", "redis_password", "pgpass"}
-    assert re.fullmatch(r"[0-9a-f]{64}", first["ray_token"])
+    assert set(first) == {"token", "postgres_password", "redis_password", "pgpass"}
+    assert re.fullmatch(r"[0-9a-f]{64}", first["token"])
     assert first["pgpass"] == f"postgres:5432:*:evenkeel:{first['postgres_password']}\n"
-    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("*/*"))
 
 
 def test_no_secret_is_written_down():

@@ -59,7 +59,7 @@ GOOD = dict.fromkeys(doctor.PACKAGES, "1.0") | {"torch": "2.13.0+cpu"}
 def test_this_machine_passes():
     """The whole of it in its own process, as users call it."""
     done = subprocess.run(
-        [EVENKEEL, "doctor", "--json"], capture_output=True, text=True, timeout=280, check=False,
+        [EVENKEEL, "doctor", "--json"], capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "EVENKEEL_URL": "http://127.0.0.1:9"},
     )  # fmt: skip
     checks = {check["name"]: check for check in json.loads(done.stdout)}
@@ -239,7 +239,7 @@ def test_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_exit_code_and_text(tmp_path: Path):
     done = subprocess.run(
-        [EVENKEEL, "doctor", str(tmp_path / "none.yaml")], capture_output=True, text=True, timeout=280, check=False
+        [EVENKEEL, "doctor", str(tmp_path / "none.yaml")], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1
     assert "fail  spec" in done.stdout

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import published
 import pytest
 import serving
+from anyio import to_thread
 from fastapi import FastAPI
 from service_kit import until
 from serving import Served
 
+from embeddings import store_erasure
+from embeddings.store_files import writer_lock
 from service import cli
 from service.app import create_app
 from service.client import Client, ProblemError
+from service.neighbors import Neighbors
 from service.settings import Settings
+
+
+@pytest.mark.anyio
+async def test_erasures_that_wait_keep_no_fetch_waiting(
+    client: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published.publish(settings)
+    collection = published.store_at(settings).collection("items")
+    body = {"ids": [10], "reason": "they asked"}
+    with writer_lock(collection.directory / store_erasure.LOCK_FILE):
+        # More than the threads that short requests share now.
+        monkeypatch.setattr(to_thread.current_default_thread_limiter(), "total_tokens", 2)
+        waiting = [asyncio.create_task(client.post("/v1/collections/items/erase", json=body)) for _ in range(3)]
+        async with asyncio.timeout(300):
+            answer = await client.post("/v1/collections/items/vectors", json={"ids": [20]})
+        assert answer.status_code == 200
+        assert not any(task.done() for task in waiting)
+    assert {done.status_code for done in await asyncio.gather(*waiting)} == {200}
 
 
 @pytest.mark.anyio
@@ -27,7 +52,7 @@ async def test_ids_are_erased_from_every_version(app: FastAPI, client: Any, sett
     before = await client.post("/v1/collections/items/vectors", json=ask)
     # A version without its rows is another content: nobody is told that theirs is still good.
     etag = before.headers["etag"]
-    indexes = settings.home / "neighbors" / "items"
+    indexes = settings.home / "neighbors" / "default" / "items"
     indexes.mkdir(parents=True)
     (indexes / "v000001-0.usearch").write_bytes(b"directions")
     answer = await client.post("/v1/collections/items/erase", json={"ids": [10, 20], "reason": "they asked"})
@@ -49,6 +74,38 @@ async def test_ids_are_erased_from_every_version(app: FastAPI, client: Any, sett
         assert {"200", "401", "403", "404", "422", "507"} <= set(
             paths[f"/v1/collections/{{collection}}/{path}"]["post"]["responses"]
         )
+
+
+def test_neighbours_elsewhere_name_no_erased_id(settings: Settings, tmp_path: Path) -> None:
+    """Another process has searched two versions, one through an index of its own and one exactly, when ids go."""
+    old, _ = published.publish(settings, num_items=300, seed=1)
+    new, vectors = published.publish(settings, seed=2)
+    elsewhere = published.store_at(settings).collection("items")
+    searches = Neighbors(settings.store_url, tmp_path / "elsewhere", exact_rows=100)
+    indexes = tmp_path / "elsewhere" / "default" / "items"
+
+    def nearest(version: str) -> tuple[list[Any], bool]:
+        erasures = elsewhere.num_erasures()
+        found = searches.search(elsewhere.open(version), vectors[0], 300, erasures=erasures)
+        assert found is not None
+        return [id_ for id_, _ in found[0]], found[1]
+
+    try:
+        assert 10 in nearest(new)[0]
+        deadline = time.monotonic() + 300
+        while nearest(old)[1]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        before = {*indexes.glob("*.usearch"), *searches._searches}
+        assert len(before) == 2
+        published.store_at(settings).collection("items").erase([10], "they asked")
+        assert 10 not in nearest(new)[0]
+        # With the first search after the erasure all from before it are gone, those of other versions too.
+        assert not before & {*indexes.glob("*"), *searches._searches}
+        assert 10 not in nearest(old)[0]
+        assert len(nearest(new)[0]) == 49
+    finally:
+        searches.close()
 
 
 @pytest.mark.anyio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -87,6 +88,24 @@ async def test_canaries_that_cannot_be(
     assert says in answer.text
 
 
+async def test_no_file_of_a_directory_is_read_that_was_not_checked(
+    client: httpx.AsyncClient, settings: Settings, tmp_path: Path
+) -> None:
+    refresh(settings, "items", 1)
+    folder = settings.data_roots[0] / "labels"
+    folder.mkdir()
+    Path(labels_file(settings)).rename(folder / "own.parquet")
+    others = tmp_path / "others.parquet"
+    pq.write_table(pa.table({"id": np.arange(N), "label": ["secret"] * N}), others)
+    (folder / "linked.bin").symlink_to(others)
+    answer = await client.post("/v1/collections/items/canaries", json={"name": "kind", "uri": str(folder)})
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["items"][0]["classes"] == ["a", "b", "c"]
+    (folder / "own.parquet").unlink()
+    none = await client.post("/v1/collections/items/canaries", json={"name": "kind", "uri": str(folder)})
+    assert none.status_code == 422
+
+
 async def test_labels_without_their_columns(client: httpx.AsyncClient, settings: Settings) -> None:
     refresh(settings, "items", 1)
     path = settings.data_roots[0] / "odd.parquet"
@@ -137,6 +156,11 @@ async def test_calibrations_that_cannot_be(client: httpx.AsyncClient, settings: 
     served = [refresh(settings, "items", seed) for seed in (2, 3, 4)]
     await refused(422, "'items' is no scratch collection", nulls="items", versions=served)
     assert "expired" not in {one["state"] for one in published.store_at(settings).collection("items").versions()}
+    for seed in (20, 21, 22, 23, 24):
+        refresh(settings, "others", seed)
+    await refused(422, "'others' is no scratch collection", nulls="others", versions=["v000003", "v000004", "v000005"])
+    await refused(422, "'others' is no scratch collection", nulls="others", versions=["v000002", "v000003", "v000004"])
+    assert "expired" not in {one["state"] for one in published.store_at(settings).collection("others").versions()}
     await refused(404, "no collection 'nothing'", nulls="nothing")
     await refused(404, "no version 'v000099'", versions=[*nulls, "v000099"])
     assert (await client.get("/v1/collections/items/calibration")).json() == {"items": []}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import shutil
 import time
 from typing import Any, NamedTuple
 
 import httpx
+import published
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from service_kit import client_of, job_body
 
 from service import jobs, tables
+from service.tenants import url_of
 
 pytestmark = pytest.mark.anyio
 
@@ -83,6 +86,103 @@ async def test_scheduler_lag(app: FastAPI, client: httpx.AsyncClient, dataset: s
     assert 300 <= lag < 310 + time.monotonic() - started
 
 
+async def test_a_run_under_way_and_what_it_was_good_for(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
+    """Its pace while it runs; the figures of its last epoch once it has ended; of each name the latest job alone."""
+    made = [(await client.post("/v1/jobs", json=job_body())).json()["id"] for _ in range(3)]
+    progress = {
+        "epoch": 2,
+        "epochs": 3,
+        "step": 7,
+        "examples_per_second": 1234.5,
+        "step_seconds": 0.25,
+        "waited_seconds": 0.5,
+        "loss": 0.61,
+    }
+    week = datetime.timedelta(days=7)
+    async with app.state.database.write() as connection:
+        await jobs.change(connection, await jobs.locked(connection, made[2]), state="running", progress=progress)
+        for job_id, auc in ((made[0], 0.6), (made[1], 0.7)):
+            row = await jobs.locked(connection, job_id)
+            await jobs.change(connection, row, state="succeeded", finished_at=tables.now())
+            values = [
+                {
+                    "job_id": job_id,
+                    "epoch": epoch,
+                    "split": "test",
+                    "values": {"auc": auc + epoch / 100, "note": "text"},
+                }
+                for epoch in (1, 2)
+            ]
+            await connection.execute(tables.job_metric.insert(), values)
+    found = await read(client)
+    run = (("job", made[2]), ("name", "small"))
+    assert found["evenkeel_run_examples_per_second", run] == 1234.5
+    assert found["evenkeel_run_step_seconds", run] == 0.25
+    assert found["evenkeel_run_waited_seconds", run] == 0.5
+    assert found["evenkeel_run_loss", run] == 0.61
+    figures = {
+        dict(labels)["metric"]: value for (name, labels), value in found.items() if name == "evenkeel_job_metric"
+    }
+    assert figures == {"auc": pytest.approx(0.72)}
+    # A later job of that name, of another tenant: its figures take nobody's place.
+    async with app.state.database.write() as connection:
+        await connection.execute(tables.job.update().where(tables.job.c.id == made[1]).values(tenant="ads"))
+    found = await read(client)
+    names = {dict(labels)["name"]: value for (name, labels), value in found.items() if name == "evenkeel_job_metric"}
+    assert names == {"small": pytest.approx(0.62), "ads/small": pytest.approx(0.72)}
+    async with app.state.database.write() as connection:
+        await connection.execute(tables.job.update().values(finished_at=tables.now() - week, state="succeeded"))
+    found = await read(client)
+    assert not any(name in ("evenkeel_job_metric", "evenkeel_run_loss") for name, _ in found)
+
+
+async def test_versions_their_age_and_verdicts(app: FastAPI, client: httpx.AsyncClient, settings: Any) -> None:
+    published.publish(settings, "items")
+    published.publish(settings, "items", seed=1)
+    published.hold(settings, "items")
+    published.publish(settings, "films", num_items=7)
+    found = await read(client)
+
+    def of(name: str, collection: str, **labels: str) -> float:
+        return found[name, tuple(sorted({"collection": collection, **labels}.items()))]
+
+    assert 0 <= of("evenkeel_collection_age_seconds", "items") < 300
+    assert of("evenkeel_collection_rows", "films") == 7
+    states = {
+        state: of("evenkeel_collection_versions", "items", state=state) for state in ("published", "held", "superseded")
+    }
+    assert states == {"published": 1, "held": 1, "superseded": 1}
+    assert of("evenkeel_collection_held", "items") == 1
+    assert of("evenkeel_collection_held", "films") == 0
+    assert of("evenkeel_gate_value", "items", metric="mean_cosine") == 0.1
+    assert of("evenkeel_gate_failed", "items") == 1
+    assert of("evenkeel_collection_unreadable", "items") == 0
+
+
+async def test_a_collection_that_cannot_be_read_does_not_hide_the_others(
+    client: httpx.AsyncClient, settings: Any
+) -> None:
+    published.publish(settings, "items")
+    published.publish(settings, "films")
+    (manifest,) = (settings.home / "store").glob("**/films/**/manifest.json")
+    manifest.write_text("{")
+    found = await read(client)
+    assert found["evenkeel_collection_unreadable", (("collection", "films"),)] == 1
+    assert found["evenkeel_collection_rows", (("collection", "items"),)] == 50
+
+
+async def test_fetches_are_timed_by_collection_and_format(client: httpx.AsyncClient, settings: Any) -> None:
+    published.publish(settings, "items")
+    body = {"ids": [10, 20, 30]}
+    (await client.post("/v1/collections/items/vectors", json=body)).raise_for_status()
+    arrow = {"Accept": "application/vnd.apache.arrow.stream"}
+    (await client.post("/v1/views/items_rff/vectors", json=body, headers=arrow)).raise_for_status()
+    found = await read(client)
+    for form in ("json", "arrow"):
+        assert found["evenkeel_fetch_seconds_count", (("collection", "items"), ("format", form))] == 1
+    assert found["evenkeel_fetched_ids_sum", (("collection", "items"),)] == 6
+
+
 async def test_requests_are_counted_by_route_and_not_by_path(client: httpx.AsyncClient) -> None:
     for number in range(5):
         await client.get(f"/v1/jobs/job_{number}")
@@ -113,3 +213,23 @@ async def test_metrics_need_a_key_from_elsewhere(app: FastAPI, admin_key: str) -
             assert (await client.get("/metrics")).status_code == 401
         async with client_of(app, admin_key, peer=peer) as client:
             assert (await client.get("/metrics")).status_code == 200
+
+
+async def test_metrics_are_of_all_tenants_and_read_by_the_default_one(
+    app: FastAPI, client: httpx.AsyncClient, settings: Any
+) -> None:
+    async def key(*scopes: str, **headers: str) -> str:
+        body = {"name": "scraper", "scopes": scopes}
+        return str((await client.post("/v1/keys", json=body, headers=headers)).raise_for_status().json()["key"])
+
+    peer = ("203.0.113.9", 1)
+    theirs = await key("admin", **{"Evenkeel-Tenant": "ads"})
+    for refused in (theirs, await key("features:read")):
+        async with client_of(app, refused, peer=peer) as stranger:
+            assert (await stranger.get("/metrics")).status_code == 403
+    published.publish(settings, "items")
+    published.publish(dataclasses.replace(settings, store_url=url_of(settings.store_url, "ads")), "items", num_items=7)
+    async with client_of(app, await key("jobs:read"), peer=peer) as scraper:
+        found = await read(scraper)
+    assert found["evenkeel_collection_rows", (("collection", "items"),)] == 50
+    assert found["evenkeel_collection_rows", (("collection", "ads/items"),)] == 7

@@ -52,7 +52,7 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
     [
         ({"dataset": {"name": "unknown"}}, "dataset.name", "no dataset 'unknown'"),
         ({"sse": {"itm": {"probability": 0.1}}}, "sse.itm", "no such feature"),
-        ({"model": {"kind": "dlrm"}}, "", "not available yet"),
+        ({"model": {"kind": "item2vec"}, "regularizers": {"dropout": 0.1}}, "", "not available yet"),
         ({"epochs": 0}, "epochs", "greater than or equal to 1"),
         ({"optimiser": {}}, "optimiser", "no such field"),
         ({"dataset": {"name": "ratings", "window": {"start": "{firing_date}"}}}, "dataset.window.start", "schedules"),
@@ -176,14 +176,14 @@ async def test_reservations_in_flight_overtaken_and_old(app: FastAPI, client: ht
     quick = await idempotency.reserve(database, "key", "k", "body")
     job = await submit(client)
     async with database.write() as connection:
-        await idempotency.complete(connection, quick, job["id"])
+        await idempotency.complete(connection, quick, job_id=job["id"])
     with pytest.raises(Exception, match="took over"):
         async with database.write() as connection:
-            await idempotency.complete(connection, slow, "job_second")
+            await idempotency.complete(connection, slow, job_id="job_second")
     await idempotency.release(database, slow)
-    assert (await idempotency.reserve(database, "key", "k", "body")).job_id == job["id"]
+    assert await idempotency.reserve(database, "key", "k", "body") == idempotency.Done(job["id"], None)
     await age(idempotency.KEPT)
-    assert (await idempotency.reserve(database, "key", "k", "another body")).job_id is None
+    assert isinstance(await idempotency.reserve(database, "key", "k", "another body"), idempotency.Reservation)
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
@@ -287,20 +287,30 @@ async def test_unknown_jobs_are_404(client: httpx.AsyncClient) -> None:
 # --- report ----------------------------------------------------------------------------------------------------------
 
 
-async def test_report_as_json_and_html(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
+async def begun(app: FastAPI, client: httpx.AsyncClient) -> dict[str, Any]:
+    """A job that has run and may have metrics."""
     job = await submit(client)
+    async with app.state.database.write() as connection:
+        await jobs.change(connection, await jobs.locked(connection, job["id"]), attempt=1)
+    return job
+
+
+async def test_report_as_json_and_html(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
+    job = await begun(app, client)
     async with app.state.database.write() as connection:
         for epoch, auc in [(1, 0.70), (2, 0.75), (3, 0.71)]:
             row = {"job_id": job["id"], "epoch": epoch, "split": "validation", "values": {"auc": auc}}
             await connection.execute(tables.job_metric.insert().values(row))
         row = await jobs.locked(connection, job["id"])
         publication = {"status": "held", "collection": "items", "version": "v000002", "reasons": ["<b>cosine</b>"]}
-        await jobs.change(connection, row, publication=publication)
+        moved = [{"what": "new_ids", "moved": True, "message": "0.4 of the examples have a new '<i>item'"}]
+        await jobs.change(connection, row, publication=publication, lineage={"drift": moved})
     path = f"/v1/jobs/{job['id']}/report"
     report = (await client.get(path)).json()
     assert report["best"]["epoch"] == 2
     assert report["last"]["epoch"] == 3
     assert "fell by 0.0400 from epoch 2 to epoch 3" in report["finding"]
+    assert report["drift"] == moved
     page = await client.get(path, headers={"Accept": "text/html,application/xhtml+xml"})
     assert page.headers["content-type"].startswith("text/html")
     assert "0.75000" in page.text
@@ -310,7 +320,7 @@ async def test_report_as_json_and_html(app: FastAPI, client: httpx.AsyncClient, 
 
 
 async def test_report_charts_what_models_that_rank_have(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
-    job = await submit(client)
+    job = await begun(app, client)
     async with app.state.database.write() as connection:
         for epoch, ndcg in [(1, 0.31), (2, 0.42)]:
             values = {"auc": None, "ndcg_10": ndcg, "hit_rate_10": 2 * ndcg}
@@ -320,3 +330,44 @@ async def test_report_charts_what_models_that_rank_have(app: FastAPI, client: ht
     assert page.text.count("<svg") == 2  # there is no AUC to draw
     assert "test, epoch 2: NDCG@10 0.4200" in page.text
     assert "test, epoch 2: hit rate@10 0.8400" in page.text
+
+
+async def test_report_draws_calibration_and_frequency_buckets(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str
+) -> None:
+    job = await begun(app, client)
+    bins = [{"rows": 50.0, "prediction": 0.1, "share": 0.12}, {"rows": 50.0, "prediction": 0.4, "share": 0.3}]
+    bucket = {"bucket": 1, "ids": 812, "min_count": 1, "max_count": 3, "norm": 0.125, "examples": 77, "auc": 0.6543}
+    unseen = bucket | {"bucket": 0, "ids": 0, "norm": None, "auc": None}
+    async with app.state.database.write() as connection:
+        for epoch in (1, 2):
+            values = {"auc": 0.7, "ece": 0.06, "calibration": bins, "frequency_buckets": [unseen, bucket]}
+            row = {"job_id": job["id"], "epoch": epoch, "split": "test", "values": values}
+            await connection.execute(tables.job_metric.insert().values(row))
+    path = f"/v1/jobs/{job['id']}/report"
+    assert (await client.get(path)).json()["metrics"][0]["calibration"] == bins
+    page = (await client.get(path, headers={"Accept": "text/html"})).text
+    assert page.count("<svg") == 2  # AUC, and calibration of the last epoch alone
+    assert "predicted 0.4000, was 0.3000" in page
+    assert "Items by how often they were trained on, test, epoch 2" in page
+    for figure in ("812", "0.12500", "0.65430", "77"):
+        assert f'<td class="number">{figure}</td>' in page
+    assert "calibration" not in page[page.index('id="h-epochs"') : page.index("</table>")]
+    shown = (await client.get(f"/v1/jobs/{job['id']}")).json()
+    assert shown["metrics"][1]["frequency_buckets"][1]["auc"] == 0.6543
+
+
+async def test_report_of_real_valued_labels_is_of_their_rmse(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str
+) -> None:
+    job = await begun(app, client)
+    async with app.state.database.write() as connection:
+        for epoch, rmse in [(1, 0.95), (2, 0.87), (3, 0.91)]:
+            row = {"job_id": job["id"], "epoch": epoch, "split": "validation", "values": {"rmse": rmse, "mae": 0.7}}
+            await connection.execute(tables.job_metric.insert().values(row))
+    path = f"/v1/jobs/{job['id']}/report"
+    report = (await client.get(path)).json()
+    assert (report["best"]["epoch"], report["last"]["epoch"]) == (2, 3)
+    assert report["finding"] == "validation RMSE rose by 0.0400 from epoch 2 to epoch 3: it overfits"
+    page = (await client.get(path, headers={"Accept": "text/html"})).text
+    assert "validation, epoch 2: RMSE 0.8700" in page

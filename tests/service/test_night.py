@@ -18,7 +18,6 @@ from fastapi import FastAPI
 from service_kit import client_of, job_body, running, until, wait_for
 from small_run import SmallRuns
 
-from service import runner as runner_module
 from service import scheduler, tables
 from service.pulse import SAID_AGAIN_SECONDS, SILENT_SECONDS, TROUBLE_SECONDS, Pulse
 from service.runner import STANDBY
@@ -59,6 +58,7 @@ async def test_a_removed_run_directory_is_said_so(service: httpx.AsyncClient, se
     assert str(settings.run_dir(job)) in done["error"]["message"]
 
 
+@pytest.mark.parametrize("grace_seconds", [0.3])
 async def test_a_cancelled_job_without_its_directory_ends(service: httpx.AsyncClient, settings: Settings) -> None:
     job = await submit(service, "stubborn")
     await until(lambda: _progressed(service, job))
@@ -69,38 +69,13 @@ async def test_a_cancelled_job_without_its_directory_ends(service: httpx.AsyncCl
     await until(lambda: _gone(pid))
 
 
-async def test_a_run_that_says_nothing_is_told(
-    service: httpx.AsyncClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner_module, "SILENT_SECONDS", 0.5)
-    job = await submit(service, "told", epochs=1000)
-    await until(lambda: _progressed(service, job))
-    (pid,) = {process.pid for process in processes(settings.run_dir(job))}
-    os.kill(pid, signal.SIGSTOP)
-
-    async def told() -> Any:
-        shown = (await service.get(f"/v1/jobs/{job}")).json()
-        return shown["reason"]
-
-    assert "no sign of life" in await until(told)
-    assert (await service.get(f"/v1/jobs/{job}")).json()["state"] == "running"
-    os.kill(pid, signal.SIGCONT)
-
-    async def taken_back() -> bool:
-        return await told() is None
-
-    await until(taken_back)
-    (settings.run_dir(job) / "finish").touch()
-    await wait_for(service, job, "succeeded")
-
-
 async def test_a_stale_process_file_whose_pid_was_reused(service: httpx.AsyncClient, settings: Settings) -> None:
     job = await submit(service, "hang", retries=1)
     await until(lambda: _progressed(service, job))
     (pid,) = {process.pid for process in processes(settings.run_dir(job))}
     path = settings.run_dir(job) / PROCESS_FILE
     # Our own pid, created at another time: a stranger that has the number now.
-    path.write_text(f'{{"pid": {os.getpid()}, "create_time": 1.0}}')
+    path.write_text(f'{{"pid": {os.getpid()}, "start_ticks": 1, "boot_id": "of another day"}}')
     os.kill(pid, signal.SIGKILL)
     again = await until(lambda: _attempt(service, job, 2))
     assert again["state"] in ("starting", "running")
@@ -142,6 +117,26 @@ async def test_a_clock_that_ran_ahead_does_not_silence_a_schedule(
     # Set back once more: what has fired is looked at, and does not fire again.
     assert await scheduler.look_again(app.state.database, now) == 1
     assert await scheduler.fire_due(app.state.database, now.replace(hour=3)) == 0
+
+
+async def test_what_a_clock_that_ran_ahead_noted_as_missed_still_fires(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str
+) -> None:
+    body = {"name": "daily", "cron": "0 3 * * *", "job": job_body(), "overlap": "queue"}
+    assert (await client.post("/v1/schedules", json=body)).status_code == 201
+    right = datetime.datetime(2026, 3, 1, 3, 0, 1, tzinfo=datetime.UTC)
+    async with app.state.database.write() as connection:
+        await connection.execute(tables.schedule.update().values(next_fire_at=right.replace(second=0)))
+    database = app.state.database
+    assert await scheduler.fire_due(database, right) == 1
+    day = datetime.timedelta(days=1)
+    # For a moment it is ten days later and past the grace: nine are noted as missed, and so is the tenth.
+    assert await scheduler.fire_due(database, right + 10 * day + day / 2) == 0
+    await scheduler.look_again(database, right + day / 2)
+    for later in range(1, 11):
+        assert await scheduler.fire_due(database, right + later * day) == 1, later
+    firings = (await client.get("/v1/schedules/daily/firings")).json()["items"]
+    assert [one["outcome"] for one in firings] == ["started"] * 11
 
 
 async def test_a_clock_that_ran_ahead_does_not_hold_a_retry_back(

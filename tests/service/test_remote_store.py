@@ -14,9 +14,10 @@ import published
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from service_kit import client_of, running
+from service_kit import client_of, running, until
 
 from embeddings.store import default_view, open_store
+from service import store_watch
 from service.client_vectors import table_of, vectors_of
 from service.routes.vectors import ARROW
 from service.settings import Settings
@@ -35,6 +36,7 @@ _spec.loader.exec_module(store_servers)
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[Any]:
     with store_servers.redis_server(tmp_path) as server:
+        server.url += f"?cache={tmp_path / 'cache'}"
         yield server
 
 
@@ -90,3 +92,73 @@ async def test_a_store_that_was_never_seen_is_not_an_empty_one(settings: Setting
             page = await client.get("/dashboard/content")
             assert page.status_code == 200, page.text
             assert "The feature store cannot be read now" in page.text
+
+
+async def ready(client: Any, status_code: int, status: str) -> dict[str, Any]:
+    """What /readyz says once it says so."""
+
+    async def look() -> Any:
+        answer = await client.get("/readyz")
+        said = answer.json()
+        return said if (answer.status_code, said.get("status")) == (status_code, status) else None
+
+    return dict(await until(look))
+
+
+@pytest.mark.parametrize(("role", "away"), [("api", (200, "degraded")), ("vectors", (503, 503))])
+async def test_a_server_that_is_away_is_told_of_and_its_return_too(
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    role: Any,
+    away: Any,
+) -> None:
+    monkeypatch.setattr(store_watch, "CHECK_SECONDS", 0.2)
+    server = store_servers.RedisServer(tmp_path, "--requirepass", "hunter2")
+    url = f"redis://:hunter2@127.0.0.1:{server.port}/0?cache={tmp_path / 'cache'}"
+    async with running(settings):
+        pass  # makes the database, which the role vectors does not
+    try:
+        async with running(dataclasses.replace(settings, store_url=url, role=role)) as app, client_of(app) as client:
+            # Nobody listens there yet.
+            assert (await client.get("/readyz")).status_code == away[0]
+
+            async def said() -> bool:
+                return "store: StoreUnavailable" in caplog.text
+
+            await until(said)
+            told = str(await ready(client, *away))
+            assert f"redis://127.0.0.1:{server.port}/0: Redis cannot be reached" in caplog.text
+            server.start()
+            well = await ready(client, 200, "ok")
+            assert well["checks"]["store"] == "ok"
+            assert "the server answers again" in caplog.text
+            open_store(url).collection("items").write(published.ItemVectors([1], published.directions(1, 0)))
+            caplog.clear()
+            server.kill()
+            told += str(await ready(client, *away))
+            assert caplog.text.count("Redis cannot be reached") == 1
+            assert "its server cannot be reached: the service's log says why" in told
+            assert "hunter2" not in told + caplog.text
+            assert str(server.port) not in told
+    finally:
+        server.kill()
+
+
+async def test_vectors_that_are_here_are_served_without_the_object_store(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_watch, "CHECK_SECONDS", 0.2)
+    for name, value in store_servers.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    async with running(settings):
+        pass
+    with store_servers.s3_server() as address:
+        url = f"s3://vectors/x?endpoint_override={address}&scheme=http&cache={tmp_path / 'cache'}"
+        collection = open_store(url).collection("items")
+        version = collection.write(published.ItemVectors([1], published.directions(1, 0)))
+        collection.publish(version, None)
+    async with running(dataclasses.replace(settings, store_url=url, role="vectors")) as app, client_of(app) as client:
+        said = await ready(client, 200, "degraded")
+        assert said["checks"]["store"] == "its server cannot be reached: versions that are here are served on"

@@ -46,11 +46,11 @@ class Server:
         assert self._process.stdout is not None
         url = self._process.stdout.readline().split()[-1]
         transport = httpx.HTTPTransport(retries=20)
-        with httpx.Client(base_url=url, transport=transport, timeout=30) as waiting:
+        with httpx.Client(base_url=url, transport=transport, timeout=300) as waiting:
             assert waiting.get("/readyz").status_code == 200
         key = (self.home / "admin.key").read_text().strip()
         self.client.close()
-        self.client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=30)
+        self.client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=300)
 
     def kill(self) -> None:
         assert self._process is not None
@@ -66,7 +66,7 @@ class Server:
     def _gone(self) -> int:
         assert self._process is not None
         assert self._process.stdout is not None
-        code = self._process.wait(timeout=120)
+        code = self._process.wait(timeout=300)
         self._process.stdout.close()
         return code
 
@@ -81,7 +81,7 @@ class Server:
         return dict(self.client.get(f"/v1/jobs/{job_id}").raise_for_status().json())
 
 
-def until(look: Callable[[], Any], seconds: float = 120.0) -> Any:
+def until(look: Callable[[], Any], seconds: float = 300.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := look()):
         assert time.monotonic() < deadline, f"nothing came within {seconds} s"

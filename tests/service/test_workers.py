@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def workers_of(served: Served) -> list[psutil.Process]:
 
 def born(served: Served, count: int) -> list[psutil.Process]:
     """The workers, once there are ``count``: the address is said before."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(workers_of(served)) < count:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -58,10 +59,10 @@ def mapped_rows(process: psutil.Process) -> int:
 def read_everything(served: Served, num_items: int, file_bytes: int) -> list[psutil.Process]:
     """Fetches until every process that serves has all rows mapped; these processes."""
     ids = np.arange(1, num_items + 1, 8)  # a row of 512 bytes in every page of 4096
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 300
     while True:
         # A connection of its own for each round, so that no worker is left out for long.
-        with Client(served.url, served.key, timeout_seconds=120) as client:
+        with Client(served.url, served.key, timeout_seconds=300) as client:
             for part in np.array_split(ids, -(-len(ids) // 10_000)):
                 client.vectors(view="raw", ids=part, dtype="float16")
         serving_now = workers_of(served)
@@ -97,15 +98,39 @@ def test_a_worker_that_dies_is_replaced_and_all_end_together(tmp_path: Path) -> 
         published.publish(served.settings)
         first = born(served, 2)
         first[0].kill()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while len(set(workers_of(served)) - {first[0]}) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        with Client(served.url, served.key, timeout_seconds=120) as client:
+        with Client(served.url, served.key, timeout_seconds=300) as client:
             assert client.vectors("items", [10]).found.all()
         now = workers_of(served)
     assert served.process.returncode == 0
     assert not any(psutil.pid_exists(process.pid) for process in now)
+
+
+def test_metrics_are_those_of_all_workers_also_of_the_dead(tmp_path: Path) -> None:
+    def counted() -> float:
+        text = httpx.get(f"{served.url}/metrics", timeout=300).raise_for_status().text
+        lines = [
+            line for line in text.splitlines() if line.startswith("evenkeel_http_requests_total") and "healthz" in line
+        ]
+        return sum(float(line.split()[-1]) for line in lines)
+
+    with serving.serving(tmp_path, "vectors", "--workers", "2") as served:
+        first = born(served, 2)
+        for _ in range(40):  # a connection each: whichever is free takes it
+            httpx.get(f"{served.url}/healthz", timeout=300).raise_for_status()
+        assert counted() == 40
+        first[0].kill()
+        deadline = time.monotonic() + 300
+        while len(set(workers_of(served)) - {first[0]}) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert counted() == 40
+        directories = set(Path(tempfile.gettempdir()).glob("evenkeel-metrics-*"))
+        assert directories
+    assert not any(any(directory.glob(f"*_{first[0].pid}.db")) for directory in directories)
 
 
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
@@ -116,15 +141,15 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     url = process.stdout.readline().split()[-1]
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(workers := psutil.Process(process.pid).children()) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert httpx.get(f"{url}/healthz", timeout=120).status_code == 200
+    assert httpx.get(f"{url}/healthz", timeout=300).status_code == 200
     process.kill()
     process.wait()
     process.stdout.close()
-    _, alive = psutil.wait_procs(workers, timeout=120)
+    _, alive = psutil.wait_procs(workers, timeout=300)
     assert len(workers) == 2
     assert alive == []
 
@@ -137,16 +162,48 @@ sys.exit(workers.run(2, lambda: 3))
 
 
 def test_workers_that_cannot_work_are_given_up() -> None:
-    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "as soon as they start" in done.stderr
+
+
+TOLD_WHILE_WAITED_FOR = """
+import os, signal, sys
+from service import workers
+
+def work():
+    if os.path.exists(sys.argv[1]):
+        signal.pause()
+    open(sys.argv[1], "w").close()
+    return 0
+
+def wait_and_be_told(wait=os.wait):
+    done = wait()
+    if not told:
+        told.append(done)
+        os.kill(os.getpid(), signal.SIGTERM)
+    return done
+
+told = []
+os.wait = wait_and_be_told
+code = workers.run(2, work)
+assert told
+sys.exit(code)
+"""
+
+
+def test_sigterm_when_a_worker_was_just_waited_for(tmp_path: Path) -> None:
+    """The signal comes between the end of a worker, whose process is no more, and its leaving the list."""
+    command = [sys.executable, "-c", TOLD_WHILE_WAITED_FOR, str(tmp_path / "one ended")]
+    done = subprocess.run(command, timeout=300, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_several_workers_serve_vectors_alone(tmp_path: Path) -> None:
     done = subprocess.run(
         [str(serving.EVENKEEL), "serve", "--workers", "2", "--port", "0"],
         env={**os.environ, "EVENKEEL_HOME": str(tmp_path)},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "--role vectors" in done.stderr
@@ -162,6 +219,6 @@ def test_sigterm_while_workers_start(tmp_path: Path) -> None:
     code = "import os, signal, sys\nfrom service import workers\n"
     code += "def work():\n    os.kill(os.getppid(), signal.SIGTERM)\n    signal.pause()\n"
     code += "sys.exit(workers.run(3, work))"
-    done = subprocess.run([sys.executable, "-c", code], timeout=120, check=False, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], timeout=300, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert signal.SIGTERM  # sent by the first worker to its parent, before the others are born
