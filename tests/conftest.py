@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,17 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Tests are collected by path (importmode importlib): what all of them share needs this to be importable.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ray_cluster import PATIENCE  # noqa: E402
+
 # Triton reads it when it is imported: tests run its kernels by the interpreter; `make gpu-check` says 0, for the GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# Ray starts its workers at niceness 15: on a machine with other work at 0 a run never gets to its first step.
+os.environ.setdefault("RAY_worker_niceness", "0")
+for _name, _value in PATIENCE.items():
+    os.environ.setdefault(_name, _value)
 
 settings.register_profile(
     "ci", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -30,6 +40,8 @@ ALLOWED_SKIPS = (
     "no chromium",
     "mounting a tmpfs is not permitted",
     "needs a GPU",
+    "no environment with Feast",
+    "DeepCTR-Torch is not installed",
 )
 
 
@@ -45,13 +57,38 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Any]:
     """``ranks(world_size).run(function, *arguments)``: the function on each rank of a gloo pool (tests/pool.py)."""
-    spec = importlib.util.spec_from_file_location("evenkeel_test_pool", ROOT / "tests" / "pool.py")
+    module = _module("pool")
+    yield module.pool
+    module.close_all()
+
+
+def _module(name: str) -> Any:
+    """A helper beside this file: tests are no package that it could be imported from."""
+    spec = importlib.util.spec_from_file_location(f"evenkeel_test_{name}", ROOT / "tests" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    yield module.pool
-    module.close_all()
+    return module
+
+
+@pytest.fixture(scope="session")
+def ray_clusters() -> Any:
+    """The module tests/ray_cluster.py: ``Cluster`` is a real one, in token mode."""
+    return _module("ray_cluster")
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(ray_clusters: Any) -> Iterator[Any]:
+    """A head that trains nothing and a node with two CPUs, for a module's tests that leave it as it is. Not for all of
+    the session: its processes are at work while nothing runs on it."""
+    cluster = ray_clusters.Cluster()
+    try:
+        cluster.start_head()
+        cluster.start_node(num_cpus=2)
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 @pytest.hookimpl(trylast=True)

@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-START_TIMEOUT_SECONDS = 200.0
+START_TIMEOUT_SECONDS = 300.0
 # Ranks that fail together report within this time of each other; past it the others are taken to wait for the dead one.
 GRACE_SECONDS = 3.0
 STUCK_SECONDS = 60.0
@@ -63,7 +63,7 @@ class Pool:
             self._pipes.append(Connection(here.detach()))
         self._started = False
 
-    def run(self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 150.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 300.0) -> list[Any]:
         """``function(*arguments)`` on every rank at once. Arguments and results are pickled."""
         if not self._started:
             self._collect(START_TIMEOUT_SECONDS, "starting")

@@ -1,0 +1,41 @@
+"""The log has every id of every feature, its rows are read once, and every peer trains on the same batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks import pipeline
+from trainer.data import prepare
+
+ROWS, IDS, FEATURES = 4000, 300, 3
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipeline")
+    pipeline.write_log(folder / "log.parquet", ROWS, FEATURES, IDS)
+    dataset, job = pipeline.specs(folder / "log.parquet", FEATURES, 1, 1, 1)
+    return folder, prepare(dataset, job, folder / "data"), job
+
+
+def test_every_id_occurs_and_labels_follow_them(prepared):
+    folder, data, _ = prepared
+    table = pq.read_table(folder / "log.parquet")
+    for feature in range(FEATURES):
+        assert len(np.unique(table[f"f{feature}"])) == IDS
+    by_id = table.group_by("f0").aggregate([("click", "mean"), ("click", "count")])
+    rates, counts = np.asarray(by_id["click_mean"]), np.asarray(by_id["click_count"])
+    # Without weights the rates would vary by .25 / count alone.
+    assert np.average((rates - rates.mean()) ** 2, weights=counts) > 1.3 * 0.25 * len(counts) / ROWS
+    assert data.num_examples["train"] > 0.9 * ROWS
+
+
+def test_reading_and_every_peer_give_a_rate(prepared, monkeypatch):
+    _, data, job = prepared
+    assert pipeline.read(data, 2) > 0
+    monkeypatch.setattr(type(data), "steps_per_epoch", 10)
+    data.batch_size = 300
+    for kind in pipeline.PEERS:
+        assert pipeline.peer(kind, data, job, 2) > 0

@@ -1,0 +1,39 @@
+"""The soak in short: the real thing for a minute, with a few kills (``make soak`` is the whole of it)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from soak import job, soaking
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.ray, pytest.mark.timeout(1500)]
+
+
+def test_nothing_is_lost_doubled_or_torn_while_things_are_killed(tmp_path: Path) -> None:
+    with soaking(tmp_path, seed=3) as soak:
+        soak.begin()
+        # There is one to kill, before the schedules' next minute.
+        soak.asked(lambda client: client.submit(job("second"), idempotency_key="second"))
+        for kind in ("service", "driver", "rank", "suspend"):
+            soak.until(lambda kind=kind: soak.kill(kind), 240)
+            soak.seen.kills[kind] += 1
+
+        def tried_again() -> bool:
+            """A run that is killed when it has ended, and only cleans up, is not: then another one."""
+            if any(one["attempt"] > 1 for one in soak.jobs()):
+                return True
+            soak.seen.kills["driver"] += soak.kill("driver")
+            return False
+
+        soak.until(tried_again, 300)
+        found = soak.finish()
+    assert found["broken"] == []
+    assert found["jobs"] >= 2
+    assert found["attempts"] > found["jobs"]  # what was killed went on
+    assert found["versions"] == found["jobs"]
+    assert found["fetches"] > 10
