@@ -4,10 +4,12 @@ EXTRA ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
 DATA ?=
+MINUTES ?= 30
+KILLS ?= 100
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-BENCHMARKS = $(filter-out __init__ harness peers baselines gpu gpu_kernels,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS = $(filter-out __init__ harness peers baselines gpu gpu_kernels stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast check format serve bench gpu-check lock clean
+.PHONY: help setup demo test test-fast check format serve bench soak gpu-check lock clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -18,19 +20,20 @@ setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu or cuda); does nothin
 demo: setup  ## train, publish, refresh, hold a broken refresh, fetch vectors; DATA=dataset.yaml for your own rows
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data $(DATA))
 
-test: setup  ## the whole suite
-	@$(BIN)/python -m pytest
+test: setup  ## the whole suite, its two halves at once; OPTIONS: of pytest
+	@$(BIN)/python tests/halves.py $(OPTIONS)
 
-test-fast: setup  ## under two minutes: no Ray, nothing slow
+test-fast: setup  ## no Ray, nothing slow, no whole service
 	@$(BIN)/python -m pytest -m "not ray and not slow and not end_to_end"
 
-check: setup  ## lint, format, types, import rules, compose schema, Dockerfile
+check: setup  ## lint, format, types, import rules, compose schema, Dockerfile, known vulnerabilities
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --config pyproject.toml
 	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	@$(BIN)/hadolint deploy/Dockerfile
+	@deploy/audit.sh $(BIN)/python
 
 format: setup  ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix .
@@ -44,6 +47,9 @@ bench: setup  ## every benchmark, one JSON line per case
 
 gpu-check:  ## on a machine with a GPU: kernel tests and benchmarks, into docs/gpu/; GPU_PYTHON: with torch for CUDA
 	@TRITON_INTERPRET=0 $(GPU_PYTHON) -m benchmarks.gpu
+
+soak: setup  ## half an hour of kills under load; ends in what was seen (MINUTES, KILLS)
+	@$(BIN)/python tests/end_to_end/soak.py --minutes $(MINUTES) --kills $(KILLS)
 
 lock:  ## resolve pyproject.toml into the two locks again (needs uv on PATH)
 	@deploy/lock.sh

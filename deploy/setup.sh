@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv and installs Evenkeel into it. Idempotent: does nothing when the lock and pyproject.toml are unchanged.
-# EXTRA=cpu (default) or EXTRA=cuda picks the lock; PYTHON picks the interpreter (3.11).
+# EXTRA=cpu (default) or EXTRA=cuda picks the lock; PYTHON picks the interpreter (3.11); TORCH_INDEX an index of CPU builds
+# of torch, where the configured package index has none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +12,7 @@ TORCH="2.13.0"
 LOCK="deploy/requirements-${EXTRA}.lock"
 NEEDED_DISK_MB=4000
 NEEDED_MEMORY_MB=4000
+CUDA_BUILD_MB=12000
 [ "$EXTRA" = cuda ] && NEEDED_DISK_MB=16000
 
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -36,13 +38,17 @@ rm -f "$VENV/.evenkeel-stamp"
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check -qq)
 
 # torch comes first and alone: its build differs between indexes, so no single hash fits, while its version does.
-if [ "$EXTRA" = cpu ]; then
-  # The second index is asked only where the configured one has no CPU build: the plain build does not import without CUDA.
-  "${pip[@]}" install --no-deps "torch==${TORCH}+cpu" 2>/dev/null \
-    || "${pip[@]}" install --no-deps --index-url https://download.pytorch.org/whl/cpu "torch==${TORCH}"
-else
-  "${pip[@]}" install --no-deps "torch==${TORCH}"
-fi
+install_torch() {
+  if [ "$EXTRA" = cuda ]; then "${pip[@]}" install --no-deps "torch==${TORCH}"; return; fi
+  if [ -n "${TORCH_INDEX:-}" ]; then "${pip[@]}" install --no-deps --index-url "$TORCH_INDEX" "torch==${TORCH}"; return; fi
+  "${pip[@]}" install --no-deps "torch==${TORCH}+cpu" 2>/dev/null && return
+  # The plain build of such an index is made for CUDA, and does not import without the packages that it asks for.
+  [ "$disk_mb" -ge "$CUDA_BUILD_MB" ] || fail "the package index has no CPU build of torch ${TORCH}, and ${disk_mb} MB of disk are" \
+    "too few for the CUDA build (${CUDA_BUILD_MB} MB): set TORCH_INDEX to PyTorch's index of CPU builds (its installation page names it)"
+  echo "setup: the package index has no CPU build of torch: taking the CUDA build, several GB (TORCH_INDEX=URL of an index of CPU builds saves them)"
+  "${pip[@]}" install "torch==${TORCH}"
+}
+install_torch
 # --no-deps: torchrec asks for the CUDA build of fbgemm, which clashes with the CPU build; the lock is complete.
 "${pip[@]}" install --no-deps --require-hashes -r "$LOCK"
 "${pip[@]}" install --no-deps --no-build-isolation -e .
