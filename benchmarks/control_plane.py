@@ -1,0 +1,238 @@
+"""The control plane beside a training run: lists of jobs, vectors under load, start, memory, import.
+
+``python -m benchmarks.control_plane`` makes a home of its own, and trains in it while it measures. A JSON line a case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.harness import cpu, versions
+from embeddings.store import default_view, open_store
+from embeddings.vectors import ItemVectors
+
+NUM_JOBS = 1000
+NUM_ITEMS = 200_000
+DIM = 64
+IDS = 100
+RATE = 300
+NUM_CLIENTS = 8
+ENDED = ("cancelled", "failed", "succeeded")
+SECONDS = float(os.environ.get("EVENKEEL_BENCH_SECONDS", "30"))
+EVENKEEL = Path(sys.executable).with_name("evenkeel")
+
+
+def report(case: str, **figures: float | str) -> None:
+    load = round(os.getloadavg()[0], 1)  # of the machine, this benchmark's own included
+    print(
+        json.dumps(
+            {"bench": "control_plane", "case": case, **figures, "load": load, "versions": versions(), "cpu": cpu()}
+        ),
+        flush=True,
+    )
+
+
+@contextlib.contextmanager
+def serving(home: Path, *options: str) -> Iterator[tuple[str, str, int, float]]:
+    """``evenkeel serve`` over this home: its address, its key, its pid, seconds until it answered."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
+    environment |= {"EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(home.parent)}
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        [str(EVENKEEL), "serve", "--port", "0", *options], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None, "the service did not start"
+        httpx.get(f"{found[0]}/healthz", timeout=60)
+        yield found[0], (home / "admin.key").read_text().strip(), process.pid, time.monotonic() - begun
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def job(name: str, epochs: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "dataset": {"name": "clicks"},
+        "model": {"kind": "two_tower", "embedding_dim": 16, "hidden": [32]},
+        "epochs": epochs,
+        "batch_size": 512,
+        "resources": {"num_workers": 1},
+    }
+
+
+def dataset(folder: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    rows = 200_000
+    limits = {"user": 5000, "item": 2000, "click": 2}
+    columns = {name: rng.integers(0, limit, rows) for name, limit in limits.items()}
+    pq.write_table(pa.table(columns), folder / "clicks.parquet")
+    return {
+        "name": "clicks",
+        "uri": str(folder / "clicks.parquet"),
+        "features": {"user": {"type": "id"}, "item": {"type": "id"}},
+        "label": {"column": "click"},
+    }
+
+
+def quantiles(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        f"p{percent}_ms": round(1000 * ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))], 2)
+        for percent in (50, 95, 99)
+    }
+
+
+def timed(call: Callable[[], httpx.Response]) -> float:
+    begun = time.perf_counter()
+    call().raise_for_status()
+    return time.perf_counter() - begun
+
+
+def imports() -> None:
+    """Wall time of an import in a fresh interpreter, less the interpreter's own."""
+
+    def once(statement: str) -> float:
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-c", statement], check=True)
+        return time.perf_counter() - begun
+
+    pairs = [(once("import service.app"), once("pass")) for _ in range(5)]
+    report("import service.app", seconds=round(statistics.median(ours - bare for ours, bare in pairs), 2))
+
+
+def first_job(folder: Path) -> None:
+    """From nothing, an empty home, to the first job accepted."""
+    begun = time.monotonic()
+    with serving(folder / "home") as (url, key, _, _):
+        http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+        http.post("/v1/datasets", json=dataset(folder)).raise_for_status()
+        accepted = http.post("/v1/jobs", json=job("first", 1)).raise_for_status().json()["id"]
+        report("serve to first job accepted", seconds=round(time.monotonic() - begun, 2))
+        end(http, accepted)  # what is measured next has the machine to itself
+
+
+def idle_memory(folder: Path) -> None:
+    with serving(folder / "home", "--role", "api") as (url, key, pid, _):
+        httpx.get(f"{url}/v1/jobs", headers={"Authorization": f"Bearer {key}"}, timeout=60).raise_for_status()
+        time.sleep(5)
+        report("idle api", megabytes=round(psutil.Process(pid).memory_full_info().uss / 1e6))
+
+
+def many_jobs(home: Path) -> None:
+    """So many ended jobs as copies of the one that is there, with metrics."""
+    with contextlib.closing(sqlite3.connect(home / "evenkeel.db")) as database, database:
+        names = [row[1] for row in database.execute("PRAGMA table_info(job)")]
+        one = dict(zip(names, database.execute("SELECT * FROM job LIMIT 1").fetchone(), strict=True))
+        for number in range(NUM_JOBS):
+            copy = {**one, "id": f"job_{number:019d}", "state": "succeeded", "released": 1}
+            marks = ", ".join("?" * len(copy))
+            database.execute(f"INSERT INTO job ({', '.join(copy)}) VALUES ({marks})", list(copy.values()))
+            for epoch in range(4):
+                values = (copy["id"], epoch, "validation", json.dumps({"auc": 0.7, "logloss": 0.5}))
+                database.execute('INSERT INTO job_metric (job_id, epoch, split, "values") VALUES (?, ?, ?, ?)', values)
+
+
+def publish(home: Path) -> None:
+    collection = open_store(home / "store").collection("items")
+    vectors = np.random.default_rng(1).standard_normal((NUM_ITEMS, DIM)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    collection.create_view(default_view("items"), dim_in=DIM, anchor_generation=1)
+    version = collection.write(ItemVectors(np.arange(NUM_ITEMS), vectors), parent=None)
+    collection.publish(version, None)
+
+
+def under_training(folder: Path) -> None:
+    """Lists and vectors on one worker while a job trains beside it."""
+    home = folder / "home"
+    publish(home)
+    with serving(home) as (url, key, _, _):
+        http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+        running = http.post("/v1/jobs", json=job("beside", 1000)).raise_for_status().json()["id"]
+        try:
+            while not (shown := http.get(f"/v1/jobs/{running}").json())["progress"]:
+                if shown["state"] in ENDED:
+                    raise RuntimeError(f"the run to measure beside is {shown['state']}: {shown['error']}")
+                time.sleep(0.5)
+            lists(http, "beside a run")
+            vectors(url, key)
+            assert http.get(f"/v1/jobs/{running}").json()["state"] == "running"
+        finally:
+            end(http, running)
+        lists(http, "alone")
+
+
+def end(http: httpx.Client, job_id: str) -> None:
+    http.post(f"/v1/jobs/{job_id}/cancel")
+    while http.get(f"/v1/jobs/{job_id}").json()["state"] not in ENDED:
+        time.sleep(0.5)
+
+
+def lists(http: httpx.Client, beside: str) -> None:
+    """1000 jobs, in pages of the greatest length and of the usual one."""
+    for limit in (50, 200):
+        taken = [timed(lambda limit=limit: http.get("/v1/jobs", params={"limit": limit})) for _ in range(100)]  # type: ignore[misc]
+        report(f"list {limit} of {NUM_JOBS} jobs, {beside}", **quantiles(taken))
+
+
+def vectors(url: str, key: str) -> None:
+    """RATE requests a second of IDS random ids, as Arrow."""
+    taken: list[float] = []
+    lock = threading.Lock()
+    end = time.monotonic() + SECONDS
+    headers = {"Authorization": f"Bearer {key}", "Accept": "application/vnd.apache.arrow.stream"}
+
+    def client(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
+            due = time.monotonic()
+            while time.monotonic() < end:
+                ids = rng.integers(0, NUM_ITEMS, IDS).tolist()
+                one = timed(lambda ids=ids: http.post("/v1/collections/items/vectors", json={"ids": ids}))  # type: ignore[misc]
+                with lock:
+                    taken.append(one)
+                due = max(due + NUM_CLIENTS / RATE, time.monotonic() - 1)
+                time.sleep(max(0.0, due - time.monotonic()))
+
+    with ThreadPoolExecutor(NUM_CLIENTS) as threads:
+        for one in [threads.submit(client, seed) for seed in range(NUM_CLIENTS)]:
+            one.result()
+    rate = round(len(taken) / SECONDS)
+    report(f"{IDS} ids of {NUM_ITEMS}, beside a run", requests_per_second=rate, wanted=RATE, **quantiles(taken))
+
+
+def main() -> None:
+    imports()
+    with tempfile.TemporaryDirectory(prefix="evenkeel-bench-") as name:
+        folder = Path(name)
+        first_job(folder)
+        idle_memory(folder)
+        many_jobs(folder / "home")
+        under_training(folder)
+
+
+if __name__ == "__main__":
+    main()

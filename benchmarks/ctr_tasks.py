@@ -1,0 +1,124 @@
+"""What CTR libraries are compared on: rows, models, and what one training is asked to do.
+
+Every library gets the rows as :func:`trainer.data.prepare` coded and split them: the same vocabularies (row 0 of a
+table is padding, row 1 the unknown id), the same training, validation and test rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.pipeline import write_log
+from trainer.data import PreparedData
+from trainer.metrics import auc
+from trainer.recipes import documents
+from trainer.recipes.quick_data import write_quick_data
+from trainer.spec import DatasetSpec, JobSpec
+
+MODELS = ("dnn", "dcnv2", "deepfm")
+CROSS_LAYERS = 2
+HELD_OUT = ("validation", "test")
+NO_SPLIT = {"split": {"kind": "random", "validation": 0.0, "test": 0.0}}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Rows and the protocol on them. ``hidden``: layers of the tower."""
+
+    name: str
+    dataset: DatasetSpec
+    batch_size: int
+    epochs: int
+    evaluation: dict[str, Any]
+    dim: int = 16
+    hidden: tuple[int, ...] = (128, 64)
+
+    def job(self, model: str, seed: int, learning_rate: float, threads: int) -> JobSpec:
+        """Ours: AdamAR with its whole state on the tables, alpha by the rule, Adam on the rest, one learning rate."""
+        structure = {"structure": "parallel", "cross_layers": CROSS_LAYERS} if model == "dcnv2" else {}
+        return documents.job(
+            f"{self.name} {model}",
+            self.dataset,
+            model={"kind": model, "embedding_dim": self.dim, "hidden": list(self.hidden), **structure},
+            optimizer={"kind": "adam_ar", "learning_rate": learning_rate, "moments": "dense"},
+            dense_optimizer={"kind": "adam", "learning_rate": learning_rate},
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            seed=seed,
+            evaluation=self.evaluation,
+            # Peers write none. The one at the end comes after everything that is timed.
+            checkpoint={"every_steps": 1_000_000, "keep_last": 1},
+            resources={"cpus_per_worker": threads},
+        )
+
+
+def quality_tasks(data: Path) -> dict[str, Task]:
+    """Data sets on which AUC is compared; ``data`` is the folder of their files."""
+    ml1m = documents.dataset("ml1m", data / "ml1m.parquet", {"rule": "rating >= 4"}, order="pos")
+    return {
+        "amazon_sports": Task("amazon_sports", documents.amazon_sports(data), 512, 4, documents.LAST_ITEMS),
+        "ml1m": Task("ml1m", ml1m, 1024, 3, documents.RANDOM),
+    }
+
+
+def quick_task(folder: Path) -> Task:
+    """A small log of the project's own generator, written to ``folder``."""
+    write_quick_data(folder)
+    return Task("quick", documents.click_log(folder), 256, 2, documents.RANDOM, dim=8, hidden=(32,))
+
+
+def speed_task(folder: Path, num_rows: int, num_features: int, num_ids: int, batch_size: int) -> Task:
+    """``num_features`` tables of ``num_ids`` ids, every one of which occurs; half of the ids are Zipf."""
+    path = folder / "log.parquet"
+    if not path.exists():
+        write_log(path, num_rows, num_features, num_ids)
+    features = {f"f{feature}": {"type": "id"} for feature in range(num_features)}
+    dataset = documents.dataset("log", path, {"column": "click"}, features)
+    return Task("speed", dataset, batch_size, 1, NO_SPLIT, hidden=(256, 128))
+
+
+@dataclass(frozen=True)
+class Request:
+    """One training of a peer, in a process of its own. ``prepared``: folder of the coded rows. With ``timed_steps``
+    nothing is evaluated: so many steps are timed after ``warm_steps``."""
+
+    prepared: str
+    model: str
+    dim: int
+    hidden: tuple[int, ...]
+    batch_size: int
+    epochs: int
+    learning_rate: float
+    seed: int
+    threads: int
+    variant: str = ""
+    warm_steps: int = 0
+    timed_steps: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Request:
+        fields = json.loads(text)
+        return Request(**fields | {"hidden": tuple(fields["hidden"])})
+
+
+def answer(request: str, run: Callable[[Request, PreparedData], dict[str, Any]]) -> None:
+    """What a peer's process does: the request as JSON in, one line of JSON out."""
+    asked = Request.from_json(request)
+    torch.set_num_threads(asked.threads)
+    torch.manual_seed(asked.seed)
+    print(json.dumps(run(asked, PreparedData.open(asked.prepared))), flush=True)
+
+
+def auc_of(scores: np.ndarray, data: PreparedData, split: str) -> float:
+    """AUC of scores in row order."""
+    return float(auc(np.asarray(scores, np.float32).ravel(), np.asarray(data.labels(split), np.float32)))

@@ -1,0 +1,318 @@
+"""From Parquet to a trained model: what is read in a second, and what is trained, by the job's own code.
+
+A click log of 26 features of 500,000 ids each is written as Parquet, prepared (ids to rows of tables), read as shuffled
+batches, and trained on by ``trainer.train``, as ``evenkeel train`` does: MLP 256-128, AdamAR with dense moments, batch
+2048. One JSON object per line, ``examples_per_second`` in each:
+
+==============  =====================================================================================================
+case            what is timed
+==============  =====================================================================================================
+``prepare``     Parquet to coded, split columns on disk, once for all epochs
+``read``        batches of the job, read by the loop's iterator and not used; one thread makes them
+``end_to_end``  training: the rate between progress events, reading included, evaluation and checkpoints not;
+                ``waited`` is the share of it in which a step waited for its batch; ``whole`` counts every second from
+                the start of the process's work, with preparation, evaluation and the last checkpoint; AUC is checked
+``peer``        the same batches and MLP on tables of plain torch or of TorchRec with FBGEMM, a few steps each
+==============  =====================================================================================================
+
+Ids are half Zipf (exponent 1.05) and half a permutation of all, so that every row of every table is trained; clicks
+follow planted weights of the ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import nn
+
+from benchmarks.harness import cpu, versions
+from trainer.data import PreparedData, prepare
+from trainer.loop import dense_optimizer
+from trainer.on_host import leave, single_rank_group
+from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
+from trainer.train import train
+from trainer.worker import quiet, steady_memory, use_threads
+
+DIM, BATCH_SIZE, HIDDEN = 16, 2048, (256, 128)
+EXPONENT = 1.05
+LOWEST_AUC = 0.6
+"""What the planted weights give within an epoch, and no model that learned nothing does."""
+PEERS = ("torchrec_fbgemm_rowwise_adagrad", "torch_sparse_adam", "torch_dense_adam")
+
+
+# --- what is trained on ----------------------------------------------------------------------------------------------
+
+
+def write_log(path: Path, num_rows: int, num_features: int, num_ids: int, seed: int = 0) -> None:
+    """``f0``, ``f1`` ... int64, ``click`` int8; every id of every feature occurs. Needs num_rows >= 2 num_ids."""
+    generator = np.random.default_rng(seed)
+    weights = np.arange(1, num_ids + 1, dtype=np.float64) ** -EXPONENT
+    cumulative = np.cumsum(weights) / weights.sum()
+    logit = np.zeros(num_rows)
+    columns: dict[str, Any] = {}
+    for feature in range(num_features):
+        ids = np.searchsorted(cumulative, generator.random(num_rows)).clip(max=num_ids - 1)
+        once = generator.random(num_rows).argsort()[: num_rows // 2]
+        ids[once] = np.resize(np.arange(num_ids), len(once))
+        ids = generator.permutation(num_ids)[ids]
+        logit += generator.normal(0.0, 2.0 / np.sqrt(num_features), num_ids)[ids]
+        columns[f"f{feature}"] = ids
+    columns["click"] = (generator.random(num_rows) < 1.0 / (1.0 + np.exp(-logit))).astype(np.int8)
+    pq.write_table(pa.table(columns), path, row_group_size=1 << 17)
+
+
+def specs(path: Path, num_features: int, workers: int, threads: int, epochs: int) -> tuple[DatasetSpec, JobSpec]:
+    dataset = {
+        "name": "log",
+        "uri": str(path),
+        "features": {f"f{feature}": {"type": "id"} for feature in range(num_features)},
+        "label": {"column": "click"},
+    }
+    job = {
+        "name": "pipeline",
+        "dataset": {"name": "log"},
+        "model": {"kind": "dnn", "embedding_dim": DIM, "hidden": list(HIDDEN)},
+        "optimizer": {"kind": "adam_ar", "learning_rate": 0.001},
+        "batch_size": BATCH_SIZE,
+        "epochs": epochs,
+        "evaluation": {"split": {"kind": "random", "validation": 0.02, "test": 0.0}, "metrics": ["auc", "logloss"]},
+        "checkpoint": {"every_steps": 1_000_000, "keep_last": 1},
+        "resources": {"num_workers": workers, "cpus_per_worker": threads},
+    }
+    return parse_dataset(dataset), parse_job(job)
+
+
+# --- ours ------------------------------------------------------------------------------------------------------------
+
+
+def read(data: PreparedData, steps: int) -> float:
+    """Examples of so many steps a second, read as the loop reads them."""
+    count, start = 0, time.perf_counter()
+    with contextlib.closing(data.train_batches(0)) as batches:
+        for _ in range(steps):
+            count += len(next(batches))
+    return count / (time.perf_counter() - start)
+
+
+def trained(directory: Path) -> dict[str, Any]:
+    """What the run's events say: the rate after the first progress event, which has compilation in it."""
+    events = [json.loads(text) for text in (directory / "events.jsonl").read_text().splitlines()]
+    progress = [event for event in events if event["type"] == "progress" and event["epoch"] == 1]
+    first, last = progress[0], progress[-1]
+    seconds = (_time(last) - _time(first)).total_seconds()
+    examples = last["examples"] - first["examples"]
+    aucs = [event["auc"] for event in events if event["type"] == "metric" and event["split"] == "validation"]
+    found = {"examples_per_second": round(examples / seconds), "step_ms": round(
+        1e3 * seconds / (last["step"] - first["step"]), 3), "validation_auc": aucs}  # fmt: skip
+    # Of a second each: where others use the machine, only the best of them says something.
+    found["best"] = round(max(event["examples_per_second"] for event in progress[1:]))
+    waited = [event.get("waited_seconds", 0.0) for event in progress]
+    return found | {"waited": round((waited[-1] - waited[0]) / seconds, 4)}
+
+
+def _time(event: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(event["time"])
+
+
+# --- peers -----------------------------------------------------------------------------------------------------------
+
+
+class _Peer:
+    """The job's MLP over 26 looked-up rows, as plain torch writes it."""
+
+    def __init__(self, kind: str, rows: list[int], job: JobSpec):
+        sizes = [len(rows) * DIM, *HIDDEN, 1]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(sizes):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.mlp = nn.Sequential(*layers[:-1])
+        self.optimizers: list[Any] = [torch.optim.Adam(self.mlp.parameters(), lr=job.dense_optimizer.learning_rate)]
+        if kind.startswith("torchrec"):
+            self.lookup = _fbgemm(rows)
+            return
+        bags = [nn.EmbeddingBag(n, DIM, mode="sum", sparse=kind == "torch_sparse_adam") for n in rows]
+        parameters = [bag.weight for bag in bags]
+        self.optimizers.append(
+            torch.optim.SparseAdam(parameters) if kind == "torch_sparse_adam" else torch.optim.Adam(parameters)
+        )
+        self.lookup = lambda features: torch.cat(
+            [bag(features[name].values()[:, None]) for bag, name in zip(bags, features.keys(), strict=True)], dim=1
+        )
+
+    def step(self, batch: Any) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        logits = self.mlp(self.lookup(batch.features))[:, 0]
+        nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def _fbgemm(rows: list[int]) -> Callable[[Any], torch.Tensor]:
+    """What TorchRec's own batched kernel runs on a CPU: FBGEMM's, with rowwise Adagrad fused."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    tables = SplitTableBatchedEmbeddingBagsCodegen(
+        [(n, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU) for n in rows],
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.001,
+    )
+    return lambda features: tables(features.values(), features.offsets())
+
+
+def peer(kind: str, data: PreparedData, job: JobSpec, steps: int) -> float:
+    """Examples a second of ``steps`` steps after a few."""
+    contestant = _Peer(kind, [data.tables[key.table].num_rows for key in data.keys], job)
+    with contextlib.closing(data.train_batches(0)) as batches:
+        for _ in range(3):
+            contestant.step(next(batches))
+        count, start = 0, time.perf_counter()
+        for _ in range(steps):
+            batch = next(batches)
+            contestant.step(batch)
+            count += len(batch)
+        return count / (time.perf_counter() - start)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def parts(data: PreparedData, job: JobSpec, threads: int, steps: int) -> Iterator[tuple[str, float, float]]:
+    """(part, ms of a step, processor ms of a step): medians of the loop's own calls on batches that are there."""
+    from trainer.build import build, choose_alpha
+
+    use_threads(threads)
+    with single_rank_group():
+        sharded = build(job, data, alpha=choose_alpha(job, data.steps_per_epoch))
+        dense = dense_optimizer(job, sharded)
+        assert dense is not None
+        module: Any = sharded.module
+        sharded.train()
+        with contextlib.closing(data.train_batches(0)) as source:
+            ready = [next(source) for _ in range(steps)]
+        times: dict[str, list[list[float]]] = {}
+
+        @contextlib.contextmanager
+        def part(name: str) -> Iterator[None]:
+            start = time.perf_counter(), time.process_time()
+            yield
+            ends = time.perf_counter(), time.process_time()
+            times.setdefault(name, []).append([1e3 * (end - begin) for begin, end in zip(start, ends, strict=True)])
+
+        with steady_memory():
+            for k, batch in enumerate(ready, 1):
+                with part("whole"):
+                    for _, parameter in sharded.dense_parameters():
+                        parameter.grad = None
+                    sharded.set_context(k, 0, len(batch))
+                    with part("lookup"):
+                        blocks = module.embeddings(batch.features)
+                        values = blocks.values()
+                    leaf = values.detach().requires_grad_()
+                    with part("dense forward"):
+                        loss = _loss(module, leaf, batch)
+                    with part("dense backward"):
+                        loss.backward()
+                    with part("lookup backward"):
+                        values.backward(leaf.grad)
+                    with part("finite"):
+                        sharded.non_finite_tables()
+                        float(loss.detach())
+                    with part("dense optimizer"):
+                        dense.step()
+                    with part("table update"):
+                        sharded.step_tables(k)
+        for name, found in times.items():
+            yield name, *np.median(found[len(found) // 4 :], axis=0)
+
+
+def _loss(module: Any, values: torch.Tensor, batch: Any) -> torch.Tensor:
+    logits = module.tower(values)[:, 0]
+    return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none").sum() / len(batch)
+
+
+def say(case: str, options: argparse.Namespace, **figures: Any) -> dict[str, Any]:
+    found = {
+        "bench": "pipeline", "case": case, "threads": options.threads * options.workers, **figures,
+        "features": options.features, "ids": options.ids, "dim": DIM, "batch": BATCH_SIZE, "rows": options.rows,
+        "versions": versions(), "cpu": cpu(),
+    }  # fmt: skip
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def main(options: argparse.Namespace, folder: Path) -> int:
+    quiet()
+    path, run_dir = folder / "log.parquet", folder / "run"
+    if not path.exists():
+        write_log(path, options.rows, options.features, options.ids)
+    dataset, job = specs(path, options.features, options.workers, options.threads, options.epochs)
+    start = time.perf_counter()
+    data = prepare(dataset, job, folder / "data" if options.case != "end_to_end" else run_dir / "data")
+    seconds = time.perf_counter() - start
+    use_threads(options.threads)
+    if options.case in ("", "prepare"):
+        size = path.stat().st_size
+        say(
+            "prepare", options, examples_per_second=round(options.rows / seconds), bytes=size, seconds=round(seconds, 2)
+        )
+    if options.case in ("", "read"):
+        rates = [read(data, min(options.steps, data.steps_per_epoch)) for _ in range(3)]
+        say("read", options, examples_per_second=round(float(np.median(rates))))
+    if options.case in ("", "parts"):
+        for name, ms, cpu_ms in parts(data, job, options.threads, 60):
+            say("parts", options, part=name, ms=round(ms, 3), cpu_ms=round(cpu_ms, 3))
+    if options.case in ("", "peers"):
+        for kind in PEERS:
+            steps = 4 if kind == "torch_dense_adam" else 40
+            say("peer", options, peer=kind, examples_per_second=round(peer(kind, data, job, steps)))
+    if options.case in ("", "end_to_end"):
+        begun = time.perf_counter()
+        code = train(dataset, job, run_dir=run_dir, store=str(folder / "store"))
+        seconds = time.perf_counter() - begun
+        figures = trained(run_dir)
+        whole = options.epochs * data.num_examples["train"] / seconds
+        say("end_to_end", options, **figures, whole=round(whole))
+        assert code == 0
+        assert figures["validation_auc"][0] > LOWEST_AUC, figures
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--ids", type=int, default=500_000)
+    parser.add_argument("--features", type=int, default=26)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2, help="of each worker")
+    parser.add_argument("--steps", type=int, default=400, help="of case read")
+    parser.add_argument("--case", default="", choices=["", "prepare", "read", "parts", "peers", "end_to_end"])
+    parser.add_argument("--folder", type=Path, help="where the log and the run are kept (default: a temporary one)")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads))
+    if arguments.folder is not None:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        leave(main(arguments, arguments.folder))
+    with tempfile.TemporaryDirectory(prefix="evenkeel-pipeline-") as temporary:
+        main(arguments, Path(temporary))
+    leave(0)
