@@ -104,13 +104,18 @@ def _tower(model: Model, sizes: Sequence[int], *, logits: bool = True) -> ModelS
 
 
 def _cin(maps: Sequence[int], num_fields: int, dim: int) -> ModelSize:
+    """Of the last layer sums over columns alone (trainer.models.xdeepfm)."""
     size = ModelSize(parameters=sum(maps))
-    for before, after in itertools.pairwise([num_fields, *maps]):
+    *inner, last = itertools.pairwise([num_fields, *maps])
+    for before, after in inner:
         products = before * num_fields
         size += ModelSize(
             after * products, 0, dim * (products + after), 2 * dim * (products + after), dim * after * products
         )
-    return size
+    before, after = last
+    products = before * num_fields
+    kept = products + after
+    return size + ModelSize(after * products, 0, kept, 2 * kept + dim * before, (dim + after) * products)
 
 
 def _dcnv2(model: Model, width: int) -> ModelSize:

@@ -64,6 +64,8 @@ def features() -> KeyedJaggedTensor:
         *((kind, {"residual": True, "batch_norm": True}) for kind in ("dnn", "din")),
         ("dcnv2", {"structure": "parallel", "low_rank": 8}),
         ("xdeepfm", {"cin_layers": (200, 200)}),
+        ("xdeepfm", {"cin_layers": (200,)}),
+        ("xdeepfm", {"cin_layers": (60, 50, 40)}),
     ],
 )
 def test_what_a_step_keeps_and_computes_is_what_is_counted(kind, fields):
