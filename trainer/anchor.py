@@ -2,9 +2,10 @@
 
 Each row e that a sample looks up of an item that the parent version has adds strength |e - t|^2 to the sample's loss,
 with t = n p Q: p the served unit vector, n its norm as that run's model read it, Q the basis of this job. A job that
-starts from initial values takes the served basis (Q = 1), which is as good as any other; a warm start has one already,
-and Q is the orthogonal Procrustes rotation of the served vectors onto its initial rows (methods, section 3: "warm start
-and L2 anchor"). Columns beside the vector (biases, output vectors) are free, and so are items that the version has not.
+starts from initial values takes the served basis (Q = 1), which is as good as any other; a job with a parent has the
+parent's already, and Q is the orthogonal Procrustes rotation of the served vectors onto the parent's rows (methods,
+section 3: "warm start and L2 anchor"). With a compass that is so too where items begin fresh: the context is the
+parent's. Columns beside the vector (biases, output vectors) are free, and so are items that the version has not.
 
 The targets are found once, by the driver, and lie with the run's prepared data: a run that goes on from a checkpoint is
 drawn to the same ones, whatever has become of the version.
@@ -25,7 +26,6 @@ from embeddings.align import TooFewShared, procrustes
 from embeddings.store import open_store
 from embeddings.vectors import MISSING, chunks, keys_of
 from trainer.checkpoint import Checkpoint
-from trainer.compass import begins_fresh
 from trainer.data.plan import NEGATIVE_SUFFIX
 from trainer.read_tables import stored_rows
 from trainer.warm_start import check_fits, inherited_alpha
@@ -76,7 +76,7 @@ def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> st
         num_anchored += int(found.any(axis=1).sum())
         targets[FIRST_LIVE_ROW + part.start : FIRST_LIVE_ROW + part.stop] = found
     basis = ""
-    if parent is not None and not begins_fresh(run.job):
+    if parent is not None:
         basis = _turned(targets, run.job, data, table, parent)
     targets.flush()
     run.fence()
@@ -85,13 +85,13 @@ def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> st
 
 
 def _turned(targets: Floats, job: JobSpec, data: PreparedData, table: str, parent: Checkpoint) -> str:
-    """Turns the targets, in place, into the basis of the rows that the job begins with."""
+    """Turns the targets, in place, into the basis of the parent's rows."""
     check_fits(job, data, parent)
     inherited_alpha(job, parent.extra)
     rows_of_parent = data.parent_rows(table)
     # A file without a name: tables are larger than memory.
-    scratch = data.directory / f".{ANCHOR_FILE}.initial"
-    initial = np.lib.format.open_memmap(scratch, "w+", np.float32, targets.shape)
+    scratch = data.directory / f".{ANCHOR_FILE}.parent"
+    theirs = np.lib.format.open_memmap(scratch, "w+", np.float32, targets.shape)
     scratch.unlink()
     for part in chunks(len(targets), CHUNK_ROWS):
         parents = rows_of_parent[part]
@@ -99,10 +99,10 @@ def _turned(targets: Floats, job: JobSpec, data: PreparedData, table: str, paren
         if len(into):
             first, last = int(parents[into[0]]), int(parents[into[-1]])
             rows = stored_rows(job, parent, table, first, last - first + 1).read(table, decay=False)
-            initial[part.start + into] = rows[:, : targets.shape[1]].float().numpy()[parents[into] - first]
-    both = np.flatnonzero(targets.any(axis=1) & initial.any(axis=1) & np.isfinite(initial).all(axis=1))
+            theirs[part.start + into] = rows[:, : targets.shape[1]].float().numpy()[parents[into] - first]
+    both = np.flatnonzero(targets.any(axis=1) & theirs.any(axis=1) & np.isfinite(theirs).all(axis=1))
     try:
-        rotation = procrustes(targets, initial, source_rows=both, target_rows=both).astype(np.float32)
+        rotation = procrustes(targets, theirs, source_rows=both, target_rows=both).astype(np.float32)
     except TooFewShared as error:
         raise ValueError(
             f"publish.anchor: the parent's rows cannot be set against the served ones: {error}; or leave the anchor out"
