@@ -1,6 +1,6 @@
 """Do item vectors stay put? A consumer frozen on day 0 reads the vectors of every later refresh.
 
-    python -m benchmarks.refresh [SPEC ...] [--refreshes 9] [--kinds KIND ...] [--folder DIR]
+    python -m benchmarks.refresh [SPEC ...] [--refreshes 9] [--kinds KIND ...] [--calibrate N] [--folder DIR]
 
 Trains each spec's job once (day 0; default: BPR and item2vec on MovieLens-1M) and refreshes it, each day on its own
 nine tenths of the rows. ``refresh`` is ``warm`` (an epoch from the day before with a seed of its own, what a schedule
@@ -17,8 +17,12 @@ One JSON line per case:
 
 accuracy: of the frozen consumer, mean over refreshes. retained: accuracy / day-0 accuracy. churn_per_day: share of its
 predictions that differ from the day before. freshness: a consumer refitted on the last published vectors / on that
-day's raw ones. cosine_mean: aligned, to the day before. published: how many refreshes passed the gate's starting values
-(all are served, so that every case has all its days).
+day's raw ones. cosine_mean: aligned, to the day before. published: how many refreshes passed the gate (all are served,
+so that every case has all its days); held_by: of the others, each one's metrics that failed.
+
+The gate has its starting values. With ``--calibrate N`` it is calibrated as ``evenkeel calibrate`` does it, for each
+case with its own settings: by N refreshes of the same kind in a row, on day 0's rows, which differ by their seeds
+alone, and a canary on the genre reads every candidate. Lines of case ``calibration`` have the nulls and the limits.
 
 What must hold goes to stderr as PASS or FAIL with its figures; exit code 1 if something does not.
 """
@@ -26,6 +30,7 @@ What must hold goes to stderr as PASS or FAIL with its figures; exit code 1 if s
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import tempfile
@@ -42,7 +47,9 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.item_tables import ItemTables
 from benchmarks.one_epoch import Condition
-from embeddings.stage import publish_candidate
+from embeddings import canary
+from embeddings.calibration import MIN_NULLS, calibrate
+from embeddings.stage import Publication, publish_candidate
 from embeddings.stage_settings import Gate, MovingAverage, Settings
 from embeddings.store import Collection, Store, open_store
 from embeddings.vectors import ItemVectors, unit_rows
@@ -61,6 +68,7 @@ CASES = {
     "aligned": Settings(ema=None, gate=Gate("report")),
     "aligned_ema": Settings(ema=MovingAverage(), gate=Gate("report")),
 }
+NULL_SEEDS = 1000
 # Bars, above or below; those of a kind that is left out do not apply to it.
 BARS: tuple[tuple[str, str, str, float, bool], ...] = (
     ("retrain", "unaligned", "accuracy", 0.30, False),
@@ -150,16 +158,18 @@ def rows_of(vectors: ItemVectors, ids: Array) -> Array:
     return np.stack([unit[place[identifier]] if identifier in place else 0 * unit[0] for identifier in ids.tolist()])
 
 
-def follow(genres: Genres, consumer: Any, day0: Array, days: Sequence[tuple[Array, Array, bool]]) -> dict[str, Any]:
-    """The frozen consumer through all days, each (served features, raw vectors, whether it passed the gate)."""
+Day = tuple[Array, Array, list[str]]
+
+
+def follow(genres: Genres, consumer: Any, day0: Array, days: Sequence[Day]) -> dict[str, Any]:
+    """The frozen consumer through all days, each (served features, raw vectors, what failed at the gate)."""
     before = genres.predict(consumer, day0)
     day0_accuracy = genres.accuracy(before)
-    accuracies, flips, published = [], [], 0
-    for served, _, passed in days:
+    accuracies, flips = [], []
+    for served, _, _ in days:
         now = genres.predict(consumer, served)
         accuracies.append(genres.accuracy(now))
         flips.append(float((now != before).mean()))
-        published += passed
         before = now
     served, raw, _ = days[-1]
     refitted, on_raw = (genres.accuracy(genres.predict(genres.fit(rows), rows)) for rows in (served, raw))
@@ -170,31 +180,40 @@ def follow(genres: Genres, consumer: Any, day0: Array, days: Sequence[tuple[Arra
         "retained_last": accuracies[-1] / day0_accuracy,
         "churn_per_day": float(np.mean(flips)),
         "freshness": refitted / on_raw,
-        "published": published,
+        "published": sum(not failed for _, _, failed in days),
         "refreshes": len(days),
+        "held_by": [failed for _, _, failed in days if failed],
     }
 
 
 def refreshes(
-    tables: ItemTables, kind: str, number: int, epochs: int, strength: float = ANCHOR_STRENGTH
+    tables: ItemTables, kind: str, number: int, epochs: int, strength: float = ANCHOR_STRENGTH, null: bool = False
 ) -> list[ItemVectors]:
-    """The item rows of each day. Those with an anchor or a compass go on from what was published the day before."""
+    """The item rows of each day. Those with an anchor or a compass go on from what was published the day before.
+    ``null``: other days of the kind, all on day 0's rows."""
     found, before = [], "day0"
     held = {
         **({"anchor": {"strength": strength}} if "anchor" in kind else {}),
         **({"compass": {"items": "fresh"}} if "compass" in kind else {}),
     }
     if held:
-        kind = f"{kind}-{strength:g}".replace(".", "_") if "anchor" in held else kind
-        tables.begin_chain(kind, tables.table("day0", tables.job.seed))
+        chain = f"{kind}-{strength:g}".replace(".", "_") if "anchor" in held else kind
+    elif null and kind == "same_seed":
+        # With the same rows too there would be no chance left.
+        chain = "retrain"
+    else:
+        chain = kind
+    chain = f"{chain}-null" if null else chain
+    if held:
+        tables.begin_chain(chain, tables.table("day0", tables.job.seed))
     for day in range(1, number + 1):
-        seed = tables.job.seed + (0 if kind == "warm" else 100) + day
-        name, rows = f"{kind}-{day}", tables.rows_but_a_tenth(seed)
-        if kind == "same_seed":
+        seed = tables.job.seed + (NULL_SEEDS if null else 0 if kind == "warm" else 100) + day
+        name, rows = f"{chain}-{day}", tables.rows_but_a_tenth(tables.job.seed if null else seed)
+        if kind == "same_seed" and not null:
             seed = tables.job.seed
         if held:
             init = before if "compass" in held else None
-            found.append(tables.table(name, seed, init=init, rows=rows, chain=kind, held=held))
+            found.append(tables.table(name, seed, init=init, rows=rows, chain=chain, held=held))
             before = name
         elif kind == "warm":
             found.append(tables.table(name, seed, init=before, rows=rows, epochs=epochs))
@@ -211,6 +230,8 @@ def evaluate(
     refresh_epochs: int,
     kinds: Sequence[str] = KINDS,
     strength: float = ANCHOR_STRENGTH,
+    num_nulls: int = 0,
+    new_weight: float = MovingAverage.new_weight,
 ) -> list[dict[str, Any]]:
     day0 = tables.table("day0", tables.job.seed, rows=tables.rows_but_a_tenth(tables.job.seed))
     genres = Genres(movies, day0.keys[day0.evidence])
@@ -233,9 +254,12 @@ def evaluate(
         store = open_store(folder)
         for kind in kinds:
             candidates = refreshes(tables, kind, num_refreshes, refresh_epochs, strength)
+            nulls = refreshes(tables, kind, num_nulls, refresh_epochs, strength, null=True)
             for case, settings in CASES.items():
                 name = f"{kind}-{case}".replace("_", "-")
-                served = serve(store, name, case, settings, genres, day0, candidates)
+                if settings.ema is not None:
+                    settings = dataclasses.replace(settings, ema=MovingAverage(new_weight))
+                served = serve(store, name, case, settings, genres, day0, candidates, nulls)
                 lines += [{"refresh": kind, **line} for line in served]
     return lines
 
@@ -248,25 +272,49 @@ def serve(
     genres: Genres,
     day0: ItemVectors,
     candidates: Sequence[ItemVectors],
+    nulls: Sequence[ItemVectors] = (),
 ) -> list[dict[str, Any]]:
-    """The lines of one case: ``candidates`` published one after the other to a collection of their own."""
+    """The lines of one case: ``candidates`` published one after the other to a collection of their own, whose gate is
+    calibrated by ``nulls`` where there are any."""
     target, view = store.collection(name), f"{name}_rff"
 
-    def publish(items: ItemVectors, how: Settings) -> tuple[Array, Array, bool, float]:
-        end = publish_candidate(store, name, items, how, parent_version=target.current(), model="model")
-        assert end.version is not None
-        plain, featurized = (published_vectors(target, genres.ids, end.version, one) for one in (None, view))
-        passed = all(check["verdict"] == "pass" for check in end.gate)
-        return plain, featurized, passed, end.metrics.get("cosine_mean", float("nan"))
+    def publish(where: Collection, items: ItemVectors, how: Settings) -> Publication:
+        return publish_candidate(store, where.name, items, how, parent_version=where.current(), model="model")
 
-    plain0, rff0, _, _ = publish(day0, Settings(gate=Gate("off")))
-    days = [(*publish(items, settings), rows_of(items, genres.ids)) for items in candidates]
-    measured = {} if settings.gate.mode == "off" else {"cosine_mean": float(np.mean([day[3] for day in days]))}
-    followed = follow(genres, genres.fit(plain0), plain0, [(day[0], day[4], day[2]) for day in days])
-    lines = [{"case": case, **followed, **measured}]
+    def begin(where: Collection) -> None:
+        publish(where, day0, Settings(gate=Gate("off")))
+        if nulls:
+            canary.register(where, "genre", genres.ids.tolist(), genres.labels.tolist())
+
+    def features(version: str | None) -> tuple[Array, Array]:
+        assert version is not None
+        plain, featurized = (published_vectors(target, genres.ids, version, one) for one in (None, view))
+        return plain, featurized
+
+    begin(target)
+    lines: list[dict[str, Any]] = []
+    if nulls and settings.gate.mode != "off":
+        scratch = store.collection(f"{name}-nulls")
+        begin(scratch)
+        versions = [str(publish(scratch, items, settings).version) for items in nulls]
+        found = calibrate(target, scratch, versions, only_nulls=True)
+        metrics = {metric: {**null, "limit": found.limits[metric]} for metric, null in found.nulls.items()}
+        lines.append({"case": "calibration", "of": case, "unstable": found.unstable, "metrics": metrics})
+    plain0, rff0 = features(target.current())
+    plain: list[Day] = []
+    featurized: list[Day] = []
+    cosines = []
+    for items in candidates:
+        end = publish(target, items, settings)
+        failed = [check["metric"] for check in end.gate if check["verdict"] == "fail"]
+        raw = rows_of(items, genres.ids)
+        for days, served in zip((plain, featurized), features(end.version), strict=True):
+            days.append((served, raw, failed))
+        cosines.append(end.metrics.get("cosine_mean", float("nan")))
+    measured = {} if settings.gate.mode == "off" else {"cosine_mean": float(np.mean(cosines))}
+    lines.append({"case": case, **follow(genres, genres.fit(plain0), plain0, plain), **measured})
     if case == "aligned_ema":
-        followed = follow(genres, genres.fit(rff0), rff0, [(day[1], day[4], day[2]) for day in days])
-        lines.append({"case": f"rff_{case}", **followed})
+        lines.append({"case": f"rff_{case}", **follow(genres, genres.fit(rff0), rff0, featurized)})
     return lines
 
 
@@ -298,17 +346,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--refreshes", type=int, default=9)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--anchor", type=float, default=ANCHOR_STRENGTH, help="strength of publish.anchor")
+    parser.add_argument("--calibrate", type=int, default=0, metavar="N", help="null refreshes to calibrate the gate by")
+    parser.add_argument(
+        "--new-weight", type=float, default=MovingAverage.new_weight,
+        help="of the average that serves the same runs; what an anchor draws to has the spec's",
+    )  # fmt: skip
     parser.add_argument("--refresh-epochs", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where runs are kept, and found again (default: a temporary one)")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="PATH=VALUE")
     options = parser.parse_args(arguments)
+    if 0 < options.calibrate < MIN_NULLS:
+        parser.error(f"--calibrate {options.calibrate}: at least {MIN_NULLS} null refreshes are needed")
     broken = 0
     for spec in options.specs:
         dataset, job = read_spec(spec, options.changes)
         movies = options.movies or Path(dataset.uri).with_name("ml1m_movies.parquet")
         with tempfile.TemporaryDirectory(prefix="evenkeel-refresh-") as temporary:
             tables = ItemTables(dataset, job, (options.folder or Path(temporary)).resolve() / job.name)
-            lines = evaluate(tables, movies, options.refreshes, options.refresh_epochs, options.kinds, options.anchor)
+            lines = evaluate(
+                tables, movies, options.refreshes, options.refresh_epochs, options.kinds, options.anchor,
+                options.calibrate, options.new_weight,
+            )  # fmt: skip
         for line in lines:
             print(json.dumps({"bench": "refresh", "model": job.model.kind, **line}), flush=True)
         found = conditions(lines)

@@ -6,9 +6,13 @@ import copy
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.refresh import BARS, KINDS, conditions, follow
+from benchmarks.refresh import BARS, CASES, KINDS, Day, Genres, conditions, follow, serve
+from embeddings.store import open_store
+from embeddings.vectors import ItemVectors
 
 GOOD = {
     "accuracy": 0.6, "retained": 1.0, "retained_last": 1.0, "churn_per_day": 0.01, "freshness": 1.0, "published": 9,
@@ -71,12 +75,36 @@ class Signs:
 def test_a_frozen_consumer_is_followed_day_by_day() -> None:
     right = np.array([[1.0], [1.0], [-1.0], [-1.0]])
     one_off = right * [[1], [-1], [1], [1]]
-    days = [(right, right, True), (one_off, right, False), (-right, right, True)]
+    days: list[Day] = [(right, right, []), (one_off, right, ["cosine_mean"]), (-right, right, [])]
     found = follow(Signs(), 1.0, right, days)  # type: ignore[arg-type]
     assert found["accuracy"] == pytest.approx((1 + 0.75 + 0) / 3)
     assert found["retained_last"] == 0
     # None, one of four, the other three.
     assert found["churn_per_day"] == pytest.approx((0 + 0.25 + 0.75) / 3)
-    assert (found["published"], found["refreshes"]) == (2, 3)
+    assert (found["published"], found["refreshes"], found["held_by"]) == (2, 3, [["cosine_mean"]])
     # Refitted, a consumer of mirrored vectors is as good as one of the raw ones.
     assert found["freshness"] == 1
+
+
+def test_nulls_set_the_limits_by_which_refreshes_are_counted(tmp_path: Any) -> None:
+    """By the starting values a refresh may have a cosine of .93 to the day before; where nulls have .999 it may not."""
+    rng, ids = np.random.default_rng(0), np.arange(1, 601)
+    rows = rng.standard_normal((600, 8)).astype(np.float32)
+    genre = np.array(["Drama", "Comedy|Drama"])[(rows[:, 0] > 0).astype(int)]
+    pq.write_table(pa.table({"item": ids, "genres": genre}), tmp_path / "movies.parquet")
+    genres = Genres(tmp_path / "movies.parquet", ids)
+
+    def day(noise: float) -> ItemVectors:
+        vectors = rows + noise * rng.standard_normal(rows.shape).astype(np.float32)
+        return ItemVectors(ids, vectors, counts=np.full(600, 50))
+
+    days, nulls = [day(0.02), day(0.02), day(0.4)], [day(0.02) for _ in range(3)]
+    store = open_store(str(tmp_path / "store"))
+    (plain, rff) = serve(store, "plain", "aligned_ema", CASES["aligned_ema"], genres, day(0), days)
+    assert (plain["published"], plain["held_by"], rff["case"]) == (3, [], "rff_aligned_ema")
+    calibration, held, _ = serve(store, "held", "aligned_ema", CASES["aligned_ema"], genres, day(0), days, nulls)
+    assert held["published"] == 2
+    (failed,) = held["held_by"]
+    assert {"cosine_mean", "canary_churn[genre]"} <= set(failed)
+    limit = calibration["metrics"]["cosine_mean"]
+    assert (calibration["of"], limit["limit"]) == ("aligned_ema", pytest.approx(limit["worst"] - 0.02))
