@@ -25,6 +25,7 @@ from embeddings.store_files import (
     StoreError,
     UnknownCollection,
     UnknownVersion,
+    UnknownView,
     ViewExists,
     Workspace,
     disk_errors,
@@ -87,7 +88,7 @@ class Collection:
 
     def exists(self) -> bool:
         """Whether there is any version."""
-        return bool(self._version_names())
+        return self._pointer.read().version is not None or bool(self._version_names())
 
     def current(self) -> str | None:
         """The version that is served, None before the first one. Sees another process's switch at once."""
@@ -149,6 +150,20 @@ class Collection:
                     raise
                 return self._instead_of(name, error)
         raise AssertionError("unreachable")
+
+    def mapped(self, view: str, version: str = "current") -> dict[str, Any] | None:
+        """The entry of a view, where a lookup through it in a version needs nothing but what this process has checked
+        and mapped already, and so takes no longer than its rows do; else None, also for what there is not."""
+        served = self._pointer.read()
+        with self._lock:
+            reader = self._readers.get((served.version if version == "current" else version) or "")
+        if reader is None or served.erasures != self._erasures:
+            return None
+        with contextlib.suppress(UnknownView):
+            entry = self._views.get(view, reader.manifest["anchor_generation"])
+            if self._views.mapped(entry, reader.manifest, self._versions / reader.version):
+                return entry
+        return None
 
     def serves_alone(self) -> bool:
         """Whether vectors can be fetched with what is on this machine."""

@@ -261,13 +261,17 @@ class ViewRegistry:
         with self._lock:
             self._stored.clear()
 
+    def mapped(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> bool:
+        """Whether :meth:`lookup` needs nothing of this view that is not in memory or mapped."""
+        file = _file_of_rows(entry, manifest)
+        with self._lock:
+            if file is not None:
+                return directory / file["name"] in self._stored
+            return entry["kind"] == "identity" or entry["sha256"] in self._features
+
     def _stored_rows(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> Array | None:
         """Mapped rows of a view in a version, None where the version has none of this very view."""
-        name = entry["name"]
-        written = next((view for view in manifest["views"] if view["name"] == name), None)
-        if written is None or not written["materialized"] or written["sha256"] != entry["sha256"]:
-            return None
-        file = next((file for file in manifest["files"] if file["name"] == _rows_file(name)), None)
+        file = _file_of_rows(entry, manifest)
         if file is None:
             return None
         path = directory / file["name"]
@@ -285,7 +289,9 @@ class ViewRegistry:
             rows = read_rows(verify_file(directory, file), (manifest["rows"], entry["dim"]))
         except CorruptStore as error:
             # The vectors they were computed from are there, and give the same.
-            logger.error("view '%s': %s: its rows are computed from the version's vectors meanwhile", name, error)
+            logger.error(
+                "view '%s': %s: its rows are computed from the version's vectors meanwhile", entry["name"], error
+            )
             with self._lock:
                 self._damaged[path] = mark
             return None
@@ -311,6 +317,15 @@ def _mark(path: Path) -> tuple[int, ...] | None:
 
 def _rows_file(name: str) -> str:
     return f"view-{name}.arrow"
+
+
+def _file_of_rows(entry: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """The manifest's entry of the file in which a version has the rows of this very view, None where it has none."""
+    name = entry["name"]
+    written = next((view for view in manifest["views"] if view["name"] == name), None)
+    if written is None or not written["materialized"] or written["sha256"] != entry["sha256"]:
+        return None
+    return next((file for file in manifest["files"] if file["name"] == _rows_file(name)), None)
 
 
 class Featurized(Rows):

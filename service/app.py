@@ -41,6 +41,7 @@ from service import (
     webhook_sender,
     workers,
 )
+from service.at_once import AtOnce
 from service.audit import Audit
 from service.auth import AWAY, Authenticator
 from service.database import Database
@@ -88,6 +89,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     app.state.authenticator = Authenticator(app.state.database, file=keys_file)
     app.state.neighbors = Neighbors(settings.store_url, settings.home / "neighbors")
     app.state.metrics = metrics.Metrics()
+    app.state.at_once = AtOnce()
     app.state.audit = Audit(app.state.database, settings.home / audit.FILE_NAME)
     app.state.first_key = None
     app.state.pulses = ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from fastapi import Request
@@ -44,8 +45,15 @@ def store_of(request: Request) -> Store:
 
 async def in_store(call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
     """Runs ``call`` in a thread (it reads files), and turns what the store raises into the Problem it deserves."""
-    try:
+    with store_problems():
         return await run_in_threadpool(call, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def store_problems() -> Iterator[None]:
+    """Turns what the store raises within into the Problem it deserves."""
+    try:
+        yield
     except ValueError as error:
         raise problem_of(error) from error
 
