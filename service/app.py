@@ -41,7 +41,7 @@ from service import (
     webhook_sender,
     workers,
 )
-from service.at_once import AtOnce
+from service.at_once import AtOnce, is_local
 from service.audit import Audit
 from service.auth import AWAY, Authenticator
 from service.database import Database
@@ -84,12 +84,12 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.database = Database(settings.database_url)
     app.state.store = open_store(settings.store_url)
+    app.state.at_once = AtOnce(is_local(app.state.store))
     app.state.store_watch = StoreWatch(app.state.store)
     keys_file = settings.home / known_keys.FILE_NAME if settings.role == "vectors" else None
     app.state.authenticator = Authenticator(app.state.database, file=keys_file)
     app.state.neighbors = Neighbors(settings.store_url, settings.home / "neighbors")
     app.state.metrics = metrics.Metrics()
-    app.state.at_once = AtOnce()
     app.state.audit = Audit(app.state.database, settings.home / audit.FILE_NAME)
     app.state.first_key = None
     app.state.pulses = ()

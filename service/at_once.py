@@ -2,7 +2,7 @@
 thread and back, where Python's threads keep each other waiting for milliseconds (docs/adr/0042).
 
 A page that must be read from disk would keep everybody waiting. The kernel counts those: after one, threads do the
-work for a while, and wait for the disk instead.
+work for a while, and wait for the disk instead. Of a file server, which may never answer, they do all of it.
 """
 
 from __future__ import annotations
@@ -10,26 +10,37 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
+
+import psutil
+
+from embeddings.store import Store
 
 Result = TypeVar("Result")
 
 PAUSE_SECONDS = 1.0
+SERVED_FILES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb")
+"""How the kinds of file systems begin that are on another machine, or may be."""
 _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts for the process alone
 
 
 class AtOnce:
-    """Where brief work may be done now. Of one event loop's thread."""
+    """Whether brief work may be done now. Of one event loop's thread."""
 
-    def __init__(self, waits: Callable[[], int] | None = None, pause_seconds: float = PAUSE_SECONDS):
-        """``waits``: how often this thread has waited for a page from disk, by default what the kernel says."""
+    def __init__(
+        self, local: bool = True, waits: Callable[[], int] | None = None, pause_seconds: float = PAUSE_SECONDS
+    ):
+        """``local``: what is read is on this machine; ``waits``: how often this thread has waited for a page from disk,
+        by default what the kernel says."""
+        self._local = local
         self._waits = waits or major_faults
         self._pause_seconds = pause_seconds
         self._not_before = 0.0
 
     def allowed(self) -> bool:
-        """Whether memory alone was read lately."""
-        return time.monotonic() >= self._not_before
+        """Whether it is local, and memory alone was read lately."""
+        return self._local and time.monotonic() >= self._not_before
 
     def call(self, work: Callable[[], Result]) -> Result:
         """``work()``, here and now."""
@@ -44,3 +55,15 @@ class AtOnce:
 def major_faults() -> int:
     """Pages that this thread has waited for until they were read from disk."""
     return resource.getrusage(_WHO).ru_majflt
+
+
+def is_local(store: Store) -> bool:
+    """Whether a store's files are on a disk of this machine, as far as mounts tell."""
+    return not store.lies_elsewhere and not kind_of_mount(store.root).startswith(SERVED_FILES)
+
+
+def kind_of_mount(path: Path) -> str:
+    """The kind of file system (``ext4``, ``nfs4``, ...) that a path, which need not exist yet, is or would be on."""
+    kinds = {one.mountpoint: one.fstype for one in psutil.disk_partitions(all=True)}
+    path = path.resolve()
+    return next((kinds[str(one)] for one in (path, *path.parents) if str(one) in kinds), "")

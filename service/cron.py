@@ -29,12 +29,17 @@ UTC = datetime.UTC
 Instant = datetime.datetime
 
 
-def check_zone(name: str) -> str:
-    """The name, if it is an IANA time zone. Raises ValueError."""
+def zone_of(name: str) -> ZoneInfo:
+    """Raises ValueError, also for a zone that another machine knows and this one does not."""
     try:
-        ZoneInfo(name)
+        return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(f"'{name}' is not an IANA time zone such as Europe/Berlin or UTC") from None
+
+
+def check_zone(name: str) -> str:
+    """The name, if it is an IANA time zone. Raises ValueError."""
+    zone_of(name)
     return name
 
 
@@ -52,8 +57,8 @@ def check_cron(expression: str) -> str:
 
 
 def firings(expression: str, timezone: str, after: Instant) -> Iterator[Instant]:
-    """Instants (UTC) strictly after ``after``, strictly increasing."""
-    zone = ZoneInfo(timezone)
+    """Instants (UTC) strictly after ``after``, strictly increasing. Raises ValueError for a zone that is not known."""
+    zone = zone_of(timezone)
     minute, hour = expression.split()[:2]
     follows_real_time = minute.startswith("*") or hour.startswith("*")
     last = after
@@ -130,8 +135,8 @@ def next_firing(expression: str, timezone: str, after: Instant) -> Instant | Non
 
 
 def firing_date(at: Instant, timezone: str) -> str:
-    """The date on the wall of the schedule's zone, YYYY-MM-DD."""
-    return at.astimezone(ZoneInfo(timezone)).date().isoformat()
+    """The date on the wall of the schedule's zone, YYYY-MM-DD. Raises ValueError for a zone that is not known."""
+    return at.astimezone(zone_of(timezone)).date().isoformat()
 
 
 class Due(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec
 Row = dict[str, Any]
 DELETED = ".deleted-"
 SPLITS = ("train", "validation", "test")
+MAX_LABELS = 64
+"""Of a job: each is a row."""
 # Made once: SQLAlchemy takes longer to put a statement together than to send it.
 _INSERT_EVENT = tables.job_event.insert()
 _BY_ID = sa.select(tables.job).where(tables.job.c.id == sa.bindparam("job_id"))
@@ -33,6 +36,7 @@ _DATASET = sa.select(tables.dataset.c.spec).where(
 
 async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> DatasetSpec:
     """The tenant's dataset that the job names. Raises 422 naming each field that does not fit."""
+    _refuse_unstorable(spec)
     name = spec.dataset.name
     document = await connection.scalar(_DATASET, {"tenant": tenant, "name": name})
     if document is None:
@@ -45,6 +49,15 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
         raise invalid([_field(part) for part in str(error).split("; ")]) from None
     await check_start(connection, spec, tenant)
     return dataset
+
+
+def _refuse_unstorable(spec: JobSpec) -> None:
+    """Raises 422 for what a run could do with, and a database cannot."""
+    if len(spec.labels) > MAX_LABELS:
+        raise invalid([("labels", f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}")], "leave some out")
+    if spec.resources.timeout_seconds == math.inf:
+        remedy = "leave it out: a job without it has no time limit"
+        raise invalid([("resources.timeout_seconds", "is not a finite number")], remedy)
 
 
 async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:

@@ -53,7 +53,11 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
         remedy = "put the file there, or add its directory to EVENKEEL_DATA_ROOTS where the service runs"
         shown = f"'{uri}'" if os.path.isabs(uri) or "://" in uri else f"'{uri}', from here {local_path(uri, beside)},"
         raise invalid([(field, f"{shown} lies outside the data roots ({roots})")], remedy)
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # a name that is too long
+        raise invalid([(field, f"'{uri}': {error.strerror}")], "check the path") from None
+    if not there:
         raise invalid([(field, f"'{uri}': no such file or directory ({path})")], "check the path")
     for file in data_files(path):
         inner = Path(os.path.realpath(file))

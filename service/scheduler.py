@@ -46,7 +46,10 @@ async def look_again(database: Database, now: datetime.datetime) -> int:
     async with database.write() as connection:
         await connection.execute(tables.firing.delete().where(never_missed))
         for row in (await connection.execute(sa.select(table).where(ahead).with_for_update())).mappings().all():
-            following = cron.next_firing(row["cron"], row["timezone"], now)
+            try:
+                following = cron.next_firing(row["cron"], row["timezone"], now)
+            except ValueError:
+                continue  # it is told of when it is due
             if following is not None and following < row["next_fire_at"]:
                 corrected += 1
                 changed = table.update().where(table.c.id == row["id"]).values(next_fire_at=following)
@@ -57,18 +60,22 @@ async def look_again(database: Database, now: datetime.datetime) -> int:
 
 async def fire_due(database: Database, now: datetime.datetime) -> int:
     """Fires every schedule that is due and returns the number of jobs started. Each schedule is a transaction of its
-    own: firings, their jobs and ``next_fire_at`` move together."""
+    own: firings, their jobs and ``next_fire_at`` move together. Raises RuntimeError, once all others have fired, where
+    one cannot be."""
     table = tables.schedule
     due = sa.and_(table.c.paused.is_(False), table.c.next_fire_at <= now)
     async with database.read() as connection:
         ids = list(await connection.scalars(sa.select(table.c.id).where(due).order_by(table.c.next_fire_at)))
     started = 0
+    failures = []
     for schedule_id in ids:
         try:
             started += await _fire_one(database, schedule_id, now)
-        except ValueError:
-            # One schedule that cannot be understood must not hold up the others.
-            log.exception("schedule %s could not be fired", schedule_id)
+        except Exception as failure:  # one schedule that cannot be understood must not hold up the others
+            failures.append((schedule_id, failure))
+    if failures:
+        schedule_id, failure = failures[0]
+        raise RuntimeError(f"schedule {schedule_id} cannot be fired: {type(failure).__name__}: {failure}") from failure
     return started
 
 

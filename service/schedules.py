@@ -18,8 +18,8 @@ from service.errors import Problem, invalid, not_found
 from trainer.spec import FIRING_DATE, JobSpec, Name
 
 Row = dict[str, Any]
-Cron = Annotated[str, AfterValidator(cron.check_cron)]
-Zone = Annotated[str, AfterValidator(cron.check_zone)]
+Cron = Annotated[str, Field(max_length=255), AfterValidator(cron.check_cron)]
+Zone = Annotated[str, Field(max_length=64), AfterValidator(cron.check_zone)]
 Catchup = Literal["none", "last", "all"]
 Overlap = Literal["forbid", "queue", "replace"]
 NUM_SHOWN = 5

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import secrets
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import sqlalchemy as sa
+from pydantic import AfterValidator, AwareDatetime
 
 from service.tenants import DEFAULT_TENANT
 
@@ -38,6 +39,17 @@ class UtcTime(sa.types.TypeDecorator[datetime.datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=datetime.UTC) if value.tzinfo is None else value.astimezone(datetime.UTC)
+
+
+def _in_utc(at: datetime.datetime) -> datetime.datetime:
+    try:
+        return at.astimezone(datetime.UTC)
+    except OverflowError:
+        raise ValueError(f"{at.isoformat()} lies outside the years 1 to 9999 in UTC") from None
+
+
+Instant = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""A time with a zone as users send it, once a :class:`UtcTime` can hold it."""
 
 
 def now() -> datetime.datetime:

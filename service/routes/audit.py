@@ -35,8 +35,8 @@ async def list_entries(
     request: Request,
     admin: Annotated[Principal, Depends(require("admin"))],
     key: Annotated[str | None, Query(description="Id of a key.")] = None,
-    since: AwareDatetime | None = None,
-    until: Annotated[AwareDatetime | None, Query(description="Before this.")] = None,
+    since: tables.Instant | None = None,
+    until: Annotated[tables.Instant | None, Query(description="Before this.")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str | None = None,
 ) -> Page[AuditEntry]:

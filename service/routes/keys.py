@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from service import errors, keys, pages, tables
 from service.auth import COOKIE, address_of, optional_principal, require, same_origin, unauthorized
@@ -20,19 +20,12 @@ router = APIRouter(tags=["keys"])
 Admin = Annotated[Principal, Depends(require("admin"))]
 
 
-def _in_utc(at: datetime.datetime) -> datetime.datetime:
-    try:
-        return at.astimezone(datetime.UTC)
-    except OverflowError:
-        raise ValueError(f"{at.isoformat()} is beyond the year 9999 in UTC") from None
-
-
 class KeyRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: Name
     scopes: list[Literal["jobs:read", "jobs:write", "features:read", "features:write", "admin"]] = Field(min_length=1)
-    expires_at: Annotated[AwareDatetime, AfterValidator(_in_utc)] | None = None
+    expires_at: tables.Instant | None = None
 
 
 class Rotation(BaseModel):

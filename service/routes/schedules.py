@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
-from service import errors, idempotency, pages, schedules, tables
+from service import errors, idempotency, jobs, pages, schedules, tables
 from service.auth import require
 from service.idempotency import IdempotencyKey
 from service.keys import Principal
@@ -107,6 +107,7 @@ async def trigger(
 
     async def act(reservation: idempotency.Reservation | None) -> FiringView:
         async with database.write() as connection:
+            await jobs.refuse_too_many(database, connection, request.app.state.settings, principal.tenant)
             fired = FiringView(**await schedules.trigger(connection, principal.tenant, name, date))
             await idempotency.complete(connection, reservation, answer=fired.model_dump(mode="json"))
         return fired

@@ -135,11 +135,9 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
 
 
 def is_brief(request: Request, view: str, collection: str | None, wanted: Wanted, media_type: str) -> bool:
-    """Whether the answer is made of a few rows of memory, with nothing to open, to check or to ask a server for."""
-    with contextlib.suppress(ValueError):  # those who make the answer find it again, and say it
+    """Whether the answer is made of a few rows of memory, with nothing to open or to check."""
+    with contextlib.suppress(ValueError):  # whoever makes the answer finds it again, and says it
         store = store_of(request)
-        if store.lies_elsewhere:
-            return False
         found = store.collection(collection) if collection is not None else store.view_collection(view)
         entry = found.mapped(view, wanted.version)
         if entry is not None:
