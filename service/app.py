@@ -147,6 +147,8 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
     if state.settings.role in ("all", "scheduler"):
         runner = Runner(state.database, state.settings, state.store, state.executor or executor_of(state.settings))
         errors_of = state.metrics.background_errors
+        for outcome in webhook_sender.OUTCOMES:
+            state.metrics.webhooks.labels(outcome)  # a series that begins with a 1 has not increased, to Prometheus
         state.pulses = pulses = tuple(map(Pulse, ("runner", "scheduler", "webhooks", "retention")))
         tasks = [
             asyncio.create_task(runner.run(pulses[0], errors_of.labels("runner").inc)),
@@ -161,6 +163,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
                     state.settings,
                     pulses[2],
                     lambda outcome: state.metrics.webhooks.labels(outcome).inc(),
+                    errors_of.labels("webhooks").inc,
                 )
             ),
             asyncio.create_task(

@@ -215,6 +215,14 @@ def retry(job_id: JobId, as_json: JsonFlag = False) -> None:
         _print_state(client.retry(job_id), as_json)
 
 
+@app.command()
+def delete(job_id: JobId) -> None:
+    """Removes a job that has ended, its checkpoints and its log; versions that it published stay."""
+    with Client() as client:
+        client.delete_job(job_id)
+    typer.echo(f"job {job_id} deleted")
+
+
 # --- the service -----------------------------------------------------------------------------------------------------
 
 

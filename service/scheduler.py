@@ -60,8 +60,8 @@ async def look_again(database: Database, now: datetime.datetime) -> int:
 
 async def fire_due(database: Database, now: datetime.datetime) -> int:
     """Fires every schedule that is due and returns the number of jobs started. Each schedule is a transaction of its
-    own: firings, their jobs and ``next_fire_at`` move together. Raises RuntimeError, once all others have fired, where
-    one cannot be."""
+    own: firings, their jobs and ``next_fire_at`` move together. Where one cannot be fired, raises what
+    it raised once the others have fired."""
     table = tables.schedule
     due = sa.and_(table.c.paused.is_(False), table.c.next_fire_at <= now)
     async with database.read() as connection:
@@ -72,10 +72,10 @@ async def fire_due(database: Database, now: datetime.datetime) -> int:
         try:
             started += await _fire_one(database, schedule_id, now)
         except Exception as failure:  # one schedule that cannot be understood must not hold up the others
-            failures.append((schedule_id, failure))
+            failure.add_note(f"while schedule {schedule_id} was to be fired")
+            failures.append(failure)
     if failures:
-        schedule_id, failure = failures[0]
-        raise RuntimeError(f"schedule {schedule_id} cannot be fired: {type(failure).__name__}: {failure}") from failure
+        raise failures[0]
     return started
 
 

@@ -116,11 +116,14 @@ def view(row: Row) -> dict[str, Any]:
 
 
 def next_firings(row: Row) -> list[datetime.datetime]:
-    """The firings to come, at most five; none while paused."""
+    """The firings to come, at most five; none while paused, and none where this machine does not know the zone."""
     if row["next_fire_at"] is None:
         return []
     before = row["next_fire_at"] - datetime.timedelta(seconds=1)
-    return list(itertools.islice(cron.firings(row["cron"], row["timezone"], before), NUM_SHOWN))
+    try:
+        return list(itertools.islice(cron.firings(row["cron"], row["timezone"], before), NUM_SHOWN))
+    except ValueError:  # others of the list are shown all the same; the scheduler says what is the matter
+        return []
 
 
 def firing_view(row: Row, schedule: str) -> dict[str, Any]:
@@ -144,7 +147,10 @@ async def trigger(
     the schedule has not ended and overlap is ``forbid``, 422 where its job cannot be submitted any more."""
     row = await get(connection, tenant, name, lock=True)
     now = tables.now()
-    date = firing_date.isoformat() if firing_date else cron.firing_date(now, row["timezone"])
+    try:
+        date = firing_date.isoformat() if firing_date else cron.firing_date(now, row["timezone"])
+    except ValueError as error:
+        raise invalid([("timezone", str(error))], "give firing_date, or change the schedule's timezone") from None
     fired = await fire(connection, row, now, "trigger", date)
     assert fired is not None
     if fired["outcome"] == "skipped":

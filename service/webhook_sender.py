@@ -35,12 +35,19 @@ SHOWN_BYTES = 300
 SWEEP_SECONDS = 3600.0
 GONE = 410
 
+OUTCOMES = ("delivered", "failed", "given_up")
 Count = Callable[[str], None]
 
 
-async def run(database: Database, settings: Settings, pulse: Pulse, count: Count = lambda outcome: None) -> None:
-    """Looks every ``settings.webhook_seconds`` until cancelled. ``count`` is told ``delivered``, ``failed`` or
-    ``given_up`` of each attempt."""
+async def run(
+    database: Database,
+    settings: Settings,
+    pulse: Pulse,
+    count: Count = lambda outcome: None,
+    on_error: Callable[[], None] = lambda: None,
+) -> None:
+    """Looks every ``settings.webhook_seconds`` until cancelled. ``count`` is told of each attempt which of
+    :data:`OUTCOMES` it had. A failed look is tried again; ``pulse`` tells of it."""
     swept = -SWEEP_SECONDS
     while True:
         try:
@@ -52,6 +59,7 @@ async def run(database: Database, settings: Settings, pulse: Pulse, count: Count
                 swept = time.monotonic()
             pulse.good()
         except Exception as error:
+            on_error()
             pulse.failed(error)
         await asyncio.sleep(settings.webhook_seconds)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import promql_parser
 import published
 import pytest
+import typer
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from service_kit import client_of, job_body, running
 
-from service import jobs, tables
+from service import cli, jobs, tables
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -84,6 +88,39 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("page", "ticket"), rule["alert"]
         assert rule["annotations"]["summary"], rule["alert"]
         assert len(rule["annotations"]["description"]) > 30, rule["alert"]
+
+
+def test_commands_that_alerts_name_are_there() -> None:
+    there = {" ".join(words) for words in _commands(typer.main.get_command(cli.app))}
+    named = set()
+    for rule in rules():
+        said = rule["annotations"]["description"]
+        for found in re.findall(r"evenkeel ((?:schedules |webhooks )?[a-z]+)", said):
+            assert found in there, f"{rule['alert']}: evenkeel {found}"
+            named.add(found)
+    assert {"retry", "delete", "schedules firings", "webhooks deliveries"} <= named
+
+
+def _commands(command: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, inner in command.commands.items():
+        yield from _commands(inner, (*before, name)) if hasattr(inner, "commands") else [(*before, name)]
+
+
+def test_a_silent_run_is_told_of_before_it_is_given_up() -> None:
+    (rule,) = (rule for rule in rules() if rule["alert"] == "RunSilent")
+    limit = promql_parser.parse(rule["expr"]).rhs.val
+    assert limit + 60 * int(rule["for"].removesuffix("m")) < Settings().silence_seconds
+
+
+async def test_what_is_counted_is_shown_before_it_happens(settings: Settings) -> None:
+    """Prometheus sees no increase in a series that begins with a 1."""
+    settings = dataclasses.replace(settings, role="all")
+    async with running(settings) as app, client_of(app, settings.admin_key_file.read_text().strip()) as client:
+        text = (await client.get("/metrics")).text
+    for outcome in ("delivered", "failed", "given_up"):
+        assert f'evenkeel_webhook_deliveries_total{{outcome="{outcome}"}} 0.0' in text
+    for task in ("runner", "scheduler", "webhooks", "retention"):
+        assert f'evenkeel_background_errors_total{{task="{task}"}}' in text
 
 
 def test_a_day_and_two_hours_without_a_publication() -> None:

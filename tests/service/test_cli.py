@@ -169,6 +169,9 @@ def test_jobs_for_pipes_and_programs(run: Run, served: Served, spec: Path):
     assert run("logs", job_id, "-f").out == "first line\n"
     assert run("retry", job_id).out == f"{job_id}  queued\n"
     assert run("cancel", job_id, "--json").json["state"] == "cancelled"
+    assert run("delete", job_id).out == f"job {job_id} deleted\n"
+    assert not log.exists()
+    assert run("delete", job_id).code == 1
 
 
 def test_tables_within_a_metric_are_left_to_the_report(capsys: pytest.CaptureFixture[str]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import threading
 import time
 from pathlib import Path
@@ -112,6 +113,28 @@ async def test_a_key_cannot_expire_after_the_end_of_time(client: httpx.AsyncClie
     response = await client.post("/v1/keys", json=body)
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == "expires_at"
+
+
+@pytest.mark.parametrize("bound", ["since", "until"])
+@pytest.mark.parametrize("instant", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+async def test_the_audit_log_is_not_asked_beyond_time(client: httpx.AsyncClient, bound: str, instant: str) -> None:
+    response = await client.get("/v1/audit", params={bound: instant})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == bound
+
+
+async def test_a_time_limit_that_json_cannot_hold(client: httpx.AsyncClient, dataset: str) -> None:
+    body = json.dumps(job_body(resources={"timeout_seconds": 7})).replace(" 7", " 1e999")
+    response = await client.post("/v1/jobs", content=body.encode(), headers=JSON)
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "resources.timeout_seconds"
+
+
+async def test_a_path_longer_than_any(client: httpx.AsyncClient, app: FastAPI) -> None:
+    uri = f"{app.state.settings.data_roots[0]}/{'a' * 3000}"
+    response = await client.post("/v1/datasets/infer", json={"uri": uri})
+    assert response.status_code == 422
+    assert "too long" in response.json()["detail"]
 
 
 async def test_made_up_methods_leave_nothing_behind(client: httpx.AsyncClient) -> None:

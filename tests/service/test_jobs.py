@@ -59,6 +59,7 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
         ({"dataset": {"name": "ratings", "window": {"start": "tomorrow"}}}, "dataset.window.start", "neither a date"),
         ({"init_from": {"job": "job_none"}}, "init_from.job", "no job 'job_none'"),
         ({"kernel": "import os"}, "kernel", "'evenkeel' or 'fbgemm'"),
+        ({"labels": {f"label-{number}": "x" for number in range(65)}}, "labels", "a job may have 64"),
     ],
 )
 async def test_a_bad_job_is_refused(

@@ -37,3 +37,7 @@ async def test_no_tenant_fills_the_queue(settings: Settings, dataset_body: dict[
         assert (retried.status_code, retried.json()["type"]) == (409, "urn:evenkeel:too-many-jobs")
         assert (await client.get(f"/v1/jobs/{first}")).json()["state"] == "cancelled"
         assert len((await client.get("/v1/jobs", headers={HEADER: "default"})).json()["items"]) == 3
+        schedule = {"name": "daily", "cron": "0 3 1 1 *", "job": job_body(), "overlap": "queue"}
+        assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
+        triggered = await client.post("/v1/schedules/daily/trigger")
+        assert (triggered.status_code, triggered.json()["type"]) == (409, "urn:evenkeel:too-many-jobs")

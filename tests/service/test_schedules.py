@@ -92,6 +92,7 @@ async def test_create_get_list_change_delete(client: httpx.AsyncClient, dataset:
     [
         ({"cron": "61 * * * *"}, "cron"),
         ({"cron": "* * * * * *"}, "cron"),
+        ({"cron": "0" + ",0" * 500_000 + " * * * *"}, "cron"),
         ({"timezone": "Mars/Olympus"}, "timezone"),
         ({"name": "Not a name"}, "name"),
         ({"catchup": "some"}, "catchup"),
@@ -220,6 +221,32 @@ async def test_a_dataset_that_went_fails_the_firing_and_not_the_scheduler(
     assert "no dataset 'gone'" in failed["reason"]
     (fired,) = await firings(client, "other")
     assert fired["outcome"] == "started"
+
+
+async def test_a_zone_that_this_machine_does_not_know_holds_up_no_other(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str
+) -> None:
+    """Known where the schedule was made, and not where the database lies now."""
+    await create(client)
+    await create(client, name="other", job={"name": "other"})
+    await due_from(app, START)
+    async with app.state.database.write() as connection:
+        first = tables.schedule.update().where(tables.schedule.c.name == "daily")
+        await connection.execute(first.values(timezone="Mars/Olympus", next_fire_at=START - datetime.timedelta(days=1)))
+    assert await scheduler.look_again(app.state.database, START - datetime.timedelta(days=9)) == 1
+    await due_from(app, START)
+    with pytest.raises(ValueError, match="Mars/Olympus") as told:
+        await scheduler.fire_due(app.state.database, START + datetime.timedelta(minutes=2))
+    assert told.value.__notes__[0].startswith("while schedule schedule_")
+    assert await firings(client) == []
+    (fired,) = await firings(client, "other")
+    assert fired["outcome"] == "started"
+    listed = (await client.get("/v1/schedules")).json()["items"]
+    assert [(one["name"], len(one["next_firings"])) for one in listed] == [("daily", 0), ("other", 5)]
+    triggered = await client.post("/v1/schedules/daily/trigger")
+    assert (triggered.status_code, triggered.json()["errors"][0]["field"]) == (422, "timezone")
+    mended = await client.patch("/v1/schedules/daily", json={"timezone": "Europe/Berlin"})
+    assert len(mended.json()["next_firings"]) == 5
 
 
 async def test_firings_come_in_pages(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:

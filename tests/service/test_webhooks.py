@@ -24,6 +24,8 @@ from service_kit import BOTH, client_of, job_body, running, until, wait_for
 from small_run import SmallRuns
 
 from service import tables, webhook_sender, webhooks
+from service.database import Database
+from service.pulse import Pulse
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -316,6 +318,19 @@ async def test_a_held_version_and_a_missed_firing_are_told_of(
     assert told["publication.held"]["publication"] == held
     assert told["schedule.missed"]["schedule"] == "daily"
     assert told["schedule.missed"]["outcome"] == "missed"
+
+
+async def test_a_look_that_fails_is_counted(settings: Settings) -> None:
+    """A database that was never made: every look fails, and the alert BackgroundFails goes by the count."""
+    settings.home.mkdir()
+    database, pulse, failed = Database(settings.database_url), Pulse("webhooks"), asyncio.Event()
+    looking = asyncio.create_task(webhook_sender.run(database, settings, pulse, on_error=failed.set))
+    try:
+        await asyncio.wait_for(failed.wait(), 60)
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        await database.stop()
 
 
 async def test_old_deliveries_are_forgotten(app: FastAPI, client: httpx.AsyncClient, receiver: Receiver) -> None:
