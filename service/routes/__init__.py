@@ -1,6 +1,7 @@
 """HTTP routes, one module per kind of object; each exposes ``router``. :data:`MODULES` is what the app includes."""
 
 MODULES: tuple[str, ...] = (
+    "vectors",  # first: routes are tried in this order, and of all requests these must wait least
     "health",
     "keys",
     "audit",
@@ -11,12 +12,11 @@ MODULES: tuple[str, ...] = (
     "collections",
     "gate",
     "erasure",
-    "vectors",
     "views",
     "webhooks",
     "dashboard",
 )
-FEATURE_MODULES: tuple[str, ...] = ("health", "collections", "vectors", "views")
+FEATURE_MODULES: tuple[str, ...] = ("vectors", "health", "collections", "views")
 
 
 def for_role(role: str) -> tuple[str, ...]:

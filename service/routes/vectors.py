@@ -7,6 +7,7 @@ answer written by Arrow or orjson: a response model would take longer than every
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import time
 from typing import Any, NamedTuple
@@ -67,6 +68,8 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     **errors.also(304, "If-None-Match names what would be sent."),
     **errors.responses(404, 406),
 }
+
+_STATUSES = pa.array(list(STATUS_NAMES))
 
 
 class Wanted(NamedTuple):
@@ -199,19 +202,29 @@ def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[
 def arrow_stream(fetched: Fetched, version: str, view: str) -> bytes:
     """An Arrow IPC stream of one record batch: id, status, vector (null where missing)."""
     missing = fetched.status == MISSING
-    dim = fetched.vectors.shape[1]
+    schema = _schema(fetched.id_type, fetched.vectors.dtype, fetched.vectors.shape[1], version, view)
     flat = pa.array(fetched.vectors.reshape(-1))
     mask = pa.array(missing) if missing.any() else None
-    columns = {
-        "id": pa.array(fetched.ids, pa.int64() if fetched.id_type == "int64" else pa.string()),
-        "status": pa.DictionaryArray.from_arrays(pa.array(fetched.status, pa.int8()), pa.array(list(STATUS_NAMES))),
-        "vector": pa.FixedSizeListArray.from_arrays(flat, dim, mask=mask),
-    }
-    batch = pa.record_batch(columns).replace_schema_metadata({"version": version, "view": view})
+    columns = [
+        pa.array(fetched.ids, schema.field("id").type),
+        pa.DictionaryArray.from_arrays(pa.array(fetched.status, pa.int8()), _STATUSES),
+        pa.FixedSizeListArray.from_arrays(flat, fetched.vectors.shape[1], mask=mask),
+    ]
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     return sink.getvalue().to_pybytes()
+
+
+@functools.lru_cache(256)
+def _schema(id_type: str, dtype: np.dtype[Any], dim: int, version: str, view: str) -> pa.Schema:
+    """Of the stream. Making one takes as long as all of its columns."""
+    fields = [
+        ("id", pa.int64() if id_type == "int64" else pa.string()),
+        ("status", pa.dictionary(pa.int8(), pa.string())),
+        ("vector", pa.list_(pa.from_numpy_dtype(dtype), dim)),
+    ]
+    return pa.schema(fields, metadata={"version": version, "view": view})
 
 
 def json_body(fetched: Fetched, version: str, view: str) -> bytes:
