@@ -509,6 +509,29 @@ async def test_events_of_an_attempt_that_was_given_up_change_nothing(
     live.close()
 
 
+async def test_events_after_the_lease_was_taken_away_change_nothing(
+    app: Any, client: httpx.AsyncClient, dataset: str, settings: Settings
+) -> None:
+    """Given up and waiting for the next attempt: the number is still that of the one which speaks."""
+    job = await submit(client, "succeed")
+    directory = settings.run_dir(job["id"])
+    directory.mkdir()
+    late = EventWriter(directory, 1)
+    late.write("metric", split="validation", epoch=1, auc=0.9)
+    late.write("progress", epoch=9, epochs=9, step=9, examples=9, examples_per_second=9.0)
+    late.write("publication", status="published", collection="items", version="v000009", reasons=[])
+    late.write("state", state="succeeded")
+    late.close()
+    async with app.state.database.write() as connection:
+        row = await jobs.locked(connection, job["id"])
+        await jobs.change(connection, row, attempt=1, lease=None, launched_at=tables.now())
+        assert not await run_events.apply(connection, row, directory, True, 1.0)
+        assert row["events_offset"] == run_events.size(directory), "they are passed over, not kept for later"
+    shown = (await client.get(f"/v1/jobs/{job['id']}")).json()
+    assert shown["state"] == "queued"
+    assert (shown["progress"], shown["publication"], shown["metrics"]) == (None, None, [])
+
+
 async def test_an_error_whose_event_was_lost_is_taken_from_the_exit_file(
     app: Any, client: httpx.AsyncClient, dataset: str, settings: Settings
 ) -> None:
