@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from embeddings.stage import publish_candidate
 from embeddings.stage_settings import Gate, Settings
-from embeddings.store import open_store
+from embeddings.store import Collection, open_store
 from embeddings.vectors import ItemVectors
 from trainer.checkpoint import latest_valid
 from trainer.launch import EXIT_FILE
@@ -88,11 +88,16 @@ class ItemTables:
 
     def begin_chain(self, chain: str, day0: ItemVectors) -> None:
         """A collection whose first version is ``day0``, unless it is there."""
-        store = open_store(self._store())
-        if store.collection(_name(chain)).current() is None:
+        target = self.chain(chain)
+        if target.current() is None:
             publish_candidate(
-                store, _name(chain), day0, Settings(gate=Gate("off")), parent_version=None, model=self.job.model.kind
-            )
+                open_store(self._store()), target.name, day0, Settings(gate=Gate("off")), parent_version=None,
+                model=self.job.model.kind,
+            )  # fmt: skip
+
+    def chain(self, chain: str) -> Collection:
+        """The collection of a chain."""
+        return open_store(self._store()).collection(_name(chain))
 
     def run(self, name: str) -> Run:
         """The run of that name, which was trained before."""
