@@ -162,10 +162,19 @@ def _damaged(damaged: Mapping[str, Mapping[str, str]]) -> Metric:
     return family
 
 
-def of_disk(home: Path) -> Iterable[Metric]:
-    usage = shutil.disk_usage(home)
-    yield _single("evenkeel_disk_free_bytes", "Free space under EVENKEEL_HOME.", usage.free)
-    yield _single("evenkeel_disk_bytes", "Size of the disk under EVENKEEL_HOME.", usage.total)
+def of_disks(home: Path, store_url: str) -> list[Metric]:
+    """That of EVENKEEL_HOME, and that of the feature store where it is a directory on another one."""
+    free = _gauge("evenkeel_disk_free_bytes", "Free space of the disk of EVENKEEL_HOME, and of the store's.", ["disk"])
+    size = _gauge("evenkeel_disk_bytes", "Size of these disks.", ["disk"])
+    store = Path(store_url)
+    disks = {"home": home}
+    if "://" not in store_url and store.is_dir() and store.stat().st_dev != home.stat().st_dev:
+        disks["store"] = store
+    for name, path in disks.items():
+        usage = shutil.disk_usage(path)
+        free.add_metric([name], usage.free)
+        size.add_metric([name], usage.total)
+    return [free, size]
 
 
 def _seconds(since: datetime.datetime | None, now: datetime.datetime) -> float:

@@ -67,7 +67,7 @@ async def metrics(request: Request, principal: Annotated[Principal | None, Depen
         detail = "Metrics are of all tenants: a key of the default tenant with the scope jobs:read reads them."
         raise errors.Problem(403, "missing-scope", detail)
     state = request.app.state
-    found: list[Metric] = list(gauges.of_disk(state.settings.home))
+    found: list[Metric] = gauges.of_disks(state.settings.home, state.settings.store_url)
     if state.settings.role != "vectors":
         found += await gauges.of_database(state.database)
     if state.settings.role != "scheduler":

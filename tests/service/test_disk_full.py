@@ -81,6 +81,9 @@ async def test_a_full_store(settings: Settings, small_disk: Path, dataset_body: 
             ballast = small_disk / "ballast"
             with pytest.raises(OSError, match="No space"):
                 fill(ballast)
+            metrics = (await client.get("/metrics")).text
+            assert 'evenkeel_disk_free_bytes{disk="store"} 0.0' in metrics
+            assert 'evenkeel_disk_bytes{disk="store"} 2.097152e+06' in metrics
             promote = f"/v1/collections/items/versions/{first}/promote"
             writes = {
                 promote: {"reason": "back"},

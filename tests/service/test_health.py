@@ -71,7 +71,8 @@ async def test_jobs_are_counted_by_state(app: FastAPI, client: httpx.AsyncClient
     passed = time.monotonic() - started
     assert 0.04 < found["evenkeel_queue_wait_seconds", ()] < passed + 1
     assert 40 <= found["evenkeel_heartbeat_age_seconds", ()] < 41 + passed
-    assert found["evenkeel_disk_free_bytes", ()] > 0
+    assert found["evenkeel_disk_free_bytes", (("disk", "home"),)] > 0
+    assert ("evenkeel_disk_free_bytes", (("disk", "store"),)) not in found, "it is the same disk"
 
 
 async def test_scheduler_lag(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
