@@ -48,13 +48,13 @@ def read_record(point: Point, out: Path) -> dict[str, Any] | None:
 def run_point(point: Point, out: Path, command: str) -> dict[str, Any]:
     """Trains it, or goes on from where a killed attempt was, measures what it has to, and writes its record: ``state``
     (done or failed), ``error``, ``metrics`` (one for each epoch and split, the gap among them), ``measured`` (of its
-    ``after``), ``alpha``, ``seconds`` (of the last attempt), where and with what. Errors of a run end in the record.
-    Raises Stopped. Must be called on the main thread."""
+    ``after``), ``alpha``, ``seconds`` (of all its attempts together), where and with what. Errors of a run end in the
+    record. Raises Stopped. Must be called on the main thread."""
     directory = out / RUNS / point.key
     log = out / LOGS / f"{point.key}.log"
     for folder in (path_of(point, out).parent, log.parent, directory.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
+    before, started = spent(directory), time.monotonic()
     error, measured = None, {}
     with open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         try:
@@ -74,7 +74,7 @@ def run_point(point: Point, out: Path, command: str) -> dict[str, Any]:
         "metrics": metrics + gaps(metrics),
         "measured": measured,
         "alpha": _last(directory, "info", "alpha"),
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(before + time.monotonic() - started, 1),
         "finished_at": utc_now(),
         "command": command,
         "machine": machine(),
@@ -136,6 +136,15 @@ def metrics_of(directory: Path) -> list[dict[str, Any]]:
                 fields["seconds"] = round(_seconds_between(start, event.fields["time"]), 3)
             found[fields["epoch"], fields["split"]] = fields
     return [found[place] for place in sorted(found)]
+
+
+def spent(directory: Path) -> float:
+    """Seconds of a run's attempts so far, each from its first event to its last; a killed one's last heartbeat is at
+    most seconds old."""
+    attempts: dict[int, list[str]] = {}
+    for event in read_events(directory):
+        attempts.setdefault(event.fields["attempt"], []).append(event.fields["time"])
+    return sum(_seconds_between(times[0], times[-1]) for times in attempts.values())
 
 
 def _seconds_between(start: str, end: str) -> float:

@@ -20,7 +20,7 @@ from trainer.recipes.command import RECIPES, main
 from trainer.recipes.grid import run_grid
 from trainer.recipes.point import Point
 from trainer.recipes.quick_data import write_quick_data
-from trainer.recipes.run_point import metrics_of, path_of, read_record
+from trainer.recipes.run_point import metrics_of, path_of, read_record, run_point
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +108,26 @@ def test_a_failed_point_is_recorded_and_tried_again(data: Path, tmp_path: Path) 
     again = run_grid([missing, there], tmp_path, here=True, workers=1, command="y")
     assert again[0]["command"] == "y"
     assert again[1]["command"] == "x"
+
+
+def test_the_seconds_of_a_point_are_those_of_all_its_attempts(tmp_path: Path) -> None:
+    """Two that were killed, after 1,000 and 200 seconds, an hour between them; what is after them is short."""
+    point = points_of("sse", tmp_path / "away")[0]
+    directory = tmp_path / "runs" / point.key
+    directory.mkdir(parents=True)
+    with open(directory / "events.jsonl", "w", encoding="utf-8") as events:
+        for attempt, time_of_day in (
+            (1, "03:00:00"),
+            (1, "03:10:00"),
+            (1, "03:16:40"),
+            (2, "04:16:40"),
+            (2, "04:20:00"),
+        ):
+            event = {"time": f"2026-01-02T{time_of_day}.000Z", "attempt": attempt, "type": "heartbeat"}
+            events.write(json.dumps(event) + "\n")
+    record = run_point(point, tmp_path, "x")
+    assert record["state"] == "failed"
+    assert 1200 <= record["seconds"] < 1200 + 600
 
 
 def test_two_grids_do_not_train_the_same_points(data: Path, tmp_path: Path) -> None:
