@@ -27,6 +27,7 @@ from service import tables, webhook_sender, webhooks
 from service.database import Database
 from service.pulse import Pulse
 from service.settings import Settings
+from service.tenants import HEADER
 
 pytestmark = pytest.mark.anyio
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -296,6 +297,20 @@ async def test_a_job_that_is_not_stored_is_not_told_of(
     await client.post(f"/v1/jobs/{job_id}/cancel")
     assert await send(app) == ["delivered"]
     assert receiver.documents()[0]["data"]["state"] == "cancelled"
+
+
+async def test_a_webhook_of_another_tenant_is_not_told(
+    app: FastAPI, client: httpx.AsyncClient, receiver: Receiver, dataset: str
+) -> None:
+    mine = await made(client, f"{receiver.url}mine", "job.cancelled")
+    async with client_of(app, app.state.settings.admin_key_file.read_text().strip()) as other:
+        other.headers[HEADER] = "ads"
+        theirs = await made(other, f"{receiver.url}theirs", "job.cancelled")
+        job = (await client.post("/v1/jobs", json=job_body())).json()["id"]
+        await client.post(f"/v1/jobs/{job}/cancel")
+        assert await send(app) == ["delivered"]
+        assert [one["event"] for one in await deliveries(client, mine)] == ["job.cancelled"]
+        assert await deliveries(other, theirs) == []
 
 
 async def test_a_held_version_and_a_missed_firing_are_told_of(
