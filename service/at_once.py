@@ -1,8 +1,9 @@
 """What is brief is done on the event loop itself: a hundred rows of mapped memory take less time than handing them to a
 thread and back, where Python's threads keep each other waiting for milliseconds (docs/adr/0042).
 
-A page that must be read from disk would keep everybody waiting. The kernel counts those: after one, threads do the
-work for a while, and wait for the disk instead. Of a file server, which may never answer, they do all of it.
+Pages that must be read from disk would keep everybody waiting. The kernel counts those: after one, threads do the work
+for a moment, for longer each time that it happens again, and wait for the disk instead. Of a file server, which may
+never answer, they do all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from embeddings.store import Store
 
 Result = TypeVar("Result")
 
-PAUSE_SECONDS = 1.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 1.0
 SERVED_FILES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb")
 """How the kinds of file systems begin that are on another machine, or may be."""
 _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts for the process alone
@@ -29,18 +30,19 @@ class AtOnce:
     """Whether brief work may be done now. Of one event loop's thread."""
 
     def __init__(
-        self, local: bool = True, waits: Callable[[], int] | None = None, pause_seconds: float = PAUSE_SECONDS
+        self, local: bool = True, waits: Callable[[], int] | None = None, clock: Callable[[], float] = time.monotonic
     ):
         """``local``: what is read is on this machine; ``waits``: how often this thread has waited for a page from disk,
         by default what the kernel says."""
         self._local = local
         self._waits = waits or major_faults
-        self._pause_seconds = pause_seconds
+        self._clock = clock
         self._not_before = 0.0
+        self._pause_seconds = FIRST_PAUSE_SECONDS
 
     def allowed(self) -> bool:
         """Whether it is local, and memory alone was read lately."""
-        return self._local and time.monotonic() >= self._not_before
+        return self._local and self._clock() >= self._not_before
 
     def call(self, work: Callable[[], Result]) -> Result:
         """``work()``, here and now."""
@@ -49,7 +51,10 @@ class AtOnce:
             return work()
         finally:
             if self._waits() > before:
-                self._not_before = time.monotonic() + self._pause_seconds
+                self._not_before = self._clock() + self._pause_seconds
+                self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
+            else:
+                self._pause_seconds = FIRST_PAUSE_SECONDS
 
 
 def major_faults() -> int:

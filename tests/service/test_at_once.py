@@ -178,24 +178,38 @@ def test_a_file_server_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not is_local(open_store(tmp_path / "own" / "store"))
 
 
-def test_after_a_wait_for_the_disk_threads_take_over() -> None:
-    waits = iter([3, 3, 3, 4, 4, 5])
-    at_once = AtOnce(waits=lambda: next(waits), pause_seconds=60.0)
-    assert at_once.allowed()
-    assert at_once.call(lambda: "rows") == "rows"
-    assert at_once.allowed()
-    assert at_once.call(lambda: "rows from disk") == "rows from disk"
-    assert not at_once.allowed()
+def test_after_a_wait_for_the_disk_threads_take_over_for_longer_each_time() -> None:
+    now, waits = 100.0, 0
+    at_once = AtOnce(waits=lambda: waits, clock=lambda: now)
+
+    def rows(from_disk: int = 0) -> str:
+        nonlocal waits
+        waits += from_disk
+        return "rows"
+
+    def until_allowed() -> float:
+        nonlocal now
+        begun = now
+        while not at_once.allowed():
+            now += 0.005
+        return round(now - begun, 2)
+
+    assert at_once.call(rows) == "rows"
+    assert until_allowed() == 0
+    paused = []
+    for _ in range(10):
+        assert at_once.call(lambda: rows(3)) == "rows"
+        paused.append(until_allowed())
+    assert paused == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0]
+    at_once.call(rows)
+    assert until_allowed() == 0
+    at_once.call(lambda: rows(1))
+    assert until_allowed() == 0.01
 
 
-def test_after_a_wait_that_ended_in_an_error_too_and_not_for_long() -> None:
+def test_a_wait_that_ended_in_an_error_counts_too() -> None:
     waits = iter([0, 1])
-    at_once = AtOnce(waits=lambda: next(waits), pause_seconds=0.0)
-    with pytest.raises(KeyError):
-        at_once.call(lambda: {}["gone"])
-    assert at_once.allowed()
-    waits = iter([0, 1])
-    at_once = AtOnce(waits=lambda: next(waits), pause_seconds=60.0)
+    at_once = AtOnce(waits=lambda: next(waits), clock=lambda: 100.0)
     with pytest.raises(KeyError):
         at_once.call(lambda: {}["gone"])
     assert not at_once.allowed()
