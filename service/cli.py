@@ -324,10 +324,7 @@ def _naming(spec: Path) -> Iterator[None]:
 
 
 def _print_state(job: Mapping[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.print_json(job)
-    else:
-        typer.echo(f"{job['id']}  {job['state']}")
+    output.print_answer(job, f"{job['id']}  {job['state']}", as_json)
 
 
 def _print_job(job: Mapping[str, Any]) -> None:

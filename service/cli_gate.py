@@ -154,13 +154,11 @@ def add_canary(
     with Client() as client:
         here = client.is_local and "://" not in labels and Path(labels).exists()
         (answer,) = client.add_canary(collection, name, str(Path(labels).absolute()) if here else labels)["items"]
-    if as_json:
-        output.print_json(answer)
-    else:
-        typer.echo(
-            f"canary {name}: {answer['num_items']} items, {len(answer['classes'])} classes, "
-            f"accuracy {answer['accuracy']:.3f} (most frequent class {answer['majority']:.3f})"
-        )
+    text = (
+        f"canary {name}: {answer['num_items']} items, {len(answer['classes'])} classes, "
+        f"accuracy {answer['accuracy']:.3f} (most frequent class {answer['majority']:.3f})"
+    )
+    output.print_answer(answer, text, as_json)
 
 
 @canaries.command("list")

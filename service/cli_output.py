@@ -75,6 +75,22 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], e
     out().print(table)
 
 
+def print_list(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str, as_json: bool) -> None:
+    """What a service listed: all of it as JSON, or a table of these columns."""
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, columns, empty)
+
+
+def print_answer(answer: Any, text: str, as_json: bool) -> None:
+    """What a service answered: as JSON, or in words."""
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(text)
+
+
 def print_fields(fields: Mapping[str, Any]) -> None:
     """``name: value`` lines; what is absent is left out."""
     width = max((len(name) for name in fields), default=0)

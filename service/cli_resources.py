@@ -42,10 +42,7 @@ def add_dataset(file: Annotated[Path, typer.Argument(metavar="FILE.yaml")], as_j
         )
     with Client() as client:
         answer = client.add_dataset(_located(dataset) if client.is_local else dataset)
-    if as_json:
-        output.print_json(answer)
-    else:
-        typer.echo(f"dataset {dataset.name} registered")
+    output.print_answer(answer, f"dataset {dataset.name} registered", as_json)
 
 
 def _located(dataset: DatasetSpec) -> DatasetSpec:
@@ -147,10 +144,8 @@ def add_schedule(
     }  # fmt: skip
     with Client() as client:
         answer = client.add_schedule(schedule)
-    if as_json:
-        output.print_json(answer)
-    else:
-        typer.echo(f"schedule {name}: next firing {answer.get('next_fire_at') or 'none while paused'}")
+    text = f"schedule {name}: next firing {answer.get('next_fire_at') or 'none while paused'}"
+    output.print_answer(answer, text, as_json)
 
 
 @schedules.command("list")
@@ -158,14 +153,12 @@ def list_schedules(as_json: JsonFlag = False) -> None:
     """Lists schedules with their next firing."""
     with Client() as client:
         found = client.schedules()
-    if as_json:
-        output.print_json(found)
-        return
     columns = {
         "name": "NAME", "cron": "CRON", "timezone": "TIMEZONE", "paused": "PAUSED", "overlap": "OVERLAP",
         "catchup": "CATCHUP", "next_fire_at": "NEXT FIRING",
     }  # fmt: skip
-    output.print_table(found, columns, "no schedules yet: `evenkeel schedules add NAME SPEC.yaml --cron '0 3 * * *'`")
+    empty = "no schedules yet: `evenkeel schedules add NAME SPEC.yaml --cron '0 3 * * *'`"
+    output.print_list(found, columns, empty, as_json)
 
 
 @schedules.command("show")
@@ -223,13 +216,10 @@ def firings(name: Name, limit: Annotated[int, typer.Option(min=1)] = 20, as_json
     """Lists a schedule's firings, newest first."""
     with Client() as client:
         found = client.firings(name, limit)
-    if as_json:
-        output.print_json(found)
-        return
     columns = {name: name.upper() for name in dict.fromkeys(field for row in found for field in row)} or {
         "fire_at": "FIRE_AT"
     }
-    output.print_table(found, columns, f"schedule {name} has not fired yet")
+    output.print_list(found, columns, f"schedule {name} has not fired yet", as_json)
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
@@ -260,14 +250,11 @@ def list_keys(as_json: JsonFlag = False) -> None:
     """Lists keys, without the keys themselves."""
     with Client() as client:
         found = client.keys()
-    if as_json:
-        output.print_json(found)
-        return
     columns = {
         "id": "ID", "name": "NAME", "prefix": "PREFIX", "scopes": "SCOPES", "created_at": "CREATED",
         "expires_at": "EXPIRES", "revoked_at": "REVOKED",
     }  # fmt: skip
-    output.print_table(found, columns, "no keys")
+    output.print_list(found, columns, "no keys", as_json)
 
 
 @keys.command("rotate")
@@ -292,10 +279,7 @@ def list_tenants(as_json: JsonFlag = False) -> None:
     """Lists tenants and how many of their keys can be used."""
     with Client() as client:
         found = client.tenants()
-    if as_json:
-        output.print_json(found)
-    else:
-        output.print_table(found, {"name": "TENANT", "num_keys": "KEYS"}, "no tenants")
+    output.print_list(found, {"name": "TENANT", "num_keys": "KEYS"}, "no tenants", as_json)
 
 
 @keys.command("audit")
@@ -309,14 +293,11 @@ def list_audit(
     filters = {name: value for name, value in (("key", key), ("since", since)) if value is not None}
     with Client() as client:
         found = client.audit(limit, **filters)
-    if as_json:
-        output.print_json(found)
-        return
     columns = {
         "at": "WHEN", "tenant": "TENANT", "key_name": "KEY", "action": "DID", "object": "TO", "status": "STATUS",
         "address": "FROM",
     }  # fmt: skip
-    output.print_table(found, columns, "no entries")
+    output.print_list(found, columns, "no entries", as_json)
 
 
 @keys.command("revoke")

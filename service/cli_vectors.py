@@ -57,10 +57,7 @@ def promote(
     """Makes a version the current one; an older one is the rollback."""
     with Client() as client:
         answer = client.promote(collection, version, reason, override_gate=override_gate, if_current=if_current)
-    if as_json:
-        output.print_json(answer)
-    else:
-        typer.echo(f"{collection} now serves {answer.get('version', version)}")
+    output.print_answer(answer, f"{collection} now serves {answer.get('version', version)}", as_json)
 
 
 def erase(
@@ -72,10 +69,8 @@ def erase(
     """Removes the rows of ids from every kept version, and keeps them out."""
     with Client() as client:
         answer = client.erase(collection, ids, reason)
-    if as_json:
-        output.print_json(answer)
-    else:
-        typer.echo(f"{collection}: {answer['rows']} rows erased from {len(answer['versions'])} versions")
+    text = f"{collection}: {answer['rows']} rows erased from {len(answer['versions'])} versions"
+    output.print_answer(answer, text, as_json)
 
 
 def readmit(
@@ -87,10 +82,7 @@ def readmit(
     """Lets erased ids be published again, by the next run that finds them."""
     with Client() as client:
         answer = client.readmit(collection, ids, reason)
-    if as_json:
-        output.print_json(answer)
-    else:
-        typer.echo(f"{collection}: {answer['ids']} ids may be published again")
+    output.print_answer(answer, f"{collection}: {answer['ids']} ids may be published again", as_json)
 
 
 def fetch(

@@ -41,11 +41,8 @@ def list_webhooks(as_json: JsonFlag = False) -> None:
     """Lists webhooks."""
     with Client() as client:
         found = client.webhooks()
-    if as_json:
-        output.print_json(found)
-        return
     columns = {"id": "ID", "url": "URL", "events": "EVENTS", "paused": "PAUSED", "reason": "REASON"}
-    output.print_table(found, columns, "no webhooks")
+    output.print_list(found, columns, "no webhooks", as_json)
 
 
 @webhooks.command("pause")
@@ -85,14 +82,11 @@ def deliveries(webhook_id: Id, limit: Annotated[int, typer.Option(min=1)] = 20, 
     """Lists what was sent, newest first."""
     with Client() as client:
         found = client.deliveries(webhook_id, limit)
-    if as_json:
-        output.print_json(found)
-        return
     columns = {
         "id": "ID", "event": "EVENT", "attempt": "ATTEMPT", "status": "STATUS", "delivered_at": "DELIVERED",
         "next_at": "NEXT", "error": "ERROR",
     }  # fmt: skip
-    output.print_table(found, columns, "nothing was sent yet")
+    output.print_list(found, columns, "nothing was sent yet", as_json)
 
 
 @webhooks.command("retry")

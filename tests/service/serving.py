@@ -12,13 +12,15 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from service import cli
 from service.settings import Settings
 
 EVENKEEL = Path(sys.executable).with_name("evenkeel")
@@ -83,6 +85,46 @@ def serving(
         process.send_signal(signal.SIGTERM)
         assert killed or process.wait(300) in (0, -signal.SIGTERM)
         process.stdout.close()
+
+
+class Done(NamedTuple):
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[list[str]]:
+        return [line.split("\t") for line in self.out.splitlines()]
+
+
+Run = Callable[..., Done]
+
+
+def in_this_process(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``run("jobs", "--json")``: the command in this process, talking to the service."""
+    monkeypatch.setenv("EVENKEEL_URL", served.url)
+    monkeypatch.setenv("EVENKEEL_HOME", str(served.home))
+    monkeypatch.delenv("EVENKEEL_API_KEY", raising=False)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["evenkeel", *arguments])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return Done(code, said.out, said.err)
+
+    return run
 
 
 def _appears(path: Path, seconds: float = 300.0) -> bool:

@@ -56,6 +56,14 @@ async def test_who_did_what_to_which_object_from_where(
     assert await entries(client, until=found[-1]["at"]) == []
 
 
+async def test_a_submission_is_entered_once_and_so_is_its_repetition(client: httpx.AsyncClient, dataset: str) -> None:
+    headers = {"Idempotency-Key": "k"}
+    job = (await client.post("/v1/jobs", json=job_body(), headers=headers)).json()["id"]
+    assert (await client.post("/v1/jobs", json=job_body(), headers=headers)).json()["id"] == job
+    found = await entries(client)
+    assert [(one["object"], one["status"]) for one in found[:-1]] == [(f"/v1/jobs/{job}", 202)] * 2
+
+
 async def test_sessions_are_entered_and_fetches_are_not(
     app: FastAPI, client: httpx.AsyncClient, settings: Settings, published: Any
 ) -> None:

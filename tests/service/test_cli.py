@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -10,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import published
 import pyarrow as pa
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import serving
 import yaml
-from serving import EVENKEEL, Served
+from serving import EVENKEEL, Run, Served
 
 from service import cli
 from service import cli_output as output
@@ -35,43 +34,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[list[str]]:
-        return [line.split("\t") for line in self.out.splitlines()]
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
 def run(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """``run("jobs", "--json")``: the command in this process, talking to the service."""
-    monkeypatch.setenv("EVENKEEL_URL", served.url)
-    monkeypatch.setenv("EVENKEEL_HOME", str(served.home))
-    monkeypatch.delenv("EVENKEEL_API_KEY", raising=False)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["evenkeel", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return Done(code, said.out, said.err)
-
-    return run
+    return serving.in_this_process(served, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -3,36 +3,25 @@ test, which publishes vectors of its own."""
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import serving
-from serving import Served
+from serving import Run, Served
 
 from embeddings.stage import publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors import ItemVectors
-from service import cli
 from service.client import Client
 from trainer.spec import parse_job
 
 N, D = 300, 8
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Done]
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def run(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setenv("EVENKEEL_URL", served.url)
-    monkeypatch.setenv("EVENKEEL_HOME", str(served.home))
-    monkeypatch.delenv("EVENKEEL_API_KEY", raising=False)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["evenkeel", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return Done(code, said.out, said.err)
-
-    return run
+    return serving.in_this_process(served, monkeypatch, capsys)
 
 
 def carry_out(served: Served, job: dict[str, Any], noise: float = 0.05) -> str | None:

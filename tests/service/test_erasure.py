@@ -19,7 +19,6 @@ from serving import Served
 
 from embeddings import store_erasure
 from embeddings.store_files import writer_lock
-from service import cli
 from service.app import create_app
 from service.client import Client, ProblemError
 from service.neighbors import Neighbors
@@ -169,20 +168,7 @@ def test_from_the_command_line_and_from_python(
 ) -> None:
     published.publish(served.settings, "films", seed=1)
     published.publish(served.settings, "films", seed=2)
-    monkeypatch.setenv("EVENKEEL_URL", served.url)
-    monkeypatch.setenv("EVENKEEL_API_KEY", served.key)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["evenkeel", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        done = capsys.readouterr()
-        return code, done.out, done.err
-
+    run = serving.in_this_process(served, monkeypatch, capsys)
     assert run("erase", "films", "10", "20", "--reason", "they asked")[:2] == (
         0, "films: 4 rows erased from 2 versions\n",
     )  # fmt: skip
