@@ -63,6 +63,7 @@ def install(form: Format, access_log: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("evenkeel").setLevel(logging.INFO)
     access.setLevel(logging.INFO if access_log else logging.WARNING)
 
 

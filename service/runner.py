@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.store import Store
-from service import admission, disk, heavy, jobs, predicted, run_events, submission, tables
+from service import admission, disk, heavy, jobs, logs, predicted, run_events, submission, tables
 from service.admission import Needs
 from service.database import Database
 from service.errors import Problem
@@ -123,13 +123,19 @@ class Runner:
             raise failures[0]
 
     async def _step(self, row: dict[str, Any]) -> None:
+        named = logs.job_id.set(row["id"])  # what is logged on the way, in tasks begun here too, says whose it is
         try:
             await self._look_after(row)
         except Unknown as error:
             await self._wait_for_answer(row, error)
+        except Exception as failure:
+            failure.add_note(f"while job {row['id']} was looked after")  # it is logged elsewhere
+            raise
         else:
             if row["id"] not in self._ending:
                 self._unanswered.pop(row["id"], None)
+        finally:
+            logs.job_id.reset(named)
 
     async def _look_after(self, row: dict[str, Any]) -> None:
         """What this row's state asks for."""
@@ -245,6 +251,7 @@ class Runner:
             task.add_done_callback(lambda done: self._done(self._counting, row["id"], done))
 
     async def _counted(self, row: dict[str, Any]) -> None:
+        logs.job_id.set(row["id"])
         try:
             needs = await heavy.in_thread(predicted.of_row, self._settings, row)
         except ValueError as failure:

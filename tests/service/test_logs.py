@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import subprocess
@@ -12,9 +13,11 @@ import httpx
 import pytest
 import serving
 from fastapi import FastAPI
-from service_kit import client_of
+from service_kit import client_of, job_body, running, until
+from small_run import SmallRuns
 
 from service import logs
+from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -82,6 +85,39 @@ async def test_a_failure_says_which_request_it_was(app: FastAPI, kept: Kept) -> 
     assert line["level"] == "error"
     assert line["request_id"] == answer.headers["x-request-id"] == "from-a-proxy-1"
     assert "planted" in line["traceback"]
+
+
+class NeverStarts(SmallRuns):
+    def launch(self, run_dir: Path) -> int:
+        raise OSError("planted")
+
+
+class NeverLooks(SmallRuns):
+    def is_alive(self, run_dir: Path) -> bool:
+        raise ZeroDivisionError("planted")
+
+
+@pytest.mark.parametrize("executor", [NeverStarts, NeverLooks])
+async def test_what_fails_in_the_runner_says_which_job_it_was(
+    settings: Settings, dataset_body: dict[str, Any], kept: Kept, executor: type[SmallRuns]
+) -> None:
+    settings, runs = dataclasses.replace(settings, role="all"), executor()
+    try:
+        async with running(settings, executor=runs) as app:
+            async with client_of(app, settings.admin_key_file.read_text().strip()) as client:
+                await client.post("/v1/datasets", json=dataset_body)
+                job = (await client.post("/v1/jobs", json=job_body(retries=0))).json()["id"]
+
+                async def told() -> Any:
+                    return [one for one in kept.documents() if "planted" in one.get("traceback", "")]
+
+                line = (await until(told))[0]
+    finally:
+        runs.end_all()
+    assert line["logger"] in ("evenkeel.runner", "evenkeel")
+    # A round that failed is told of by its pulse, which knows no job: the error itself names it.
+    assert line.get("job_id") == job or f"while job {job} was looked after" in line["traceback"]
+    assert ("job_id" in line) == (executor is NeverStarts)
 
 
 async def test_no_secret_is_in_the_log(client: httpx.AsyncClient, admin_key: str, kept: Kept) -> None:
