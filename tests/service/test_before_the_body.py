@@ -65,3 +65,10 @@ async def test_a_key_is_heard_up_to_the_limit(app: FastAPI, admin_key: str, sett
     status, taken = await post(app, "/v1/jobs", {"authorization": f"Bearer {admin_key}"}, 10_000)
     assert status == 413
     assert taken == settings.max_body_bytes + len(CHUNK)
+
+
+async def test_a_body_that_announces_too_much_is_refused_unread(
+    app: FastAPI, admin_key: str, settings: Settings
+) -> None:
+    announced = {"authorization": f"Bearer {admin_key}", "content-length": str(settings.max_body_bytes + 1)}
+    assert await post(app, "/v1/jobs", announced, 10_000) == (413, 0)

@@ -206,6 +206,19 @@ async def test_no_redirect_is_followed(
     assert len(receiver.received) == 1
 
 
+async def test_a_proxy_of_the_environment_is_not_asked(
+    app: FastAPI, client: httpx.AsyncClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would call for us what was checked here, from where it stands."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    hook = await made(client, receiver.url)
+    await client.post(f"/v1/webhooks/{hook['id']}/ping")
+    assert await send(app) == ["delivered"]
+
+
 @pytest.mark.parametrize(
     "url",
     ["http://127.0.0.1:1/", "http://localhost/", "http://[::1]/", "http://169.254.169.254/latest", "http://10.0.0.1/"],
