@@ -81,6 +81,19 @@ async def test_what_an_ended_job_left_goes_by_age(app: FastAPI, client: httpx.As
     assert not list(app.state.settings.runs.glob(".deleted*"))
 
 
+@pytest.mark.parametrize("change", [{"home_id": "home_elsewhere"}, {"released": False}])
+async def test_what_is_another_homes_or_still_has_processes_stays(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str, change: dict[str, Any]
+) -> None:
+    job = await ended(app, client, 500)
+    async with app.state.database.write() as connection:
+        await connection.execute(tables.job.update().values(change))
+    swept = await sweep(app)
+    assert (swept.jobs, swept.checkpoints, swept.logs) == (0, 0, 0)
+    assert left(app, job) == {"checkpoints", "data", "log.txt"}
+    assert (await client.get(f"/v1/jobs/{job}")).status_code == 200
+
+
 async def test_a_checkpoint_stays_while_something_could_start_from_it(
     app: FastAPI, client: httpx.AsyncClient, dataset: str
 ) -> None:
