@@ -85,13 +85,14 @@ async def test_what_an_ended_job_left_goes_by_age(app: FastAPI, client: httpx.As
 async def test_what_is_another_homes_or_still_has_processes_stays(
     app: FastAPI, client: httpx.AsyncClient, dataset: str, change: dict[str, Any]
 ) -> None:
-    job = await ended(app, client, 500)
+    ran = [await ended(app, client, days) for days in (60, 500)]
     async with app.state.database.write() as connection:
         await connection.execute(tables.job.update().values(change))
     swept = await sweep(app)
     assert (swept.jobs, swept.checkpoints, swept.logs) == (0, 0, 0)
-    assert left(app, job) == {"checkpoints", "data", "log.txt"}
-    assert (await client.get(f"/v1/jobs/{job}")).status_code == 200
+    for job in ran:
+        assert left(app, job) == {"checkpoints", "data", "log.txt"}
+        assert (await client.get(f"/v1/jobs/{job}")).status_code == 200
 
 
 async def test_a_checkpoint_stays_while_something_could_start_from_it(
