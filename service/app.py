@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import gc
 import importlib
 import logging
 import shutil
@@ -299,11 +300,16 @@ def serve(
             server_header=False,
             lifespan="on",
         )
+        config.load()
+        if settings.role == "vectors":
+            # Once, for all of them; pyarrow would import pandas in each, with its first array.
+            importlib.import_module("pandas")
+        # A full collection looks at every object there is, a tenth of a second in which nobody is answered. Those of
+        # modules and routes stay for good: they are not looked at again, and workers go on sharing their memory.
+        gc.collect()
+        gc.freeze()
         if settings.role != "vectors":
             return _serve_on(listener, config)
-        # Once, for all of them; pyarrow would import pandas in each, with its first array.
-        config.load()
-        importlib.import_module("pandas")
         return workers.run(num_workers, lambda: _serve_on(listener, config))
 
 
