@@ -21,6 +21,7 @@ from service.tenants import DEFAULT_TENANT, qualified, store_of
 
 VERSION_STATES = ("candidate", "published", "held", "superseded", "expired")
 RECENT = datetime.timedelta(days=7)
+HOUR = datetime.timedelta(hours=1)
 MAX_JOB_NAMES = 200
 """Names are the users' own: a service that is given a new one for each job must not grow without end."""
 _PROGRESS = {
@@ -54,12 +55,15 @@ async def of_database(database: Database) -> list[Metric]:
         columns = (job.id, job.tenant, job.name, job.started_at, job.heartbeat_at, job.progress)
         active = (await connection.execute(sa.select(*columns).where(job.state.in_(ACTIVE)))).mappings().all()
         late = await connection.scalar(sa.select(sa.func.min(schedule.next_fire_at)).where(schedule.paused.is_(False)))
+        just_failed = sa.and_(job.state == "failed", job.finished_at >= now - HOUR)
+        failed = await connection.scalar(sa.select(sa.func.count()).select_from(tables.job).where(just_failed))
         figures = await _figures(connection, now)
     jobs = _gauge("evenkeel_jobs", "Jobs by state.", ["state"])
     for state in STATES:
         jobs.add_metric([state], counts.get(state, 0))
     return [
         jobs,
+        _single("evenkeel_jobs_failed_last_hour", "Jobs that failed within the last hour.", failed or 0),
         _single("evenkeel_queue_wait_seconds", "Age of the oldest job that could start.", _seconds(oldest, now)),
         _single("evenkeel_heartbeat_age_seconds", "Age of the oldest sign of life of a run.", _seconds(beat, now)),
         _single("evenkeel_scheduler_lag_seconds", "How late the latest due firing is.", max(0.0, _seconds(late, now))),

@@ -75,6 +75,17 @@ async def test_jobs_are_counted_by_state(app: FastAPI, client: httpx.AsyncClient
     assert ("evenkeel_disk_free_bytes", (("disk", "store"),)) not in found, "it is the same disk"
 
 
+async def test_failures_of_the_last_hour(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
+    """Also of one that failed before, was tried again and failed once more: the number that have failed is the same."""
+    for minutes, state in ((59, "failed"), (61, "failed"), (1, "cancelled")):
+        job_id = (await client.post("/v1/jobs", json=job_body())).json()["id"]
+        async with app.state.database.write() as connection:
+            row = await jobs.locked(connection, job_id)
+            ended = tables.now() - datetime.timedelta(minutes=minutes)
+            await jobs.change(connection, row, state=state, finished_at=ended)
+    assert (await read(client))["evenkeel_jobs_failed_last_hour", ()] == 1
+
+
 async def test_scheduler_lag(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
     body = {"name": "daily", "cron": "0 3 * * *", "job": job_body()}
     await client.post("/v1/schedules", json=body)
