@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judgement:
-    """``gain``: by how much left is better than right; None where one of them was not run."""
+    """``gain``: by how much left is better than right; None where no seed of both was run."""
 
     claim: Claim
     gain: float | None
@@ -75,9 +75,11 @@ class Figures:
         taken = max(candidates, key=score)
         return taken, candidates[taken]
 
-    def cell(self, table: Table, column: Column, row: str) -> Cell | None:
+    def cell(self, table: Table, column: Column, row: str, seeds: Collection[int] | None = None) -> Cell | None:
+        """Of all seeds that have ended, or of those among ``seeds``."""
         tried, runs = self.runs(table, column, row)
-        found = {seed: values for seed, record in runs.items() if (values := shown(table, column, record))}
+        asked = {seed: record for seed, record in runs.items() if seeds is None or seed in seeds}
+        found = {seed: values for seed, record in asked.items() if (values := shown(table, column, record))}
         if not found:
             return None
         by_place = list(zip(*found.values(), strict=False))
@@ -101,18 +103,21 @@ class Figures:
         return [(statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for v in places]
 
     def judge(self, claim: Claim) -> Judgement:
+        """By the seeds that both sides have: of other ones the difference would be theirs."""
         table = next(table for table in self.recipe.tables if table.name == claim.table)
         column = next(column for column in table.columns if column.points == claim.column)
-        values, seeds = [], []
-        for row, which in (claim.left, claim.right):
-            cell = self.cell(table, column, row)
+        sides = (claim.left, claim.right)
+        ended = [set(cell.seeds) for row, _ in sides if (cell := self.cell(table, column, row)) is not None]
+        seeds = ended[0] & ended[1] if len(ended) == len(sides) else set()
+        values = []
+        for row, which in sides:
+            cell = self.cell(table, column, row, seeds)
             if cell is None:
                 return Judgement(claim, None)
             best = min(cell.mean) if table.lower else max(cell.mean)
             values.append({"first": cell.mean[0], "last": cell.mean[-1], "best": best}[which])
-            seeds.append(set(cell.seeds))
         gain = (values[1] - values[0]) if table.lower else (values[0] - values[1])
-        return Judgement(claim, gain, tuple(sorted(seeds[0] & seeds[1])))
+        return Judgement(claim, gain, tuple(sorted(seeds)))
 
 
 def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,7 @@ def view(table: Table, figures: Figures) -> View | None:
             lines += _lines(table, row, columns, of_row)
             behind += [record for cell in of_row if cell is not None for record in cell.records]
             notes += _choices(row, columns, of_row)
+    notes += _fewer_seeds(cells)
     missing = [row for row in rows if not any(cells[row, column] for column in columns)]
     missing += [column.label for column in table.columns if column not in columns]
     if missing:
@@ -82,10 +83,10 @@ def view(table: Table, figures: Figures) -> View | None:
 
 def _lines(table: Table, row: str, columns: Sequence[Column], cells: Sequence[Cell | None]) -> list[tuple[str, ...]]:
     lines = [(row, "ours", *(NOT_RUN if cell is None else joined(cell.mean, table.digits) for cell in cells))]
-    if any(cell is not None and cell.sd for cell in cells):
-        seeds = {seed for cell in cells if cell is not None for seed in cell.seeds}
+    counts = {len(cell.seeds) for cell in cells if cell is not None and cell.sd}
+    if counts:
         spread = (joined(cell.sd, table.digits) if cell is not None and cell.sd else "" for cell in cells)
-        lines.append(("", f"sd of {len(seeds)} seeds", *spread))
+        lines.append(("", f"sd of {' or '.join(map(str, sorted(counts)))} seeds", *spread))
     published = [table.published.get((row, column.label)) for column in columns]
     if any(published):
         lines.append(("", "published", *(joined(one, table.digits) if one else NOT_RUN for one in published)))
@@ -148,6 +149,20 @@ def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None]) 
         if cell.tried:
             said.append(f"{row}, {column.points}: {cell.tried}, by the validation split.")
     return said
+
+
+def _fewer_seeds(cells: Mapping[tuple[str, Column], Cell | None]) -> list[str]:
+    """Cells that lack seeds which others of the table have."""
+    all_seeds = {seed for cell in cells.values() if cell is not None for seed in cell.seeds}
+    fewer = {
+        f"{row}, {column.points}": cell.seeds
+        for (row, column), cell in cells.items()
+        if cell is not None and set(cell.seeds) != all_seeds
+    }
+    return [
+        f"{place}: seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))} alone."
+        for place, seeds in fewer.items()
+    ]
 
 
 def _seeds(seeds: Sequence[int]) -> str:

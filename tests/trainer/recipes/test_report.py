@@ -103,12 +103,14 @@ def test_the_table_is_exact(records: list[dict[str, Any]], tmp_path: Path) -> No
     assert "Published: other data." in lines
     assert "AdamW, dnn: decay 3, by the validation split." in lines
     assert "AdamAR, dnn: alpha 1.0e-04." in lines
+    assert "AdamAR, dnn: seed 0 alone." in lines
+    assert "Adam, dnn: seed" not in report.markdown
     assert (
         "`evenkeel recipe x`; 2026-01-02; 2 cores; torch 2.0; commit 0123456789ab; 5 runs, 150 seconds of their clocks "
         "together." in lines
     )
-    assert "| holds | AdamAR ends above Adam's best | +0.0300 (at least +0.0120; 1 seed) |" in lines
-    assert "| does not hold | Adam ends above AdamAR | -0.0500 (at least +0.0000; 1 seed) |" in lines
+    assert "| holds | AdamAR ends above Adam's best | +0.0400 (at least +0.0120; 1 seed) |" in lines
+    assert "| does not hold | Adam ends above AdamAR | -0.0600 (at least +0.0000; 1 seed) |" in lines
     assert "| t/dnn/AdamAR/seed-1 | `rows.parquet: not there` |" in lines
     assert not report.good
 
@@ -133,7 +135,22 @@ def test_smaller_is_better_where_the_table_says_so(records: list[dict[str, Any]]
         Figures(recipe, {one["key"]: one for one in records}).judge(recipe.claims[1]).gain
         for recipe in (a_recipe(table()), a_recipe(table(lower=True)))
     ]
-    assert gains == pytest.approx([-0.05, 0.05])
+    assert gains == pytest.approx([-0.06, 0.06])
+
+
+def test_a_claim_is_judged_by_seeds_that_both_sides_have(records: list[dict[str, Any]]) -> None:
+    """Not at all where they have none in common."""
+    recipe = a_recipe(table())
+    of_seed_0 = [one for one in records if one["name"] != "t/dnn/Adam/seed-1"]
+    of_seed_1 = [one for one in records if one["name"] != "t/dnn/Adam/seed-0"]
+    both, first, second = (
+        Figures(recipe, {one["key"]: one for one in known}).judge(recipe.claims[0])
+        for known in (records, of_seed_0, of_seed_1)
+    )
+    assert both.gain == pytest.approx(0.74 - 0.70)
+    assert both.seeds == first.seeds == (0,)
+    assert both.gain == first.gain
+    assert second.gain is None
 
 
 def test_levels_that_do_not_compare_have_no_difference(records: list[dict[str, Any]]) -> None:
