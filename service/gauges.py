@@ -50,7 +50,9 @@ async def of_database(database: Database) -> list[Metric]:
         counts = {row[0]: row[1] for row in counted}
         # A retry waits for its time, not for a place.
         due = sa.and_(job.state == "queued", sa.or_(job.not_before.is_(None), job.not_before <= now))
-        oldest = await connection.scalar(sa.select(sa.func.min(job.created_at)).where(due))
+        # One that is tried again has waited since it was due again, not since it was made.
+        since = sa.func.min(sa.func.coalesce(job.not_before, job.created_at), type_=tables.UtcTime)
+        oldest = await connection.scalar(sa.select(since).where(due))
         beat = await connection.scalar(sa.select(sa.func.min(job.heartbeat_at)).where(job.state.in_(ACTIVE)))
         columns = (job.id, job.tenant, job.name, job.started_at, job.heartbeat_at, job.progress)
         active = (await connection.execute(sa.select(*columns).where(job.state.in_(ACTIVE)))).mappings().all()
@@ -64,7 +66,9 @@ async def of_database(database: Database) -> list[Metric]:
     return [
         jobs,
         _single("evenkeel_jobs_failed_last_hour", "Jobs that failed within the last hour.", failed or 0),
-        _single("evenkeel_queue_wait_seconds", "Age of the oldest job that could start.", _seconds(oldest, now)),
+        _single(
+            "evenkeel_queue_wait_seconds", "How long the first job that could start has waited.", _seconds(oldest, now)
+        ),
         _single("evenkeel_heartbeat_age_seconds", "Age of the oldest sign of life of a run.", _seconds(beat, now)),
         _single("evenkeel_scheduler_lag_seconds", "How late the latest due firing is.", max(0.0, _seconds(late, now))),
         *_runs([dict(row) for row in active], now),

@@ -213,9 +213,8 @@ async def retry(connection: AsyncConnection, job_id: str) -> Row:
     if start is not None:
         await connection.execute(_held(start))
     fresh = {"failures": 0, "error": None, "publication": None, "started_at": None, "finished_at": None}
-    if isinstance(
-        await move(connection, row, "retry", reason=None, not_before=None, launched_at=None, **fresh), Refused
-    ):
+    moved = await move(connection, row, "retry", reason=None, not_before=tables.now(), launched_at=None, **fresh)
+    if isinstance(moved, Refused):
         remedy = "Submit its spec as a new job." if row["state"] == "succeeded" else "Cancel it first, or let it end."
         detail = f"Job {job_id} is {row['state']}: only a failed or cancelled job can be retried. {remedy}"
         raise Problem(409, "job-not-retryable", detail)

@@ -14,7 +14,7 @@ import published
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
-from service_kit import client_of, job_body
+from service_kit import BOTH, client_of, job_body
 
 from service import jobs, tables
 from service.tenants import url_of
@@ -73,6 +73,23 @@ async def test_jobs_are_counted_by_state(app: FastAPI, client: httpx.AsyncClient
     assert 40 <= found["evenkeel_heartbeat_age_seconds", ()] < 41 + passed
     assert found["evenkeel_disk_free_bytes", (("disk", "home"),)] > 0
     assert ("evenkeel_disk_free_bytes", (("disk", "store"),)) not in found, "it is the same disk"
+
+
+@BOTH
+async def test_one_that_is_tried_again_has_not_waited_since_it_was_made(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str
+) -> None:
+    started = time.monotonic()
+    job_id = (await client.post("/v1/jobs", json=job_body())).json()["id"]
+    async with app.state.database.write() as connection:
+        row = await jobs.locked(connection, job_id)
+        await jobs.change(connection, row, state="failed", created_at=tables.now() - datetime.timedelta(days=3))
+    assert (await client.post(f"/v1/jobs/{job_id}/retry")).status_code == 202
+    assert (await read(client))["evenkeel_queue_wait_seconds", ()] < time.monotonic() - started + 1
+    async with app.state.database.write() as connection:
+        row = await jobs.locked(connection, job_id)
+        await jobs.change(connection, row, not_before=tables.now() - datetime.timedelta(seconds=40))
+    assert 40 <= (await read(client))["evenkeel_queue_wait_seconds", ()] < time.monotonic() - started + 41
 
 
 async def test_failures_of_the_last_hour(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
