@@ -20,6 +20,7 @@ from small_run import SmallRuns
 
 from service import job_output, jobs, run_events, tables
 from service.database import Database
+from service.executors.base import Unknown
 from service.runner import Runner
 from service.settings import Settings
 from trainer.events import EventWriter
@@ -397,6 +398,39 @@ async def test_one_runner_per_home(settings: Settings, runs: SmallRuns) -> None:
     assert two.acquire()
     two.close()
     await database.stop()
+
+
+class OutOfReach(SmallRuns):
+    """Nobody knows whether a run of its lives."""
+
+    away = True
+
+    def is_alive(self, run_dir: Path) -> bool:
+        if self.away:
+            raise Unknown("no answer")
+        return super().is_alive(run_dir)
+
+
+async def test_no_attempt_begins_while_the_one_before_it_may_live(
+    app: Any, client: httpx.AsyncClient, dataset: str, settings: Settings
+) -> None:
+    """However much room there is."""
+    settings = dataclasses.replace(settings, max_runs=4, host_cores=64.0, host_memory_bytes=2**50)
+    job, runs = await submit(client, "succeed"), OutOfReach()
+    runner = Runner(app.state.database, settings, app.state.store, runs)
+    assert runner.acquire()
+    try:
+        async with app.state.database.write() as connection:
+            row = await jobs.locked(connection, job["id"])
+            before = {"attempt": 1, "lease": "a", "released": False, "home_id": runner._home_id}
+            await jobs.change(connection, row, **before)
+        for away, attempt in ((True, 1), (False, 2)):
+            runs.away = away
+            await runner.round()
+            assert (await client.get(f"/v1/jobs/{job['id']}")).json()["attempt"] == attempt
+    finally:
+        runner.close()
+        runs.end_all()
 
 
 # --- every cut, again ------------------------------------------------------------------------------------------------
