@@ -62,6 +62,8 @@ log = logging.getLogger("evenkeel")
 PATIENCE_SECONDS = 10.0
 """How long the role that can do without the database waits for it."""
 
+SWITCH_SECONDS = 0.0005
+
 
 def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     """The service over ``settings``. ``app.state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
@@ -308,6 +310,8 @@ def serve(
         # modules and routes stay for good: they are not looked at again, and workers go on sharing their memory.
         gc.collect()
         gc.freeze()
+        # A thread that computes gives way to the event loop after this long, not after 5 ms.
+        sys.setswitchinterval(SWITCH_SECONDS)
         if settings.role != "vectors":
             return _serve_on(listener, config)
         return workers.run(num_workers, lambda: _serve_on(listener, config))
