@@ -216,9 +216,7 @@ def test_small_answers_are_not_delayed() -> None:
 
 
 @pytest.mark.parametrize("role", ["api", "vectors"])
-def test_nobody_waits_for_a_full_collection_of_modules_and_routes_or_for_a_thread_that_computes(
-    tmp_path: Path, role: str
-) -> None:
+def test_nobody_waits_for_full_collections_or_threads_that_compute(tmp_path: Path, role: str) -> None:
     code = "import gc, sys\nfrom pathlib import Path\nfrom service import app\nfrom service.settings import Settings\n"
     code += "def serve_on(listener, config):\n    print('seen', len(gc.get_objects()), 'not', gc.get_freeze_count())\n"
     code += "    assert sys.getswitchinterval() < 0.001\n    return 0\napp._serve_on = app.workers.run = serve_on\n"
