@@ -65,14 +65,15 @@ async def fire_due(database: Database, now: datetime.datetime) -> int:
     table = tables.schedule
     due = sa.and_(table.c.paused.is_(False), table.c.next_fire_at <= now)
     async with database.read() as connection:
-        ids = list(await connection.scalars(sa.select(table.c.id).where(due).order_by(table.c.next_fire_at)))
+        names = sa.select(table.c.id, table.c.name).where(due).order_by(table.c.next_fire_at)
+        found = (await connection.execute(names)).all()
     started = 0
     failures = []
-    for schedule_id in ids:
+    for schedule_id, name in found:
         try:
             started += await _fire_one(database, schedule_id, now)
         except Exception as failure:  # one schedule that cannot be understood must not hold up the others
-            failure.add_note(f"while schedule {schedule_id} was to be fired")
+            failure.add_note(f"while schedule '{name}' ({schedule_id}) was to be fired")
             failures.append(failure)
     if failures:
         raise failures[0]

@@ -271,7 +271,10 @@ async def test_delete(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> 
     directory = app.state.settings.run_dir(job["id"])
     directory.mkdir()
     (directory / "log.txt").write_text("text")
-    assert (await client.delete(path)).status_code == 204
+    for released, status in ((False, 409), (True, 204)):  # not while a process of it may be left
+        async with app.state.database.write() as connection:
+            await connection.execute(tables.job.update().values(released=released))
+        assert (await client.delete(path)).status_code == status
     assert (await client.get(path)).status_code == 404
     assert (await client.delete(path)).status_code == 404
     assert list(app.state.settings.runs.iterdir()) == []
