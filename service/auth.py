@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import ipaddress
 import logging
 import math
 import time
@@ -112,7 +113,8 @@ class Authenticator:
             known.asked = now
         elif self._informing and now < self._away_until:
             raise ConnectionError("the database cannot be reached, and this credential is not known without it")
-        wait = 0.0 if known is not None else self._wrong.wait_seconds(address, count=False)
+        network = network_of(address)
+        wait = 0.0 if known is not None else self._wrong.wait_seconds(network, count=False)
         if wait:
             detail = "Too many wrong keys have come from this address."
             raise Problem(429, "too-many-requests", detail, headers={"Retry-After": str(math.ceil(wait))})
@@ -130,7 +132,7 @@ class Authenticator:
             raise ConnectionError(f"the database cannot be reached: {error}") from error
         self._known.pop(name, None)
         if found is None:
-            self._wrong.wait_seconds(address)
+            self._wrong.wait_seconds(network)
         if found is not None and forgotten == self._forgotten:
             self._remember(name, found, time.time())
         return found
@@ -216,6 +218,17 @@ def unauthorized(detail: str) -> Problem:
 def address_of(request: Request) -> str:
     """The peer: a proxy's own, where one is in front."""
     return request.client.host if request.client is not None else ""
+
+
+def network_of(address: str) -> str:
+    """What one sender can choose addresses from: of IPv6 the /64 that a host has to itself, else the address."""
+    try:
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((parsed, 64), strict=False))
 
 
 def same_origin(request: Request) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -55,9 +54,6 @@ def _refuse_unstorable(spec: JobSpec) -> None:
     """Raises 422 for what a run could do with, and a database cannot."""
     if len(spec.labels) > MAX_LABELS:
         raise invalid([("labels", f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}")], "leave some out")
-    if spec.resources.timeout_seconds == math.inf:
-        remedy = "leave it out: a job without it has no time limit"
-        raise invalid([("resources.timeout_seconds", "is not a finite number")], remedy)
 
 
 async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:

@@ -175,7 +175,7 @@ def too_often(rate: RateLimit, principal: Principal, settings: Settings) -> Prob
 
 def too_long(headers: Headers, limit: int) -> Response | None:
     length = headers.get("content-length", "0")
-    return too_large(limit).response() if length.isdigit() and int(length) > limit else None
+    return too_large(limit).response() if length.isascii() and length.isdigit() and int(length) > limit else None
 
 
 def _say(scope: Scope, method: str, route: str, status: int, seconds: float) -> None:

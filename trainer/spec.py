@@ -247,7 +247,7 @@ class Resources(Spec):
     cpus_per_worker: float = Field(default=1, gt=0, le=1024)
     gpus_per_worker: float = Field(default=0, ge=0, le=16)
     memory_bytes_per_worker: int | None = Field(default=None, gt=0)
-    timeout_seconds: float | None = Field(default=None, gt=0)
+    timeout_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
 class Checkpoint(Spec):

@@ -8,21 +8,41 @@ from typing import Any
 import yaml
 
 MAX_ALIASES = 100
+MAX_MERGED = 1000
 
 
 class _Loader(yaml.SafeLoader):
     """Refuses what the safe loader lets pass: it keeps the last of two equal keys, and expands aliases without end."""
 
-    num_aliases = 0
+    def __init__(self, stream: Any):
+        super().__init__(stream)
+        self.num_aliases = 0
+        self.flattening: list[Any] = []
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             self.num_aliases += 1
             if self.num_aliases > MAX_ALIASES:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"more than {MAX_ALIASES} aliases: write them out", self.peek_event().start_mark
-                )
+                raise _refusal(self.peek_event(), f"more than {MAX_ALIASES} aliases: write them out")
         return super().compose_node(parent, index)
+
+    def flatten_mapping(self, node: Any) -> None:
+        """Takes into ``node`` what its merge keys (``<<``) name: each alone is little, and not itself."""
+        self.flattening.append(node)
+        for key_node, value_node in node.value:
+            if key_node.tag != "tag:yaml.org,2002:merge":
+                continue
+            for named in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
+                if isinstance(named, yaml.MappingNode):
+                    if any(named is outer for outer in self.flattening):
+                        raise _refusal(key_node, "a merge key (<<) takes in what it is in: write it out")
+                    self.flatten_mapping(named)
+                    if len(named.value) > MAX_MERGED:
+                        raise _refusal(
+                            key_node, f"a merge key (<<) takes in more than {MAX_MERGED} keys: write them out"
+                        )
+        self.flattening.pop()
+        super().flatten_mapping(node)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[Any] = set()
@@ -37,6 +57,10 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, str | int | float | bool):
                 seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _refusal(node: Any, message: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
 
 
 def load_all(text: str) -> Iterator[Any]:

@@ -214,6 +214,24 @@ async def test_an_address_that_sends_wrong_keys_is_told_to_wait(
         assert (await elsewhere.get("/v1/jobs")).status_code == 200
 
 
+async def test_other_addresses_of_its_own_network_do_not_help(
+    app: FastAPI, admin_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app.state.authenticator, "_wrong", RateLimit(0.001, burst=3))
+
+    async def status_of(peer: str) -> int:
+        async with client_of(app, "ek_00000000_wrong", peer=(peer, 5)) as wrong:
+            return (await wrong.get("/v1/jobs")).status_code
+
+    for number in range(3):
+        assert await status_of(f"2001:db8:1:2:{number}::1") == 401
+    assert await status_of("2001:db8:1:2:ffff::") == 429
+    assert await status_of("2001:db8:1:3::1") == 401
+    assert await status_of("::ffff:203.0.113.9") == 401
+    assert await status_of("::ffff:203.0.113.10") == 401
+    assert [await status_of("203.0.113.9") for _ in range(3)] == [401, 401, 429]  # the same address, written otherwise
+
+
 async def test_a_wrong_key_opens_no_session(stranger: httpx.AsyncClient) -> None:
     response = await log_in(stranger, "ek_00000000_wrong")
     assert response.status_code == 401

@@ -14,6 +14,7 @@ from service_kit import job_body
 
 from service import parquet_limits
 from service.settings import Settings
+from trainer import strict_yaml
 from trainer.spec import SpecError, load_documents
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +29,10 @@ pytestmark = pytest.mark.anyio
         "name: !include /etc/passwd",
         "name: a\nname: b",
         "model: {kind: dnn, kind: bpr}",
+        "a: &a {b: 1, <<: *a}",
+        "a: &a {<<: &b {<<: *a}}",
+        "a: &a {" + ", ".join(f"k{n}: 1" for n in range(1001)) + "}\nb: {<<: *a}",
+        "a: &a {" + ", ".join(f"k{n}: 1" for n in range(900)) + "}\nb: &b {<<: [*a, *a]}\nc: {<<: [*b]}",
         "a: &a [x, x]\n" + "\n".join(f"b{n}: [{', '.join(['*a'] * 60)}]" for n in range(3)),
     ],
 )
@@ -35,9 +40,17 @@ def test_yaml_that_is_no_plain_data(tmp_path: Path, text: str) -> None:
     mark = tmp_path / "mark"
     file = tmp_path / "spec.yaml"
     file.write_text(text.replace("MARK", str(mark)))
-    with pytest.raises(SpecError, match=r"is not YAML|there is twice|aliases"):
+    with pytest.raises(SpecError, match=r"is not YAML|there is twice|aliases|a merge key"):
         load_documents(file)
     assert not mark.exists()
+
+
+def test_merge_keys_do_as_yaml_says(tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text("a: &a {x: 1, y: 2}\nb: &b {y: 3, z: 4}\nc: {<<: [*a, *b], z: 5}\nd: {<<: *b, y: 6}\n")
+    document = next(iter(strict_yaml.load_all(file.read_text())))
+    assert document["c"] == {"x": 1, "y": 2, "z": 5}
+    assert document["d"] == {"y": 6, "z": 4}
 
 
 async def test_templates_and_expressions_are_text(
