@@ -1,10 +1,10 @@
 """Are items that move followed by retrains from scratch that are held near what is served? A small log, in minutes.
 
-    python -m benchmarks.planted [--kinds free anchor compass anchor_compass] [--anchor S] [--refreshes 5] [--repeats 3]
+    python -m benchmarks.planted [--kinds KIND ...] [--anchor .01] [--new-weight .3] [--repeats 3]
 
 120 users take items of one of six clusters of 20, head and tail of it. From day 1 on four items of the first cluster
 are of the second. Each day BPR (d = 8) is trained anew with a seed of its own and goes through the refresh stage with
-the average of .3: ``free``, drawn to what is served (``anchor``, publish.anchor), against the frozen context of the day
+its average: ``free``, drawn to what is served (``anchor``, publish.anchor), against the frozen context of the day
 before (``compass``, publish.compass with fresh items), or both. One JSON line per kind, means over the repeats:
 
 - moved: cosine of the four, as served, to the centre of the second cluster, by day;
@@ -68,13 +68,16 @@ def to_second(served: Array, items: Array) -> float:
     return float((served[items] @ centre.T).mean())
 
 
-def follow(folder: Path, kind: str, strength: float, num_refreshes: int, repeat: int) -> tuple[Array, Array, Array]:
+def follow(
+    folder: Path, kind: str, strength: float, new_weight: float, num_refreshes: int, repeat: int
+) -> tuple[Array, Array, Array]:
     """(moved, at_home, others) by day."""
     folder.mkdir(parents=True)
     days = [clustered(folder / f"{day}.parquet", day, repeat) for day in range(num_refreshes + 1)]
     features = {"user": {"type": "id"}, "item": {"type": "id"}}
     dataset = {"name": "clicks", "uri": str(days[0]), "features": features, "label": {"column": "click"}}
-    job = parse_job(JOB | {"name": "planted", "dataset": {"name": "clicks"}, "publish": PUBLISH})
+    publish = PUBLISH | {"ema": {"new_weight": new_weight}}
+    job = parse_job(JOB | {"name": "planted", "dataset": {"name": "clicks"}, "publish": publish})
     tables = ItemTables(parse_dataset(dataset), job, folder)
     held: dict[str, Any] = {"anchor": {"strength": strength}} if "anchor" in kind else {}
     held |= {"compass": {"items": "fresh"}} if "compass" in kind else {}
@@ -96,17 +99,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--anchor", type=float, default=0.01, help="strength of publish.anchor")
+    parser.add_argument("--new-weight", type=float, default=0.3, help="of the average")
     parser.add_argument("--refreshes", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(arguments)
     for kind in options.kinds:
         with tempfile.TemporaryDirectory(prefix="evenkeel-planted-") as folder:
             repeats = [
-                follow(Path(folder) / str(repeat), kind, options.anchor, options.refreshes, repeat)
+                follow(Path(folder) / str(repeat), kind, options.anchor, options.new_weight, options.refreshes, repeat)
                 for repeat in range(options.repeats)
             ]
         means = np.mean(repeats, axis=0).round(3).tolist()
-        line = {"bench": "planted", "kind": kind, "repeats": options.repeats}
+        line = {"bench": "planted", "kind": kind, "repeats": options.repeats, "new_weight": options.new_weight}
         line |= {"anchor": options.anchor} if "anchor" in kind else {}
         print(json.dumps(line | dict(zip(("moved", "at_home", "others"), means, strict=True))), flush=True)
     return 0
