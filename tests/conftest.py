@@ -38,6 +38,7 @@ ALLOWED_SKIPS = (
     "no PostgreSQL at",
     "no Redis at",
     "no chromium",
+    "no promtool",
     "mounting a tmpfs is not permitted",
     "needs a GPU",
     "no environment with Feast",

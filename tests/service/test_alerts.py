@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,15 @@ OTHERS = {"up", "ALERTS"}
 def rules() -> list[dict[str, Any]]:
     groups = yaml.safe_load((DIRECTORY / "alerts.yml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("check", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
+def test_prometheus_itself_takes_the_rules_and_they_fire_when_they_should(check: tuple[str, ...]) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on this machine")
+    done = subprocess.run([promtool, *check], cwd=DIRECTORY, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def selectors(expression: Any) -> list[Any]:
