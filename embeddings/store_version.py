@@ -203,7 +203,7 @@ class VersionReader:
         if not len(self.keys) or not len(queries):
             return np.full(len(queries), MISSING, dtype=np.uint8), np.zeros((len(queries), self.dim), dtype=np.float32)
         rows = self.find_rows(queries)
-        absent = rows < 0
+        absent = (rows < 0).nonzero()[0]
         rows[absent] = 0
         status = self.statuses.take(rows)
         vectors = as_float32(self.vectors.take(rows, axis=0))
