@@ -106,14 +106,19 @@ class Store:
 
     def view_collection(self, view: str) -> Collection:
         """The collection a view belongs to: names of views are unique in a store. Raises UnknownView."""
-        known = self._view_collections.get(view)
-        if known is not None and known.knows_view(view):
+        known = self.seen_view_collection(view)
+        if known is not None:
             return known
         for name in self.collections():
             if view in self.collection(name).view_names():
                 found = self._view_collections[view] = self.collection(name)
                 return found
         raise UnknownView(f"no collection has a view '{view}'")
+
+    def seen_view_collection(self, view: str) -> Collection | None:
+        """The same without a search: None for a view that this process has not found before."""
+        known = self._view_collections.get(view)
+        return known if known is not None and known.knows_view(view) else None
 
     def namespace(self, name: str) -> Store:
         """The store of that name within this one: names of collections and views are unique in each, and none sees

@@ -141,8 +141,8 @@ def is_brief(request: Request, view: str, collection: str | None, wanted: Wanted
     """Whether the answer is made of a few rows of memory, with nothing to open or to check."""
     with contextlib.suppress(ValueError):  # whoever makes the answer finds it again, and says it
         store = store_of(request)
-        found = store.collection(collection) if collection is not None else store.view_collection(view)
-        entry = found.mapped(view, wanted.version)
+        found = store.collection(collection) if collection is not None else store.seen_view_collection(view)
+        entry = None if found is None else found.mapped(view, wanted.version)
         if entry is not None:
             products = 0 if entry["kind"] == "identity" else entry["dim_in"] * entry["dim"]
             in_all = len(wanted.ids) * entry["dim"]

@@ -47,6 +47,31 @@ def test_rows_lie_beside_the_version_and_are_what_is_served(collection: Collecti
     np.testing.assert_array_equal(collection.view_lookup("raw", [3])[1], collection.open().lookup([3])[1])
 
 
+def test_what_is_mapped_is_what_has_been_looked_up(tmp_path: Path, collection: Collection) -> None:
+    """Nothing is left to open, to check or to read of a view, in this process."""
+    publish(collection)
+    collection.create_view("stored", materialized=True)
+    collection.create_view("computed", seed=1)
+    collection.create_view("raw", kind="identity")
+    version = publish(collection)
+    reading = open_store(tmp_path / "store").collection("items")
+    views = ["stored", "computed", "raw"]
+    assert [reading.mapped(view) for view in (*views, "nothing")] == [None] * 4
+    reading.open()
+    assert [reading.mapped(view) is not None for view in (*views, "nothing")] == [False, False, True, False]
+    for number, view in enumerate(views):
+        reading.view_lookup(view, [3])
+        assert [reading.mapped(other) is not None for other in views[: number + 1]] == [True] * (number + 1)
+        assert reading.mapped(view, version) == reading.mapped(view)
+        if view == "stored":
+            assert reading.mapped("computed") is None
+    assert reading.mapped("stored", "v000001") is None
+    collection.erase([19], "asked for")
+    assert [reading.mapped(view) for view in views] == [None] * 3
+    publish(collection, num_items=19, seed=4)
+    assert [reading.mapped(view) for view in views] == [None] * 3
+
+
 def test_expired_rows_are_removed(collection: Collection) -> None:
     publish(collection)
     collection.create_view("v", materialized=True)

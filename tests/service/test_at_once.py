@@ -77,7 +77,10 @@ async def test_the_first_fetch_checks_and_maps_in_a_thread_and_those_after_it_ne
     assert watched.threads == [threading.main_thread()]
     assert (await fetch(accept=JSON))[0]
     assert (await fetch(version="v000001"))[0]
-    assert (await fetch("views/items_rff"))[0]
+    # Whose view it is has to be found, once.
+    (first, slow), (second, quick) = await fetch("views/items_rff"), await fetch("views/items_rff")
+    assert (first, second) == (False, True)
+    assert quick == slow
     # Another process's switch is seen, and the version that it names is opened in a thread.
     published.publish(settings, seed=2)
     (first, slow), (second, quick) = await fetch(), await fetch()
@@ -154,6 +157,24 @@ async def test_refusals_are_the_same(fetch: Fetcher, settings: Settings, path: s
     cold = (await fetch(path, status=status, **fields))[1]
     await fetch()
     assert (await fetch(path, status=status, **fields))[1] == cold
+
+
+async def test_the_event_loop_searches_no_store_for_a_view(
+    fetch: Fetcher, app: FastAPI, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is not there would be searched for at each request."""
+    published.publish(settings)
+    searched: list[threading.Thread] = []
+    collections = app.state.store.collections
+    monkeypatch.setattr(
+        app.state.store, "collections", lambda: [searched.append(threading.current_thread()), collections()][1]
+    )
+    for _ in range(2):
+        await fetch("views/nothing", status=404)
+    assert not (await fetch("views/items_rff"))[0]
+    assert searched
+    assert threading.main_thread() not in searched
+    assert (await fetch("views/items_rff"))[0]
 
 
 @pytest.mark.parametrize(
