@@ -85,9 +85,11 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
         )
     yield from evaluation_problems(spec)
     if spec.publish is not None and spec.model.kind not in PUBLISHING_MODELS:
+        # Those of fm are, as mf's: but what is asked for of users and items is not asked of its features.
+        why = "" if spec.model.kind == "fm" else "are not determined by its loss and "
         yield (
-            f"publish: vectors of {spec.model.kind} are not determined by its loss and are not published yet: "
-            f"use one of {', '.join(PUBLISHING_MODELS)}"
+            f"publish: vectors of {spec.model.kind} {why}are not published yet: use one of "
+            f"{', '.join(PUBLISHING_MODELS)}"
         )
     yield from publish_problems(spec)
 

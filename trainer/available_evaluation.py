@@ -6,22 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainer.available_models import DENSE_MODELS, SEQUENCE_MODELS
 from trainer.evaluation_spec import DEFAULT_METRICS, POINTWISE_METRICS, ranking_parts
 
 if TYPE_CHECKING:
     from trainer.dataset_spec import DatasetSpec
     from trainer.spec import JobSpec
 
-SEQUENCE_MODELS = ("item2vec", "sasrec")
 CATALOGUE_MODELS = ("bpr", "mf", "two_tower")
 """Models whose score is a product of what they know of the user and of the item: they rank all items for a user."""
-CLICK_MODELS = ("dnn", "wide_deep", "xdeepfm", "wukong", "dlrm", "dcnv2", "deepfm", "din")
 LOSSES = {
     "bpr": ("bpr",),
     "item2vec": (),
     "sasrec": ("bce", "sampled_softmax"),
     "two_tower": ("bce", "mse", "sampled_softmax"),
-    **dict.fromkeys(("mf", *CLICK_MODELS), ("bce", "mse")),
+    **dict.fromkeys(("mf", *DENSE_MODELS), ("bce", "mse")),
 }
 """By model the losses that ``model.loss`` can name; ``bce`` left as it is stands for a model's own."""
 _BY_LOSS = {

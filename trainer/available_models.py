@@ -14,15 +14,18 @@ SEQUENCE_MODELS = ("item2vec", "sasrec")
 """Models of users' items in order: they read the features user and item alone, and rank what comes next."""
 PAIR_MODELS = ("bpr", "mf")
 """Models that read the features user and item alone, whatever else a dataset has."""
-FIRST_ORDER_MODELS = ("wide_deep", "deepfm", "xdeepfm")
+FIRST_ORDER_MODELS = ("fm", "wide_deep", "deepfm", "xdeepfm")
 """Models with a weight for each id beside its vector: one more column in every table."""
-DENSE_MODELS = ("dnn", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "din")
-"""Models that read numeric features (type dense): they take ``num_dense`` (trainer.models.base)."""
-TOWER_MODELS = (*DENSE_MODELS, "two_tower")
+_CLICK_TOWERS = ("dnn", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "din")
+DENSE_MODELS = ("fm", *_CLICK_TOWERS)
+"""The CTR models. They read numeric features (type dense): they take ``num_dense`` (trainer.models.base)."""
+TOWER_MODELS = (*_CLICK_TOWERS, "two_tower")
 """Models with a tower, of which ``hidden`` are the layers."""
-MODELS = (*TOWER_MODELS, *PAIR_MODELS, *SEQUENCE_MODELS)
+MODELS = (*DENSE_MODELS, "two_tower", *PAIR_MODELS, *SEQUENCE_MODELS)
 PRODUCT_MODELS = (*PAIR_MODELS, *SEQUENCE_MODELS)
 """Models whose scores are products of rows: from rows of zeros they never learn."""
+ROW_PRODUCT_MODELS = ("dlrm", "fm")
+"""Models whose vectors are in products with each other alone, unless there are numeric features."""
 UNPOOLED_MODELS = ("din", *SEQUENCE_MODELS)
 """Models that take a row for each id, not one for each bag."""
 PUBLISHING_MODELS = ("two_tower", *PAIR_MODELS, *SEQUENCE_MODELS)
@@ -114,15 +117,15 @@ def model_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
         for name, described in features.items():
             if described.weights is not None:
                 yield f"features.{name}.weights: din weighs lists itself: leave them out, or use another model"
-    if kind == "dlrm":
-        has_dense = any(feature.type == "dense" for feature in features.values())
-        if not has_dense and job.model.effective_init.kind == "zero":
+    has_dense = any(feature.type == "dense" for feature in features.values())
+    if kind in ROW_PRODUCT_MODELS and not has_dense:
+        if job.model.effective_init.kind == "zero":
             yield (
-                "model.init.kind: zero gives dlrm no gradient where no feature is dense, its logit being of products "
-                "of rows alone: use hash or normal, or leave it out"
+                f"model.init.kind: zero gives {kind} no gradient where no feature is dense, its vectors being in "
+                "products of rows alone: use hash or normal, or leave it out"
             )
-        if not has_dense and len(features) < 2:
-            yield f"model.kind: dlrm multiplies pairs of features, and there is one ({names}): use dnn"
+        if len(features) < 2:
+            yield f"model.kind: {kind} multiplies pairs of features, and there is one ({names}): use dnn"
 
 
 def _histories(dataset: DatasetSpec) -> list[str]:

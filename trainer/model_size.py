@@ -66,6 +66,9 @@ def model_size(
         return _sasrec(model, width)
     if kind == "two_tower":
         return _tower(model, [width - dim, *hidden, dim]) + ModelSize(1, dim, 0, 0, dim)
+    if kind == "fm":
+        fields = width - num_dense + num_dense * dim
+        return ModelSize(1 + num_dense + num_dense * dim, 0, fields + dim, fields, 2 * fields)
     if kind in FIRST_ORDER_MODELS:
         size = _tower(model, [width, *hidden, 1]) + ModelSize(parameters=num_dense)
         if kind == "deepfm":

@@ -43,7 +43,7 @@ class Model(Spec):
 
     kind: Literal[
         "dnn", "two_tower", "bpr",
-        "wide_deep", "xdeepfm", "wukong", "dlrm", "dcnv2", "deepfm", "din", "mf", "item2vec", "sasrec",
+        "fm", "wide_deep", "xdeepfm", "wukong", "dlrm", "dcnv2", "deepfm", "din", "mf", "item2vec", "sasrec",
     ]  # fmt: skip
     embedding_dim: int = Field(default=16, ge=1, le=4096)
     hidden: tuple[Size, ...] = (128, 64)
@@ -78,7 +78,8 @@ class Model(Spec):
             return self.init
         if self.kind == "sasrec":
             return Init(kind="hash", std=0.02)
-        return Init(kind="hash", std=0.1) if self.kind in ("two_tower", "bpr", "mf", "item2vec", "dlrm") else Init()
+        products = ("two_tower", "bpr", "mf", "item2vec", "dlrm", "fm")
+        return Init(kind="hash", std=0.1) if self.kind in products else Init()
 
     @property
     def sampling(self) -> str:

@@ -87,7 +87,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
             job = {
                 "name": "small",
                 "dataset": {"name": "rows"},
-                "model": model | ({"hidden": [8]} if kind not in ("bpr", "mf", "item2vec", "sasrec") else {}),
+                "model": model | ({"hidden": [8]} if kind not in ("fm", "bpr", "mf", "item2vec", "sasrec") else {}),
                 "optimizer": {"kind": "adam_ar", "learning_rate": 0.05, "alpha": 0.01},
                 "dense_optimizer": {"learning_rate": 0.05},
                 "batch_size": 48,

@@ -26,7 +26,7 @@ from trainer.rundir import read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.train import main as train_command
 
-CLICK = ("wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "din")
+CLICK = ("fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "din")
 SMALL = {
     "xdeepfm": {"cin_layers": [6, 4]},
     "wukong": {"fm_vectors": 4, "linear_vectors": 4, "fm_rank": 4, "fm_hidden": [8]},
@@ -34,6 +34,7 @@ SMALL = {
     "din": {"attention_hidden": [6]},
 }
 OPTIONS = {"residual": True, "batch_norm": True}
+FLAT = ("fm", "mf")  # without hidden layers
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +53,13 @@ def log(tmp_path_factory):
     return parse_dataset(document)
 
 
+def options_of(kind):
+    """Batch norm and shortcuts, where the model has hidden layers."""
+    return {} if kind in FLAT else OPTIONS
+
+
 def job_of(kind, model=None, **changes):
-    hidden = {} if kind == "mf" else {"hidden": [12, 8]}
+    hidden = {} if kind in FLAT else {"hidden": [12, 8]}
     document = {
         "name": kind, "dataset": {"name": "log"},
         "model": {"kind": kind, "embedding_dim": 4, **hidden, **SMALL.get(kind, {}), **(model or {})},
@@ -76,7 +82,7 @@ def trainer_of(job, data, **settings) -> Trainer:
 @pytest.mark.parametrize("kind", [*CLICK, "mf"])
 def test_a_run_trains_evaluates_and_is_predicted(log, small, tmp_path, monkeypatch, kind):
     monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
-    job = job_of(kind, {} if kind == "mf" else OPTIONS)
+    job = job_of(kind, options_of(kind))
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump_all([log.model_dump(mode="json"), job.model_dump(mode="json")]))
     assert train_command([str(path), "--run-dir", str(tmp_path / "run")]) == 0
@@ -101,7 +107,7 @@ def test_a_run_trains_evaluates_and_is_predicted(log, small, tmp_path, monkeypat
 @pytest.mark.parametrize("kind", CLICK)
 def test_numeric_features_are_read(log, small, tmp_path, kind):
     """The true probability of a click, as a number: a model that reads it ranks nearly as well as it does. Rows start
-    from zeros, dlrm's too: with a numeric feature they have a gradient."""
+    from zeros, dlrm's and fm's too: with a numeric feature they have a gradient."""
     document = log.model_dump(mode="json")
     features = {name: document["features"][name] for name in ("user", "item", "history")}
     features["true"] = {"type": "dense", "column": "probability", "transform": "standardize"}
@@ -186,36 +192,37 @@ def train_on_ranks(directory, job, num_steps):
     return (found, metrics) if dist.get_rank() == 0 else None
 
 
-@pytest.mark.parametrize(("kind", "sharding"), [("xdeepfm", {"item": "row_wise"}), ("din", {"item": "row_wise"})])
-def test_two_ranks_train_and_score_as_one_does(log, ranks, tmp_path, kind, sharding):
+@pytest.mark.parametrize("kind", ["xdeepfm", "din", "fm"])
+def test_two_ranks_train_and_score_as_one_does(log, ranks, tmp_path, kind):
     """Batch norm, dice, shortcuts, SSE; and the last batch of an epoch, whose one example leaves a rank without any."""
-    job = job_of(kind, OPTIONS, sse={"item": {"probability": 0.1}}, optimizer={"kind": "adam", "learning_rate": 0.01})
+    options = options_of(kind)
+    job = job_of(kind, options, sse={"item": {"probability": 0.1}}, optimizer={"kind": "adam", "learning_rate": 0.01})
     examples = prepare(log, job, tmp_path / "probe").num_examples["train"]
     changes = {
         "batch_size": (examples - 1) // 4, "sse": {"item": {"probability": 0.1}},
         "optimizer": {"kind": "adam", "learning_rate": 0.01},
     }  # fmt: skip
-    job = job_of(kind, OPTIONS, **changes)
+    job = job_of(kind, options, **changes)
     data = prepare(log, job, tmp_path / "data")
     steps = data.steps_per_epoch + 2
     assert data.num_examples["train"] % job.batch_size == 1
     with single_rank_group():
         expected, metrics = train_on_ranks(data.directory, job, steps)
-    split = job_of(kind, OPTIONS, sharding=sharding, **changes)
+    split = job_of(kind, options, sharding={"item": "row_wise"}, **changes)
     (found, scored), nothing = ranks(2).run(train_on_ranks, data.directory, split, steps)
     assert nothing is None
     assert found.keys() == expected.keys()
-    assert any("running_variance" in name for name in found)
+    assert any("running_variance" in name for name in found) == bool(options)
     for name, value in expected.items():
         # float64 sums in another order, over some steps of Adam.
         assert float((found[name] - value).abs().max()) < 1e-7, name
     assert scored == pytest.approx(metrics, rel=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["din", "mf"])
+@pytest.mark.parametrize("kind", ["din", "mf", "fm"])
 def test_stopping_and_resuming_changes_no_bit(log, tmp_path, kind):
     """Running moments and the constant of mf are in the checkpoint."""
-    job = job_of(kind, {} if kind == "mf" else OPTIONS, batch_size=512)
+    job = job_of(kind, options_of(kind), batch_size=512)
     data = prepare(log, job, tmp_path / "data")
 
     def train(folder, stops):
@@ -247,7 +254,7 @@ def test_stopping_and_resuming_changes_no_bit(log, tmp_path, kind):
             trainer.found = {name: value.clone() for name, value in trainer.sharded._dense_tensors()}
             trainer.found["item"] = trainer.sharded.gather_table("item").rows
     names = whole.found.keys()
-    assert any("running_mean" in name for name in names) or "mu" in names
+    assert any("running_mean" in name for name in names) or {"mu", "bias"} & names
     assert [name for name, value in whole.found.items() if not torch.equal(value, parts.found[name])] == []
     assert parts.history == whole.history
 
@@ -286,6 +293,8 @@ def test_a_warm_start_has_the_parents_shape(log, small, tmp_path):
         ("wukong", {"attention_hidden": [3]}, "model.attention_hidden: wukong has none: use din"),
         ("wukong", {"embedding_dim": 1}, "of one column nothing is left"),
         ("mf", {"residual": True}, "model.residual: mf has none"),
+        ("fm", {"batch_norm": True}, "model.batch_norm: fm has none"),
+        ("fm", {"hidden": [3]}, "model.hidden: fm has no hidden layers"),
         ("mf", {"hidden": [3]}, "model.hidden: mf has no hidden layers"),
         ("mf", {"init": {"kind": "zero"}}, "zero gives mf no gradient"),
         ("bpr", {"hidden": [], "init": {"kind": "zero"}}, "zero gives bpr no gradient"),
@@ -324,6 +333,8 @@ def test_what_does_not_fit_the_dataset_is_refused(log):
     assert "din needs a list of ids that shares the table of a single id" in refused("din", lists)
     assert "zero gives dlrm no gradient where no feature is dense" in refused("dlrm", one, {"init": {"kind": "zero"}})
     assert "dlrm multiplies pairs of features, and there is one (user)" in refused("dlrm", {"user": {"type": "id"}})
+    assert "zero gives fm no gradient where no feature is dense" in refused("fm", one, {"init": {"kind": "zero"}})
+    assert "fm multiplies pairs of features, and there is one (user)" in refused("fm", {"user": {"type": "id"}})
     assert "mf needs a feature named 'item'" in refused("mf", {"user": {"type": "id"}})
     assert "mf takes one item for each row, not id_list: use id" in refused(
         "mf", {"user": {"type": "id"}, "item": {"type": "id_list"}}

@@ -7,6 +7,7 @@ from trainer.models.deepfm import DeepFM
 from trainer.models.din import DIN
 from trainer.models.dlrm import DLRM
 from trainer.models.dnn import DNN
+from trainer.models.fm import FM
 from trainer.models.item2vec import Item2Vec
 from trainer.models.mf import MF
 from trainer.models.sasrec import SASRec
@@ -17,6 +18,7 @@ from trainer.models.xdeepfm import XDeepFM
 
 MODELS: dict[str, type[RankingModel]] = {
     "dnn": DNN,
+    "fm": FM,
     "wide_deep": WideDeep,
     "deepfm": DeepFM,
     "xdeepfm": XDeepFM,

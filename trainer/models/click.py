@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainer.losses import pointwise_loss
 from trainer.models.base import Batch, RankingModel, pooled_rows
-from trainer.models.drawing import drawn
+from trainer.models.drawing import drawn, uniform
 from trainer.models.towers import TowerOptions
 
 
@@ -72,3 +72,16 @@ class FirstOrderModel(ClickModel):
         if self.first_order is not None and dense is not None:
             linear = linear + self.first_order(dense.to(linear.dtype)).squeeze(1)
         return rows[:, :, : self.dim], linear
+
+
+class NumericFields(nn.Module):
+    """x [b, n] -> x_j v_j [b, n, dim]: numeric features as fields like others, each with a vector v_j (Rendle, 2010,
+    equation 1; Song et al., 2019, equation 4). Parameters: n dim."""
+
+    def __init__(self, num_dense: int, dim: int, *, seed: int, dtype: torch.dtype):
+        super().__init__()
+        with drawn(seed, "numeric fields"):
+            self.vectors = uniform(num_dense, dim, inputs=dim, dtype=dtype)
+
+    def forward(self, dense: Tensor) -> Tensor:
+        return dense.to(self.vectors.dtype).unsqueeze(2) * self.vectors

@@ -16,7 +16,9 @@ from trainer.model_size import model_size
 from trainer.models import MODELS
 from trainer.spec import Model
 
-KINDS = ("dnn", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "din")
+KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "din")
+TOWERS = tuple(kind for kind in KINDS if kind != "fm")
+PRODUCTS = ("dlrm", "fm")  # of which rows of zeros do not learn without a numeric feature
 WIDE = (16, 8)  # so wide that ReLU leaves something of every sample
 VARIANTS = [
     *((kind, {}) for kind in KINDS),
@@ -51,6 +53,14 @@ def wide_deep(model, vectors, weights, x):
     for u, value in zip(model.first_order.weight[0] if len(x) else [], x, strict=True):
         linear = linear + u * value
     return linear + dnn(model, vectors, weights, x)
+
+
+def fm(model, vectors, weights, x):
+    linear, fields = model.bias[0] + sum(weights), list(vectors)
+    for number, value in enumerate(x):
+        linear = linear + model.first_order.weight[0, number] * value
+        fields.append(value * model.numeric.vectors[number])
+    return linear + sum((v * w).sum() for v, w in itertools.combinations(fields, 2))
 
 
 def deepfm(model, vectors, weights, x):
@@ -135,7 +145,7 @@ def din(model, vectors, weights, x, *, history, target):
 
 
 PLAIN = {
-    "dnn": dnn, "wide_deep": wide_deep, "deepfm": deepfm, "xdeepfm": xdeepfm, "dcnv2": dcnv2, "dlrm": dlrm,
+    "dnn": dnn, "fm": fm, "wide_deep": wide_deep, "deepfm": deepfm, "xdeepfm": xdeepfm, "dcnv2": dcnv2, "dlrm": dlrm,
     "wukong": wukong, "din": din,
 }  # fmt: skip
 
@@ -189,6 +199,7 @@ F, D, N, H = 4, 4, 3, (6, 3)
 COUNTS = [
     # (kind, settings, parameters without numeric features, with 3 of them)
     ("dnn", {}, linear(F * D, *H, 1), linear(F * D + N, *H, 1)),
+    ("fm", {}, 1, 1 + N + N * D),
     ("wide_deep", {}, linear(F * D, *H, 1), linear(F * D + N, *H, 1) + N),
     ("deepfm", {}, linear(F * D, *H, 1), linear(F * D + N, *H, 1) + N),
     (
@@ -229,12 +240,12 @@ def test_parameters_are_as_many_as_the_paper_counts(lab, kind, settings, without
         assert sum(p.numel() for _, p in model.dense_parameters()) == expected
         size = model_size(spec, F, num_dense=num_dense, num_lists=1 if kind == "din" else 0, list_ids=5.0)
         assert size.parameters == expected
-    columns = D + 1 if kind in ("wide_deep", "deepfm", "xdeepfm") else D
+    columns = D + 1 if kind in ("fm", "wide_deep", "deepfm", "xdeepfm") else D
     assert {MODELS[kind].table_dim(name, D) for name in ("user", "item")} == {columns}
 
 
 @pytest.mark.parametrize("options", [(True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("kind", [*KINDS, "two_tower"])
+@pytest.mark.parametrize("kind", [*TOWERS, "two_tower"])
 def test_towers_with_options_have_what_they_need_more(lab, kind, options):
     from trainer.models.towers import TowerOptions
 
@@ -252,15 +263,15 @@ def test_towers_with_options_have_what_they_need_more(lab, kind, options):
 
 @pytest.mark.parametrize(("kind", "settings"), VARIANTS)
 def test_rows_of_zeros_have_a_gradient(lab, kind, settings):
-    """The AdamAR paper's start. Products of rows alone have none (dlrm), until a numeric feature is there."""
+    """The AdamAR paper's start. Products of rows alone have none, until a numeric feature is there."""
     for num_dense in (0, lab.num_dense):
         model = lab.model(kind, num_dense=num_dense, zero=True, stir=False, hidden=WIDE, **settings).train()
         batch = lab.batch(num_dense)
         model.loss(batch).sum().backward()
         touched = {"user": [2, 3, 4, 6], "item": [2, 3, 4, 5, 6, 7], "tags": [2, 3, 4, 5, 6, 7]}
         for table, rows in touched.items():
-            norms = model.embeddings.weights[table].grad[rows].norm(dim=1)
-            if kind == "dlrm" and not num_dense:
+            norms = model.embeddings.weights[table].grad[rows, : lab.dim].norm(dim=1)
+            if kind in PRODUCTS and not num_dense:
                 assert not norms.any()
             else:
                 assert (norms > 1e-7).all(), (table, norms)
@@ -277,7 +288,7 @@ def test_products_alone_do_not_move_zero_rows():
 
 @pytest.mark.parametrize(("kind", "settings"), VARIANTS)
 def test_a_tiny_set_is_learned_by_heart(lab, kind, settings):
-    model, batch = lab.model(kind, zero=kind != "dlrm", stir=False, hidden=WIDE, **settings).train(), lab.batch()
+    model, batch = lab.model(kind, zero=kind not in PRODUCTS, stir=False, hidden=WIDE, **settings).train(), lab.batch()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     for _ in range(150):
         optimizer.zero_grad()
@@ -295,7 +306,9 @@ def test_a_rank_without_samples_takes_part(lab, kind, settings, options):
     """Forward and backward of no sample: every parameter has a gradient, of zeros."""
     from trainer.models.towers import TowerOptions
 
-    model = lab.model(kind, options=TowerOptions(options, options), **settings).train()
+    if kind in TOWERS:
+        settings = {**settings, "options": TowerOptions(options, options)}
+    model = lab.model(kind, **settings).train()
     empty = torch.empty(0, dtype=torch.int64)
     features = KeyedJaggedTensor(list(lab.names), empty, lengths=empty, stride=0)
     model.embeddings.no_samples = True
@@ -334,3 +347,5 @@ def test_what_a_model_cannot_be_built_of_is_refused(lab):
         MODELS["wukong"](tables, lab.names, dim=1, hidden=(2,))
     with pytest.raises(ValueError, match="multiplies pairs of vectors, and there is one"):
         MODELS["dlrm"](tables, ["user"], dim=1, hidden=(2,))
+    with pytest.raises(ValueError, match="fm multiplies pairs of fields, and there is one, user"):
+        MODELS["fm"](tables, ["user"], dim=1)

@@ -447,9 +447,11 @@ def test_dropout_of_factors_leaves_biases_alone(make_run, small):
         torch.testing.assert_close(item[:, 4], rows[:, 4], rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["wide_deep", "deepfm", "xdeepfm", "wukong", "dlrm", "dcnv2", "two_tower"])
+@pytest.mark.parametrize("kind", ["fm", "wide_deep", "deepfm", "xdeepfm", "wukong", "dlrm", "dcnv2", "two_tower"])
 def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
-    model = {"kind": kind, "embedding_dim": 4, "hidden": [8, 6], "init": {"kind": "normal", "std": 0.5}}
+    """And fm, which has none, its rows."""
+    hidden = {} if kind == "fm" else {"hidden": [8, 6]}
+    model = {"kind": kind, "embedding_dim": 4, **hidden, "init": {"kind": "normal", "std": 0.5}}
     regularizers = {"dropout": 0.4, "dropout_method": ALGORITHM_2}
     with single_rank_group():
         losses = []

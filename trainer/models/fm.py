@@ -1,0 +1,49 @@
+"""FM, the factorization machine alone (Rendle, Factorization Machines, ICDM 2010)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.click import FirstOrderModel, NumericFields
+from trainer.models.deepfm import pairs
+
+
+class FM(FirstOrderModel):
+    """logit = w_0 + sum_f w_f + <u, x> + sum over pairs f < g of <v_f, v_g>, equation 1 for degree 2.
+
+    The pairs are of fields: single ids, lists, each one pooled vector, and numeric features j, of vector x_j v_j. Rows
+    of zeros have no gradient but that of w_f, unless there is a numeric feature: all else is products.
+
+    Parameters: (dim + 1) for each id; 1 + n + n dim for w_0, u and the vectors of n numeric features.
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        hidden: Sequence[int] = (),
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        num_dense: int = 0,
+    ):
+        super().__init__(embeddings, features, dim=dim, num_dense=num_dense, seed=seed, dtype=dtype)
+        if len(self.features) + num_dense < 2:
+            raise ValueError(f"fm multiplies pairs of fields, and there is one, {self.features[0]}: use dnn")
+        self.bias = nn.Parameter(torch.zeros(1, dtype=dtype))
+        self.numeric = NumericFields(num_dense, dim, seed=seed, dtype=dtype) if num_dense else None
+
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        return {}
+
+    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+        vectors, linear = self.vectors_and_first_order(features, dense)
+        if self.numeric is not None and dense is not None:
+            vectors = torch.cat([vectors, self.numeric(dense)], dim=1)
+        return self.bias + linear + pairs(vectors)
