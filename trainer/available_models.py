@@ -16,7 +16,7 @@ PAIR_MODELS = ("bpr", "mf")
 """Models that read the features user and item alone, whatever else a dataset has."""
 FIRST_ORDER_MODELS = ("fm", "wide_deep", "deepfm", "xdeepfm")
 """Models with a weight for each id beside its vector: one more column in every table."""
-_CLICK_TOWERS = ("dnn", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "din")
+_CLICK_TOWERS = ("dnn", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "din")
 DENSE_MODELS = ("fm", *_CLICK_TOWERS)
 """The CTR models. They read numeric features (type dense): they take ``num_dense`` (trainer.models.base)."""
 TOWER_MODELS = (*_CLICK_TOWERS, "two_tower")
@@ -40,6 +40,7 @@ _READ_BY = {
     "cin_layers": ("xdeepfm",),
     **dict.fromkeys(("interaction_layers", "fm_vectors", "linear_vectors", "fm_rank", "fm_hidden"), ("wukong",)),
     **dict.fromkeys(("attention_hidden", "attention_activation"), ("din",)),
+    **dict.fromkeys(("attention_layers", "attention_heads", "attention_units"), ("autoint",)),
 }
 """Fields of ``model``, and the kinds that read them; ``loss`` is in trainer.available_evaluation."""
 _UNPOOLED_SHARDINGS = ("table_wise", "row_wise", "column_wise", "data_parallel")
@@ -126,6 +127,12 @@ def model_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
             )
         if len(features) < 2:
             yield f"model.kind: {kind} multiplies pairs of features, and there is one ({names}): use dnn"
+
+    if kind == "autoint" and not (has_dense or job.model.hidden) and job.model.effective_init.kind == "zero":
+        yield (
+            "model.init.kind: zero gives autoint no gradient where no feature is dense and there is no deep part, ReLU "
+            "passing nothing at 0: use hash or normal, set model.hidden, or leave it out"
+        )
 
 
 def _histories(dataset: DatasetSpec) -> list[str]:

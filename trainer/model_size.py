@@ -79,6 +79,8 @@ def model_size(
         return _dlrm(model, num_features, num_dense)
     if kind == "dcnv2":
         return _dcnv2(model, width)
+    if kind == "autoint":
+        return _autoint(model, num_features, num_dense)
     if kind == "wukong":
         return _wukong(model, num_features, num_dense)
     size = _tower(model, [width, *hidden, 1])
@@ -160,6 +162,21 @@ def _wukong(model: Model, num_features: int, num_dense: int) -> ModelSize:
         size += ModelSize(parameters, 0, kept, kept, multiply_adds + (linear + 2 * vectors * rank) * dim)
         vectors = outputs
     return size + _tower(model, [vectors * dim, *model.hidden, 1])
+
+
+def _autoint(model: Model, num_features: int, num_dense: int) -> ModelSize:
+    fields, heads = num_features + num_dense, model.attention_heads
+    width, units = model.embedding_dim, heads * model.attention_units
+    size = ModelSize(parameters=num_dense * width, tower=fields * width)
+    if model.hidden:
+        size += _tower(model, [fields * width, *model.hidden, 1])
+    for _ in range(model.attention_layers):
+        # Four maps, what attention makes of them, and the weights of pairs.
+        kept = fields * (width + 6 * units) + heads * fields * fields
+        multiply_adds = 4 * fields * width * units + 2 * fields * fields * units
+        size += ModelSize(4 * width * units, 0, kept, kept, multiply_adds)
+        width = units
+    return size + ModelSize(fields * units + (not model.hidden), 0, fields * units, 0, fields * units)
 
 
 def _attention(model: Model, num_lists: int, list_ids: float) -> ModelSize:

@@ -38,12 +38,14 @@ class Model(Spec):
     dcnv2: ``cross_layers`` before (``stacked``) or beside (``parallel``) the tower, their matrices of rank ``low_rank``
     (left out: whole). xdeepfm: ``cin_layers``, feature maps of each layer of the CIN. wukong: ``interaction_layers``,
     each of which gives ``fm_vectors`` by an MLP ``fm_hidden`` of pair products compressed to ``fm_rank``, and
-    ``linear_vectors``. din: ``attention_hidden`` layers of the attention unit and their activation.
+    ``linear_vectors``. din: ``attention_hidden`` layers of the attention unit and their activation. autoint:
+    ``attention_layers`` of ``attention_heads`` heads of so many units each; ``hidden: []`` leaves the deep part out.
     """
 
     kind: Literal[
         "dnn", "two_tower", "bpr",
-        "fm", "wide_deep", "xdeepfm", "wukong", "dlrm", "dcnv2", "deepfm", "din", "mf", "item2vec", "sasrec",
+        "fm", "wide_deep", "xdeepfm", "wukong", "dlrm", "dcnv2", "deepfm", "autoint", "din", "mf", "item2vec",
+        "sasrec",
     ]  # fmt: skip
     embedding_dim: int = Field(default=16, ge=1, le=4096)
     hidden: tuple[Size, ...] = (128, 64)
@@ -70,6 +72,9 @@ class Model(Spec):
     fm_hidden: tuple[Size, ...] = later((128,), max_length=16)
     attention_hidden: tuple[Size, ...] = later((36,), max_length=16)
     attention_activation: Literal["dice", "prelu", "relu"] = later("dice")
+    attention_layers: int = later(3, ge=1, le=16)
+    attention_heads: int = later(2, ge=1, le=64)
+    attention_units: int = later(32, ge=1, le=4096)
 
     @property
     def effective_init(self) -> Init:
@@ -78,8 +83,10 @@ class Model(Spec):
             return self.init
         if self.kind == "sasrec":
             return Init(kind="hash", std=0.02)
-        products = ("two_tower", "bpr", "mf", "item2vec", "dlrm", "fm")
-        return Init(kind="hash", std=0.1) if self.kind in products else Init()
+        products = self.kind in ("two_tower", "bpr", "mf", "item2vec", "dlrm", "fm")
+        if products or (self.kind == "autoint" and not self.hidden):
+            return Init(kind="hash", std=0.1)
+        return Init()
 
     @property
     def sampling(self) -> str:

@@ -31,7 +31,12 @@ from trainer.sealed import SealError, seal
 from trainer.spec import parse_dataset, parse_job
 
 NUM_ROWS = 240
-SIZES = {"sasrec": {"length": 5}, "item2vec": {"window": 2}, "dnn": {"batch_norm": True, "residual": True}}
+SIZES = {
+    "sasrec": {"length": 5},
+    "item2vec": {"window": 2},
+    "dnn": {"batch_norm": True, "residual": True},
+    "autoint": {"attention_layers": 2, "attention_units": 4},
+}
 
 
 def write_rows(folder: Path) -> Path:

@@ -26,11 +26,12 @@ from trainer.rundir import read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.train import main as train_command
 
-CLICK = ("fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "din")
+CLICK = ("fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "din")
 SMALL = {
     "xdeepfm": {"cin_layers": [6, 4]},
     "wukong": {"fm_vectors": 4, "linear_vectors": 4, "fm_rank": 4, "fm_hidden": [8]},
     "dcnv2": {"structure": "parallel", "low_rank": 4},
+    "autoint": {"attention_layers": 2, "attention_units": 4},
     "din": {"attention_hidden": [6]},
 }
 OPTIONS = {"residual": True, "batch_norm": True}
@@ -192,7 +193,7 @@ def train_on_ranks(directory, job, num_steps):
     return (found, metrics) if dist.get_rank() == 0 else None
 
 
-@pytest.mark.parametrize("kind", ["xdeepfm", "din", "fm"])
+@pytest.mark.parametrize("kind", ["xdeepfm", "din", "fm", "autoint"])
 def test_two_ranks_train_and_score_as_one_does(log, ranks, tmp_path, kind):
     """Batch norm, dice, shortcuts, SSE; and the last batch of an epoch, whose one example leaves a rank without any."""
     options = options_of(kind)
@@ -219,7 +220,7 @@ def test_two_ranks_train_and_score_as_one_does(log, ranks, tmp_path, kind):
     assert scored == pytest.approx(metrics, rel=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["din", "mf", "fm"])
+@pytest.mark.parametrize("kind", ["din", "mf", "fm", "autoint"])
 def test_stopping_and_resuming_changes_no_bit(log, tmp_path, kind):
     """Running moments and the constant of mf are in the checkpoint."""
     job = job_of(kind, options_of(kind), batch_size=512)
@@ -291,6 +292,8 @@ def test_a_warm_start_has_the_parents_shape(log, small, tmp_path):
         ("dcnv2", {"cin_layers": [5]}, "model.cin_layers: dcnv2 has none: use xdeepfm"),
         ("dlrm", {"fm_rank": 3}, "model.fm_rank: dlrm has none: use wukong"),
         ("wukong", {"attention_hidden": [3]}, "model.attention_hidden: wukong has none: use din"),
+        ("din", {"attention_heads": 3}, "model.attention_heads: din has none: use autoint"),
+        ("autoint", {"hidden": [], "residual": True}, "model.residual: it is of hidden layers, and there are none"),
         ("wukong", {"embedding_dim": 1}, "of one column nothing is left"),
         ("mf", {"residual": True}, "model.residual: mf has none"),
         ("fm", {"batch_norm": True}, "model.batch_norm: fm has none"),
@@ -335,6 +338,12 @@ def test_what_does_not_fit_the_dataset_is_refused(log):
     assert "dlrm multiplies pairs of features, and there is one (user)" in refused("dlrm", {"user": {"type": "id"}})
     assert "zero gives fm no gradient where no feature is dense" in refused("fm", one, {"init": {"kind": "zero"}})
     assert "fm multiplies pairs of features, and there is one (user)" in refused("fm", {"user": {"type": "id"}})
+    bare = {"hidden": []}
+    zero = bare | {"init": {"kind": "zero"}}
+    assert "zero gives autoint no gradient where no feature is dense and there is no deep" in refused(
+        "autoint", one, zero
+    )
+    job_of("autoint", bare).against(parse_dataset(log.model_dump(mode="json") | {"features": one}))
     assert "mf needs a feature named 'item'" in refused("mf", {"user": {"type": "id"}})
     assert "mf takes one item for each row, not id_list: use id" in refused(
         "mf", {"user": {"type": "id"}, "item": {"type": "id_list"}}

@@ -20,7 +20,7 @@ KEYS = (
     Key("history", "item", True, "mean"),
 )
 NAMES = tuple(key.name for key in KEYS)
-KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "din", "two_tower")
+KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "din", "two_tower")
 
 
 class Random(nn.Module):
@@ -45,12 +45,16 @@ class Random(nn.Module):
 
 def made(spec: Model) -> nn.Module:
     kind = MODELS[spec.kind]
-    fields = {"xdeepfm": ("cin_layers",), "dcnv2": ("structure", "cross_layers", "low_rank")}
+    fields = {
+        "xdeepfm": ("cin_layers",),
+        "dcnv2": ("structure", "cross_layers", "low_rank"),
+        "autoint": ("attention_layers", "attention_heads", "attention_units"),
+    }
     settings = {name: getattr(spec, name) for name in fields.get(spec.kind, ())}
     embeddings = Random(kind.table_dim("item", DIM), not kind.is_sequence)
     options = TowerOptions(spec.residual, spec.batch_norm)
     settings |= {} if spec.kind == "fm" else {"options": options}
-    return kind(embeddings, NAMES, dim=DIM, hidden=HIDDEN, **kind.of_keys(KEYS), **settings).train()
+    return kind(embeddings, NAMES, dim=DIM, hidden=spec.hidden, **kind.of_keys(KEYS), **settings).train()
 
 
 def features() -> KeyedJaggedTensor:
@@ -67,10 +71,11 @@ def features() -> KeyedJaggedTensor:
         ("xdeepfm", {"cin_layers": (200, 200)}),
         ("xdeepfm", {"cin_layers": (200,)}),
         ("xdeepfm", {"cin_layers": (60, 50, 40)}),
+        ("autoint", {"hidden": (), "attention_layers": 2, "attention_heads": 4, "attention_units": 8}),
     ],
 )
 def test_what_a_step_keeps_and_computes_is_what_is_counted(kind, fields):
-    spec = Model(kind=kind, embedding_dim=DIM, hidden=HIDDEN, **fields)
+    spec = Model(**{"kind": kind, "embedding_dim": DIM, "hidden": HIDDEN, **fields})
     model, batch = made(spec), features()
     of_model = {parameter.data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}

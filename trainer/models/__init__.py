@@ -1,5 +1,6 @@
 """Single-device models by name. Sharding is applied around them, in trainer/sharding.py; none of them knows of it."""
 
+from trainer.models.autoint import AutoInt
 from trainer.models.base import RankingModel
 from trainer.models.bpr import BPR
 from trainer.models.dcnv2 import DCNv2
@@ -25,6 +26,7 @@ MODELS: dict[str, type[RankingModel]] = {
     "dcnv2": DCNv2,
     "dlrm": DLRM,
     "wukong": Wukong,
+    "autoint": AutoInt,
     "din": DIN,
     "two_tower": TwoTower,
     "mf": MF,

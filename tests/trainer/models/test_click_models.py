@@ -16,9 +16,8 @@ from trainer.model_size import model_size
 from trainer.models import MODELS
 from trainer.spec import Model
 
-KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "din")
+KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "din")
 TOWERS = tuple(kind for kind in KINDS if kind != "fm")
-PRODUCTS = ("dlrm", "fm")  # of which rows of zeros do not learn without a numeric feature
 WIDE = (16, 8)  # so wide that ReLU leaves something of every sample
 VARIANTS = [
     *((kind, {}) for kind in KINDS),
@@ -26,6 +25,7 @@ VARIANTS = [
     ("dcnv2", {"low_rank": 2}),
     ("dcnv2", {"structure": "parallel", "low_rank": 3}),
     ("wukong", {"interaction_layers": 1, "fm_vectors": 2, "linear_vectors": 2}),  # as many vectors out as in
+    ("autoint", {"hidden": (), "attention_layers": 1}),
     ("din", {"attention_activation": "prelu"}),
     ("din", {"attention_hidden": (8, 6), "attention_activation": "relu"}),
 ]
@@ -123,6 +123,29 @@ def wukong(model, vectors, weights, x):
     return mlp(model.tower, rows.flatten())[0]
 
 
+def autoint(model, vectors, weights, x):
+    """Equations 5 to 9, one head and one pair of fields at a time."""
+    fields = list(vectors) + [value * model.numeric.vectors[number] for number, value in enumerate(x)]
+    found = fields
+    for layer in model.attention:
+        _, heads, units = layer.sizes
+        maps = layer.maps.view(4, heads, units, -1)
+        added = []
+        for one in found:
+            parts = []
+            for head in range(heads):
+                query, key, value, residual = maps[:, head]
+                scores = torch.stack([((query @ one) * (key @ other)).sum() for other in found])
+                shares = scores.exp() / scores.exp().sum()
+                parts.append(sum(a * (value @ other) for a, other in zip(shares, found, strict=True)) + residual @ one)
+            added.append(torch.cat(parts).clamp(min=0))
+        found = added
+    logit = (model.output.weight[0] * torch.cat(found)).sum()
+    if model.tower is None:
+        return logit + model.output.bias[0]
+    return logit + mlp(model.tower, torch.cat(fields))[0]
+
+
 def din(model, vectors, weights, x, *, history, target):
     vectors = list(vectors)
     total = torch.zeros_like(target)
@@ -146,7 +169,7 @@ def din(model, vectors, weights, x, *, history, target):
 
 PLAIN = {
     "dnn": dnn, "fm": fm, "wide_deep": wide_deep, "deepfm": deepfm, "xdeepfm": xdeepfm, "dcnv2": dcnv2, "dlrm": dlrm,
-    "wukong": wukong, "din": din,
+    "wukong": wukong, "autoint": autoint, "din": din,
 }  # fmt: skip
 
 
@@ -225,6 +248,15 @@ COUNTS = [
         linear(N, *H, D) + 2 * (2 * 5 + 5 * 3 + 2 * 5 * 3 + linear(5 * 3, 5, 3 * D) + 2 * D) + linear(5 * D, *H, 1),
     ),
     (
+        "autoint", {"attention_layers": 3, "attention_heads": 2, "attention_units": 5},
+        4 * D * 10 + 2 * 4 * 10 * 10 + F * 10 + linear(F * D, *H, 1),
+        N * D + 4 * D * 10 + 2 * 4 * 10 * 10 + (F + N) * 10 + linear((F + N) * D, *H, 1),
+    ),
+    (
+        "autoint", {"hidden": (), "attention_layers": 1, "attention_heads": 3, "attention_units": 2},
+        4 * D * 6 + F * 6 + 1, N * D + 4 * D * 6 + (F + N) * 6 + 1,
+    ),
+    (
         "din", {"attention_hidden": (5, 3)},
         linear(4 * D, 5, 3, 1) + 5 + 3 + linear(F * D, *H, 1),
         linear(4 * D, 5, 3, 1) + 5 + 3 + linear(F * D + N, *H, 1),
@@ -234,7 +266,7 @@ COUNTS = [
 
 @pytest.mark.parametrize(("kind", "settings", "without", "with_dense"), COUNTS)
 def test_parameters_are_as_many_as_the_paper_counts(lab, kind, settings, without, with_dense):
-    spec = Model(kind=kind, embedding_dim=D, hidden=H, **settings)
+    spec = Model(**{"kind": kind, "embedding_dim": D, "hidden": H, **settings})
     for num_dense, expected in ((0, without), (N, with_dense)):
         model = lab.model(kind, num_dense=num_dense, **settings)
         assert sum(p.numel() for _, p in model.dense_parameters()) == expected
@@ -258,20 +290,26 @@ def test_towers_with_options_have_what_they_need_more(lab, kind, options):
     assert size.parameters > model_size(Model(kind=kind, embedding_dim=D, hidden=H, **settings), F).parameters
 
 
+def starts_from_zeros(kind, settings) -> bool:
+    """Whether rows of zeros learn where there is no numeric feature: products of rows alone do not, nor does ReLU of
+    attention alone."""
+    return kind not in ("dlrm", "fm") and not (kind == "autoint" and settings.get("hidden") == ())
+
+
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "settings"), VARIANTS)
 def test_rows_of_zeros_have_a_gradient(lab, kind, settings):
-    """The AdamAR paper's start. Products of rows alone have none, until a numeric feature is there."""
+    """The AdamAR paper's start: but for what needs a numeric feature."""
     for num_dense in (0, lab.num_dense):
-        model = lab.model(kind, num_dense=num_dense, zero=True, stir=False, hidden=WIDE, **settings).train()
+        model = lab.model(kind, num_dense=num_dense, zero=True, stir=False, **{"hidden": WIDE, **settings}).train()
         batch = lab.batch(num_dense)
         model.loss(batch).sum().backward()
         touched = {"user": [2, 3, 4, 6], "item": [2, 3, 4, 5, 6, 7], "tags": [2, 3, 4, 5, 6, 7]}
         for table, rows in touched.items():
             norms = model.embeddings.weights[table].grad[rows, : lab.dim].norm(dim=1)
-            if kind in PRODUCTS and not num_dense:
+            if not starts_from_zeros(kind, settings) and not num_dense:
                 assert not norms.any()
             else:
                 assert (norms > 1e-7).all(), (table, norms)
@@ -288,7 +326,8 @@ def test_products_alone_do_not_move_zero_rows():
 
 @pytest.mark.parametrize(("kind", "settings"), VARIANTS)
 def test_a_tiny_set_is_learned_by_heart(lab, kind, settings):
-    model, batch = lab.model(kind, zero=kind not in PRODUCTS, stir=False, hidden=WIDE, **settings).train(), lab.batch()
+    zero = starts_from_zeros(kind, settings)
+    model, batch = lab.model(kind, zero=zero, stir=False, **{"hidden": WIDE, **settings}).train(), lab.batch()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     for _ in range(150):
         optimizer.zero_grad()

@@ -447,7 +447,9 @@ def test_dropout_of_factors_leaves_biases_alone(make_run, small):
         torch.testing.assert_close(item[:, 4], rows[:, 4], rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["fm", "wide_deep", "deepfm", "xdeepfm", "wukong", "dlrm", "dcnv2", "two_tower"])
+@pytest.mark.parametrize(
+    "kind", ["fm", "wide_deep", "deepfm", "xdeepfm", "wukong", "dlrm", "dcnv2", "autoint", "two_tower"]
+)
 def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
     """And fm, which has none, its rows."""
     hidden = {} if kind == "fm" else {"hidden": [8, 6]}
