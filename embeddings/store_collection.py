@@ -151,6 +151,18 @@ class Collection:
                 return self._instead_of(name, error)
         raise AssertionError("unreachable")
 
+    def lookup(self, ids: Any, version: str = "current") -> tuple[str, Array, Array]:
+        """(version, status uint8 [n], vectors float32 [n, d]) of ``ids`` in one version, in the order asked for: what
+        ``open(version).lookup(ids)`` gives, where the rows lie elsewhere in one round trip instead of two. Raises what
+        those raise."""
+        reader = self.open(version)
+        return reader.version, *reader.lookup(ids)
+
+    def steady(self) -> contextlib.AbstractContextManager[None]:
+        """What this thread reads of the collection in here is of one look at where it lies: what belongs together does
+        not ask again and again, and sees no switch in between."""
+        return contextlib.nullcontext()
+
     def mapped(self, view: str, version: str = "current") -> dict[str, Any] | None:
         """The entry of a view, where a lookup through it in a version needs nothing but what this process has checked
         and mapped already, and so takes no longer than its rows do; else None, also for what there is not."""

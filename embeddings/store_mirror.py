@@ -34,6 +34,7 @@ from embeddings.store_files import (
     StoreBusy,
     StoreUnavailable,
     UnknownCollection,
+    UnknownVersion,
     decode_document,
     disk_errors,
     encode_document,
@@ -45,6 +46,7 @@ from embeddings.store_files import (
 from embeddings.store_lease import Lease
 from embeddings.store_pointer import Pointer, Served
 from embeddings.store_version import VersionReader, is_items_file, items_entry, mark_verified, verify_file
+from embeddings.vectors import Array
 
 logger = logging.getLogger("evenkeel.store")
 
@@ -91,6 +93,11 @@ class Remote(Protocol):
 
     def reader(self, manifest: dict[str, Any], name: str) -> VersionReader:
         """A reader of item rows that stay there."""
+        ...
+
+    def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
+        """``reader.lookup(ids)`` of item rows that stay there, if the index still is ``index``: asked in the same round
+        trip. None if it is another."""
         ...
 
 
@@ -167,6 +174,8 @@ class MirroredCollection(Collection):
         self._looking = threading.Lock()
         self._is_dirty = False
         self._next_look = 0.0
+        self._steady = threading.local()
+        self._latest: tuple[bytes, VersionReader] | None = None
         self._writer: int | None = None
         self._lease: Lease | None = None
 
@@ -176,6 +185,10 @@ class MirroredCollection(Collection):
         """Brings the mirror up to date, if it was not looked at for ``follow_seconds``."""
         if self._writer == threading.get_ident() or time.monotonic() < self._next_look:
             return
+        if getattr(self._steady, "within", False):
+            if self._steady.looked:
+                return
+            self._steady.looked = True
         if self._following or self._seen is None:
             self._look()
         elif self._looking.acquire(blocking=False):
@@ -200,6 +213,42 @@ class MirroredCollection(Collection):
             return
         self._following = True
         self._next_look = time.monotonic() + self._follow_seconds
+
+    @contextlib.contextmanager
+    def steady(self) -> Iterator[None]:
+        if getattr(self._steady, "within", False):
+            yield
+            return
+        self._steady.within, self._steady.looked = True, False
+        try:
+            yield
+        finally:
+            self._steady.within = False
+
+    def open(self, version: str = "current") -> VersionReader:
+        try:
+            return super().open(version)
+        except (CorruptStore, UnknownVersion):
+            if not (getattr(self._steady, "within", False) and self._steady.looked):
+                raise
+            # What was seen may have been switched from, and removed, since.
+            self._steady.looked = False
+            return super().open(version)
+
+    def lookup(self, ids: Any, version: str = "current") -> tuple[str, Array, Array]:
+        if version != "current" or not self._remote.items_stay_there:
+            return super().lookup(ids, version)
+        latest = self._latest
+        # Another object means that there was another look; the bytes need not be compared.
+        if latest is not None and latest[0] is self._seen and self._following and not self._is_dirty:
+            found = self._remote.lookup(latest[1], ids, latest[0])
+            if found is not None:
+                return latest[1].version, *found
+        reader, seen = self.open(), self._seen
+        # What is served instead of a damaged version is given up as soon as that is restored.
+        if seen is not None and reader.version == Pointer.read(self._pointer).version:
+            self._latest = seen, reader
+        return reader.version, *reader.lookup(ids)
 
     def _catch_up(self, data: bytes) -> None:
         make_directory(self.directory)

@@ -29,6 +29,7 @@ from embeddings.store_lease import Lease, leased
 from embeddings.store_mirror import INDEX_FILE, RemoteStore, content_name
 from embeddings.store_url import StoreUrl, parse_store_url
 from embeddings.store_version import VersionReader
+from embeddings.vectors import Array
 
 FOLLOW_SECONDS = 1.0
 LOCKS = "LOCKS"
@@ -153,6 +154,9 @@ class Objects:
         return leased(self, uuid.uuid4().hex, self._lease_seconds, self._where)
 
     def reader(self, manifest: dict[str, Any], name: str) -> VersionReader:
+        raise AssertionError("item rows are fetched: they are mapped here")
+
+    def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
         raise AssertionError("item rows are fetched: they are mapped here")
 
     # --- the lock --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
     PREFIXNAME:LOCK                         token of the one writer, with an end
     PREFIXNAME:objects                      set of objects
     PREFIXNAME:object:OBJECT                a document or file, in pieces
-    PREFIXNAME:rows.TOKEN:ID                one item row (embeddings/store_redis_rows.py)
+    PREFIXNAME:rows.TOKEN:WHAT, PREFIX.TOKEN:ID     what is said of item rows, and each row (store_redis_rows.py)
 
 The index is replaced by a script that looks at the lock first, so a writer that lost it commits nothing. A server that
 was restarted while rows were loaded may have lost some of them: its run id is compared before the commit. See
@@ -33,6 +33,7 @@ from embeddings.store_mirror import RemoteStore, content_name
 from embeddings.store_redis_rows import Client, RedisReader, RowKeys, ask, load_rows, remove_rows, rows_info
 from embeddings.store_url import REDIS_PREFIX, StoreUrl, parse_store_url
 from embeddings.store_version import VersionReader, is_items_file
+from embeddings.vectors import Array
 
 FOLLOW_SECONDS = 0.0
 GRACE_SECONDS = 600.0
@@ -130,9 +131,10 @@ class InRedis:
         self._where = f"{url.url} ({self._base})"
         self._lease_seconds = url.lease_seconds
         self._grace_seconds = grace_seconds
-        key = f"{self._base}:revision".encode()
-        # Packed once: it goes ahead of every lookup.
-        self._ask_revision = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
+        self._prefix = prefix
+        self._revision = f"{self._base}:revision".encode()
+        # Packed once: it goes ahead of what is read.
+        self._ask_revision = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(self._revision), self._revision)
         self._known: tuple[bytes | None, bytes | None] = (None, None)
         self._run_id = ""
 
@@ -144,7 +146,7 @@ class InRedis:
             known = self._known
             if revision != known[0]:
                 # One command, so that the two belong together.
-                known = tuple(self._client.mget(f"{self._base}:revision", f"{self._base}:INDEX"))  # type: ignore[assignment]
+                known = tuple(self._client.mget(self._revision, f"{self._base}:INDEX"))  # type: ignore[assignment]
                 self._known = known
             return known[1]
 
@@ -224,6 +226,11 @@ class InRedis:
         with reaching(self._where):
             return RedisReader(self._client, self._keys(name), manifest, self._reach)
 
+    def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
+        assert isinstance(reader, RedisReader)
+        revision, known = self._known
+        return reader.lookup_given(ids, self._revision, revision) if revision is not None and known is index else None
+
     # --- the lock --------------------------------------------------------------------------------------------------
 
     def acquire(self, token: str) -> bool:
@@ -244,7 +251,7 @@ class InRedis:
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _keys(self, name: str) -> RowKeys:
-        return RowKeys(f"{self._base}:{name}")
+        return RowKeys(f"{self._base}:{name}", self._prefix)
 
     def _reach(self) -> contextlib.AbstractContextManager[None]:
         return reaching(self._where)

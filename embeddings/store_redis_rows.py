@@ -1,18 +1,20 @@
 """Item rows in Redis: how they are loaded, looked up, read whole, and left to go.
 
     BASE            of a version's rows, PREFIXNAME:rows.TOKEN; the token is drawn anew for every load
-    BASE:info       JSON: rows, dim, dtype, chunks, base (the rows this one rests on, or null)
+    BASE:info       JSON: rows, dim, dtype, chunks, base (the rows this one rests on, or null), row_keys (PREFIX.TOKEN:)
     BASE:chunk:K    everything of some thousand items but their vectors, as an Arrow stream, ids ascending
     BASE:gone       ids that the base has and this version has not, as an Arrow stream
     BASE:alive      there from the end of the load until the rows may go
-    BASE:id:ID      vector bytes, then one byte of status; ID in decimals, or the string id itself
+    PREFIX.TOKEN:ID vector bytes, then one byte of status; ID in decimals, or the string id itself. Short, as there are
+                    as many of them as rows, and no name of a collection begins with a dot
 
 **Deltas.** A version may hold only the rows that differ from an earlier version's, its base, with a tombstone for each
 id that the base has and it has not. What is not in the delta is looked up in the base. A base rests on nothing itself,
 and stays as long as rows rest on it. Rows are compared byte by byte, never by hashes.
 
 **Never a mix.** Rows are written once. A lookup asks for ``alive`` in the same MGET as for the rows, and a command is
-atomic in Redis: either all that was loaded is there, or the reader is told that the version is gone.
+atomic in Redis: either all that was loaded is there, or the reader is told that the version is gone. Whether there was
+a switch can be asked in it too.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +52,7 @@ class RowKeys(NamedTuple):
     """Keys of the rows of one version."""
 
     base: str
+    prefix: str
 
     def info(self) -> str:
         return f"{self.base}:info"
@@ -64,10 +67,10 @@ class RowKeys(NamedTuple):
         return f"{self.base}:chunk:{number}"
 
     def row(self) -> bytes:
-        return f"{self.base}:id:".encode()
+        return f"{self.prefix}.{self.base.rpartition('.')[2]}:".encode()
 
     def sibling(self, name: str) -> RowKeys:
-        return RowKeys(f"{self.base.rpartition(':')[0]}:{name}")
+        return self._replace(base=f"{self.base.rpartition(':')[0]}:{name}")
 
     @property
     def name(self) -> str:
@@ -89,7 +92,7 @@ def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None)
     num_chunks = -(-len(items) // CHUNK_ROWS)
     info = {
         "rows": len(items), "dim": items.dim, "dtype": str(vectors.dtype), "chunks": num_chunks,
-        "base": None if base is None else base.name,
+        "base": None if base is None else base.name, "row_keys": keys.row().decode(),
     }  # fmt: skip
     client.set(keys.info(), json.dumps(info))
     gone = np.empty(0, dtype=items.keys.dtype)
@@ -217,9 +220,11 @@ _EXPIRE = "for i = 2, #ARGV do redis.call('PEXPIRE', KEYS[1] .. ARGV[i], ARGV[1]
 def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
     """Lets the rows go after ``grace_seconds``, in which open readers may still look them up; at once those that were
     never complete. Redis removes them, whatever becomes of this process."""
-    info = client.get(keys.info())
-    if info is None:
+    try:
+        info = rows_info(client, keys)
+    except UnknownVersion:
         return
+    row = info["row_keys"].encode()
     complete = client.exists(keys.alive())
     milliseconds = max(int(1000 * grace_seconds), 1) if complete else 1
     # First what says that they are there, and sooner than the first row.
@@ -229,7 +234,7 @@ def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
         client.delete(keys.alive())
     later = milliseconds + (1000 if complete else 0)
     expire = client.register_script(_EXPIRE)
-    num_chunks = int(json.loads(info)["chunks"])
+    num_chunks = int(info["chunks"])
     for name in [*(keys.chunk(number) for number in range(num_chunks)), keys.gone()]:
         content = client.get(name)
         if content is None:
@@ -238,9 +243,9 @@ def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
         for start in range(0, len(ids), EXPIRED_ROWS):
             part = ids[start : start + EXPIRED_ROWS]
             if milliseconds > 1:
-                expire(keys=[keys.row()], args=[later, *part])
+                expire(keys=[row], args=[later, *part])
             else:
-                client.unlink(*[keys.row() + one for one in part])
+                client.unlink(*[row + one for one in part])
         client.pexpire(name, later)
     client.pexpire(keys.info(), later)
 
@@ -261,6 +266,8 @@ def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
     if info is None:
         raise _gone(keys)
     document: dict[str, Any] = json.loads(info)
+    # Rows that were loaded before this was said lie under their version's own name.
+    document.setdefault("row_keys", f"{keys.base}:id:")
     return document
 
 
@@ -269,6 +276,17 @@ def _gone(keys: RowKeys) -> UnknownVersion:
         f"{keys.base}: the item rows are gone: their version has expired and its time of grace is over, or Redis lost "
         "them; open the current version, or publish again"
     )
+
+
+class Given(NamedTuple):
+    """A key, and the value that it must have for an answer to count."""
+
+    key: bytes
+    value: bytes
+
+
+class Switched(Exception):
+    """It has another."""
 
 
 class RowsReader:
@@ -282,27 +300,35 @@ class RowsReader:
         self.dtype = np.dtype(info["dtype"])
         self.num_rows = int(info["rows"])
         self._num_chunks = int(info["chunks"])
+        self._row = info["row_keys"].encode()
         self._width = self.dim * self.dtype.itemsize + 1
         self._base = None if info["base"] is None else RowsReader(client, keys.sibling(info["base"]))
 
-    def values(self, ids: Array) -> Array:
-        """Stored bytes uint8 [n, width] of keys, zero (status missing) where there is none. Raises UnknownVersion."""
-        found = self._get(ids)
+    def values(self, ids: Array, given: Given | None = None) -> Array:
+        """Stored bytes uint8 [n, width] of keys, zero (status missing) where there is none. Raises UnknownVersion, and
+        Switched where ``given`` is not so any more."""
+        found = self._get(ids, given)
         if self._base is not None:
             absent = [number for number, value in enumerate(found) if value is None]
             if absent:
-                for number, value in zip(absent, self._base._get(ids[absent]), strict=True):
+                for number, value in zip(absent, self._base._get(ids[absent], given), strict=True):
                     found[number] = value
         nothing = bytes(self._width)
         # A tombstone is one byte.
         rows = [value if value is not None and len(value) == self._width else nothing for value in found]
         return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), self._width)
 
-    def _get(self, ids: Array) -> list[bytes | None]:
+    def _get(self, ids: Array, given: Given | None) -> list[bytes | None]:
         found: list[bytes | None] = []
+        alive = self._keys.alive().encode()
+        # A key twice costs nothing that could be measured, and one form of the answer is simpler than two.
+        key, expected = given or (alive, None)
         for start in range(0, len(ids), CHUNK_ROWS) if len(ids) else (0,):
-            first, *rows = ask(self._client, packed_mget(self._keys, ids[start : start + CHUNK_ROWS]))
-            if first is None:
+            part = ids[start : start + CHUNK_ROWS]
+            now, is_alive, *rows = ask(self._client, packed_mget((key, alive), self._row, part))
+            if given is not None and now != expected:
+                raise Switched
+            if is_alive is None:
                 raise _gone(self._keys)
             found += rows
         return found
@@ -324,10 +350,9 @@ class RowsReader:
         return Columns(_keys_of_batch(batch), batch)
 
 
-def packed_mget(keys: RowKeys, ids: Array) -> bytes:
-    """MGET of ``alive`` and of rows, as Redis' protocol has it; one formatting of all of them takes a fraction of the
-    time of the client's own packing."""
-    row, alive = keys.row(), keys.alive().encode()
+def packed_mget(first: Sequence[bytes], row: bytes, ids: Array) -> bytes:
+    """MGET of the keys ``first`` and of ``row + id``, as Redis' protocol has it; one formatting of all of them takes a
+    fraction of the time of the client's own packing."""
     if ids.dtype.kind == "i":
         lengths, form = decimal_lengths(ids), b"%d"
     else:
@@ -335,7 +360,8 @@ def packed_mget(keys: RowKeys, ids: Array) -> bytes:
     arguments: list[Any] = [None] * (2 * len(ids))
     arguments[::2] = (lengths + len(row)).tolist()
     arguments[1::2] = ids.tolist()
-    head = b"*%d\r\n$4\r\nMGET\r\n$%d\r\n%b\r\n" % (len(ids) + 2, len(alive), alive)
+    head = b"*%d\r\n$4\r\nMGET\r\n" % (len(ids) + len(first) + 1)
+    head += b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in first])
     return head + (b"$%d\r\n" + row.replace(b"%", b"%%") + form + b"\r\n") * len(ids) % tuple(arguments)
 
 
@@ -390,12 +416,22 @@ class RedisReader(VersionReader):
         return int(self.manifest["rows"])
 
     def lookup(self, ids: Any) -> tuple[Array, Array]:
+        return self._lookup(ids, None)
+
+    def lookup_given(self, ids: Any, key: bytes, value: bytes) -> tuple[Array, Array] | None:
+        """:meth:`lookup` if Redis has ``value`` at ``key``, asked in the same command; None if it has another."""
+        try:
+            return self._lookup(ids, Given(key, value))
+        except Switched:
+            return None
+
+    def _lookup(self, ids: Any, given: Given | None) -> tuple[Array, Array]:
         queries = keys_of(ids, query=True)
         if len(queries) and (queries.dtype.kind == "i") != (self.manifest["id_type"] == "int64"):
-            wanted, given = ("integers", "strings") if queries.dtype.kind != "i" else ("strings", "integers")
-            raise ItemIdError(f"the ids here are {wanted}, those asked for are {given}")
+            here, asked = ("integers", "strings") if queries.dtype.kind != "i" else ("strings", "integers")
+            raise ItemIdError(f"the ids here are {here}, those asked for are {asked}")
         with self._reach():
-            status, vectors = self._rows.split(self._rows.values(queries))
+            status, vectors = self._rows.split(self._rows.values(queries, given))
         return status, as_float32(vectors)
 
     @functools.cached_property

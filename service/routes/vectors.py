@@ -18,7 +18,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from embeddings.store import default_view
+from embeddings.store import Collection, default_view
 from embeddings.vectors import MISSING, STATUS_NAMES, Array
 from service import errors
 from service.at_once import AtOnce
@@ -109,7 +109,14 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
 
     def answer() -> Response:
         started = time.perf_counter()
-        found = existing(request, collection) if collection is not None else store_of(request).view_collection(view)
+        store = store_of(request)
+        found = store.collection(collection) if collection is not None else store.view_collection(view)
+        with found.steady():
+            if collection is not None:
+                existing(request, collection)
+            return of(found, started)
+
+    def of(found: Collection, started: float) -> Response:
         reader = found.open(wanted.version)
         # Everything below is of this one version, whatever is switched meanwhile.
         entry = found.view(view, reader.version)

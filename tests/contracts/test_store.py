@@ -336,6 +336,38 @@ class StoreContract:
         assert reader.ids.to_pylist() == sorted(ids, key=lambda value: str(value).encode())
         assert collection.manifest()["carried"] == 1
 
+    def test_a_lookup_is_of_the_version_that_is_served(self, collection: Collection, again: Reopen) -> None:
+        first = publish(collection, items([1, 2], 1))
+        other = again().collection("items")
+        for _ in range(2):
+            version, status, vectors = other.lookup([2, 9, 1])
+            assert (version, status.tolist()) == (first, [FOUND, MISSING, FOUND])
+            np.testing.assert_array_equal(vectors, other.open().lookup([2, 9, 1])[1])
+        second = publish(collection, items([1, 2], 2))
+        for where in (other, collection):
+            version, status, vectors = where.lookup([1])
+            assert (version, status.tolist(), vectors[0, 0]) == (second, [FOUND], 2)
+            version, status, vectors = where.lookup([1], first)
+            assert (version, status.tolist(), vectors[0, 0]) == (first, [FOUND], 1)
+        collection.promote(first, "rollback")
+        assert other.lookup([1])[0] == first
+        collection.erase([1], "they asked")
+        assert other.lookup([1, 2])[1].tolist() == [MISSING, FOUND]
+        with pytest.raises(UnknownVersion):
+            other.lookup([1], "v000009")
+
+    def test_what_is_read_in_one_go_sees_one_switch(self, collection: Collection, again: Reopen) -> None:
+        first = publish(collection, items([1], 1))
+        other = again().collection("items")
+        with other.steady():
+            assert other.open().version == first
+            with other.steady():
+                assert other.current() == first
+        second = publish(collection, items([1], 2))
+        with other.steady():
+            assert other.open().lookup([1])[1][0, 0] == 2
+        assert other.current() == second
+
     def test_no_ids_at_all(self, collection: Collection) -> None:
         publish(collection, items(["a"]))
         status, vectors = collection.open().lookup([])

@@ -18,8 +18,9 @@ INT64 = np.iinfo(np.int64)
     ],
 )
 def test_every_argument_is_as_long_as_is_said(ids):
-    keys = RowKeys("100%:items:rows.0")
+    keys = RowKeys("100%:items:rows.0", "100%:")
     names = [str(one).encode() for one in ids]
-    expected = [b"MGET", b"100%:items:rows.0:alive", *(b"100%:items:rows.0:id:" + name for name in names)]
-    packed = packed_mget(keys, keys_of(ids, query=True))
+    first = (b"revision", keys.alive().encode())
+    expected = [b"MGET", *first, *(b"100%:.0:" + name for name in names)]
+    packed = packed_mget(first, keys.row(), keys_of(ids, query=True))
     assert packed == b"*%d\r\n" % len(expected) + b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in expected)

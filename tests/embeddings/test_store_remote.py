@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -92,7 +93,7 @@ def opened(redis_server: Any, tmp_path: Path) -> Callable[..., Store]:
 
 def num_rows(server: Any) -> int:
     with server.client() as client:
-        return len(list(client.scan_iter(match="*:id:*", count=10_000)))
+        return len(list(client.scan_iter(match="evenkeel:.*", count=10_000)))
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,73 @@ def test_ids_of_all_lengths(opened: Callable[..., Store], ids: list[Any]) -> Non
     status, vectors = opened().collection("items").open().lookup([nobody, *ids[::-1], ids[0]])
     assert status.tolist() == [MISSING, *[FOUND] * (len(ids) + 1)]
     np.testing.assert_array_equal(vectors, [np.zeros(4), *content[::-1], content[0]])
+
+
+def wait_for_none(server: Any, pattern: str | bytes, but: int = 0) -> None:
+    """Until Redis has let go of all keys like ``pattern``, ``but`` some."""
+    deadline = time.monotonic() + 20
+    with server.client() as client:
+        while len(client.keys(pattern)) > but:
+            assert time.monotonic() < deadline, client.keys(pattern)
+            time.sleep(0.05)
+
+
+def commands(server: Any, call: Callable[[], Any]) -> dict[str, int]:
+    """How often each command was asked for by ``call``."""
+    with server.client() as client:
+        client.config_resetstat()
+        call()
+        asked = client.info("commandstats")
+    return {name[8:]: one["calls"] for name, one in asked.items() if name[8:] not in ("config|resetstat", "info")}
+
+
+def test_a_lookup_is_one_round_trip(opened: Callable[..., Store], redis_server: Any) -> None:
+    ours, other = opened("grace_seconds=0").collection("items"), opened().collection("items")
+    publish(ours, 1)
+    other.lookup([1])
+    assert commands(redis_server, lambda: other.lookup(np.arange(NUM_ITEMS))) == {"mget": 1}
+    publish(ours, 2)
+    # Asked in vain once, then as when it is seen for the first time, then in one again.
+    assert (other.lookup(np.arange(NUM_ITEMS))[2] == 2).all()
+    assert commands(redis_server, lambda: other.lookup([1])) == {"mget": 1}
+    assert commands(redis_server, lambda: other.open().lookup([1])) == {"get": 1, "mget": 1}
+
+    def several() -> None:
+        with other.steady():
+            assert other.exists()
+            assert other.open().version == other.current() == "v000002"
+
+    assert commands(redis_server, several) == {"get": 1}
+
+
+def test_what_goes_between_a_look_and_its_use(opened: Callable[..., Store], redis_server: Any) -> None:
+    ours, other = opened("grace_seconds=0").collection("items"), opened().collection("items")
+    publish(ours, 1)
+    with other.steady():
+        assert other.current() == "v000001"
+        publish(ours, 2)
+        ours.retain(1)
+        wait_for_none(redis_server, "*:info", but=1)
+        assert other.open().version == "v000002"
+        with pytest.raises(UnknownVersion):
+            other.open("v000001")
+
+
+def test_rows_of_an_earlier_release_are_served_and_removed(opened: Callable[..., Store], redis_server: Any) -> None:
+    collection = opened("grace_seconds=0").collection("items")
+    publish(collection, 1)
+    with redis_server.client() as client:
+        (name,) = client.keys("*:info")
+        base, info = name[: -len(b":info")], json.loads(client.get(name))
+        rows = info.pop("row_keys").encode()
+        for key in client.keys(rows + b"*"):
+            client.rename(key, base + b":id:" + key[len(rows) :])
+        client.set(name, json.dumps(info))
+        assert_serves(opened().collection("items"), 1)
+        publish(collection, 2)
+        collection.retain(1)
+        assert_serves(opened().collection("items"), 2)
+        wait_for_none(redis_server, base + b":id:*")
 
 
 def test_a_version_that_differs_little_shares_its_rows(
@@ -164,7 +232,7 @@ def test_erased_rows_leave_what_others_rest_on(opened: Callable[..., Store], red
     publish(collection, 2, changed)
     erase(collection, [3, 4], "asked for")
     with redis_server.client() as client:
-        assert not [key for key in client.scan_iter(match="*:id:*", count=10_000) if key.endswith((b":3", b":4"))]
+        assert not [key for key in client.scan_iter(match="evenkeel:.*", count=10_000) if key.endswith((b":3", b":4"))]
     for version in ("v000001", "v000002"):
         status, vectors = opened().collection("items").open(version).lookup([3, 4, 5])
         assert status.tolist() == [MISSING, MISSING, FOUND]

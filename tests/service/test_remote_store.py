@@ -59,6 +59,15 @@ async def test_vectors_from_redis(settings: Settings, redis: Any) -> None:
                 url, json=body, headers={"Accept": ARROW, "If-None-Match": answer.headers["etag"]}
             )
             assert again.status_code == 304
+            # A fetch is two round trips, whatever it reads of the collection: one look, one for the rows.
+            with redis.client() as asked:
+                asked.config_resetstat()
+                assert (await client.post("/v1/collections/items/vectors", json=body)).status_code == 200
+                stats = asked.info("commandstats")
+            assert {name: stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("get", "mget")} == {
+                "get": 1,
+                "mget": 1,
+            }
             default = await client.post("/v1/collections/items/vectors", json={"ids": [10]})
             assert default.json()["dim"] == 2 * published.DIM
             snapshot = await client.get(f"/v1/collections/items/versions/{version}/snapshot")
