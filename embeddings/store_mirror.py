@@ -239,8 +239,7 @@ class MirroredCollection(Collection):
         if version != "current" or not self._remote.items_stay_there:
             return super().lookup(ids, version)
         latest = self._latest
-        # Another object means that there was another look; the bytes need not be compared.
-        if latest is not None and latest[0] is self._seen and self._following and not self._is_dirty:
+        if latest is not None:
             found = self._remote.lookup(latest[1], ids, latest[0])
             if found is not None:
                 return latest[1].version, *found
