@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainer.dataset_spec import DatasetSpec
+    from trainer.model_spec import Model
     from trainer.spec import JobSpec
 
 SEQUENCE_MODELS = ("item2vec", "sasrec")
@@ -16,7 +17,7 @@ PAIR_MODELS = ("bpr", "mf")
 """Models that read the features user and item alone, whatever else a dataset has."""
 FIRST_ORDER_MODELS = ("fm", "wide_deep", "deepfm", "xdeepfm")
 """Models with a weight for each id beside its vector: one more column in every table."""
-_CLICK_TOWERS = ("dnn", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "din")
+_CLICK_TOWERS = ("dnn", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "finalmlp", "din")
 DENSE_MODELS = ("fm", *_CLICK_TOWERS)
 """The CTR models. They read numeric features (type dense): they take ``num_dense`` (trainer.models.base)."""
 TOWER_MODELS = (*_CLICK_TOWERS, "two_tower")
@@ -41,6 +42,7 @@ _READ_BY = {
     **dict.fromkeys(("interaction_layers", "fm_vectors", "linear_vectors", "fm_rank", "fm_hidden"), ("wukong",)),
     **dict.fromkeys(("attention_hidden", "attention_activation"), ("din",)),
     **dict.fromkeys(("attention_layers", "attention_heads", "attention_units"), ("autoint",)),
+    **dict.fromkeys(("second_hidden", "gate_hidden", "first_gate", "second_gate", "fusion_heads"), ("finalmlp",)),
 }
 """Fields of ``model``, and the kinds that read them; ``loss`` is in trainer.available_evaluation."""
 _UNPOOLED_SHARDINGS = ("table_wise", "row_wise", "column_wise", "data_parallel")
@@ -72,6 +74,8 @@ def model_problems(spec: JobSpec) -> Iterator[str]:
         yield f"model.heads: {model.heads} heads do not divide embedding_dim {model.embedding_dim}: use a divisor"
     if kind == "wukong" and model.embedding_dim < 2:
         yield "model.embedding_dim: wukong normalises each vector, and of one column nothing is left: use 2 or more"
+    if kind == "finalmlp":
+        yield from _stream_problems(model)
     if model.effective_init.kind == "zero" and kind in PRODUCT_MODELS:
         yield f"model.init.kind: zero gives {kind} no gradient, all its scores being products: use hash or normal"
     if kind == "mf" and model.loss == "mse" and "label" in spec.sse and spec.sse["label"].probability:
@@ -83,6 +87,18 @@ def model_problems(spec: JobSpec) -> Iterator[str]:
                     f"sharding.{table}: {sharding} is of pooled rows, and {kind} takes each row by itself: use "
                     f"{', '.join(_UNPOOLED_SHARDINGS)}"
                 )
+
+
+def _stream_problems(model: Model) -> Iterator[str]:
+    if not model.hidden:
+        yield "model.hidden: finalmlp fuses the hidden layers of two streams: give at least one"
+    for name in ("hidden", "second_hidden"):
+        sizes = getattr(model, name)
+        if sizes and sizes[-1] % model.fusion_heads:
+            yield (
+                f"model.fusion_heads: {model.fusion_heads} heads do not divide the last of {name}, {sizes[-1]}: use a "
+                "divisor"
+            )
 
 
 def model_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
@@ -118,6 +134,12 @@ def model_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
         for name, described in features.items():
             if described.weights is not None:
                 yield f"features.{name}.weights: din weighs lists itself: leave them out, or use another model"
+    for field in ("first_gate", "second_gate"):
+        for name in getattr(job.model, field):
+            if name not in features:
+                yield f"model.{field}: no such feature '{name}' (there are {names})"
+            elif features[name].type == "dense":
+                yield f"model.{field}: '{name}' is a number, and gates read vectors of ids: name features of ids"
     has_dense = any(feature.type == "dense" for feature in features.values())
     if kind in ROW_PRODUCT_MODELS and not has_dense:
         if job.model.effective_init.kind == "zero":

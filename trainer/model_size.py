@@ -81,6 +81,8 @@ def model_size(
         return _dcnv2(model, width)
     if kind == "autoint":
         return _autoint(model, num_features, num_dense)
+    if kind == "finalmlp":
+        return _finalmlp(model, width)
     if kind == "wukong":
         return _wukong(model, num_features, num_dense)
     size = _tower(model, [width, *hidden, 1])
@@ -177,6 +179,23 @@ def _autoint(model: Model, num_features: int, num_dense: int) -> ModelSize:
         size += ModelSize(4 * width * units, 0, kept, kept, multiply_adds)
         width = units
     return size + ModelSize(fields * units + (not model.hidden), 0, fields * units, 0, fields * units)
+
+
+def _finalmlp(model: Model, width: int) -> ModelSize:
+    dim, streams = model.embedding_dim, (model.hidden, model.second_hidden or model.hidden)
+    size = ModelSize(tower=width)
+    for told, hidden in zip((model.first_gate, model.second_gate), streams, strict=True):
+        sizes = [max(1, len(told)) * dim, *model.gate_hidden, width]
+        parameters, multiply_adds = layers(sizes)
+        if told:
+            size += ModelSize(parameters, 0, sum(sizes) + 2 * width, width, multiply_adds)
+        else:
+            # Once for a batch, not for each sample.
+            size += ModelSize(parameters + dim)
+        size += _tower(model, [width, *hidden], logits=False)
+    first, second = streams[0][-1], streams[1][-1]
+    products = first * second // model.fusion_heads
+    return size + ModelSize(first + second + 1 + products, 0, 2 * (first + second), 0, first + second + products)
 
 
 def _attention(model: Model, num_lists: int, list_ids: float) -> ModelSize:

@@ -40,12 +40,16 @@ class Model(Spec):
     each of which gives ``fm_vectors`` by an MLP ``fm_hidden`` of pair products compressed to ``fm_rank``, and
     ``linear_vectors``. din: ``attention_hidden`` layers of the attention unit and their activation. autoint:
     ``attention_layers`` of ``attention_heads`` heads of so many units each; ``hidden: []`` leaves the deep part out.
+
+    finalmlp: a stream of ``hidden`` and one of ``second_hidden`` layers (left out: alike), each gated by an MLP of
+    ``gate_hidden`` layers of the features ``first_gate`` or ``second_gate`` (none: of a learned vector), fused by
+    products of ``fusion_heads`` heads.
     """
 
     kind: Literal[
         "dnn", "two_tower", "bpr",
-        "fm", "wide_deep", "xdeepfm", "wukong", "dlrm", "dcnv2", "deepfm", "autoint", "din", "mf", "item2vec",
-        "sasrec",
+        "fm", "wide_deep", "xdeepfm", "wukong", "dlrm", "dcnv2", "deepfm", "autoint", "finalmlp", "din",
+        "mf", "item2vec", "sasrec",
     ]  # fmt: skip
     embedding_dim: int = Field(default=16, ge=1, le=4096)
     hidden: tuple[Size, ...] = (128, 64)
@@ -75,6 +79,11 @@ class Model(Spec):
     attention_layers: int = later(3, ge=1, le=16)
     attention_heads: int = later(2, ge=1, le=64)
     attention_units: int = later(32, ge=1, le=4096)
+    second_hidden: tuple[Size, ...] | None = later(None, min_length=1)
+    gate_hidden: tuple[Size, ...] = later((64,), max_length=16)
+    first_gate: tuple[str, ...] = later(())
+    second_gate: tuple[str, ...] = later(())
+    fusion_heads: int = later(1, ge=1, le=4096)
 
     @property
     def effective_init(self) -> Init:

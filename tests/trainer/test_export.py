@@ -36,6 +36,7 @@ SIZES = {
     "item2vec": {"window": 2},
     "dnn": {"batch_norm": True, "residual": True},
     "autoint": {"attention_layers": 2, "attention_units": 4},
+    "finalmlp": {"gate_hidden": [4], "fusion_heads": 2, "second_gate": ["item", "tags"]},
 }
 
 

@@ -26,12 +26,13 @@ from trainer.rundir import read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.train import main as train_command
 
-CLICK = ("fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "din")
+CLICK = ("fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "finalmlp", "din")
 SMALL = {
     "xdeepfm": {"cin_layers": [6, 4]},
     "wukong": {"fm_vectors": 4, "linear_vectors": 4, "fm_rank": 4, "fm_hidden": [8]},
     "dcnv2": {"structure": "parallel", "low_rank": 4},
     "autoint": {"attention_layers": 2, "attention_units": 4},
+    "finalmlp": {"gate_hidden": [6], "fusion_heads": 2, "first_gate": ["user"]},
     "din": {"attention_hidden": [6]},
 }
 OPTIONS = {"residual": True, "batch_norm": True}
@@ -193,7 +194,7 @@ def train_on_ranks(directory, job, num_steps):
     return (found, metrics) if dist.get_rank() == 0 else None
 
 
-@pytest.mark.parametrize("kind", ["xdeepfm", "din", "fm", "autoint"])
+@pytest.mark.parametrize("kind", ["xdeepfm", "din", "fm", "autoint", "finalmlp"])
 def test_two_ranks_train_and_score_as_one_does(log, ranks, tmp_path, kind):
     """Batch norm, dice, shortcuts, SSE; and the last batch of an epoch, whose one example leaves a rank without any."""
     options = options_of(kind)
@@ -220,7 +221,7 @@ def test_two_ranks_train_and_score_as_one_does(log, ranks, tmp_path, kind):
     assert scored == pytest.approx(metrics, rel=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["din", "mf", "fm", "autoint"])
+@pytest.mark.parametrize("kind", ["din", "mf", "fm", "autoint", "finalmlp"])
 def test_stopping_and_resuming_changes_no_bit(log, tmp_path, kind):
     """Running moments and the constant of mf are in the checkpoint."""
     job = job_of(kind, options_of(kind), batch_size=512)
@@ -294,6 +295,14 @@ def test_a_warm_start_has_the_parents_shape(log, small, tmp_path):
         ("wukong", {"attention_hidden": [3]}, "model.attention_hidden: wukong has none: use din"),
         ("din", {"attention_heads": 3}, "model.attention_heads: din has none: use autoint"),
         ("autoint", {"hidden": [], "residual": True}, "model.residual: it is of hidden layers, and there are none"),
+        ("dnn", {"second_hidden": [3]}, "model.second_hidden: dnn has none: use finalmlp"),
+        (
+            "finalmlp",
+            {"hidden": []},
+            "model.hidden: finalmlp fuses the hidden layers of two streams: give at least one",
+        ),
+        ("finalmlp", {"fusion_heads": 3}, "model.fusion_heads: 3 heads do not divide the last of hidden, 8"),
+        ("finalmlp", {"second_hidden": [9]}, "model.fusion_heads: 2 heads do not divide the last of second_hidden, 9"),
         ("wukong", {"embedding_dim": 1}, "of one column nothing is left"),
         ("mf", {"residual": True}, "model.residual: mf has none"),
         ("fm", {"batch_norm": True}, "model.batch_norm: fm has none"),
@@ -344,6 +353,10 @@ def test_what_does_not_fit_the_dataset_is_refused(log):
         "autoint", one, zero
     )
     job_of("autoint", bare).against(parse_dataset(log.model_dump(mode="json") | {"features": one}))
+    numbered = one | {"price": {"type": "dense"}}
+    gates = {"first_gate": ["users"], "second_gate": ["price"]}
+    assert "first_gate: no such feature 'users' (there are item, price, user)" in refused("finalmlp", numbered, gates)
+    assert "second_gate: 'price' is a number, and gates read vectors" in refused("finalmlp", numbered, gates)
     assert "mf needs a feature named 'item'" in refused("mf", {"user": {"type": "id"}})
     assert "mf takes one item for each row, not id_list: use id" in refused(
         "mf", {"user": {"type": "id"}, "item": {"type": "id_list"}}

@@ -20,7 +20,20 @@ KEYS = (
     Key("history", "item", True, "mean"),
 )
 NAMES = tuple(key.name for key in KEYS)
-KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "din", "two_tower")
+KINDS = (
+    "dnn",
+    "fm",
+    "wide_deep",
+    "deepfm",
+    "xdeepfm",
+    "dcnv2",
+    "dlrm",
+    "wukong",
+    "autoint",
+    "finalmlp",
+    "din",
+    "two_tower",
+)
 
 
 class Random(nn.Module):
@@ -49,6 +62,7 @@ def made(spec: Model) -> nn.Module:
         "xdeepfm": ("cin_layers",),
         "dcnv2": ("structure", "cross_layers", "low_rank"),
         "autoint": ("attention_layers", "attention_heads", "attention_units"),
+        "finalmlp": ("second_hidden", "fusion_heads", "first_gate"),
     }
     settings = {name: getattr(spec, name) for name in fields.get(spec.kind, ())}
     embeddings = Random(kind.table_dim("item", DIM), not kind.is_sequence)
@@ -71,6 +85,7 @@ def features() -> KeyedJaggedTensor:
         ("xdeepfm", {"cin_layers": (200, 200)}),
         ("xdeepfm", {"cin_layers": (200,)}),
         ("xdeepfm", {"cin_layers": (60, 50, 40)}),
+        ("finalmlp", {"second_hidden": (48,), "fusion_heads": 8, "first_gate": ("user", "history")}),
         ("autoint", {"hidden": (), "attention_layers": 2, "attention_heads": 4, "attention_units": 8}),
     ],
 )

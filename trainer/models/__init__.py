@@ -8,6 +8,7 @@ from trainer.models.deepfm import DeepFM
 from trainer.models.din import DIN
 from trainer.models.dlrm import DLRM
 from trainer.models.dnn import DNN
+from trainer.models.finalmlp import FinalMLP
 from trainer.models.fm import FM
 from trainer.models.item2vec import Item2Vec
 from trainer.models.mf import MF
@@ -27,6 +28,7 @@ MODELS: dict[str, type[RankingModel]] = {
     "dlrm": DLRM,
     "wukong": Wukong,
     "autoint": AutoInt,
+    "finalmlp": FinalMLP,
     "din": DIN,
     "two_tower": TwoTower,
     "mf": MF,

@@ -33,6 +33,7 @@ DENSE = torch.linspace(-1.0, 1.5, len(LABELS) * NUM_DENSE, dtype=torch.float64).
 SETTINGS: dict[str, dict[str, Any]] = {
     "xdeepfm": {"cin_layers": (5, 3)},
     "autoint": {"attention_layers": 2, "attention_heads": 2, "attention_units": 3},
+    "finalmlp": {"gate_hidden": (4,)},
     "wukong": {"interaction_layers": 2, "fm_vectors": 3, "linear_vectors": 2, "fm_rank": 3, "fm_hidden": (5,)},
 }
 HIDDEN = (6, 3)

@@ -16,7 +16,7 @@ from trainer.model_size import model_size
 from trainer.models import MODELS
 from trainer.spec import Model
 
-KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "din")
+KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "finalmlp", "din")
 TOWERS = tuple(kind for kind in KINDS if kind != "fm")
 WIDE = (16, 8)  # so wide that ReLU leaves something of every sample
 VARIANTS = [
@@ -26,6 +26,16 @@ VARIANTS = [
     ("dcnv2", {"structure": "parallel", "low_rank": 3}),
     ("wukong", {"interaction_layers": 1, "fm_vectors": 2, "linear_vectors": 2}),  # as many vectors out as in
     ("autoint", {"hidden": (), "attention_layers": 1}),
+    (
+        "finalmlp",
+        {
+            "hidden": (8, 6),
+            "second_hidden": (12, 9),
+            "fusion_heads": 3,
+            "first_gate": ("user", "history"),
+            "second_gate": ("item",),
+        },
+    ),
     ("din", {"attention_activation": "prelu"}),
     ("din", {"attention_hidden": (8, 6), "attention_activation": "relu"}),
 ]
@@ -146,6 +156,22 @@ def autoint(model, vectors, weights, x):
     return logit + mlp(model.tower, torch.cat(fields))[0]
 
 
+def finalmlp(model, vectors, weights, x):
+    everything, outputs = torch.cat([*vectors, x]), []
+    for gate, stream in zip(model.gates, model.streams, strict=True):
+        told = torch.cat([vectors[place] for place in gate.places]) if gate.places else gate.context
+        share = 2 / (1 + torch.exp(-mlp(gate, told)))
+        outputs.append(mlp(stream, share * everything, logits=False))
+    fusion = model.fusion
+    logit = (fusion.linear.weight[0] * torch.cat(outputs)).sum() + fusion.linear.bias[0]
+    first, second = (output.chunk(fusion.heads) for output in outputs)
+    for number, matrix in enumerate(fusion.maps):
+        for i, left in enumerate(first[number]):
+            for j, right in enumerate(second[number]):
+                logit = logit + left * matrix[i, j] * right
+    return logit
+
+
 def din(model, vectors, weights, x, *, history, target):
     vectors = list(vectors)
     total = torch.zeros_like(target)
@@ -169,7 +195,7 @@ def din(model, vectors, weights, x, *, history, target):
 
 PLAIN = {
     "dnn": dnn, "fm": fm, "wide_deep": wide_deep, "deepfm": deepfm, "xdeepfm": xdeepfm, "dcnv2": dcnv2, "dlrm": dlrm,
-    "wukong": wukong, "autoint": autoint, "din": din,
+    "wukong": wukong, "autoint": autoint, "finalmlp": finalmlp, "din": din,
 }  # fmt: skip
 
 
@@ -255,6 +281,17 @@ COUNTS = [
     (
         "autoint", {"hidden": (), "attention_layers": 1, "attention_heads": 3, "attention_units": 2},
         4 * D * 6 + F * 6 + 1, N * D + 4 * D * 6 + (F + N) * 6 + 1,
+    ),
+    (
+        "finalmlp", {"gate_hidden": (5,)},
+        2 * (D + linear(D, 5, 16) + linear(16, *H)) + 3 + 3 + 1 + 3 * 3,
+        2 * (D + linear(D, 5, 19) + linear(19, *H)) + 3 + 3 + 1 + 3 * 3,
+    ),
+    (
+        "finalmlp",
+        {"second_hidden": (7, 9), "fusion_heads": 3, "gate_hidden": (), "first_gate": ("user", "tags")},
+        linear(2 * D, 16) + D + linear(D, 16) + linear(16, *H) + linear(16, 7, 9) + 3 + 9 + 1 + 9,
+        linear(2 * D, 19) + D + linear(D, 19) + linear(19, *H) + linear(19, 7, 9) + 3 + 9 + 1 + 9,
     ),
     (
         "din", {"attention_hidden": (5, 3)},
@@ -388,3 +425,5 @@ def test_what_a_model_cannot_be_built_of_is_refused(lab):
         MODELS["dlrm"](tables, ["user"], dim=1, hidden=(2,))
     with pytest.raises(ValueError, match="fm multiplies pairs of fields, and there is one, user"):
         MODELS["fm"](tables, ["user"], dim=1)
+    with pytest.raises(ValueError, match="4 fusion heads do not divide streams of 6 and 8 units"):
+        MODELS["finalmlp"](tables, lab.names, dim=1, hidden=(6,), second_hidden=(8,), fusion_heads=4)

@@ -1,0 +1,116 @@
+"""FinalMLP: two MLPs of differently gated features, fused by products (Mao et al., FinalMLP: An Enhanced Two-Stream MLP
+Model for CTR Prediction, AAAI 2023)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.base import with_dense
+from trainer.models.click import ClickModel
+from trainer.models.drawing import drawn, uniform
+from trainer.models.towers import PLAIN, TowerOptions, tower
+
+
+class FinalMLP(ClickModel):
+    """o_s = MLP_s(2 sigmoid(Gate_s(c_s)) o e) for streams s = 1, 2, e = concat of v_f, and of the numeric features;
+
+        logit = b + <w, [o_1 | o_2]> + sum over heads j of o_1j^T W_j o_2j,
+
+    o_sj the j-th of ``fusion_heads`` equal parts of o_s: stream-specific gating, and multi-head bilinear fusion. c_s is
+    the concat of the vectors of features that the gate is told of (``first_gate``, ``second_gate``); of none, a learned
+    vector. All layers of MLP_s, ``hidden`` and ``second_hidden`` (left out: ``hidden``), are hidden ones.
+
+    Parameters, D = F dim + n for F fields and n numeric features, h_s the last of MLP_s, c_s dim times the features of
+    its gate, or dim: dim for each id; of each stream the sum of (a + 1) b over neighbouring sizes of [c_s,
+    *gate_hidden, D], and dim for a learned vector, and of [D, *hidden]; h_1 + h_2 + 1 + h_1 h_2 / fusion_heads.
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        hidden: Sequence[int],
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        num_dense: int = 0,
+        options: TowerOptions = PLAIN,
+        second_hidden: Sequence[int] | None = None,
+        gate_hidden: Sequence[int] = (64,),
+        first_gate: Sequence[str] = (),
+        second_gate: Sequence[str] = (),
+        fusion_heads: int = 1,
+    ):
+        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
+        width = len(self.features) * dim + num_dense
+        layers = (hidden, hidden if second_hidden is None else second_hidden)
+        self.gates = nn.ModuleList()
+        self.streams = nn.ModuleList()
+        for number, (told, sizes) in enumerate(zip((first_gate, second_gate), layers, strict=True)):
+            with drawn(seed, f"gate {number}"):
+                places = [self.features.index(name) for name in told]
+                self.gates.append(Gate(places, dim, [*gate_hidden, width], dtype))
+            stream = tower([width, *sizes], seed=seed + number, dtype=dtype, options=options, logits=False)
+            self.streams.append(stream)
+        with drawn(seed, "fusion"):
+            self.fusion = Fusion(layers[0][-1], layers[1][-1], fusion_heads, dtype)
+
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        names = ("second_hidden", "gate_hidden", "first_gate", "second_gate", "fusion_heads")
+        return {**ClickModel.settings(job), **{name: getattr(job.model, name) for name in names}}
+
+    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+        vectors = self.vectors(features)
+        everything = with_dense(vectors.flatten(1), dense)
+        first, second = (
+            stream(gate(vectors) * everything) for gate, stream in zip(self.gates, self.streams, strict=True)
+        )
+        return self.fusion(first, second)
+
+
+class Gate(nn.Module):
+    """vectors [b, F, d] -> 2 sigmoid(MLP(c)) in (0, 2), c of the fields at ``places``: [b, sizes[-1]]; or c learned:
+    [1, sizes[-1]]."""
+
+    def __init__(self, places: Sequence[int], dim: int, sizes: Sequence[int], dtype: torch.dtype):
+        super().__init__()
+        self.places = list(places)
+        self.context = None if places else uniform(dim, inputs=dim, dtype=dtype)
+        inputs = [max(1, len(places)) * dim, *sizes]
+        self.layers = nn.ModuleList(nn.Linear(a, b, dtype=torch.float32) for a, b in itertools.pairwise(inputs))
+        self.to(dtype)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        if self.context is not None:
+            x = self.context.unsqueeze(0)  # the same for all samples
+        else:
+            x = torch.cat([vectors[:, place] for place in self.places], dim=1)
+        *inner, last = self.layers
+        for layer in inner:
+            # Not a module: dropout of hidden layers is for the streams (trainer.regularizers.layers).
+            x = layer(x).relu()
+        return 2.0 * torch.sigmoid(last(x))
+
+
+class Fusion(nn.Module):
+    """(o_1 [b, p], o_2 [b, q]) -> b + <w, [o_1 | o_2]> + sum over heads j of o_1j^T W_j o_2j [b]."""
+
+    def __init__(self, first: int, second: int, heads: int, dtype: torch.dtype):
+        super().__init__()
+        if first % heads or second % heads:
+            raise ValueError(f"finalmlp: {heads} fusion heads do not divide streams of {first} and {second} units")
+        self.heads = heads
+        self.linear = nn.Linear(first + second, 1, dtype=torch.float32).to(dtype)
+        self.maps = uniform(heads, first // heads, second // heads, inputs=first // heads, dtype=dtype)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        linear = self.linear(torch.cat([first, second], dim=1)).squeeze(1)
+        left, right = (part.unflatten(1, (self.heads, -1)).transpose(0, 1) for part in (first, second))
+        return linear + (left @ self.maps * right).sum((0, 2))
