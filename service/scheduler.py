@@ -92,11 +92,13 @@ async def _fire_one(database: Database, schedule_id: str, now: datetime.datetime
         plan = cron.plan(
             row["cron"], row["timezone"], row["next_fire_at"], now, row["catchup"], row["misfire_grace_seconds"]
         )
-        started = 0
+        fired = []
         for at, missed in plan.due:
             date = cron.firing_date(at, row["timezone"])
-            fired = await schedules.fire(connection, row, at, "cron", date, missed)
-            started += fired is not None and fired["outcome"] == "started"
+            firing = await schedules.fire(connection, row, at, "cron", date, missed)
+            if firing is not None:
+                fired.append(firing)
+        await schedules.tell_missed(connection, row, [firing for firing in fired if firing["outcome"] == "missed"])
         changed = table.update().where(table.c.id == schedule_id).values(next_fire_at=plan.next_fire_at)
         await connection.execute(changed)
-    return started
+    return sum(firing["outcome"] == "started" for firing in fired)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
@@ -163,7 +164,8 @@ async def trigger(
 async def fire(
     connection: AsyncConnection, row: Row, at: datetime.datetime, kind: str, date: str, missed: str | None = None
 ) -> Row | None:
-    """Records the firing of a locked schedule at one instant and starts its job. None where that instant has fired."""
+    """Records the firing of a locked schedule at one instant, and starts its job unless it is ``missed``, of which
+    :func:`tell_missed` tells. None where that instant has fired."""
     firing: Row = {
         "schedule_id": row["id"],
         "fire_at_utc": at,
@@ -182,10 +184,19 @@ async def fire(
         mine = sa.and_(tables.firing.c.schedule_id == row["id"], tables.firing.c.fire_at_utc == at)
         await connection.execute(tables.firing.update().where(mine).values(outcome))
         firing.update(outcome)
-    if firing["outcome"] in ("missed", "skipped", "failed"):
+    if firing["outcome"] in ("skipped", "failed"):
         event = f"schedule.{firing['outcome']}"
         await webhooks.tell(connection, row["tenant"], event, firing_view(firing, row["name"]))  # type: ignore[arg-type]
     return firing
+
+
+async def tell_missed(connection: AsyncConnection, row: Row, firings: Sequence[Row]) -> None:
+    """One event of all firings that one outage cost a schedule: the last of them, how many, and since when. A thousand
+    pages are not read."""
+    if firings:
+        last = firing_view(firings[-1], row["name"])
+        told = {**last, "num_missed": len(firings), "first_fire_at": firings[0]["fire_at_utc"]}
+        await webhooks.tell(connection, row["tenant"], "schedule.missed", told)
 
 
 def _insert_once(connection: AsyncConnection, firing: Row) -> sa.Insert:

@@ -11,12 +11,12 @@ import base64
 import datetime
 import hashlib
 import hmac
-import json
 import secrets
 from typing import Annotated, Any, Literal, get_args
 
 import sqlalchemy as sa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import to_jsonable_python
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service import tables
@@ -130,12 +130,13 @@ async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Row
 async def owe(connection: AsyncConnection, webhook_id: str, event: Event, data: Row) -> Row:
     """One delivery, due at once."""
     now = tables.now()
-    payload = {"type": event, "timestamp": now.isoformat(timespec="milliseconds"), "data": data}
+    # Instants as the API's answers have them.
+    payload = to_jsonable_python({"type": event, "timestamp": now, "data": data})
     row: Row = {
         "id": tables.new_id("delivery"),
         "webhook_id": webhook_id,
         "event": event,
-        "payload": json.loads(json.dumps(payload, default=str)),
+        "payload": payload,
         "created_at": now,
         "attempt": 0,
         "next_at": now,

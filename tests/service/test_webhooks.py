@@ -346,15 +346,20 @@ async def test_a_held_version_and_a_missed_firing_are_told_of(
     body = {"name": "daily", "cron": "0 3 * * *", "job": job_body(), "misfire_grace_seconds": 60}
     await client.post("/v1/schedules", json=body)
     async with app.state.database.write() as connection:
-        due = tables.now() - datetime.timedelta(days=1, hours=2)
+        due = tables.now() - datetime.timedelta(days=40, hours=2)
         await connection.execute(tables.schedule.update().values(next_fire_at=due))
     await scheduler.fire_due(app.state.database, tables.now())
     while await send(app):
         pass
     told = {one["type"]: one["data"] for one in receiver.documents()}
+    assert len(receiver.documents()) == len(told) == 2
     assert told["publication.held"]["publication"] == held
-    assert told["schedule.missed"]["schedule"] == "daily"
-    assert told["schedule.missed"]["outcome"] == "missed"
+    missed = told["schedule.missed"]
+    assert (missed["schedule"], missed["outcome"]) == ("daily", "missed")
+    # One page for an outage of forty days.
+    firings = (await client.get("/v1/schedules/daily/firings", params={"limit": 100})).json()["items"]
+    assert missed["num_missed"] == len(firings) >= 39
+    assert (missed["fire_at"], missed["first_fire_at"]) == (firings[0]["fire_at"], firings[-1]["fire_at"])
 
 
 async def test_a_look_that_fails_is_counted(settings: Settings) -> None:
