@@ -20,13 +20,14 @@ LOSSES = {
     "item2vec": (),
     "sasrec": ("bce", "sampled_softmax"),
     "two_tower": ("bce", "mse", "sampled_softmax"),
-    **dict.fromkeys(("mf", *DENSE_MODELS), ("bce", "mse")),
+    "mf": ("bce", "mse"),
+    **dict.fromkeys(DENSE_MODELS, ("bce", "mse", "focal")),
 }
 """By model the losses that ``model.loss`` can name; ``bce`` left as it is stands for a model's own."""
 _BY_LOSS = {
     "bce": POINTWISE_METRICS,
     "mse": ("auc", "gauc", "rmse", "mae", "frequency_buckets"),
-    "sampled_softmax": ("auc", "gauc", "frequency_buckets"),
+    **dict.fromkeys(("sampled_softmax", "focal"), ("auc", "gauc", "frequency_buckets")),
     "bpr": ("auc", "logloss", "gauc", "frequency_buckets"),
 }
 """Metrics that need no ranking, by loss: only bce makes of a score the log odds of a class."""
@@ -36,6 +37,13 @@ _OF_VALUES = ("rmse", "mae")
 def loss_of(job: JobSpec) -> str:
     """The loss that the job's model is trained with; that of item2vec, which has no other name, is ``bce``."""
     return "bpr" if job.model.kind == "bpr" else job.model.loss
+
+
+def loss_settings_of(job: JobSpec) -> dict[str, float | None]:
+    """What that loss takes beside scores and labels (trainer.losses)."""
+    if loss_of(job) != "focal":
+        return {}
+    return {"gamma": job.model.focal_gamma, "alpha": job.model.focal_alpha}
 
 
 def ranks_catalogue(job: JobSpec) -> bool:
@@ -56,6 +64,10 @@ def evaluation_problems(spec: JobSpec) -> Iterator[str]:
         yield "micro_batches: sampled_softmax takes its negatives from the whole batch: use 1, or a smaller batch_size"
     elif kind == "two_tower" and loss == "sampled_softmax" and spec.regularizers.label_smoothing:
         yield "regularizers.label_smoothing: sampled_softmax of two_tower has no class labels to smooth: leave it 0"
+    fields = type(spec.model).model_fields
+    for name in ("focal_gamma", "focal_alpha"):
+        if loss != "focal" and getattr(spec.model, name) != fields[name].default:
+            yield f"model.{name}: {loss} has none: use loss focal, or leave it out"
     if kind == "two_tower" and loss != "bce" and "label" in spec.sse and spec.sse["label"].probability:
         yield f"sse.label: {loss} has no class labels to flip: leave it out, or use loss bce"
     yield from _metric_problems(spec)
@@ -68,7 +80,7 @@ def _training_problems(spec: JobSpec) -> Iterator[str]:
     """What keeps training rows from being evaluated as held-out ones are."""
     if not spec.evaluation.training:
         return
-    if spec.model.kind in SEQUENCE_MODELS or loss_of(spec) not in ("bce", "mse"):
+    if spec.model.kind in SEQUENCE_MODELS or loss_of(spec) not in ("bce", "mse", "focal"):
         yield (
             f"evaluation.training: {spec.model.kind} trained by {loss_of(spec)} has no label of its own for a training "
             "row: leave it out"

@@ -19,7 +19,7 @@ def regularizer_problems(spec: JobSpec) -> Iterator[str]:
     yield from _dropout_problems(spec)
     yield from _method_problems(spec)
     regularizers, kind = spec.regularizers, spec.model.kind
-    if regularizers.label_smoothing and (kind in ("bpr", *SEQUENCE_MODELS) or spec.model.loss != "bce"):
+    if regularizers.label_smoothing and (kind in ("bpr", *SEQUENCE_MODELS) or spec.model.loss not in ("bce", "focal")):
         yield f"regularizers.label_smoothing: {kind} has no class labels to smooth here: leave it 0"
     if spec.dense_optimizer.weight_decay and kind in PAIR_MODELS:
         yield f"dense_optimizer.weight_decay: {kind} has no dense parameters: use regularizers.l2, or leave it 0"
@@ -128,6 +128,8 @@ def _method_problems(spec: JobSpec) -> Iterator[str]:
         yield f"{where}.label_samples: labels are drawn for the output Hessian alone: leave it out"
     if method.explicit in ("output_hessian", "identity") and kind == "bpr":
         yield f"{where}.explicit: bpr's loss is of two outputs: use loss_jacobian"
+    if method.explicit == "output_hessian" and spec.model.loss == "focal":
+        yield f"{where}.explicit: focal's second derivative depends on the label: use loss_jacobian or identity"
     if method.label_samples is not None and spec.model.loss == "mse":
         yield f"{where}.label_samples: mse has no labels to draw: leave it out"
 

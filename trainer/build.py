@@ -13,7 +13,7 @@ from embeddings.config import InitConfig, Pooling, SSEConfig, TableConfig
 from embeddings.optim import SGD, RowOptimizer, RowwiseAdagrad
 from embeddings.tables import Backend
 from trainer import available
-from trainer.available_evaluation import loss_of
+from trainer.available_evaluation import loss_of, loss_settings_of
 from trainer.data import PreparedData
 from trainer.data.keys import Key
 from trainer.data.plan import NEGATIVE_SUFFIX
@@ -92,7 +92,7 @@ def model_of(
         **kind.of_keys(keys),
         **({"num_dense": num_dense} if num_dense else {}),
     )
-    model.loss_kind = loss_of(job)
+    model.loss_kind, model.loss_settings = loss_of(job), loss_settings_of(job)
     return model
 
 

@@ -42,7 +42,7 @@ def wanted_metrics(job: JobSpec, is_value: bool) -> tuple[str, ...]:
         return ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
     if loss == "mse":
         return ("rmse", "mae") if is_value else ("auc", "rmse")
-    return ("auc",) if loss == "sampled_softmax" else DEFAULT_METRICS
+    return ("auc",) if loss in ("sampled_softmax", "focal") else DEFAULT_METRICS
 
 
 class Evaluator:

@@ -8,19 +8,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from embeddings.sharding.collectives import all_gather, all_to_all, sum_in_rank_order
 from trainer.data.order import rank_slice
 
 
-def pointwise_loss(kind: str, scores: Tensor, labels: Tensor) -> Tensor:
+def pointwise_loss(kind: str, scores: Tensor, labels: Tensor, **settings: Any) -> Tensor:
     """Of [b] scores against [b] labels, [b]. ``bce``: binary cross-entropy with the score as logit, log(1 + e^z) - y z,
-    labels in [0, 1]; ``mse``: (z - y)^2, any labels."""
+    labels in [0, 1]; ``mse``: (z - y)^2, any labels; ``focal``: :func:`focal_loss`, which takes the ``settings``."""
     labels = labels.to(scores.dtype)
     if kind == "mse":
         return (scores - labels).square()
+    if kind == "focal":
+        return focal_loss(scores, labels, **settings)
     return binary_cross_entropy_with_logits(scores, labels, reduction="none")
+
+
+def focal_loss(scores: Tensor, labels: Tensor, *, gamma: float, alpha: float | None) -> Tensor:
+    """-alpha_t (1 - p_t)^gamma log p_t [b] (Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, equation 5):
+    p_t = sigmoid(z) and alpha_t = ``alpha`` where the label is 1, 1 - sigmoid(z) and 1 - ``alpha`` where it is 0; a
+    label between them has both, by its share. ``alpha`` None: alpha_t = 1, equation 4."""
+    weight = (1.0, 1.0) if alpha is None else (alpha, 1.0 - alpha)
+    # log p = -softplus(-z) and log(1 - p) = -softplus(z): nothing overflows, and nothing is the log of 0.
+    not_one, not_zero = softplus(-scores), softplus(scores)
+    positive = weight[0] * torch.exp(-gamma * not_zero) * not_one
+    negative = weight[1] * torch.exp(-gamma * not_one) * not_zero
+    return labels * positive + (1.0 - labels) * negative
 
 
 def in_batch_softmax(

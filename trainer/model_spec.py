@@ -27,8 +27,9 @@ class Model(Spec):
 
     item2vec: ``window``: targets are the items at most so many places away; ``negatives`` for each, 3 left out. sasrec:
     reads so many items at most (``length``), by ``blocks`` of self-attention with ``heads`` heads, and draws
-    ``negatives``, 1 left out. ``loss``: that of CTR models and mf is bce or mse, of two_tower these or sampled_softmax
-    over the items of the batch, of sasrec bce or sampled_softmax over its ``negatives``; bpr has its own. mf: with
+    ``negatives``, 1 left out. ``loss``: that of CTR models and mf is bce or mse, of CTR models also focal, with
+    ``focal_gamma`` and ``focal_alpha`` (null: classes weigh alike), of two_tower bce, mse or sampled_softmax over the
+    items of the batch, of sasrec bce or sampled_softmax over its ``negatives``; bpr has its own. mf: with
     ``biases`` of users and items and the mean label, or the product alone.
 
     ``negative_distribution`` of what bpr, sasrec (left out: ``uniform``) and item2vec (``popularity``) draw anew in an
@@ -63,7 +64,9 @@ class Model(Spec):
     length: int = Field(default=50, ge=1, le=1000)
     blocks: int = Field(default=2, ge=1, le=64)
     heads: int = Field(default=1, ge=1, le=64)
-    loss: Literal["bce", "mse", "bpr", "sampled_softmax"] = "bce"
+    loss: Literal["bce", "mse", "bpr", "sampled_softmax", "focal"] = "bce"
+    focal_gamma: float = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    focal_alpha: float | None = later(0.25, gt=0.0, lt=1.0)
     biases: bool = later(True)
     structure: Literal["stacked", "parallel"] = later("stacked")
     cross_layers: int = later(2, ge=1, le=64)

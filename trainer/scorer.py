@@ -32,8 +32,8 @@ class RowScorer(ABC):
     """Rows in, scores out.
 
     Outputs, by the loss: ``logit`` and ``probability`` = sigmoid(logit) of bce, ``prediction`` of mse, ``score`` of
-    those that rank. Of models of sequences, whose rows hold a list of the user's items, oldest first, ``items`` and
-    ``scores``: the k that the user has not had, the highest first.
+    focal and of those that rank. Of models of sequences, whose rows hold a list of the user's items, oldest first,
+    ``items`` and ``scores``: the k that the user has not had, the highest first.
     """
 
     def __init__(self, job: JobSpec, coder: RowCoder, top: TopItems | None):

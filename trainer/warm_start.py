@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 # What a warm start may change of the model: no weight depends on it.
-_FREE_OF_MODEL = ("init", "window", "negatives", "negative_distribution", "negative_power")
+_FREE_OF_MODEL = (
+    "init", "window", "negatives", "negative_distribution", "negative_power", "focal_gamma", "focal_alpha",
+)  # fmt: skip
 
 
 def parent_checkpoint(run: Run) -> Checkpoint | None:

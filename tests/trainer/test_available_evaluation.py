@@ -58,8 +58,17 @@ def test_some_metrics_are_available_for_every_model(kind):
             "evaluation.training: bpr trained by bpr has no label of its own for a training row",
         ),
         ({"evaluation": {"metrics": ["auc", "gauc"], "training": True}}, "evaluation.training: gauc are of users"),
-        ({"model": {"kind": "dnn", "loss": "sampled_softmax"}}, "dnn has no sampled_softmax: use bce or mse"),
-        ({"model": {"kind": "dnn", "loss": "bpr"}}, "dnn has no bpr: use bce or mse"),
+        ({"model": {"kind": "dnn", "loss": "sampled_softmax"}}, "dnn has no sampled_softmax: use bce or mse or focal"),
+        ({"model": {"kind": "dnn", "loss": "bpr"}}, "dnn has no bpr: use bce or mse or focal"),
+        ({"model": {"kind": "mf", "loss": "focal"}}, "mf has no focal: use bce or mse"),
+        ({"model": {"kind": "dnn", "focal_gamma": 1.0}}, "model.focal_gamma: bce has none: use loss focal"),
+        ({"model": {"kind": "dnn", "loss": "mse", "focal_alpha": None}}, "model.focal_alpha: mse has none"),
+        ({"model": {"kind": "dnn", "loss": "focal", "focal_alpha": 1.0}}, "model.focal_alpha: Input should be less"),
+        ({"model": {"kind": "dnn", "loss": "focal", "focal_gamma": -1}}, "model.focal_gamma: Input should be greater"),
+        (
+            {"model": {"kind": "dnn", "loss": "focal"}, "evaluation": {"metrics": ["logloss"]}},
+            "dnn trained by focal has no logloss: use auc, gauc",
+        ),
         ({"model": {"kind": "bpr", "loss": "mse"}}, "bpr has no mse: use bpr"),
         ({"model": {"kind": "sasrec", "loss": "mse"}}, "sasrec has no mse: use bce or sampled_softmax"),
         (
@@ -87,6 +96,10 @@ def test_jobs_that_cannot_be(changes, message):
     assert message in str(caught.value)
 
 
+def test_classes_of_focal_loss_can_be_smoothed_and_its_training_rows_evaluated():
+    job_of(model={"kind": "dnn", "loss": "focal"}, regularizers={"label_smoothing": 0.1}, evaluation={"training": True})
+
+
 VALUE = {"value": "rating"}
 MF = {"kind": "mf", "loss": "mse"}
 
@@ -95,6 +108,7 @@ MF = {"kind": "mf", "loss": "mse"}
     ("changes", "dataset", "message"),
     [
         ({}, {"label": VALUE}, "model.loss: a real-valued label needs mse: set model.loss: mse, or use label: {rule:"),
+        ({"model": {"kind": "dnn", "loss": "focal"}}, {"label": VALUE}, "model.loss: a real-valued label needs mse"),
         ({"model": {"kind": "bpr"}}, {"label": VALUE}, "bpr cannot learn a real-valued label"),
         ({"model": {"kind": "sasrec"}}, {"label": VALUE}, "sasrec cannot learn a real-valued label"),
         ({"model": MF, "evaluation": {"metrics": ["auc"]}}, {"label": VALUE}, "label has no auc: use rmse and mae"),

@@ -281,6 +281,7 @@ def test_default_figures_follow_loss_and_label(small):
     assert wanted_metrics(job(loss="mse"), True) == ("rmse", "mae")
     assert wanted_metrics(job(loss="sampled_softmax"), False) == ("auc",)
     assert wanted_metrics(small.job(model={"kind": "bpr"}), False) == ("auc", "logloss")
+    assert wanted_metrics(small.job(model={"kind": "dnn", "loss": "focal"}), False) == ("auc",)
 
 
 @pytest.mark.parametrize("kind", ["mf", "dnn", "two_tower"])

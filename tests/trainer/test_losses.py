@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from trainer.data.order import rank_slice
-from trainer.losses import in_batch_softmax, pointwise_loss
+from trainer.losses import focal_loss, in_batch_softmax, pointwise_loss
 
 
 def test_pointwise_losses_are_their_formulas():
@@ -17,6 +19,42 @@ def test_pointwise_losses_are_their_formulas():
     expected = -(labels * p.log() + (1 - labels) * (1 - p).log())
     assert torch.allclose(pointwise_loss("bce", scores, labels), expected, rtol=1e-12)
     assert torch.equal(pointwise_loss("mse", scores, 5 * labels), (scores - 5 * labels) ** 2)
+
+
+@pytest.mark.parametrize("alpha", [0.25, None])
+def test_focal_loss_is_its_formula(alpha):
+    scores, labels = 3 * torch.randn(50, dtype=torch.float64), (torch.rand(50) < 0.4).float()
+    for gamma in (0.0, 0.5, 2.0):
+        expected = []
+        for z, y in zip(scores.tolist(), labels.tolist(), strict=True):
+            p = 1 / (1 + math.exp(-z))
+            p_t = p if y else 1 - p
+            alpha_t = 1.0 if alpha is None else alpha if y else 1 - alpha
+            expected.append(-alpha_t * (1 - p_t) ** gamma * math.log(p_t))
+        found = pointwise_loss("focal", scores, labels, gamma=gamma, alpha=alpha)
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+    if alpha is None:
+        plain = focal_loss(scores, labels.double(), gamma=0.0, alpha=None)
+        torch.testing.assert_close(plain, pointwise_loss("bce", scores, labels), rtol=1e-12, atol=1e-15)
+    # A label between the classes has both terms by its share, and far from them nothing overflows.
+    ends = [focal_loss(scores, torch.full_like(scores, y), gamma=2.0, alpha=alpha) for y in (0.0, 1.0, 0.3)]
+    torch.testing.assert_close(0.7 * ends[0] + 0.3 * ends[1], ends[2])
+    far = torch.tensor([-900.0, 900.0], dtype=torch.float64, requires_grad=True)
+    losses = focal_loss(far, torch.tensor([1.0, 1.0]), gamma=2.0, alpha=alpha)
+    losses.sum().backward()
+    assert losses.tolist() == [900.0 * (alpha or 1.0), 0.0]
+    assert far.grad.tolist() == [-(alpha or 1.0), 0.0]
+
+
+def test_gradients_of_the_focal_loss():
+    """Also the second ones, which regularizers of dropout ask for."""
+    scores, labels = torch.randn(9, dtype=torch.float64, requires_grad=True), torch.rand(9, dtype=torch.float64)
+
+    def losses(z):
+        return focal_loss(z, labels, gamma=1.5, alpha=0.3)
+
+    assert torch.autograd.gradcheck(losses, (scores,))
+    assert torch.autograd.gradgradcheck(losses, (scores,))
 
 
 def batch_of(size: int, seed: int = 0):

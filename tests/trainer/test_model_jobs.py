@@ -21,6 +21,7 @@ from trainer.generate import ClickLog, generate
 from trainer.loop import Position, Trainer, dense_optimizer
 from trainer.memory import table_dim
 from trainer.on_host import single_rank_group, start_ranks
+from trainer.predict import Predictor
 from trainer.publish import item_vectors
 from trainer.rundir import read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
@@ -126,6 +127,29 @@ def test_numeric_features_are_read(log, small, tmp_path, kind):
     assert (moved > 0).float().mean() > 0.9
     # Chance is .5 with a standard deviation of .035; the probability itself has .83.
     assert small.metrics(run.directory, "test")[-1]["auc"] > 0.75
+
+
+def test_focal_loss_is_that_of_the_spec_and_its_scores_are_no_probabilities(log, small, tmp_path):
+    """A step's loss is the formula with the job's gamma and alpha, with labels smoothed; the run ranks, and its scores
+    are not called probabilities."""
+    model = {"loss": "focal", "focal_gamma": 1.5, "focal_alpha": 0.6}
+    job = job_of("deepfm", model, regularizers={"label_smoothing": 0.2}, batch_size=64)
+    run = read_run(write_run(tmp_path / "run", run_id="run", job=job, dataset=log, store_url=str(tmp_path / "store")))
+    assert execute(run, start_ranks) == 0
+    test = small.metrics(run.directory, "test")[-1]
+    assert "logloss" not in test
+    # Chance is .5 with a standard deviation of .035.
+    assert test["auc"] > 0.54
+    with single_rank_group():
+        trainer = trainer_of(job, PreparedData.open(run.data), dtype=torch.float64, backend="reference")
+        (batch,) = next(iter(trainer.batches()))
+        trainer.sharded.set_context(1, 0, 64)
+        found = trainer.objective(batch, 1).loss
+        p = torch.sigmoid(trainer.sharded.module.scores(batch))
+    y = batch.labels.double() * 0.8 + 0.1
+    expected = -0.6 * y * (1 - p) ** 1.5 * p.log() - 0.4 * (1 - y) * p**1.5 * (1 - p).log()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)  # labels are float32
+    assert list(Predictor(run.directory).outputs) == ["score"]
 
 
 def test_mf_publishes_its_vectors_without_the_bias(log, small, tmp_path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -38,6 +39,8 @@ class RankingModel(nn.Module):
     """Features whose ids are what the loss is about, the label side of SSE; empty where that is a class, ``labels``."""
     loss_kind: str = "bce"
     """The loss that the job names (trainer.available_evaluation.loss_of), for models that have several."""
+    loss_settings: Mapping[str, float | None] = MappingProxyType({})
+    """What that loss takes beside scores and labels (trainer.available_evaluation.loss_settings_of)."""
     num_dense: int = 0
     """How many numeric features :meth:`forward` takes. A model that can read them takes ``num_dense`` when it is built
     (trainer.available.DENSE_MODELS)."""

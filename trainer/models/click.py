@@ -36,7 +36,7 @@ class ClickModel(RankingModel):
         return rows.unflatten(1, (len(self.features), columns))
 
     def loss(self, batch: Batch) -> Tensor:
-        return pointwise_loss(self.loss_kind, self.scores(batch), batch.labels)
+        return pointwise_loss(self.loss_kind, self.scores(batch), batch.labels, **self.loss_settings)
 
 
 class FirstOrderModel(ClickModel):

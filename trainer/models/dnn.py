@@ -15,7 +15,7 @@ from trainer.models.towers import PLAIN, TowerOptions, tower
 
 class DNN(RankingModel):
     """logit = MLP(concat of e_f over the features f, and x, the numeric ones); hidden sizes ``hidden``; loss
-    ``bce`` or ``mse``.
+    ``bce``, ``mse`` or ``focal``.
 
     Its first layer absorbs any linear map of an item table, so its vectors are not published (methods: which vectors).
     """
@@ -47,4 +47,4 @@ class DNN(RankingModel):
         return self.tower(with_dense(rows, dense)).squeeze(1)
 
     def loss(self, batch: Batch) -> Tensor:
-        return pointwise_loss(self.loss_kind, self.scores(batch), batch.labels)
+        return pointwise_loss(self.loss_kind, self.scores(batch), batch.labels, **self.loss_settings)

@@ -119,7 +119,7 @@ def _given(dataset: DatasetSpec, job: JobSpec) -> tuple[DatasetSpec, dict[str, J
 def _why_no_labels(dataset: DatasetSpec, job: JobSpec) -> str | None:
     """Why a job cannot be trained on other labels; None where it can."""
     if job.model.kind in SEQUENCE_MODELS or loss_of(job) not in ("bce", "mse"):
-        return f"{job.model.kind} trained by {loss_of(job)} has no label for a row."
+        return f"{job.model.kind} trained by {loss_of(job)} has no log loss or squared error of a row."
     try:
         label_column(dataset)
     except ValueError as error:
