@@ -1,10 +1,10 @@
-"""``rff``: item vectors of repeated runs, raw and as random Fourier features, before a genre task (Xu et al., Some
-Practical Concerns and Solutions for Using Pretrained Representation, table 1, task 1; figures 1, A.3 and A.4)."""
+"""``rff``: item vectors of repeated runs, raw and as random Fourier features, before a genre task and a model
+of what users take next (Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation, table 1,
+ML-1m; figures 1, A.3 and A.4)."""
 
 from __future__ import annotations
 
 import statistics
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,31 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from embeddings.rff import RandomFourierFeatures
 from embeddings.vectors import Array
-from trainer.recipes import documents, published
-from trainer.recipes.layout import NOT_RUN, facts
+from trainer.recipes import documents, published, rff_task_2
+from trainer.recipes.layout import facts
+from trainer.recipes.next_item_task import MAX_EPOCHS, histories
 from trainer.recipes.point import Point, Recipe
 from trainer.recipes.quick_data import TASTE_CLASSES, write_tastes
-from trainer.recipes.rff_figures import Features, Judged, LabelTask, aligned, directions, products, spread
-from trainer.recipes.run_point import kept_path
+from trainer.recipes.rff_figures import (
+    Features,
+    Judged,
+    LabelTask,
+    aligned,
+    directions,
+    features_of,
+    percent,
+    products,
+    spread,
+    unit,
+)
+from trainer.recipes.run_point import KEPT, kept_path
 from trainer.recipes.section import Findings, Panel, Section
 
 DIMS = (16, 32, 64)
 MAIN_DIM = 32
 QUICK_DIM = 8
+QUICK_CONSUMER_EPOCHS = 15
 VARIANCES = (0.2, 0.4, 0.6, 0.8, 1.0)
 """sigma_Q^2 of figure A.4, and that of the standard Gaussian of table 1."""
 STEPS_PER_EPOCH = 242
@@ -64,7 +76,15 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
                 runs[point.seed] = {name: file[name] for name in file.files}
             behind.append(record)
         classes = TASTE_CLASSES if quick else _first_genres(data / "ml1m_movies.parquet")
-        return findings(by_dim, classes, QUICK_DIM if quick else MAIN_DIM, is_published=not quick)
+        main_dim = QUICK_DIM if quick else MAIN_DIM
+        found = findings(by_dim, classes, main_dim, is_published=not quick)
+        if main_dim not in by_dim:
+            return found
+        max_epochs = QUICK_CONSUMER_EPOCHS if quick else MAX_EPOCHS
+        section, claims = task_2(
+            by_dim[main_dim], Path(of.uri), main_dim, out / KEPT, max_epochs, is_published=not quick
+        )
+        return Findings((found.sections[0], section, *found.sections[1:]), (*found.claims, *claims))
 
     return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, tuple(points), (), (), prepare, findings_of)
 
@@ -115,6 +135,17 @@ def findings(
     return Findings(tuple(found), tuple(claims))
 
 
+def task_2(
+    found: tuple[Runs, list[dict[str, Any]]], rows: Path, dim: int, memory: Path, max_epochs: int, *, is_published: bool
+) -> tuple[Section, list[rff_task_2.Verdict]]:
+    """The section of task 2 and its claims."""
+    runs, behind = found
+    vectors = [kept["vectors"][-1] for _, kept in sorted(runs.items())]
+    of = histories(rows, next(iter(runs.values()))["ids"])
+    section, judged = rff_task_2.section_of(vectors, of, dim, behind, memory, max_epochs, is_published=is_published)
+    return section, rff_task_2.claims_of(judged, dim, is_published=is_published)
+
+
 def _vectors(runs: Runs, classes: Mapping[int, str]) -> tuple[list[Array], Array]:
     """(vectors [n, d] of each run after its last step, classes [n]) of the items that have one."""
     ids = next(iter(runs.values()))["ids"].tolist()
@@ -124,18 +155,6 @@ def _vectors(runs: Runs, classes: Mapping[int, str]) -> tuple[list[Array], Array
     )
 
 
-def features_of(dim_in: int, dim: int, sigma: float) -> Features:
-    """phi of the paper: Gaussian frequencies, drawn once."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # phi of the vectors' own dim has half as many directions: the paper's
-        view = RandomFourierFeatures(dim_in, dim, sigma, 0, "gaussian")
-    return view.transform
-
-
-def _unit(vectors: Array) -> Array:
-    return directions([vectors])[0]
-
-
 def _table(
     runs: Runs, classes: Mapping[int, str], dim: int, behind: Sequence[dict[str, Any]], *, is_published: bool
 ) -> tuple[Section, dict[str, Judged]]:
@@ -143,12 +162,12 @@ def _table(
     task = LabelTask(labels)
     turned = aligned(vectors) if len(vectors) > 1 else vectors
     rows: dict[str, tuple[Sequence[Array], Features]] = {
-        f"h_{dim}": (vectors, _unit),
-        f"avg(h_{dim})": ([np.mean(directions(vectors), axis=0)], _unit),
+        f"h_{dim}": (vectors, unit),
+        f"avg(h_{dim})": ([np.mean(directions(vectors), axis=0)], unit),
         f"phi_{dim}": (vectors, features_of(dim, dim, 1.0)),
         f"phi_{2 * dim}": (vectors, features_of(dim, 2 * dim, 1.0)),
-        f"h_{dim}, aligned": (turned, _unit),
-        f"avg(h_{dim}), aligned": ([np.mean(directions(turned), axis=0)], _unit),
+        f"h_{dim}, aligned": (turned, unit),
+        f"avg(h_{dim}), aligned": ([np.mean(directions(turned), axis=0)], unit),
         f"phi_{dim}, aligned": (turned, features_of(dim, dim, 1.0)),
         f"phi_{2 * dim}, aligned": (turned, features_of(dim, 2 * dim, 1.0)),
     }
@@ -156,7 +175,7 @@ def _table(
     lines = []
     for name, one in judged.items():
         theirs = published.RFF_TASK_1.get(name, ("", "")) if is_published else ("", "")
-        lines.append((name, _percent(one.accuracy), theirs[0], _percent(one.f1), theirs[1], _percent(one.frozen)))
+        lines.append((name, percent(one.accuracy), theirs[0], percent(one.f1), theirs[1], percent(one.frozen)))
     return Section(
         "task1",
         f"Task 1: the class of an item from its vector, dimension {dim}, {len(vectors)} runs",
@@ -229,12 +248,12 @@ def _sensitivity(
     for dim, (runs, records) in sorted(by_dim.items()):
         vectors, labels = _vectors(runs, classes)
         task = LabelTask(labels)
-        cells = [_percent(task.judge(vectors, _unit, frozen=False).accuracy)]
+        cells = [percent(task.judge(vectors, unit, frozen=False).accuracy)]
         for times in (1, 2):
             for variance in VARIANCES if times == 1 else VARIANCES[-1:]:
                 features = features_of(dim, times * dim, float(np.sqrt(variance)))
                 accuracy = task.judge(vectors, features, frozen=False).accuracy
-                cells.append(_percent(accuracy))
+                cells.append(percent(accuracy))
                 if times == 1:
                     curves.setdefault(f"d = {dim}", []).append((variance, 100 * statistics.fmean(accuracy)))
         lines.append((str(dim), str(len(vectors)), *cells))
@@ -293,13 +312,6 @@ def _claims(
 
 def _claim(text: str, holds: bool, measured: str) -> tuple[str, str, str]:
     return ("holds" if holds else "does not hold", text, measured)
-
-
-def _percent(values: Sequence[float]) -> str:
-    if not values:
-        return NOT_RUN
-    mean = f"{100 * statistics.fmean(values):.2f}"
-    return mean if len(values) < 2 else f"{mean} ({100 * statistics.stdev(values):.2f})"
 
 
 _TITLE = "Random Fourier features of item vectors, before a downstream task"

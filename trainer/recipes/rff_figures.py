@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ import numpy as np
 
 from embeddings.align import procrustes, rotate
 from embeddings.canary import fit
+from embeddings.rff import RandomFourierFeatures
 from embeddings.vectors import Array, unit_rows
+from trainer.recipes.layout import NOT_RUN
 
 NUM_STEPS = 300
 """Of the regression: more change the third decimal of an accuracy."""
@@ -22,6 +25,27 @@ Features = Callable[[Array], Array]
 def directions(runs: Sequence[Array]) -> Array:
     """Unit rows [runs, n, d] of vectors [n, d] each."""
     return np.stack([unit_rows(vectors)[0] for vectors in runs])
+
+
+def unit(vectors: Array) -> Array:
+    """Unit rows of vectors [n, d]."""
+    return directions([vectors])[0]
+
+
+def features_of(dim_in: int, dim: int, sigma: float) -> Features:
+    """phi of the paper: Gaussian frequencies, drawn once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # phi of the vectors' own dim has half as many directions: the paper's
+        view = RandomFourierFeatures(dim_in, dim, sigma, 0, "gaussian")
+    return view.transform
+
+
+def percent(values: Sequence[float]) -> str:
+    """Mean and standard deviation in per cent, for a table."""
+    if not values:
+        return NOT_RUN
+    mean = f"{100 * statistics.fmean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ({100 * statistics.stdev(values):.2f})"
 
 
 def spread(runs: Array) -> float:

@@ -11,8 +11,8 @@ from sklearn.metrics import f1_score
 from sklearn.preprocessing import StandardScaler
 
 from trainer.recipes import rff_figures
-from trainer.recipes.rff import features_of, findings
-from trainer.recipes.rff_figures import LabelTask, aligned, directions, macro_f1, products, spread
+from trainer.recipes.rff import findings
+from trainer.recipes.rff_figures import LabelTask, aligned, directions, features_of, macro_f1, products, spread
 
 Array = np.ndarray
 

@@ -1,0 +1,123 @@
+"""Task 2 of the ``rff`` recipe: what a user takes next, from the item vectors of each run and their features."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embeddings.vectors import Array
+from trainer.launch import write_json
+from trainer.recipes import next_item_task, published
+from trainer.recipes.layout import facts
+from trainer.recipes.next_item_task import Histories, NextItem, judge_runs
+from trainer.recipes.rff_figures import Features, directions, features_of, percent, unit
+from trainer.recipes.section import Section
+
+Verdict = tuple[str, str, str]
+
+
+def section_of(
+    runs: Sequence[Array],
+    of: Histories,
+    dim: int,
+    behind: Sequence[dict[str, Any]],
+    memory: Path,
+    max_epochs: int,
+    *,
+    is_published: bool,
+) -> tuple[Section, dict[str, NextItem]]:
+    """``runs``: vectors [n, dim] of each. ``memory``: a folder of what was judged before, since a report may be made
+    again and consumers take minutes."""
+    rows: dict[str, tuple[Sequence[Array], Features]] = {
+        f"h_{dim}": (runs, unit),
+        f"avg(h_{dim})": ([np.mean(directions(runs), axis=0)], unit),
+        f"phi_{dim}": (runs, features_of(dim, dim, 1.0)),
+        f"phi_{2 * dim}": (runs, features_of(dim, 2 * dim, 1.0)),
+    }
+    judged = {
+        name: _judged(name, of_runs, features, of, memory, max_epochs) for name, (of_runs, features) in rows.items()
+    }
+    lines = []
+    for name, one in judged.items():
+        theirs = published.RFF_TASK_2.get(name, ("", "")) if is_published else ("", "")
+        cells = (percent(one.recall), theirs[0], percent(one.ndcg), theirs[1])
+        lines.append((name, *cells, percent(one.frozen), percent(one.frozen_aligned)))
+    return Section(
+        "task2",
+        f"Task 2: the next item of a user, by a two-tower GRU over vectors of dimension {dim}, {len(runs)} runs",
+        (
+            "features", "recall@5 (sd)", "published", "NDCG@5 (sd)", "published",
+            "recall@5, fitted on run 0 alone (sd)", "the same, others aligned (sd)",
+        ),
+        tuple(lines),
+        (
+            f"{len(of.test)} users; the last item of each among {of.candidates.shape[1]} that they never took. In per "
+            "cent, mean and standard deviation over runs.",
+            "Published are vectors of titles (Doc2vec), ours are item2vec's; how many items theirs were ranked among "
+            f"is not said. Rate {next_item_task.LEARNING_RATE:g} instead of .001, features standardised, the last "
+            f"{next_item_task.LENGTH} items of a history.",
+            facts(behind),
+        ),
+    ), judged  # fmt: skip
+
+
+def claims_of(judged: Mapping[str, NextItem], dim: int, *, is_published: bool) -> list[Verdict]:
+    """What is said of more than one run."""
+    plain, phi = judged[f"h_{dim}"], judged[f"phi_{dim}"]
+    if not plain.frozen:
+        return []
+    mean = statistics.fmean(plain.recall)
+    kept, lost = statistics.fmean(plain.frozen_aligned) / mean, statistics.fmean(plain.frozen) / mean
+    found = [
+        _claim(
+            "task 2: a consumer fitted on one run keeps nine tenths of its recall on aligned vectors of the others, "
+            "and not on vectors as they are",
+            kept >= 0.9 > lost,
+            f"{100 * kept:.0f} % aligned, {100 * lost:.0f} % as they are",
+        )
+    ]
+    if is_published:
+        first, second = (statistics.stdev(one.recall) for one in (plain, phi))
+        found.append(
+            _claim(
+                f"published, task 2: phi_{dim} has a tenth of the standard deviation of h_{dim}",
+                second <= 0.1 * first,
+                f"{100 * second:.2f} against {100 * first:.2f} per cent",
+            )
+        )
+        gain = statistics.fmean(judged[f"phi_{2 * dim}"].recall) - mean
+        found.append(
+            _claim(
+                f"published, task 2: phi_{2 * dim} is above h_{dim} (+4.75)", gain > 0, f"{100 * gain:+.2f} per cent"
+            )
+        )
+    return found
+
+
+def _claim(text: str, holds: bool, measured: str) -> Verdict:
+    return ("holds" if holds else "does not hold", text, measured)
+
+
+def _judged(
+    name: str, runs: Sequence[Array], features: Features, of: Histories, memory: Path, max_epochs: int
+) -> NextItem:
+    settings = {
+        key: value for key, value in vars(next_item_task).items() if key.isupper() and isinstance(value, int | float)
+    }
+    content = hashlib.sha256(json.dumps([name, max_epochs, settings], sort_keys=True).encode())
+    for array in (*runs, *of):
+        content.update(np.ascontiguousarray(array).tobytes())
+    path = memory / f"next-item-{content.hexdigest()[:16]}.json"
+    if path.exists():
+        return NextItem(**{key: tuple(values) for key, values in json.loads(path.read_text("utf-8")).items()})
+    found = judge_runs(runs, features, of, max_epochs)
+    memory.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(found))
+    return found
