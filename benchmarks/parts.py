@@ -72,7 +72,7 @@ class Update:
         tables, kernel = self.tables, self.kernel
         idle = tables._idle_now()
         step = tables.completed_steps + 1
-        function = apply_updates(kernel._num_vectors, True, False, kernel._one_dim)
+        function = apply_updates(kernel._kind, True, False, kernel._one_dim)
         arguments = (
             *kernel._storage(), entries.grads, kernel._geometry, *entries.sorted, kernel._room("words", 1, np.uint32),
             kernel._rounding, rule_of(self.optimizer, step, (0.0, 1.0)), kernel._fades, step, 1.0,

@@ -1,11 +1,11 @@
 """Backward and row update. Every contestant gets the same ids and the same output gradient.
 
 Peers ``fbgemm_adagrad`` and ``fbgemm_rowwise_adagrad``: backward + update against FBGEMM's fused ones (rowwise Adagrad
-keeps one number for a row where we keep one or two vectors: less work, and said so). ``torch_sparse_adam``: lookup +
-backward + step against torch.nn.EmbeddingBag with torch.optim.SparseAdam. ``copy``: bytes that the update must move
-for each second, over what a plain copy moves on the same threads. ``bare_rows``: a pass that reads and writes as many
-rows and computes nothing (benchmarks.bare_rows). ``lazy``: lookup + backward + step of AdamAR, dense moments against
-lazy moments.
+keeps one number for a row where all but our own keep one or two vectors: less work, and said so).
+``torch_sparse_adam``: lookup + backward + step against torch.nn.EmbeddingBag with torch.optim.SparseAdam. ``copy``:
+bytes that the update must move for each second, over what a plain copy moves on the same threads. ``bare_rows``: a pass
+that reads and writes as many rows and computes nothing (benchmarks.bare_rows). ``lazy``: lookup + backward + step of
+AdamAR, dense moments against lazy moments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks import peers
 from benchmarks.bare_rows import BareRows
 from benchmarks.harness import Workload, interleave, line, main
 from embeddings.decay import IdleCoefficients
-from embeddings.optim import Adagrad, Adam, AdamAR, RowOptimizer
+from embeddings.optim import Adagrad, Adam, AdamAR, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdamAR
 from embeddings.tables import EmbeddingTables
 
 EPS = 1e-8
@@ -34,6 +34,14 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     "adam_ar dense": AdamAR(1e-3, alpha=1e-5),
     "adam_ar lazy": AdamAR(1e-3, alpha=1e-5, moments="lazy"),
 }
+# Beside these FBGEMM's rowwise Adagrad is timed alone.
+SMALL_STATE: dict[str, RowOptimizer] = {
+    "rowwise_adagrad": RowwiseAdagrad(0.01, eps=EPS),
+    "rmsprop": RMSprop(1e-3),
+    "rowwise_adam_ar dense": RowwiseAdamAR(1e-3, alpha=1e-5),
+}
+# The same rule as the peer's: outputs are compared.
+SAME = {"fbgemm_adagrad": "adagrad", "fbgemm_rowwise_adagrad": "rowwise_adagrad"}
 
 
 def update_of(tables: Any, pooled: dict[int, torch.Tensor], number: int, grad: torch.Tensor) -> Callable[[Any], None]:
@@ -84,11 +92,12 @@ def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
         "fbgemm_adagrad": EmbOptimType.EXACT_ADAGRAD,
         "fbgemm_rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     }.items():
-        for name, optimizer in OPTIMIZERS.items():
+        beside = OPTIMIZERS | (SMALL_STATE if kind == EmbOptimType.EXACT_ROWWISE_ADAGRAD else {})
+        for name, optimizer in beside.items():
             tables = peers.ours(workload, optimizer)
             peer = peers.fbgemm(workload, tables, kind, learning_rate=0.01, eps=EPS)
             times = time_updates(draw, grad, [tables, peer], iterations)
-            same = name == "adagrad" and peer_name == "fbgemm_adagrad"
+            same = SAME[peer_name] == name
             if same:
                 for t, weight in enumerate(peer.split_embedding_weights()):
                     torch.testing.assert_close(tables.read(f"t{t}"), weight, rtol=1e-4, atol=1e-5)

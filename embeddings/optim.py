@@ -54,6 +54,16 @@ class RowOptimizer:
         return float(self.rates(np.array([step]))[0])
 
     @property
+    def betas(self) -> tuple[float, float] | None:
+        """beta1 and beta2 of the running means of g and its square; None where none is kept."""
+        return None
+
+    @property
+    def fading(self) -> bool:
+        """Whether running means of an idle row shrink at each step."""
+        return self.betas is not None and getattr(self, "moments", "lazy") == "dense"
+
+    @property
     def idle_alpha(self) -> float:
         """alpha of the decay of idle rows; 0 is none."""
         return 0.0
@@ -154,6 +164,64 @@ class AdagradAR(Adagrad):
 
 
 @dataclass(frozen=True)
+class RMSprop(RowOptimizer):
+    """v <- beta2 v + (1 - beta2) g^2; theta <- theta - eta g / (sqrt(v) + eps), element by element.
+
+    RMSprop (Tieleman and Hinton 2012) without momentum and without centring, as torch.optim.RMSprop, which calls beta2
+    alpha. v is not corrected for its start at 0: a row's first step is 1 / sqrt(1 - beta2) times Adam's.
+
+    Args:
+        eps_inside_root: g / sqrt(v + eps).
+        moments: ``dense`` is what torch.optim.RMSprop does on dense gradients: v of an idle row shrinks at each step.
+            ``lazy``: it rests. The row itself rests in both.
+    """
+
+    learning_rate: float = 0.01
+    beta2: float = 0.99
+    eps: float = 1e-8
+    moments: Literal["dense", "lazy"] = "dense"
+    eps_inside_root: bool = field(default=False, kw_only=True)
+    state_names: ClassVar[tuple[str, ...]] = ("v", "last_update_step")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive("eps", self.eps)
+        _check_beta("beta2", self.beta2)
+        _one_of("moments", self.moments, MOMENTS)
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        return 0.0, self.beta2
+
+
+@dataclass(frozen=True)
+class RMSpropAR(RMSprop):
+    """RMSprop with adaptive regularization: :class:`AdamAR`'s decay before RMSprop's step.
+
+    Not FBGEMM's ``rowwise_rmsprop_ar``, whose lambda is multiplied by eta and never below a floor, and which keeps one
+    number for a row.
+    """
+
+    alpha: float = 1e-4
+    first_touch: Literal["keep", "literal"] = field(default="keep", kw_only=True)
+    decay: Literal["at_read", "at_update"] = field(default="at_read", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_alpha(self.alpha, "RMSprop")
+        _one_of("decay", self.decay, DECAYS)
+        _one_of("first_touch", self.first_touch, FIRST_TOUCH)
+
+    @property
+    def idle_alpha(self) -> float:
+        return self.alpha
+
+    @property
+    def decays_from_start(self) -> bool:
+        return self.first_touch == "literal"
+
+
+@dataclass(frozen=True)
 class Adam(RowOptimizer):
     """m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2; theta <- theta - eta mhat / (sqrt(vhat) + eps).
 
@@ -177,9 +245,8 @@ class Adam(RowOptimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         _positive("eps", self.eps)
-        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(f"{name} must lie in [0, 1), not {beta}")
+        for name in ("beta1", "beta2"):
+            _check_beta(name, getattr(self, name))
         _one_of("moments", self.moments, MOMENTS)
         if self.moments == "dense" and self.beta1 > 0.0 and not self.idle_ratio < 1.0:
             bound = "beta2^1.5 (eps stands inside the root)" if self.eps_inside_root else "beta2"
@@ -187,6 +254,10 @@ class Adam(RowOptimizer):
                 f"moments 'dense' needs beta1 < {bound}, not {self.beta1} and beta2 = {self.beta2}: "
                 "else an idle row's movement does not die away; use moments 'lazy'"
             )
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        return self.beta1, self.beta2
 
     @property
     def idle_momentum(self) -> bool:
@@ -267,9 +338,31 @@ class AdamAR(Adam):
         return self.first_touch == "literal"
 
 
+@dataclass(frozen=True)
+class RowwiseAdam(Adam):
+    """Adam with one v for each row: v <- beta2 v + (1 - beta2) mean(g^2).
+
+    FBGEMM's PARTIAL_ROWWISE_ADAM (whose moments are ``lazy``): half of Adam's state, as m is still kept for each
+    element. What is owed to an idle row follows :mod:`embeddings.decay` as Adam's does, with the row's v for each
+    element's.
+    """
+
+    row_state_names: ClassVar[tuple[str, ...]] = ("v",)
+
+
+@dataclass(frozen=True)
+class RowwiseAdamAR(RowwiseAdam, AdamAR):
+    """:class:`AdamAR` with one v for each row, as in :class:`RowwiseAdam`."""
+
+
 def _positive(name: str, value: float) -> None:
     if not 0.0 < value < float("inf"):
         raise ValueError(f"{name} must be a finite number above 0, not {value}")
+
+
+def _check_beta(name: str, beta: float) -> None:
+    if not 0.0 <= beta < 1.0:
+        raise ValueError(f"{name} must lie in [0, 1), not {beta}")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from embeddings.decay import IdleCoefficients, idle_coefficients
 from embeddings.init import chunks, initial_rows
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureSlot, Kernel, Layout, Record, Swaps
 from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
-from embeddings.optim import Adam, RowOptimizer
+from embeddings.optim import RowOptimizer
 from embeddings.sse import check_sse
 
 Backend = Literal["numba", "triton", "fbgemm", "reference"]
@@ -75,10 +75,10 @@ class EmbeddingTables(torch.nn.Module):
         for name, given in (("dtype", dtype), ("state_dtype", state_dtype or dtype)):
             if given not in COMPUTE_DTYPES:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, COMPUTE_DTYPES))}, not {given}")
-        if state_dtype == torch.float16 and isinstance(optimizer, Adam):
+        if state_dtype == torch.float16 and optimizer.betas is not None:
             raise ValueError(
                 f"state_dtype torch.float16 cannot hold {type(optimizer).__name__}'s v: squares below 6e-8 become 0, "
-                "and rows are then moved by m / eps; use torch.bfloat16 or torch.float32"
+                "and rows are then moved by m or g / eps; use torch.bfloat16 or torch.float32"
             )
         if bounds not in ("fatal", "ignore"):
             raise ValueError(f"bounds must be 'fatal' or 'ignore', not '{bounds}'")
@@ -287,9 +287,9 @@ class EmbeddingTables(torch.nn.Module):
         return self.layout.weight(self._number(name))
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """Optimizer state of table ``name``, views: m and v, or sum, [rows, dim]; last_update_step int32 [rows].
+        """Optimizer state of table ``name``, views: m and v, or v, or sum, [rows, dim]; last_update_step int32 [rows].
 
-        RowwiseAdagrad's sum is [rows].
+        RowwiseAdagrad's sum and RowwiseAdam's v are [rows].
         """
         t = self._number(name)
         state = {vector: self.layout.vector(t, vector) for vector in self.layout.vector_names}
@@ -385,11 +385,6 @@ def _kernel(backend: str, layout: Layout, device: torch.device) -> Kernel:
         from embeddings.kernels.fbgemm import fbgemm_kernel
 
         return fbgemm_kernel(layout, device)
-    if layout.row_names:
-        raise ValueError(
-            f"backend '{backend}' has no {type(layout.optimizer).__name__}: use backend 'fbgemm' (kernel: fbgemm), or "
-            "an optimizer with state for each element, such as Adagrad"
-        )
     if backend == "numba":
         # Numba takes a second to import, too.
         from embeddings.kernels.cpu import NumbaKernel

@@ -111,7 +111,7 @@ class Layout:
 
     Weights of a table are contiguous [row_count, dim]. Its state vectors are interleaved: row after row of [m | v], so
     that a touched row is two runs of memory, not three. Last steps stand apart, sixteen to a cache line, because every
-    lookup reads one (docs/adr/0002 has the measurement).
+    lookup reads one (docs/adr/0002 has the measurement); so does state that is one number for each row.
 
     Attributes:
         weights: flat, of ``dtype``; vectors, row_values: flat, of ``state_dtype``; last_steps: int32, flat.
@@ -143,7 +143,7 @@ class Layout:
         if split is not None:
             raise ValueError(
                 f"table '{split.name}': {type(optimizer).__name__} takes the mean over all columns of a row, which "
-                "can't be split: use table_wise or row_wise sharding, or Adagrad"
+                "can't be split: use table_wise or row_wise sharding, or state for each element"
             )
         self.vector_names = tuple(name for name in optimizer.state_names[:-1] if name not in self.row_names)
         self.slots = _slots(self.tables)
@@ -178,6 +178,11 @@ class Layout:
         """State ``name`` of table ``t`` that is one number for each row, [row_count], a contiguous view."""
         base = self.row_names.index(name) * len(self.last_steps) + int(self.step_base[t])
         return self.row_values[base : base + self.tables[t].row_count]
+
+    def state(self, t: int, name: str) -> torch.Tensor:
+        """State ``name`` of table ``t`` beside its rows: [row_count, dim], or [row_count, 1] if it is one number for
+        each row. A view."""
+        return self.row_value(t, name)[:, None] if name in self.row_names else self.vector(t, name)
 
     def last_update_step(self, t: int) -> torch.Tensor:
         """The step of each row's last touch, 0 = never, int32 [row_count], a contiguous view."""

@@ -9,7 +9,7 @@ import torch
 
 from embeddings.decay import IdleCoefficients, Movement
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
-from embeddings.optim import SGD, Adagrad, Adam, RowwiseAdagrad
+from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad
 from embeddings.philox import table_key
 from embeddings.rounding import rounding_words, to_bfloat16, to_float16
 from embeddings.sse import swap
@@ -80,26 +80,27 @@ class ReferenceKernel:
         rate = optimizer.rate(step)
         keep = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)) * (1 - rate * optimizer.constant_decay)
         theta = keep.to(real) * read_rows(layout, t, rows, idle)
+        square = grad.square().mean(dim=1, keepdim=True) if layout.row_names else grad**2
+        shrunk = num_idle + 1 if optimizer.fading else torch.ones_like(num_idle)
         if isinstance(optimizer, Adam):
-            m, v = layout.vector(t, "m"), layout.vector(t, "v")
-            shrunk = num_idle + 1 if optimizer.moments == "dense" else torch.ones_like(num_idle)
+            m, v = layout.state(t, "m"), layout.state(t, "v")
             first = (optimizer.beta1**shrunk).to(real) * m[rows].to(real) + (1 - optimizer.beta1) * grad
-            second = (optimizer.beta2**shrunk).to(real) * v[rows].to(real) + (1 - optimizer.beta2) * grad**2
+            second = (optimizer.beta2**shrunk).to(real) * v[rows].to(real) + (1 - optimizer.beta2) * square
             m[rows], v[rows] = first.to(m.dtype), second.to(v.dtype)
             mhat, vhat = first / (1 - optimizer.beta1**step), second / (1 - optimizer.beta2**step)
             theta = theta - rate * mhat / _root(vhat, optimizer.eps, optimizer.eps_inside_root)
             if idle is not None and idle.ahead:
                 theta -= idle.lead_moved * first / _root(second, idle.lead_floor, idle.eps_inside_root)
-        elif isinstance(optimizer, Adagrad):
-            total = layout.vector(t, "sum")
-            second = total[rows].to(real) + grad**2
-            total[rows] = second.to(total.dtype)
+        elif isinstance(optimizer, RMSprop):
+            v = layout.state(t, "v")
+            second = (optimizer.beta2**shrunk).to(real) * v[rows].to(real) + (1 - optimizer.beta2) * square
+            v[rows] = second.to(v.dtype)
             theta = theta - rate * grad / _root(second, optimizer.eps, optimizer.eps_inside_root)
-        elif isinstance(optimizer, RowwiseAdagrad):
-            totals = layout.row_value(t, "sum")
-            mean_square = totals[rows].to(real) + grad.square().mean(dim=1)
-            totals[rows] = mean_square.to(totals.dtype)
-            theta = theta - rate * grad / _root(mean_square, optimizer.eps, False)[:, None]
+        elif isinstance(optimizer, Adagrad | RowwiseAdagrad):
+            total = layout.state(t, "sum")
+            second = total[rows].to(real) + square
+            total[rows] = second.to(total.dtype)
+            theta = theta - rate * grad / _root(second, optimizer.eps, getattr(optimizer, "eps_inside_root", False))
         else:
             assert isinstance(optimizer, SGD)
             theta = theta - rate * grad
@@ -184,7 +185,7 @@ def read_rows_without_decay(layout: Layout, t: int, rows: torch.Tensor, idle: Id
 
 def _move(layout: Layout, t: int, rows: torch.Tensor, theta: torch.Tensor, movement: Movement) -> torch.Tensor:
     assert isinstance(layout.optimizer, Adam)
-    m, v = (layout.vector(t, name)[rows].to(layout.compute_dtype) for name in ("m", "v"))
+    m, v = (layout.state(t, name)[rows].to(layout.compute_dtype) for name in ("m", "v"))
     floor = _column(layout, movement.floor)
     return theta - _column(layout, movement.moved) * m / _root(v, floor, layout.optimizer.eps_inside_root)
 

@@ -96,7 +96,7 @@ def _check_columns(settings: TableSettings, names: list[str]) -> None:
     if optimizer.row_state_names:
         raise ValueError(
             f"tables {', '.join(names)}: {type(optimizer).__name__} keeps one number for a whole row, and their "
-            "columns are split: use table_wise, row_wise or data_parallel sharding, or Adagrad"
+            "columns are split: use table_wise, row_wise or data_parallel sharding, or state for each element"
         )
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
 from embeddings.graph import Graph
-from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowOptimizer
+from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSpropAR, RowOptimizer, RowwiseAdagrad, RowwiseAdamAR
 from embeddings.tables import EmbeddingTables
 
 OPTIMIZERS: dict[str, RowOptimizer] = {
@@ -26,6 +26,9 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     "adam-lazy": Adam(0.01, moments="lazy"),
     "adam_ar": AdamAR(0.01, alpha=0.05),
     "adam_ar-lazy": AdamAR(0.01, alpha=0.05, moments="lazy"),
+    "rowwise_adagrad": RowwiseAdagrad(0.1),
+    "rmsprop_ar": RMSpropAR(0.01, alpha=0.05),
+    "rowwise_adam_ar": RowwiseAdamAR(0.01, alpha=1e-4),
 }
 
 pytestmark = pytest.mark.timeout(900)
@@ -48,9 +51,9 @@ class Backend:
 
 CANDIDATES = {
     "numba": Backend(),
-    "fbgemm": Backend(("sgd", "adagrad"), (torch.float32,), ()),
+    "fbgemm": Backend(("sgd", "adagrad", "rowwise_adagrad"), (torch.float32,), ()),
     # Run by its interpreter, a tenth of a millisecond for an operation: tests/embeddings/test_triton.py has the rest.
-    "triton": Backend(("adagrad", "adam_ar"), max_examples=3, threads=False),
+    "triton": Backend(("adagrad", "adam_ar", "rowwise_adam_ar"), max_examples=3, threads=False),
 }
 ON_THREADS = [name for name, backend in CANDIDATES.items() if backend.threads]
 BOTH = [(name, optimizer) for name, backend in CANDIDATES.items() for optimizer in backend.optimizers]
@@ -222,7 +225,7 @@ def test_per_sample_weights_have_no_gradient(candidate):
 
 
 @pytest.mark.parametrize(
-    ("candidate", "optimizer"), [each for each in BOTH if each[0] in ON_THREADS and each[1] in ("adam_ar", "adagrad")]
+    ("candidate", "optimizer"), [each for each in BOTH if each[0] in ON_THREADS and not each[1].endswith("-lazy")]
 )
 def test_bits_do_not_depend_on_the_number_of_threads(candidate, optimizer):
     threads = torch.get_num_threads()
@@ -232,7 +235,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(candidate, optimizer):
             torch.set_num_threads(count)
             tables = zipf_steps().build(OPTIMIZERS[optimizer], candidate, torch.float32)
             outputs, _ = run(tables, zipf_steps())
-            results.append((outputs[-1], tables.layout.weights, tables.layout.vectors))
+            results.append((outputs[-1], tables.layout.weights, tables.layout.vectors, tables.layout.row_values))
     finally:
         torch.set_num_threads(threads)
     for result in results[1:]:

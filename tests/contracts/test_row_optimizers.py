@@ -15,7 +15,20 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from embeddings.config import InitConfig, TableConfig
-from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RowOptimizer
+from embeddings.optim import (
+    SGD,
+    Adagrad,
+    AdagradAR,
+    Adam,
+    AdamAR,
+    AdamW,
+    RMSprop,
+    RMSpropAR,
+    RowOptimizer,
+    RowwiseAdagrad,
+    RowwiseAdam,
+    RowwiseAdamAR,
+)
 from embeddings.schedule import Cosine, LinearWarmup, StepDecay
 from embeddings.tables import EmbeddingTables
 
@@ -36,6 +49,14 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     "adagradw-literal-cosine": Adagrad(0.1, weight_decay=0.5, first_touch="literal", schedule=COSINE),
     "adagrad_ar": AdagradAR(0.1, alpha=1e-3),
     "adagrad_ar-literal": AdagradAR(0.1, alpha=2e-4, first_touch="literal", schedule=STEPS),
+    "rowwise_adagrad": RowwiseAdagrad(0.1),
+    "rowwise_adagrad-clip-steps": RowwiseAdagrad(0.1, eps=1e-4, clip_row_norm=1.0, schedule=STEPS),
+    "rmsprop": RMSprop(0.02, 0.9),
+    "rmsprop-inside-clip-cosine": RMSprop(0.02, eps=1e-4, eps_inside_root=True, clip_row_norm=1.0, schedule=COSINE),
+    "rmsprop-lazy": RMSprop(0.02, 0.9, moments="lazy"),
+    "rmsprop_ar": RMSpropAR(0.02, 0.9, alpha=1e-3),
+    "rmsprop_ar-literal-steps": RMSpropAR(0.02, alpha=2e-4, first_touch="literal", schedule=STEPS),
+    "rmsprop_ar-lazy-inside": RMSpropAR(0.02, alpha=1e-2, moments="lazy", eps_inside_root=True),
     "adam": Adam(0.05),
     "adam-short-cosine": Adam(0.05, **SHORT, schedule=COSINE),
     "adam-inside-clip": Adam(0.05, **SHORT, eps_inside_root=True, clip_row_norm=1.0),
@@ -53,10 +74,23 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     "adam_ar-3": AdamAR(0.05, alpha=3.0),
     "adam_ar-literal-inside": AdamAR(0.05, **SHORT, alpha=1e-4, first_touch="literal", eps_inside_root=True),
     "adam_ar-lazy": AdamAR(0.05, alpha=1e-3, moments="lazy", first_touch="literal", schedule=COSINE),
+    "rowwise_adam": RowwiseAdam(0.05),
+    "rowwise_adam-short-cosine-clip": RowwiseAdam(0.05, **SHORT, schedule=COSINE, clip_row_norm=1.0),
+    "rowwise_adam-no-momentum": RowwiseAdam(0.05, beta1=0.0),
+    "rowwise_adam-lazy-inside": RowwiseAdam(0.05, moments="lazy", eps_inside_root=True, schedule=STEPS),
+    "rowwise_adam_ar-1e-5": RowwiseAdamAR(0.05, alpha=1e-5),
+    "rowwise_adam_ar-literal-inside": RowwiseAdamAR(
+        0.05, **SHORT, alpha=1e-4, first_touch="literal", eps_inside_root=True
+    ),
+    "rowwise_adam_ar-0.02": RowwiseAdamAR(0.05, alpha=0.02, schedule=COSINE),
+    "rowwise_adam_ar-lazy": RowwiseAdamAR(0.05, alpha=1e-3, moments="lazy", schedule=COSINE),
 }
 INTERPRETED = (
     "sgd-warmup-clip", "adagrad-inside-clip-steps", "adagradw-literal-cosine", "adagrad_ar", "adam-short-cosine",
     "adamw-lazy-inside", "adam_ar-short", "adam_ar-0.02", "adam_ar-literal-inside",
+    "rowwise_adagrad-clip-steps", "rmsprop-inside-clip-cosine", "rmsprop_ar", "rmsprop_ar-lazy-inside",
+    "rowwise_adam-short-cosine-clip", "rowwise_adam-lazy-inside", "rowwise_adam_ar-literal-inside",
+    "rowwise_adam_ar-0.02",
 )  # fmt: skip
 each_case = pytest.mark.parametrize(
     ("backend", "optimizer"),
@@ -92,17 +126,24 @@ class EveryRow:
         touched[rows] = True
         literal = getattr(o, "first_touch", "keep") == "literal"
         ever = (self.s[:, None] > 0) | literal
-        if isinstance(o, AdamAR | AdagradAR):
+        if isinstance(o, AdamAR | AdagradAR | RMSpropAR):
             self.theta *= 1 - np.where(ever, np.minimum(1.0, o.alpha * (k - self.s[:, None] - 1)), 0.0)
         elif isinstance(o, AdamW | Adagrad):
             self.theta *= 1 - np.where(ever | touched, rate * o.weight_decay, 0.0)
+        square = grad**2
+        if isinstance(o, RowwiseAdam | RowwiseAdagrad):
+            square[:] = square.mean(axis=1, keepdims=True)
         if isinstance(o, Adam):
             moving = touched | (o.moments == "dense")
             self.first = np.where(moving, o.beta1 * self.first + (1 - o.beta1) * grad, self.first)
-            self.second = np.where(moving, o.beta2 * self.second + (1 - o.beta2) * grad**2, self.second)
+            self.second = np.where(moving, o.beta2 * self.second + (1 - o.beta2) * square, self.second)
             step = self.first / (1 - o.beta1**k), self.second / (1 - o.beta2**k)
-        elif isinstance(o, Adagrad):
-            moving, self.second = touched, self.second + grad**2
+        elif isinstance(o, RMSprop):
+            fading = touched | (o.moments == "dense")
+            self.second = np.where(fading, o.beta2 * self.second + (1 - o.beta2) * square, self.second)
+            moving, step = touched, (grad, self.second)
+        elif isinstance(o, Adagrad | RowwiseAdagrad):
+            moving, self.second = touched, self.second + square
             step = grad, self.second
         else:
             moving, step = touched, (grad, np.ones_like(grad))
@@ -180,8 +221,9 @@ def test_equals_the_loop_over_every_row(backend, optimizer):
          lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.5, 0.9), eps=1e-13)),
         (AdamW(0.1, **SHORT, eps=1e-13, weight_decay=0.3, first_touch="literal", schedule=Cosine(decay_steps=80)),
          lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.5, 0.9), eps=1e-13, weight_decay=0.3)),
+        (RMSprop(0.1, 0.9, schedule=Cosine(decay_steps=80)), lambda p: torch.optim.RMSprop(p, lr=0.1, alpha=0.9)),
     ],
-    ids=["sgd", "adagrad", "adam", "adamw"],
+    ids=["sgd", "adagrad", "adam", "adamw", "rmsprop"],
 )  # fmt: skip
 @each_compiled
 def test_equals_torch_on_dense_gradients(backend, optimizer, dense):
@@ -200,7 +242,10 @@ def test_equals_torch_on_dense_gradients(backend, optimizer, dense):
     torch.testing.assert_close(tables.read("t"), weight.detach(), rtol=0, atol=1e-10)
 
 
-KINDS = ("sgd-warmup-clip", "adagradw", "adagrad_ar", "adam", "adamw", "adam_ar-1e-5")
+KINDS = (
+    "sgd-warmup-clip", "adagradw", "adagrad_ar", "rowwise_adagrad", "rmsprop_ar", "adam", "adamw", "adam_ar-1e-5",
+    "rowwise_adam_ar-1e-5",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -218,7 +263,8 @@ def test_bits_depend_neither_on_the_run_nor_on_threads(kind):
                 tables(ids + k, torch.arange(8001)).backward(grads)
                 norms.append(tables.gradient_squared_norm())
                 tables.step(k)
-            results.append((norms, tables.weight("t").clone(), tables.read("t"), tables.layout.vectors.clone()))
+            state = (value.clone() for value in tables.state("t").values())
+            results.append((norms, tables.weight("t").clone(), tables.read("t"), *state))
     finally:
         torch.set_num_threads(threads)
     for norms, *tensors in results[1:]:
@@ -232,6 +278,9 @@ def test_bits_depend_neither_on_the_run_nor_on_threads(kind):
     [
         SGD(0.1, schedule=LinearWarmup(20), clip_row_norm=5.0), Adagrad(0.5, weight_decay=1e-3),
         AdagradAR(0.5, alpha=1e-4), Adam(0.05), AdamW(0.05, weight_decay=0.01), AdamAR(0.05, alpha=1e-5),
+        RowwiseAdagrad(0.5), RMSprop(0.05, schedule=Cosine(decay_steps=200)),
+        RMSpropAR(0.05, alpha=1e-5, schedule=Cosine(decay_steps=200)), RowwiseAdam(0.05),
+        RowwiseAdamAR(0.05, alpha=1e-5),
     ],
     ids=lambda optimizer: type(optimizer).__name__,
 )  # fmt: skip
@@ -273,13 +322,15 @@ def test_clipping_to_a_global_norm(backend):
 
 
 @each_backend
-@pytest.mark.parametrize("kind", ["adam", "adamw-literal-cosine", "adam_ar-0.02", "adagrad_ar"])
+@pytest.mark.parametrize(
+    "kind", ["adam", "adamw-literal-cosine", "adam_ar-0.02", "adagrad_ar", "rmsprop_ar", "rowwise_adam"]
+)
 def test_reading_changes_nothing(backend, kind):
     tables = build(OPTIMIZERS[kind], backend)
     for k, rows, grad in itertools.islice(batches(10, 19), 20 if backend == "triton" else 80):
         tables(torch.from_numpy(rows), torch.arange(len(rows) + 1)).backward(torch.from_numpy(grad))
         tables.step(k)
-    stored = (tables.layout.weights, tables.layout.vectors, tables.layout.last_steps)
+    stored = [getattr(tables.layout, name) for name in ("weights", "vectors", "row_values", "last_steps")]
     before = [each.clone() for each in stored]
     once = tables.read("t"), tables.read("t", decay=False)
     tables.eval()
@@ -291,7 +342,7 @@ def test_reading_changes_nothing(backend, kind):
 
 
 @each_backend
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam_ar-1e-5"])
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam_ar-1e-5", "rowwise_adam_ar-1e-5"])
 def test_a_step_that_raises_changes_nothing_and_can_be_tried_again(backend, kind, monkeypatch):
     """Two tables of two dims, and memory that cannot be had at one place after the other on the way."""
     config = [

@@ -23,7 +23,7 @@ from embeddings.kernels.cpu import compiled as compiling
 from embeddings.kernels.cpu.arena import MAX_BUFFERS, Arena, Room
 from embeddings.kernels.cpu.geometry import special_dim
 from embeddings.kernels.layout import Record
-from embeddings.optim import SGD, Adagrad, AdamAR
+from embeddings.optim import SGD, Adagrad, AdamAR, RMSprop, RowwiseAdamAR
 from embeddings.tables import EmbeddingTables
 
 
@@ -80,8 +80,12 @@ def test_entries_are_sorted_by_table_and_row_and_stay_in_order(data, seed):
 
 
 @pytest.mark.parametrize(
-    ("dim", "optimizer"), [(16, Adagrad()), (64, AdamAR(alpha=1e-3)), (128, AdamAR(alpha=1e-3, moments="lazy"))]
-)
+    ("dim", "optimizer"),
+    [
+        (16, Adagrad()), (64, AdamAR(alpha=1e-3)), (128, AdamAR(alpha=1e-3, moments="lazy")), (16, RMSprop()),
+        (64, RowwiseAdamAR(alpha=1e-3)),
+    ],
+)  # fmt: skip
 def test_code_for_one_dim_equals_code_for_any(dim, optimizer):
     """Bit by bit, rows, state and outputs: bags of one id, and of several with weights."""
     twins = [
@@ -102,7 +106,7 @@ def test_code_for_one_dim_equals_code_for_any(dim, optimizer):
         for twin, output in zip(twins, outputs, strict=True):
             output.backward(grad)
             twin.step(step)
-    for part in ("weights", "vectors", "last_steps"):
+    for part in ("weights", "vectors", "row_values", "last_steps"):
         assert torch.equal(*(getattr(twin.layout, part) for twin in twins)), part
 
 

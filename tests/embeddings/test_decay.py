@@ -10,7 +10,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from embeddings.decay import IdleCoefficients, idle_coefficients
-from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RowOptimizer
+from embeddings.optim import (
+    SGD,
+    Adagrad,
+    AdagradAR,
+    Adam,
+    AdamAR,
+    AdamW,
+    RMSprop,
+    RMSpropAR,
+    RowOptimizer,
+    RowwiseAdam,
+)
 from embeddings.schedule import Cosine, LinearWarmup, Schedule, StepDecay
 
 M, V, THETA = 0.07, 0.004, 1.3
@@ -120,7 +131,9 @@ def test_a_jump_gives_the_bits_of_walking(optimizer):
     assert (walked.lead_moved, walked.lead_floor) == (jumped.lead_moved, jumped.lead_floor)
 
 
-@pytest.mark.parametrize("optimizer", [AdamAR(alpha=0.5), AdagradAR(alpha=0.5), AdamW(0.1, weight_decay=0.5)])
+@pytest.mark.parametrize(
+    "optimizer", [AdamAR(alpha=0.5), AdagradAR(alpha=0.5), RMSpropAR(alpha=0.5), AdamW(0.1, weight_decay=0.5)]
+)
 def test_never_touched_rows_owe_nothing(optimizer):
     decay, movements = IdleCoefficients(optimizer).at(100).for_rows(np.array([0]))
     assert decay[0] == 1.0
@@ -160,6 +173,8 @@ def test_a_row_from_the_future_is_refused():
         IdleCoefficients(AdamAR(moments="lazy")).at(5).for_rows(np.array([6]))
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), Adagrad(), Adam(moments="lazy"), Adam(beta1=0.0)])
+@pytest.mark.parametrize(
+    "optimizer", [SGD(), Adagrad(), RMSprop(), Adam(moments="lazy"), Adam(beta1=0.0), RowwiseAdam(moments="lazy")]
+)
 def test_optimizers_that_leave_idle_rows_alone_have_no_coefficients(optimizer: RowOptimizer):
     assert idle_coefficients(optimizer, "float64") is None

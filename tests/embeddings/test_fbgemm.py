@@ -247,9 +247,7 @@ def test_the_schedule_is_that_of_the_step():
         torch.testing.assert_close(tables.weight("b")[2], before, rtol=0, atol=1e-6)
 
 
-def test_rowwise_adagrad_is_refused_where_rows_are_split_or_the_backend_has_none():
-    with pytest.raises(ValueError, match="backend 'numba' has no RowwiseAdagrad: use backend 'fbgemm'"):
-        build(RowwiseAdagrad(), "numba")
+def test_rowwise_adagrad_is_refused_where_rows_are_split():
     columns = TableConfig("a", 40, 8, ("f",), init=INIT, column_start=8, total_dim=16)
     with pytest.raises(ValueError, match="table 'a': RowwiseAdagrad takes the mean over all columns"):
         build(RowwiseAdagrad(), tables=[columns])

@@ -12,7 +12,19 @@ import torch
 from torch import nn
 
 from embeddings.config import InitConfig, TableConfig
-from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RowOptimizer
+from embeddings.optim import (
+    SGD,
+    Adagrad,
+    AdagradAR,
+    Adam,
+    AdamAR,
+    AdamW,
+    RMSprop,
+    RMSpropAR,
+    RowOptimizer,
+    RowwiseAdam,
+    RowwiseAdamAR,
+)
 from embeddings.tables import EmbeddingTables
 
 BACKENDS = ("reference", "numba")
@@ -25,6 +37,7 @@ BACKENDS = ("reference", "numba")
         (SGD(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
         (Adagrad(0.1), lambda p: torch.optim.Adagrad(p, lr=0.1)),
         (Adam(0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
+        (RMSprop(0.1), lambda p: torch.optim.RMSprop(p, lr=0.1)),
     ],
 )
 def test_equals_torch_when_every_row_is_touched(backend, optimizer, dense):
@@ -64,6 +77,55 @@ def test_lazy_adam_is_sparse_adam(backend):
         peer(ids).backward(grad)
         optimizer.step()
     torch.testing.assert_close(tables.weight("t"), peer.weight.detach(), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lazy_rowwise_adam_is_fbgemms_partial_rowwise_adam(backend):
+    """Its rule as FBGEMM writes it, row by row; its operator for CPUs is deprecated and raises, so it is not asked."""
+    rate, beta1, beta2, eps, dim = 0.1, 0.9, 0.999, 1e-8, 7
+    tables = EmbeddingTables(
+        [TableConfig("t", 20, dim, ("f",), init=InitConfig("normal", 1.0), first_live_row=0)],
+        RowwiseAdam(rate, beta1, beta2, eps, moments="lazy"), backend=backend, dtype=torch.float64,
+    )  # fmt: skip
+    weight = tables.weight("t").clone()
+    momentum1, momentum2 = torch.zeros_like(weight), torch.zeros(20, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for iteration in range(1, 100):
+        ids = torch.randperm(20, generator=generator)[:4]
+        grad = torch.randn(4, dim, generator=generator, dtype=torch.float64)
+        tables(ids, torch.arange(5)).backward(grad)
+        tables.step(iteration)
+        for row, g in zip(ids.tolist(), grad, strict=True):
+            g_avg_square = float(g @ g) / dim
+            momentum2[row] = beta2 * momentum2[row] + (1.0 - beta2) * g_avg_square
+            v_hat_t = momentum2[row] / (1.0 - beta2**iteration)
+            momentum1[row] = beta1 * momentum1[row] + (1.0 - beta1) * g
+            weight[row] -= rate * (momentum1[row] / (1.0 - beta1**iteration) / (v_hat_t.sqrt() + eps))
+    torch.testing.assert_close(tables.weight("t"), weight, rtol=1e-11, atol=1e-11)
+    assert tables.state("t")["v"].shape == (20,)
+    torch.testing.assert_close(tables.state("t")["v"], momentum2, rtol=1e-11, atol=1e-15)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rowwise_adam_is_adam_where_all_elements_have_one_square(backend):
+    """Dense moments: the same closed form for what idle rows owe."""
+    pair = [
+        EmbeddingTables(
+            [TableConfig("t", 8, 5, ("f",), init=InitConfig("normal", 1.0), first_live_row=0)],
+            optimizer, backend=backend, dtype=torch.float64,
+        )
+        for optimizer in (AdamAR(0.1, alpha=1e-3), RowwiseAdamAR(0.1, alpha=1e-3))
+    ]  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    for k in range(1, 60):
+        ids = torch.randperm(8, generator=generator)[: 1 + k % 3]
+        signs = torch.randn(len(ids), 5, generator=generator, dtype=torch.float64).sign()
+        grad = signs * torch.rand(len(ids), 1, generator=generator, dtype=torch.float64)
+        for tables in pair:
+            tables(ids, torch.arange(len(ids) + 1)).backward(grad)
+            tables.step(k)
+    torch.testing.assert_close(pair[1].read("t"), pair[0].read("t"), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(pair[1].state("t")["v"], pair[0].state("t")["v"][:, 0], rtol=1e-12, atol=0)
 
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -192,6 +254,13 @@ def test_lazy_moments_are_not_dense_adam():
         (lambda: AdagradAR(alpha=0.0), "use Adagrad"),
         (lambda: AdagradAR(weight_decay=0.1), "Adagrad's decay or AdagradAR's"),
         (lambda: AdamAR(alpha=0.0), "use Adam"),
+        (lambda: RMSprop(beta2=1.0), "beta2"),
+        (lambda: RMSprop(eps=0.0), "eps"),
+        (lambda: RMSprop(moments="sparse"), "dense or lazy"),
+        (lambda: RMSpropAR(alpha=0.0), "use RMSprop"),
+        (lambda: RMSpropAR(first_touch="never"), "keep or literal"),
+        (lambda: RowwiseAdam(beta1=0.99, beta2=0.9), "beta1 < beta2"),
+        (lambda: RowwiseAdamAR(alpha=-1.0), "alpha"),
         (lambda: AdamAR(alpha=math.nan), "alpha"),
     ],
 )

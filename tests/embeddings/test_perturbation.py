@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embeddings.config import InitConfig, TableConfig
-from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW
+from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RMSpropAR, RowwiseAdam, RowwiseAdamAR
 from embeddings.perturbation import perturb
 from embeddings.tables import EmbeddingTables
 
@@ -19,6 +19,9 @@ OPTIMIZERS = [
     AdamW(0.1, weight_decay=0.3, first_touch="literal"),
     AdamAR(0.1, alpha=0.02),
     AdamAR(0.1, alpha=0.5),  # rows that have decayed to nothing
+    RMSpropAR(0.1, alpha=0.05),
+    RowwiseAdam(0.1),
+    RowwiseAdamAR(0.1, alpha=0.02),
 ]
 
 

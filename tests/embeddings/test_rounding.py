@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.config import InitConfig, TableConfig
-from embeddings.optim import SGD, Adagrad, Adam
+from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad, RowwiseAdam
 from embeddings.rounding import rounding_words, to_bfloat16, to_float16
 from embeddings.tables import EmbeddingTables
 
@@ -91,7 +91,7 @@ def test_column_shards_hold_the_bits_of_the_whole(dtype, optimizer):
 @pytest.mark.parametrize(("dtype", "state_dtype"), [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)])
 def test_compiled_rows_hold_the_bits_of_the_reference(dtype, state_dtype):
     """But where float32 sums differ in their last bit, which one element in some 10,000 shows."""
-    for optimizer in (SGD(0.1), Adagrad(0.1), Adam(0.01)):
+    for optimizer in (SGD(0.1), Adagrad(0.1), Adam(0.01), RowwiseAdagrad(0.1), RMSprop(0.01), RowwiseAdam(0.01)):
         expected, got = (train(backend, dtype, state_dtype, optimizer) for backend in ("reference", "numba"))
         assert got.dtype == dtype
         assert int((expected != got).sum()) <= 2, optimizer

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
 from embeddings.graph import Graph
-from embeddings.optim import SGD, Adagrad, AdamAR
+from embeddings.optim import SGD, Adagrad, AdamAR, RMSprop, RowwiseAdamAR
 from embeddings.sse import swap
 from embeddings.tables import EmbeddingTables
 
@@ -196,8 +196,13 @@ def train_some_steps(plan, backend, optimizer, sizes):
     return {str(key): value for key, value in found.items()}
 
 
-@pytest.mark.parametrize("plan", PLANS[:3], ids=["table_wise", "row_wise", "column_wise"])
-@pytest.mark.parametrize("optimizer", [AdamAR(0.05, alpha=1e-3), Adagrad(0.1)], ids=["adam_ar", "adagrad"])
+@pytest.mark.parametrize(
+    ("plan", "optimizer"),
+    [(plan, optimizer) for plan in PLANS[:3] for optimizer in (AdamAR(0.05, alpha=1e-3), Adagrad(0.1))]
+    + [(plan, optimizer) for plan in PLANS[:2] for optimizer in (RowwiseAdamAR(0.05, alpha=1e-3), RMSprop(0.02))],
+    ids=[f"{plan}-{name}" for plan in ("table_wise", "row_wise", "column_wise") for name in ("adam_ar", "adagrad")]
+    + [f"{plan}-{name}" for plan in ("table_wise", "row_wise") for name in ("rowwise_adam_ar", "rmsprop")],
+)
 def test_triton_under_its_interpreter_gives_what_numba_gives(ranks, plan, optimizer):
     """Tolerance: that of the contract of row optimizers."""
     numba, triton = (ranks(2).run(train_some_steps, plan, each, optimizer, [5, 4]) for each in ("numba", "triton"))

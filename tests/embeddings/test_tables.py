@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from embeddings.config import InitConfig, TableConfig
-from embeddings.optim import SGD, Adagrad, Adam, AdamAR
+from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSprop, RowwiseAdam
 from embeddings.tables import EmbeddingTables
 
 BACKENDS = ("reference", "numba")
@@ -385,9 +385,10 @@ def test_a_shard_without_rows_ignores_every_id(backend):
     tables.step(1)
 
 
-def test_half_precision_cannot_hold_adams_second_moment(backend):
-    with pytest.raises(ValueError, match=r"float16 cannot hold AdamAR's v.*use torch.bfloat16"):
-        EmbeddingTables([TableConfig("item", 9, 4, ("item",))], AdamAR(), backend=backend, state_dtype=torch.float16)
+@pytest.mark.parametrize("optimizer", [AdamAR(), RMSprop(), RowwiseAdam()])
+def test_half_precision_cannot_hold_a_mean_of_squares(backend, optimizer):
+    with pytest.raises(ValueError, match=rf"float16 cannot hold {type(optimizer).__name__}'s v.*use torch.bfloat16"):
+        EmbeddingTables([TableConfig("item", 9, 4, ("item",))], optimizer, backend=backend, state_dtype=torch.float16)
 
 
 def test_the_last_step_that_can_be_counted(backend):

@@ -16,19 +16,20 @@ from triton.compiler import ASTSource
 
 from embeddings.kernels.triton.entries import entries
 from embeddings.kernels.triton.lookup import lookup
-from embeddings.kernels.triton.rules import ADAM
+from embeddings.kernels.triton.rules import ADAGRAD, ADAM, RMSPROP
 from embeddings.kernels.triton.update import finish, update
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
-    "output": "fp32", "used": "i64", "vectors": "fp32", "last_steps": "i32", "slots": "i64", "indices": "i64",
-    "offsets": "i64", "scales": "fp32", "fault": "i32", "draws": "i64", "graph_offsets": "i64", "neighbours": "i32",
-    "thresholds": "i64", "near": "fp32", "decay": "fp32", "logs": "fp64", "now": "fp64", "keys": "i32", "places": "i64",
-    "shares": "fp32", "norms": "fp64", "grads": "fp32", "order": "i64", "partials": "fp32", "geometry": "i64",
-    "settings": "fp64",
+    "output": "fp32", "used": "i64", "vectors": "fp32", "row_values": "fp32", "last_steps": "i32", "slots": "i64",
+    "indices": "i64", "offsets": "i64", "scales": "fp32", "fault": "i32", "draws": "i64", "graph_offsets": "i64",
+    "neighbours": "i32", "thresholds": "i64", "near": "fp32", "decay": "fp32", "logs": "fp64",
+    "now": "fp64", "keys": "i32", "places": "i64", "shares": "fp32", "norms": "fp64", "grads": "fp32", "order": "i64",
+    "partials": "fp32", "geometry": "i64", "settings": "fp64",
 }  # fmt: skip
 OPTIONS = {
     "CLIP": True,
+    "DECAY": True,
     "INSIDE": False,
     "AHEAD": True,
     "IDLE": True,
@@ -38,18 +39,30 @@ OPTIONS = {
 }
 DIM, TILE, SPLIT = 64, 32, 16
 CONSTANTS = {
-    "DIM": DIM, "BLOCK": DIM, "TILE": TILE, "POSITIONS": 16, "ALIGNMENT": 16, "VECTORS": 2, "POOLED": True,
-    "SCALED": True, "SWAP": True, "GRAPH": True, "IGNORE": False, "SHARED": True, "SPLIT": SPLIT, "RULE": ADAM,
-    "WINDOW": 16, "DEPTH": 32, "QUADS": True, **OPTIONS,
+    "DIM": DIM, "BLOCK": DIM, "TILE": TILE, "POSITIONS": 16, "ALIGNMENT": 16, "VECTORS": 2, "ROWWISE": False,
+    "POOLED": True, "SCALED": True, "SWAP": True, "GRAPH": True, "IGNORE": False, "SHARED": True, "SPLIT": SPLIT,
+    "RULE": ADAM, "WINDOW": 16, "DEPTH": 32, "QUADS": True, **OPTIONS,
+}  # fmt: skip
+# What other row optimizers than Adam are.
+NO_MOMENTUM = {"MOMENTUM": False, "AHEAD": False}
+OPTIMIZERS = {
+    "adam": {},
+    "rmsprop": {"RULE": RMSPROP, "VECTORS": 1, **NO_MOMENTUM},
+    "rowwise_adam": {"VECTORS": 1, "ROWWISE": True},
+    "rowwise_adagrad": {
+        "RULE": ADAGRAD, "VECTORS": 0, "ROWWISE": True, "IDLE": False, "LOGS": False, "DECAY": False,
+        **NO_MOMENTUM,
+    },
 }  # fmt: skip
 
 
-def compile_for_gpu(kernel, stored: str) -> dict[str, object]:
+def compile_for_gpu(kernel, stored: str, optimizer: str = "adam") -> dict[str, object]:
     """``stored``: the type of rows, fp32, fp16 or bf16."""
+    given = CONSTANTS | OPTIMIZERS[optimizer]
     signature, constants, attributes = {}, {}, {}
     for i, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
         if parameter.is_constexpr:
-            signature[name], constants[(i,)] = "constexpr", CONSTANTS[name]
+            signature[name], constants[(i,)] = "constexpr", given[name]
         elif name in POINTERS or name == "weights":
             signature[name] = "*" + (stored if name == "weights" else POINTERS[name])
             attributes[(i,)] = [["tt.divisibility", 16]]
@@ -59,10 +72,16 @@ def compile_for_gpu(kernel, stored: str) -> dict[str, object]:
                 attributes[(i,)] = [["tt.divisibility", 16]]
     compiled = triton.compile(ASTSource(kernel, signature, constexprs=constants, attrs=attributes), target=TARGET)
     moves = collections.Counter(re.findall(r"\b(?:ld|st)\.(?:global|local)[\w.]*", compiled.asm["ptx"]))
-    return {"kernel": kernel.__name__, "stored": stored, "moves": moves, "shared_bytes": compiled.metadata.shared}
+    return {
+        "kernel": kernel.__name__, "stored": stored, "optimizer": optimizer, "moves": moves,
+        "shared_bytes": compiled.metadata.shared,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
     for stored in sys.argv[1:] or ["fp32"]:
         for kernel in (lookup, entries, update, finish) if stored == "fp32" else (update,):
             print(json.dumps(compile_for_gpu(kernel, stored)), flush=True)
+    for optimizer in ("rmsprop", "rowwise_adam", "rowwise_adagrad"):
+        for kernel in (lookup, update, finish) if optimizer == "rowwise_adam" else (update,):
+            print(json.dumps(compile_for_gpu(kernel, "fp32", optimizer)), flush=True)

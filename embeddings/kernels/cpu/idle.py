@@ -25,3 +25,12 @@ def idle_coefficients(last, completed, decay, near, log_sums, log_now, log_slope
         if idle < near.shape[0]:
             moved, floor, taken, taken_floor = near[idle, 0], near[idle, 1], near[idle, 2], near[idle, 3]
     return p, moved, floor, taken, taken_floor
+
+
+@compiled(inline="always")
+def share_of_m(v, moved, within, beside, taken, taken_within, taken_beside):  # type: ignore[no-untyped-def]
+    """What a row with one v for all its elements loses, in units of its m, as embeddings.kernels.cpu.simd.put_moved."""
+    root = math.sqrt(v + within) + beside
+    taken_root = math.sqrt(v + taken_within) + taken_beside
+    # In one division, as for each element.
+    return (moved * taken_root - taken * root) / (root * taken_root)

@@ -15,7 +15,7 @@ from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, MEAN, ROW_BITS,
 from embeddings.kernels.cpu.lookup import FAULT_ID, lookup
 from embeddings.kernels.cpu.sort import BUCKET, DIGIT_BITS, MAX_BUCKET_BITS, build_keys, sort_keys
 from embeddings.kernels.cpu.threads import SAMPLES_PER_TASK, TASKS_PER_THREAD, block_size, use_threads
-from embeddings.kernels.cpu.update import apply_updates, fades_of, rounding_of, rule_of, squared_norms
+from embeddings.kernels.cpu.update import apply_updates, fades_of, kind_of, rounding_of, rule_of, squared_norms
 from embeddings.kernels.layout import Layout, Record, Swaps
 from embeddings.sse import SwapDraws, swap_draws
 
@@ -60,7 +60,7 @@ class NumbaKernel:
         self._means = any(slot.mean for slot in layout.slots)
         # Whole cache lines for the sums of each task.
         self._widest = -(-max(slot.dim for slot in layout.slots) // 16) * 16
-        self._num_vectors = len(layout.vector_names)
+        self._kind = kind_of(layout.optimizer)
         self._one_dim = special_dim(table.dim for table in layout.tables)
         self._room = Room()
         self._no_scales = torch.empty(0, dtype=layout.compute_dtype).numpy()
@@ -104,7 +104,7 @@ class NumbaKernel:
         return output, used
 
     def _lookup(self, idle: IdleCoefficients | None) -> Any:
-        return lookup(idle is not None, _moved(idle), self._one_dim)
+        return lookup(idle is not None, _moved(idle), bool(self.layout.row_names), self._one_dim)
 
     def _raise(self, faults: np.ndarray) -> None:
         f = int(np.flatnonzero(faults[:, 0])[0])
@@ -131,7 +131,7 @@ class NumbaKernel:
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
         entries, lead = self._entries(records), (0.0, 1.0) if idle is None else (idle.lead_moved, idle.lead_floor)
         words = self._room("words", len(entries.sorted[-1]) if self._rounding.size else 1, np.uint32)
-        apply_updates(self._num_vectors, idle is not None, _moved(idle), self._one_dim)(
+        apply_updates(self._kind, idle is not None, _moved(idle), self._one_dim)(
             *self._storage(), entries.grads, self._geometry, *entries.sorted, words, self._rounding,
             rule_of(self.layout.optimizer, step, lead), self._fades, step, scale, *self._idle_arguments(idle)[1:],
         )  # fmt: skip
@@ -206,9 +206,10 @@ class NumbaKernel:
         """About the size of the rows of so many ids."""
         return num_ids * self._no_scales.itemsize * self.layout.total_dim // len(self.layout.slots)
 
-    def _storage(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _storage(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         # Made anew each time: kept arrays would stay behind when the tables are copied.
-        return _array(self.layout.weights), _array(self.layout.vectors), self.layout.last_steps.numpy()
+        layout = self.layout
+        return _array(layout.weights), _array(layout.vectors), _array(layout.row_values), layout.last_steps.numpy()
 
     def _scales(self, weights: torch.Tensor | None) -> np.ndarray:
         if weights is None:

@@ -21,7 +21,7 @@ from embeddings.kernels.cpu.geometry import (
     VECTOR_BASE,
     WEIGHT_BASE,
 )
-from embeddings.kernels.cpu.idle import idle_coefficients
+from embeddings.kernels.cpu.idle import idle_coefficients, share_of_m
 from embeddings.kernels.cpu.swap import swap_block
 from embeddings.kernels.cpu.threads import AHEAD
 
@@ -50,8 +50,9 @@ def fault_of(num_rows, ignore, indices, offsets, first_bag, end_bag):  # type: i
 
 
 @cache
-def lookup(has_idle: bool, momentum: bool, one_dim: int) -> Any:
-    """The lookup where idleness owes rows something (``has_idle``), momentum too; ``one_dim``: see ``special_dim``.
+def lookup(has_idle: bool, momentum: bool, rowwise: bool, one_dim: int) -> Any:
+    """The lookup where idleness owes rows something (``has_idle``), momentum too, with one v for each row (``rowwise``)
+    or for each element; ``one_dim``: see ``special_dim``.
 
     Looks up every feature; block_size samples of one feature are a task.
 
@@ -59,12 +60,14 @@ def lookup(has_idle: bool, momentum: bool, one_dim: int) -> Any:
     ``draws`` is empty. faults: int64 [F, 2], zeroed: (FAULT_ID, id) or (FAULT_OFFSETS, 0) of each feature that has one.
     """
 
+    moments = 1 if rowwise else 2
+
     # The loops stand apart, not one with branches: a lookup of short rows has ten nanoseconds for each id.
     @compiled(parallel=True)
     def look_up(  # type: ignore[no-untyped-def]
-        output, weights, vectors, last_steps, slots, pooled, ignore, block_size, indices, used, offsets, scales, draws,
-        graph_offsets, neighbours, thresholds, batch_size, sample_offset, step_word, completed, decay, near,
-        log_sums, log_now, log_slope, from_start, inside, faults,
+        output, weights, vectors, row_values, last_steps, slots, pooled, ignore, block_size, indices, used, offsets,
+        scales, draws, graph_offsets, neighbours, thresholds, batch_size, sample_offset, step_word, completed, decay,
+        near, log_sums, log_now, log_slope, from_start, inside, faults,
     ):  # fmt: skip
         real = output.dtype.type
         within, beside = real(inside), real(1 - inside)
@@ -114,7 +117,9 @@ def lookup(has_idle: bool, momentum: bool, one_dim: int) -> Any:
                                 and np.uint64(ahead - first_row) < live
                                 and completed - last_steps[step_base + ahead] < near.shape[0]
                             ):
-                                simd.prefetch_read(vectors, vector_base + ahead * 2 * dim, 2 * dim)
+                                simd.prefetch_read(vectors, vector_base + ahead * moments * dim, moments * dim)
+                                if rowwise:
+                                    simd.prefetch_read(row_values, step_base + ahead, 1)
                             if i + 2 * AHEAD < end_id:
                                 simd.prefetch_read(last_steps, step_base + np.int64(used[i + 2 * AHEAD]), 1)
                     row = np.int64(used[i])
@@ -128,6 +133,16 @@ def lookup(has_idle: bool, momentum: bool, one_dim: int) -> Any:
                         )  # fmt: skip
                         if moved == 0.0 and taken == 0.0:
                             simd.put_scaled(output, out, weights, base + row * dim, (factor * p,), dim)
+                        elif rowwise:
+                            lost = share_of_m(
+                                simd.load_one(row_values, step_base + row, p),
+                                factor * moved, within * floor, beside * floor,
+                                factor * taken, within * taken_floor, beside * taken_floor,
+                            )  # fmt: skip
+                            simd.put_shifted(
+                                output, out, weights, base + row * dim, vectors, vector_base + row * dim,
+                                (factor * p, lost), dim,
+                            )  # fmt: skip
                         else:
                             simd.put_moved(
                                 output, out, weights, base + row * dim, vectors, vector_base + row * 2 * dim,
@@ -155,7 +170,9 @@ def lookup(has_idle: bool, momentum: bool, one_dim: int) -> Any:
                                 and np.uint64(ahead - first_row) < live
                                 and completed - last_steps[step_base + ahead] < near.shape[0]
                             ):
-                                simd.prefetch_read(vectors, vector_base + ahead * 2 * dim, 2 * dim)
+                                simd.prefetch_read(vectors, vector_base + ahead * moments * dim, moments * dim)
+                                if rowwise:
+                                    simd.prefetch_read(row_values, step_base + ahead, 1)
                             if i + 2 * AHEAD < end_id:
                                 simd.prefetch_read(last_steps, step_base + np.int64(used[i + 2 * AHEAD]), 1)
                     row = np.int64(used[i])
@@ -177,6 +194,16 @@ def lookup(has_idle: bool, momentum: bool, one_dim: int) -> Any:
                             simd.put_scaled(output, out, weights, at, (factor,), dim)
                         else:
                             simd.add_scaled(output, out, weights, at, (factor,), dim)
+                    elif rowwise:
+                        lost = share_of_m(
+                            simd.load_one(row_values, step_base + row, factor), moved, within * floor, beside * floor,
+                            taken, within * taken_floor, beside * taken_floor,
+                        )  # fmt: skip
+                        vector = vector_base + row * dim
+                        if empty:
+                            simd.put_shifted(output, out, weights, at, vectors, vector, (factor, lost), dim)
+                        else:
+                            simd.add_shifted(output, out, weights, at, vectors, vector, (factor, lost), dim)
                     else:
                         vector = vector_base + row * 2 * dim
                         scalars = (

@@ -303,6 +303,19 @@ def _add_moved(row: _Lanes, places: Any, scalars: Any) -> None:
     row.store(row.add(row.load(*places[0]), _as_of_now(row, places[1], places[2], *scalars)), *places[0])
 
 
+def _shifted(row: _Lanes, places: Any, scalars: Any) -> ir.Value:
+    factor, share = scalars
+    return row.sub(row.mul(factor, row.load(*places[1])), row.mul(share, row.load(*places[2])))
+
+
+def _put_shifted(row: _Lanes, places: Any, scalars: Any) -> None:
+    row.store(_shifted(row, places, scalars), *places[0])
+
+
+def _add_shifted(row: _Lanes, places: Any, scalars: Any) -> None:
+    row.store(row.add(row.load(*places[0]), _shifted(row, places, scalars)), *places[0])
+
+
 def _descend(row: _Lanes, places: Any, scalars: Any) -> None:
     keep, rate = scalars
     theta = row.sub(row.mul(keep, row.load(*places[0])), row.mul(rate, row.load(*places[2])))
@@ -316,6 +329,24 @@ def _adagrad(row: _Lanes, places: Any, scalars: Any) -> None:
     row.store(total, *places[1])
     step = row.div(row.mul(rate, g), row.add(row.sqrt(row.add(total, within)), beside))
     row.store_row(row.sub(row.mul(keep, row.load(*places[0])), step), *places[0], *places[3])
+
+
+def _rmsprop(row: _Lanes, places: Any, scalars: Any) -> None:
+    keep, keep2, gain2, rate, within, beside = scalars
+    g = row.load(*places[2])
+    v = row.add(row.mul(keep2, row.load(*places[1])), row.mul(row.mul(gain2, g), g))
+    row.store(v, *places[1])
+    step = row.div(row.mul(rate, g), row.add(row.sqrt(row.add(v, within)), beside))
+    row.store_row(row.sub(row.mul(keep, row.load(*places[0])), step), *places[0], *places[3])
+
+
+def _rowwise_adam(row: _Lanes, places: Any, scalars: Any) -> None:
+    factor, share, keep1, gain1, pace = scalars
+    before, g = row.load(*places[1]), row.load(*places[2])
+    m = row.add(row.mul(keep1, before), row.mul(gain1, g))
+    row.store(m, *places[1])
+    theta = row.sub(row.mul(factor, row.load(*places[0])), row.mul(share, before))
+    row.store_row(row.sub(theta, row.mul(pace, m)), *places[0], *places[3])
 
 
 def _adam(row: _Lanes, places: Any, scalars: Any) -> None:
@@ -382,6 +413,35 @@ def sum_of_squares(typingctx, array, at, dim):  # type: ignore[no-untyped-def]
     return types.float64(array, types.int64, types.int64), emit
 
 
+def _single(builder: ir.IRBuilder, real: ir.Type) -> _Lanes:
+    """One element, at the place that it is given."""
+    index = ir.IntType(64)
+    return _Lanes(builder, real, 1, index(0), index(1))
+
+
+@intrinsic
+def load_one(typingctx, array, at, like):  # type: ignore[no-untyped-def]
+    """load_one(array, at, like): array[at] in the type of ``like``, whatever is stored."""
+
+    def emit(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        place = _data(context, builder, signature.args[0], arguments[0]), arguments[1]
+        return _single(builder, context.get_data_type(like)).load(*place)
+
+    return like(array, types.int64, like), emit
+
+
+@intrinsic
+def store_one(typingctx, array, at, value):  # type: ignore[no-untyped-def]
+    """store_one(array, at, value): array[at] = value, rounded to the nearest."""
+
+    def emit(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        place = _data(context, builder, signature.args[0], arguments[0]), arguments[1]
+        _single(builder, context.get_data_type(value)).store(arguments[2], *place)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, value), emit
+
+
 clear = _one_row(_clear)
 """clear(out, at, dim): out = 0."""
 put_scaled, add_scaled = _two_rows(_put_scaled), _two_rows(_add_scaled)
@@ -393,12 +453,24 @@ taken_beside), dim):
 out = factor w - moved m / (sqrt(v + within) + beside) + taken m / (sqrt(v + taken_within) + taken_beside).
 add_moved: out += that.
 """
+put_shifted, add_shifted = _three_rows(_put_shifted), _three_rows(_add_shifted)
+"""put_shifted(out, at, weight, at, m, at, (factor, share), dim): out = factor w - share m; add_shifted: out += that."""
 descend = _update_of_row(_descend)
 """descend(weight, at, weight, at, grad, at, words, at, (keep, rate), dim): w = keep w - rate g."""
 adagrad = _update_of_row(_adagrad)
 """adagrad(weight, at, sum, at, grad, at, words, at, (keep, rate, within, beside), dim):
 
 sum += g^2; w = keep w - rate g / (sqrt(sum + within) + beside).
+"""
+rmsprop = _update_of_row(_rmsprop)
+"""rmsprop(weight, at, v, at, grad, at, words, at, (keep, keep2, gain2, rate, within, beside), dim):
+
+v = keep2 v + gain2 g^2; w = keep w - rate g / (sqrt(v + within) + beside).
+"""
+rowwise_adam = _update_of_row(_rowwise_adam)
+"""rowwise_adam(weight, at, m, at, grad, at, words, at, (factor, share, keep1, gain1, pace), dim):
+
+theta = factor w - share m; m = keep1 m + gain1 g; w = theta - pace m.
 """
 adam, adam_cold, adam_lazy = _update_of_row(_adam), _update_of_row(_adam_cold), _update_of_row(_adam_lazy)
 """adam(weight, at, [m | v], at, grad, at, words, at, (factor, moved, idle_within, idle_beside, taken, taken_within,

@@ -12,15 +12,23 @@ from numba import prange
 from embeddings.kernels.cpu import simd
 from embeddings.kernels.cpu.compiled import compiled
 from embeddings.kernels.cpu.geometry import DIM, STEP_BASE, VECTOR_BASE, WEIGHT_BASE
-from embeddings.kernels.cpu.idle import idle_coefficients
+from embeddings.kernels.cpu.idle import idle_coefficients, share_of_m
 from embeddings.kernels.cpu.philox import lane_of, philox4x32
 from embeddings.kernels.cpu.threads import AHEAD
 from embeddings.kernels.layout import Layout
-from embeddings.optim import Adam, RowOptimizer
+from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdam
 from embeddings.philox import table_key
 from embeddings.rounding import STREAM
 
 _STREAM, _MASK, _SHIFT = np.uint64(STREAM), np.uint64(0xFFFFFFFF), np.uint64(32)
+
+# What is compiled apart, and for which optimizer: the first that fits.
+DESCEND, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM, ROWWISE_ADAM = range(6)
+KINDS = {
+    SGD: DESCEND, Adagrad: ADAGRAD, RowwiseAdagrad: ROWWISE_ADAGRAD, RMSprop: RMSPROP, RowwiseAdam: ROWWISE_ADAM,
+    Adam: ADAM,
+}  # fmt: skip
+NUM_VECTORS = {DESCEND: 0, ADAGRAD: 1, ROWWISE_ADAGRAD: 0, RMSPROP: 1, ADAM: 2, ROWWISE_ADAM: 1}
 
 # Steps whose powers of beta are looked up; two powers take as long as the rest of a row of 16.
 TABLED_POWERS = 4096
@@ -41,10 +49,15 @@ class Rule(NamedTuple):
     fading: bool  # moments shrink at each step, also with beta1 = 0, where they move nothing
 
 
+def kind_of(optimizer: RowOptimizer) -> int:
+    """Which of the compiled updates is the optimizer's."""
+    return next(kind for one, kind in KINDS.items() if isinstance(optimizer, one))
+
+
 def rule_of(optimizer: RowOptimizer, step: int, lead: tuple[float, float]) -> Rule:
     """``lead``: lead_moved and lead_floor of embeddings.decay.IdleCoefficients, (0, 1) where nothing is ahead."""
     rate = optimizer.rate(step)
-    beta1, beta2 = (optimizer.beta1, optimizer.beta2) if isinstance(optimizer, Adam) else (0.0, 0.0)
+    beta1, beta2 = optimizer.betas or (0.0, 0.0)
     return Rule(
         rate=rate,
         beta1=beta1,
@@ -55,14 +68,13 @@ def rule_of(optimizer: RowOptimizer, step: int, lead: tuple[float, float]) -> Ru
         clip=optimizer.clip_row_norm or 0.0,
         lead_moved=lead[0],
         lead_floor=lead[1],
-        fading=getattr(optimizer, "moments", "lazy") == "dense",
+        fading=optimizer.fading,
     )
 
 
 def fades_of(optimizer: RowOptimizer, real: np.dtype) -> np.ndarray:
     """beta1^n and beta2^n for n < TABLED_POWERS, [n, 2]: what n steps leave of m and v."""
-    betas = [optimizer.beta1, optimizer.beta2] if isinstance(optimizer, Adam) else [0.0, 0.0]
-    return (np.array(betas) ** np.arange(TABLED_POWERS)[:, None]).astype(real)
+    return (np.array(optimizer.betas or (0.0, 0.0)) ** np.arange(TABLED_POWERS)[:, None]).astype(real)
 
 
 def rounding_of(layout: Layout) -> np.ndarray:
@@ -111,8 +123,8 @@ def draw_words(words, at, step, row, rounding, dim):  # type: ignore[no-untyped-
 
 
 @cache
-def apply_updates(num_vectors: int, has_idle: bool, momentum: bool, one_dim: int) -> Any:
-    """The update of rows with 0 (SGD), 1 (Adagrad) or 2 (Adam) state vectors: one step of every touched row.
+def apply_updates(kind: int, has_idle: bool, momentum: bool, one_dim: int) -> Any:
+    """The update of rows by optimizers of this kind (:func:`kind_of`): one step of every touched row.
 
     has_idle: whether idleness owes rows something; momentum: whether that moves them. one_dim: ``special_dim`` of all
     tables.
@@ -121,10 +133,13 @@ def apply_updates(num_vectors: int, has_idle: bool, momentum: bool, one_dim: int
     each task where ``rounding`` is not empty.
     """
 
+    num_vectors, rowwise = NUM_VECTORS[kind], kind in (ROWWISE_ADAGRAD, ROWWISE_ADAM)
+    averaging = kind in (RMSPROP, ADAM, ROWWISE_ADAM)
+
     @compiled(parallel=True)
     def update(  # type: ignore[no-untyped-def]
-        weights, vectors, last_steps, grads, geometry, keys, runs, place_bits, direct, places, shares, tasks, num_tasks,
-        sums, words, rounding, rule, fades, step, scale, decay, near, log_sums, log_now, log_slope,
+        weights, vectors, row_values, last_steps, grads, geometry, keys, runs, place_bits, direct, places, shares,
+        tasks, num_tasks, sums, words, rounding, rule, fades, step, scale, decay, near, log_sums, log_now, log_slope,
         from_start, inside,
     ):  # fmt: skip
         real = grads.dtype.type
@@ -151,6 +166,8 @@ def apply_updates(num_vectors: int, has_idle: bool, momentum: bool, one_dim: int
                         simd.prefetch_write(weights, base + ahead * dim, dim)
                         simd.prefetch_write(vectors, vector_base + ahead * width, width)
                         simd.prefetch_write(last_steps, step_base + ahead, 1)
+                        if rowwise:
+                            simd.prefetch_write(row_values, step_base + ahead, 1)
                     place = np.int64(keys[fetched] & low)
                     simd.prefetch_read(grads, place if direct else places[place], dim)
                     fetched += 1
@@ -176,12 +193,18 @@ def apply_updates(num_vectors: int, has_idle: bool, momentum: bool, one_dim: int
                     draw_words(words, total, step, row, rounding[t], dim)
                 keep = real((1.0 - min(1.0, alpha * idle)) * constant_keep)
                 factor, moved, taken = keep * p, keep * moved, keep * taken
-                if num_vectors == 2:
+                keep1, keep2 = one, one
+                if averaging:
                     passed = idle + 1 if fading else 1
                     if passed < fades.shape[0]:
                         keep1, keep2 = fades[passed, 0], fades[passed, 1]
                     else:
                         keep1, keep2 = real(beta1**passed), real(beta2**passed)
+                square, second = nothing, nothing
+                if rowwise:
+                    square = real(simd.sum_of_squares(grad, g, dim) / dim)
+                    second = simd.load_one(row_values, step_base + row, one)
+                if kind == ADAM:
                     scalars = (
                         factor, moved, within * floor, beside * floor,
                         taken, within * taken_floor, beside * taken_floor, keep1, keep2,
@@ -194,11 +217,29 @@ def apply_updates(num_vectors: int, has_idle: bool, momentum: bool, one_dim: int
                         simd.adam_cold(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
                     else:
                         simd.adam(weights, at, vectors, vector, grad, g, words, total, scalars, dim)
-                elif num_vectors == 1:
+                elif kind == ROWWISE_ADAM:
+                    share = share_of_m(
+                        second, moved, within * floor, beside * floor, taken, within * taken_floor, beside * taken_floor
+                    )
+                    second = keep2 * second + gain2 * square
+                    simd.store_one(row_values, step_base + row, second)
+                    pace = rate / (root * math.sqrt(second + within * real(eps * unbiased)) + beside * small)
+                    pace += lead / (math.sqrt(second + within * floor_ahead) + beside * floor_ahead)
+                    scalars_rowwise = (factor, share, keep1, gain1, pace)
+                    simd.rowwise_adam(weights, at, vectors, vector, grad, g, words, total, scalars_rowwise, dim)
+                elif kind == RMSPROP:
+                    scalars_rmsprop = (factor, keep2, gain2, real(eta), within * small, beside * small)
+                    simd.rmsprop(weights, at, vectors, vector, grad, g, words, total, scalars_rmsprop, dim)
+                elif kind == ADAGRAD:
                     scalars_adagrad = (factor, real(eta), within * small, beside * small)
                     simd.adagrad(weights, at, vectors, vector, grad, g, words, total, scalars_adagrad, dim)
                 else:
-                    simd.descend(weights, at, weights, at, grad, g, words, total, (factor, real(eta)), dim)
+                    pace = real(eta)
+                    if kind == ROWWISE_ADAGRAD:
+                        second += square
+                        simd.store_one(row_values, step_base + row, second)
+                        pace /= math.sqrt(second) + small
+                    simd.descend(weights, at, weights, at, grad, g, words, total, (factor, pace), dim)
 
     return update
 

@@ -21,7 +21,7 @@ from embeddings.kernels.triton.faults import Faults
 from embeddings.kernels.triton.idle import IdleSource
 from embeddings.kernels.triton.lookup import lookup
 from embeddings.kernels.triton.update import finish, update
-from embeddings.optim import SGD, Adagrad, Adam
+from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad
 from embeddings.philox import table_key
 from embeddings.sse import swap_draws
 
@@ -30,7 +30,9 @@ MAX_POSITIONS = 16
 SPLIT = 16
 # Pieces of a run that the finish adds at a time.
 DEPTH = 32
-RULES = {SGD: rules.SGD, Adagrad: rules.ADAGRAD, Adam: rules.ADAM}
+RULES = {
+    SGD: rules.SGD, Adagrad: rules.ADAGRAD, RowwiseAdagrad: rules.ADAGRAD, RMSprop: rules.RMSPROP, Adam: rules.ADAM
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -185,13 +187,14 @@ class TritonKernel:
         draws, has_graph = self._swap_draws(swaps)
         tile = self._tile(group, batch_size)
         lookup[(len(group.slots) * triton.cdiv(batch_size, tile),)](
-            output, used, layout.weights, layout.vectors, layout.last_steps, group.slots, indices, offsets,
-            self._scales(weights), self._faults.flag, *draws, *self._idle.at(idle),
+            output, used, layout.weights, layout.vectors, layout.row_values, layout.last_steps, group.slots, indices,
+            offsets, self._scales(weights), self._faults.flag, *draws, *self._idle.at(idle),
             num_ids, num_bags, batch_size, output.shape[1], swaps.sample_offset if swaps else 0,
             swaps.step if swaps else 0, idle.completed_steps if idle else 0,
             DIM=group.dim, BLOCK=group.block, TILE=tile, POSITIONS=self._positions(num_ids, num_bags, tile),
-            ALIGNMENT=group.alignment, VECTORS=len(layout.vector_names), POOLED=pooled, SCALED=weights is not None,
-            SWAP=swaps is not None, GRAPH=has_graph, IGNORE=layout.bounds == "ignore", **self._idle_options(idle),
+            ALIGNMENT=group.alignment, VECTORS=len(layout.vector_names), ROWWISE=bool(layout.row_names), POOLED=pooled,
+            SCALED=weights is not None, SWAP=swaps is not None, GRAPH=has_graph, IGNORE=layout.bounds == "ignore",
+            **self._idle_options(idle),
         )  # fmt: skip
 
     def _tile(self, group: Group, limit: int) -> int:
@@ -275,11 +278,13 @@ class TritonKernel:
                 norms, more_norms = (
                     torch.zeros(count, dtype=torch.float64, device=layout.device) for count in (programs, finishers)
                 )
-            storage = (layout.weights, layout.vectors, layout.last_steps)
+            storage = (layout.weights, layout.vectors, layout.row_values, layout.last_steps)
             ends = (num_entries, group.first_key, group.end_key, step)
             common = {
                 "DIM": group.dim, "BLOCK": group.block, "SPLIT": self.split, "RULE": rule.value,
-                "VECTORS": len(layout.vector_names), "QUADS": quads, "CLIP": layout.optimizer.clip_row_norm is not None,
+                "ROWWISE": bool(layout.row_names), "VECTORS": len(layout.vector_names), "QUADS": quads,
+                "CLIP": layout.optimizer.clip_row_norm is not None,
+                "DECAY": bool(layout.optimizer.idle_alpha or layout.optimizer.constant_decay),
                 "AHEAD": idle is not None and idle.ahead, **self._idle_options(idle),
             }  # fmt: skip
             update[(programs,)](
@@ -313,9 +318,9 @@ class TritonKernel:
             "lead_moved": 0.0 if idle is None else idle.lead_moved,
             "lead_floor": 1.0 if idle is None else idle.lead_floor,
         }
-        if isinstance(optimizer, Adam):
-            values["fading"] = float(optimizer.moments == "dense")
-            for number, beta in (("1", optimizer.beta1), ("2", optimizer.beta2)):
+        if optimizer.betas is not None:
+            values["fading"] = float(optimizer.fading)
+            for number, beta in zip("12", optimizer.betas, strict=True):
                 values["gain" + number], values["unbias" + number] = 1.0 - beta, 1.0 / (1.0 - beta**k)
                 values["log_beta" + number] = math.log(beta) if beta > 0.0 else -math.inf
         return self._idle.carry(np.array([values.get(name, 0.0) for name in rules.SETTINGS]), torch.float64)

@@ -25,13 +25,13 @@ VARYING = [
 
 @triton.jit(do_not_specialize=VARYING)
 def lookup(
-    output, used, weights, vectors, last_steps, slots, indices, offsets, scales, fault,
+    output, used, weights, vectors, row_values, last_steps, slots, indices, offsets, scales, fault,
     draws, graph_offsets, neighbours, thresholds, near, num_near, decay, num_decay, logs, num_logs, now,
     num_ids, num_bags, batch_size, total_dim, sample_offset, step, completed,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr, ALIGNMENT: tl.constexpr,
-    VECTORS: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr, GRAPH: tl.constexpr,
-    IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr, INSIDE: tl.constexpr,
-    IGNORE: tl.constexpr,
+    VECTORS: tl.constexpr, ROWWISE: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr,
+    GRAPH: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
+    INSIDE: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
     """Grid: features times tiles. ``fault`` gets a 1 where an id or an offset is bad; such an id adds nothing."""
     compute = output.dtype.element_ty
@@ -102,10 +102,14 @@ def lookup(
             theta = theta * p[:, None]
             if MOMENTUM:
                 # Rows idle for long are most rows and rest: of them m and v are not read.
-                moving = reading & ((moved != 0.0) | (taken != 0.0))[:, None]
+                hot = keep & ((moved != 0.0) | (taken != 0.0))
+                moving = reading & hot[:, None]
                 vector = vectors + vector_base + ids[:, None] * (VECTORS * DIM) + d
                 m = tl.load(vector, mask=moving, other=0.0).to(compute)
-                v = tl.load(vector + DIM, mask=moving, other=0.0).to(compute)
+                if ROWWISE:
+                    v = tl.load(row_values + step_base + ids, mask=hot, other=0.0).to(compute)[:, None]
+                else:
+                    v = tl.load(vector + DIM, mask=moving, other=0.0).to(compute)
                 theta = theta - movement(m, v, moved, floor, taken, taken_floor, INSIDE)
         if POOLED:
             pooled += theta * factor[:, None]

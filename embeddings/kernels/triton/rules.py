@@ -8,7 +8,7 @@ import triton.language as tl
 from embeddings.kernels.triton.idle import movement, owed, root
 from embeddings.kernels.triton.rounding import store
 
-NORM, SGD, ADAGRAD, ADAM = (tl.constexpr(rule) for rule in range(4))
+NORM, SGD, ADAGRAD, RMSPROP, ADAM = (tl.constexpr(rule) for rule in range(5))
 # Words of a table's description: first key, bases, first row and column in the whole table, key of its draws.
 GEOMETRY_WORDS = tl.constexpr(8)
 # Settings, float64: what an optimizer is at one step, in this order.
@@ -24,11 +24,11 @@ _LOG_BETA1, _LOG_BETA2, _LEAD_MOVED, _LEAD_FLOOR, _FADING = (tl.constexpr(i) for
 
 @triton.jit
 def apply(
-    weights, vectors, last_steps, geometry, settings, near, num_near, decay, num_decay, logs, num_logs, now,
+    weights, vectors, row_values, last_steps, geometry, settings, near, num_near, decay, num_decay, logs, num_logs, now,
     step, table, key, grad, mask, d,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RULE: tl.constexpr, VECTORS: tl.constexpr,
-    CLIP: tl.constexpr, INSIDE: tl.constexpr, AHEAD: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr,
-    FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RULE: tl.constexpr, ROWWISE: tl.constexpr,
+    VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr, DECAY: tl.constexpr, AHEAD: tl.constexpr,
+    IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Updates the rows ``key`` [TILE] of ``table`` [TILE] where ``mask``, with the summed gradients [TILE, BLOCK].
 
@@ -67,19 +67,31 @@ def apply(
                 last, step - 1, near, num_near, decay, num_decay, logs, num_logs, now, MOMENTUM, FROM_START, LOGS
             )
             theta = theta * p[:, None]
+        passed = 1.0 + idle * tl.load(settings + _FADING)
+        value_at = row_values + tl.load(table_words + 3, mask=mask, other=0) + row
+        if ROWWISE:
+            mean_square = tl.sum(tl.where(writing, grad * grad, 0.0), axis=1) / DIM
+            value = tl.load(value_at, mask=mask, other=0.0).to(compute)
         if RULE == ADAM:
             m = tl.load(vector_at, mask=writing, other=0.0).to(compute)
-            v = tl.load(vector_at + DIM, mask=writing, other=0.0).to(compute)
-            passed = 1.0 + idle * tl.load(settings + _FADING)
+            if ROWWISE:
+                v = value[:, None]
+            else:
+                v = tl.load(vector_at + DIM, mask=writing, other=0.0).to(compute)
             if MOMENTUM:
                 theta = theta - movement(m, v, moved, floor, taken, taken_floor, INSIDE)
             shrink1 = tl.exp(passed * tl.load(settings + _LOG_BETA1)).to(compute)
             shrink2 = tl.exp(passed * tl.load(settings + _LOG_BETA2)).to(compute)
             m = shrink1[:, None] * m + tl.load(settings + _GAIN1).to(compute) * grad
-            v = shrink2[:, None] * v + tl.load(settings + _GAIN2).to(compute) * grad * grad
             tl.store(vector_at, m.to(vectors.dtype.element_ty), mask=writing)
-            tl.store(vector_at + DIM, v.to(vectors.dtype.element_ty), mask=writing)
-        if IDLE:
+            if ROWWISE:
+                value = shrink2 * value + tl.load(settings + _GAIN2).to(compute) * mean_square
+                tl.store(value_at, value.to(row_values.dtype.element_ty), mask=mask)
+                v = value[:, None]
+            else:
+                v = shrink2[:, None] * v + tl.load(settings + _GAIN2).to(compute) * grad * grad
+                tl.store(vector_at + DIM, v.to(vectors.dtype.element_ty), mask=writing)
+        if DECAY:
             keep = 1.0 - tl.minimum(idle * tl.load(settings + _ALPHA), 1.0)
             theta = theta * (keep * tl.load(settings + _KEEP)).to(compute)[:, None]
         if RULE == ADAM:
@@ -88,9 +100,20 @@ def apply(
             if AHEAD:
                 lead, lead_floor = tl.load(settings + _LEAD_MOVED).to(compute), tl.load(settings + _LEAD_FLOOR)
                 theta = theta - lead * m / root(v, lead_floor.to(compute), INSIDE)
+        elif RULE == RMSPROP:
+            shrink = tl.exp(passed * tl.load(settings + _LOG_BETA2)).to(compute)
+            v = tl.load(vector_at, mask=writing, other=0.0).to(compute)
+            v = shrink[:, None] * v + tl.load(settings + _GAIN2).to(compute) * grad * grad
+            tl.store(vector_at, v.to(vectors.dtype.element_ty), mask=writing)
+            theta = theta - rate * grad / root(v, eps, INSIDE)
         elif RULE == ADAGRAD:
-            total = tl.load(vector_at, mask=writing, other=0.0).to(compute) + grad * grad
-            tl.store(vector_at, total.to(vectors.dtype.element_ty), mask=writing)
+            if ROWWISE:
+                value = value + mean_square
+                tl.store(value_at, value.to(row_values.dtype.element_ty), mask=mask)
+                total = value[:, None]
+            else:
+                total = tl.load(vector_at, mask=writing, other=0.0).to(compute) + grad * grad
+                tl.store(vector_at, total.to(vectors.dtype.element_ty), mask=writing)
             theta = theta - rate * grad / root(total, eps, INSIDE)
         else:
             theta = theta - rate * grad

@@ -26,12 +26,12 @@ VARYING = ["num_entries", "step", "num_near", "num_decay", "num_logs"]
 
 @triton.jit(do_not_specialize=VARYING)
 def update(
-    weights, vectors, last_steps, norms, grads, keys, order, places, shares, partials, geometry, settings,
+    weights, vectors, row_values, last_steps, norms, grads, keys, order, places, shares, partials, geometry, settings,
     near, num_near, decay, num_decay, logs, num_logs, now, num_entries, first_key, end_key, step,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, ALIGNMENT: tl.constexpr,
-    SHARED: tl.constexpr, RULE: tl.constexpr, VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr,
-    AHEAD: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
-    QUADS: tl.constexpr,
+    SHARED: tl.constexpr, RULE: tl.constexpr, ROWWISE: tl.constexpr, VECTORS: tl.constexpr, CLIP: tl.constexpr,
+    INSIDE: tl.constexpr, DECAY: tl.constexpr, AHEAD: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr,
+    FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles of entries. Serves the tables whose keys lie in [first_key, end_key), all of one dim.
 
@@ -80,9 +80,9 @@ def update(
             tl.store(partials + place.to(tl.int64)[:, None] * DIM + d, total, mask=deferred)
             table = _table(order, places, at, whole)
             norm = apply(
-                weights, vectors, last_steps, geometry, settings, near, num_near, decay, num_decay, logs, num_logs, now,
-                step, table, key, total, whole, d, DIM, BLOCK, TILE, RULE, VECTORS,
-                CLIP, INSIDE, AHEAD, IDLE, MOMENTUM, FROM_START, LOGS, QUADS,
+                weights, vectors, row_values, last_steps, geometry, settings, near, num_near, decay, num_decay, logs,
+                num_logs, now, step, table, key, total, whole, d, DIM, BLOCK, TILE, RULE, ROWWISE, VECTORS,
+                CLIP, INSIDE, DECAY, AHEAD, IDLE, MOMENTUM, FROM_START, LOGS, QUADS,
             )  # fmt: skip
             if RULE == NORM:
                 tl.store(norms + tl.program_id(0), norm)
@@ -90,11 +90,12 @@ def update(
 
 @triton.jit(do_not_specialize=VARYING)
 def finish(
-    weights, vectors, last_steps, norms, keys, order, places, partials, geometry, settings,
+    weights, vectors, row_values, last_steps, norms, keys, order, places, partials, geometry, settings,
     near, num_near, decay, num_decay, logs, num_logs, now, num_entries, first_key, end_key, step,
     DIM: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, DEPTH: tl.constexpr,
-    RULE: tl.constexpr, VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr, AHEAD: tl.constexpr,
-    IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
+    RULE: tl.constexpr, ROWWISE: tl.constexpr, VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr,
+    DECAY: tl.constexpr, AHEAD: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr,
+    LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Rows whose run was split. Grid: windows of WINDOW blocks of SPLIT entries.
 
@@ -132,9 +133,9 @@ def finish(
         one = tl.zeros([1], dtype=tl.int32)
         table = _table(order, places, one + b * SPLIT, one == 0)
         norm += apply(
-            weights, vectors, last_steps, geometry, settings, near, num_near, decay, num_decay, logs, num_logs, now,
-            step, table, one.to(tl.int64) + wanted, total, one == 0, d, DIM, BLOCK, 1,
-            RULE, VECTORS, CLIP, INSIDE, AHEAD, IDLE, MOMENTUM, FROM_START, LOGS, QUADS,
+            weights, vectors, row_values, last_steps, geometry, settings, near, num_near, decay, num_decay, logs,
+            num_logs, now, step, table, one.to(tl.int64) + wanted, total, one == 0, d, DIM, BLOCK, 1,
+            RULE, ROWWISE, VECTORS, CLIP, INSIDE, DECAY, AHEAD, IDLE, MOMENTUM, FROM_START, LOGS, QUADS,
         )  # fmt: skip
     if RULE == NORM:
         tl.store(norms + tl.program_id(0), norm)
