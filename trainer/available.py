@@ -26,15 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["DENSE_MODELS", "MODELS", "PAIR_MODELS", "PUBLISHING_MODELS", "SEQUENCE_MODELS"]
 
-OPTIMIZERS = ("sgd", "adagrad", "adagradw", "adagrad_ar", "rowwise_adagrad", "adam", "adamw", "adam_ar")
-ADAM_FAMILY = ("adam", "adamw", "adam_ar")
+ADAM_FAMILY = ("adam", "adamw", "adam_ar", "rowwise_adam", "rowwise_adam_ar")
+RMSPROP_FAMILY = ("rmsprop", "rmsprop_ar")
+OPTIMIZERS = ("sgd", "adagrad", "adagradw", "adagrad_ar", "rowwise_adagrad", *RMSPROP_FAMILY, *ADAM_FAMILY)
+AVERAGING = (*ADAM_FAMILY, *RMSPROP_FAMILY)
+"""Kinds that keep a running mean of squares."""
+ROWWISE = ("rowwise_adagrad", "rowwise_adam", "rowwise_adam_ar")
+"""Kinds that keep one number for a whole row."""
 WEIGHT_DECAY = ("adamw", "adagradw")
-ADAPTIVE_DECAY = ("adam_ar", "adagrad_ar")
+ADAPTIVE_DECAY = ("adam_ar", "adagrad_ar", "rmsprop_ar", "rowwise_adam_ar")
 COLUMN_SHARDINGS = ("column_wise", "grid")
 FBGEMM_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 _READ_BY = {
     ("alpha", "decay"): ADAPTIVE_DECAY,
-    ("moments", "beta1", "beta2"): ADAM_FAMILY,
+    ("beta1",): ADAM_FAMILY,
+    ("moments", "beta2"): AVERAGING,
     ("eps",): tuple(kind for kind in OPTIMIZERS if kind != "sgd"),
 }
 """Fields of ``optimizer``, and the kinds that read them. They may be left at what they are without being set."""
@@ -103,8 +109,9 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
         yield f"optimizer.weight_decay: {kind} is {kind.removesuffix('w')} with it: set it, such as to 0.01"
     if optimizer.first_touch != "keep" and kind not in (*WEIGHT_DECAY, *ADAPTIVE_DECAY):
         yield f"optimizer.first_touch: rows of {kind} do not decay, touched or not: leave it out"
-    if optimizer.eps_inside_root and kind == "sgd":
-        yield "optimizer.eps_inside_root: sgd has no root: leave it out"
+    if optimizer.eps_inside_root and kind in ("sgd", "rowwise_adagrad"):
+        why = "sgd has no root" if kind == "sgd" else f"{kind} adds eps to it"
+        yield f"optimizer.eps_inside_root: {why}: leave it out"
     for names, kinds in _READ_BY.items():
         for name in names:
             if kind not in kinds and getattr(optimizer, name) != type(optimizer).model_fields[name].default:
@@ -154,21 +161,19 @@ def kernel_problems(spec: JobSpec) -> Iterator[str]:
         for name, stored in spec.tables.items():
             if (stored.dtype, stored.state_dtype) != ("float32", "float32"):
                 yield f"tables.{name}: FBGEMM trains float32 rows and state on CPU: use kernel evenkeel, or float32"
-    elif kind == "rowwise_adagrad":
-        yield "optimizer.kind: rowwise_adagrad is fused in FBGEMM alone: set kernel: fbgemm, or use adagrad"
-    if kind in ADAM_FAMILY:
+    if kind in AVERAGING:
         for name, stored in spec.tables.items():
             if stored.state_dtype == "float16":
                 yield (
                     f"tables.{name}.state_dtype: float16 cannot hold the squares that {kind} keeps: use bfloat16 or "
                     "float32"
                 )
-    if kind == "rowwise_adagrad":
+    if kind in ROWWISE:
         for table, sharding in spec.sharding.items():
-            if sharding not in ("table_wise", "row_wise", "data_parallel"):
+            if sharding in COLUMN_SHARDINGS:
                 yield (
-                    f"sharding.{table}: rowwise_adagrad takes the mean over a whole row, which {sharding} may split: "
-                    "use table_wise or row_wise, or optimizer.kind adagrad"
+                    f"sharding.{table}: {kind} takes the mean over a whole row, which {sharding} may split: "
+                    f"use table_wise or row_wise, or optimizer.kind {kind.removeprefix('rowwise_')}"
                 )
 
 

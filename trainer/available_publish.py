@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 COMPASS_MODELS = ("bpr", "mf", "item2vec", "two_tower")
 """Models whose items are trained against something that is not the items' vectors themselves."""
-DECAYING = ("adamw", "adagradw", "adam_ar", "adagrad_ar")
+DECAYING = ("adamw", "adagradw", "adam_ar", "adagrad_ar", "rmsprop_ar", "rowwise_adam_ar")
 
 
 def publish_problems(spec: JobSpec) -> Iterator[str]:

@@ -156,8 +156,10 @@ def row_optimizer(job: JobSpec, alpha: float | None) -> RowOptimizer:
     if spec.kind == "rowwise_adagrad":
         return RowwiseAdagrad(**settings)
     settings["eps_inside_root"] = spec.eps_inside_root
+    if spec.kind in available.AVERAGING:
+        settings |= {"beta2": spec.beta2, "moments": spec.moments}
     if spec.kind in available.ADAM_FAMILY:
-        settings |= {"beta1": spec.beta1, "beta2": spec.beta2, "moments": spec.moments}
+        settings["beta1"] = spec.beta1
     if spec.kind in available.WEIGHT_DECAY:
         settings["weight_decay"] = spec.weight_decay
     if spec.kind in available.ADAPTIVE_DECAY:

@@ -12,7 +12,20 @@ from pathlib import Path
 
 import psutil
 
-from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RowOptimizer, RowwiseAdagrad
+from embeddings.optim import (
+    SGD,
+    Adagrad,
+    AdagradAR,
+    Adam,
+    AdamAR,
+    AdamW,
+    RMSprop,
+    RMSpropAR,
+    RowOptimizer,
+    RowwiseAdagrad,
+    RowwiseAdam,
+    RowwiseAdamAR,
+)
 from trainer.available_evaluation import ranks_catalogue
 from trainer.available_models import SEQUENCE_MODELS
 from trainer.model_size import ModelSize, model_size, table_columns
@@ -24,9 +37,13 @@ OPTIMIZERS: dict[str, type[RowOptimizer]] = {
     "adagradw": Adagrad,
     "adagrad_ar": AdagradAR,
     "rowwise_adagrad": RowwiseAdagrad,
+    "rmsprop": RMSprop,
+    "rmsprop_ar": RMSpropAR,
     "adam": Adam,
     "adamw": AdamW,
     "adam_ar": AdamAR,
+    "rowwise_adam": RowwiseAdam,
+    "rowwise_adam_ar": RowwiseAdamAR,
 }
 """The row optimizer's class, which names its state, by ``optimizer.kind``."""
 
@@ -295,7 +312,7 @@ def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) 
         return (
             f"the run needs {together:,} bytes, this machine has {machine_bytes:,}: "
             f"{'; '.join(arithmetic(job, memory))}; {workers} ranks and {RAY_BYTES:,} for Ray",
-            "lower model.embedding_dim, take an optimizer with less state (sgd, kernel fbgemm with rowwise_adagrad), "
+            "lower model.embedding_dim, take an optimizer with less state (sgd, rowwise_adagrad, rowwise_adam), "
             "or train on a larger machine",
         )
     return None

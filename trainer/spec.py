@@ -179,12 +179,16 @@ _SCHEDULES: dict[str, tuple[str | None, tuple[str, ...]]] = {
 class Optimizer(Spec):
     """Row optimizer of the embedding tables (embeddings.optim). What a kind does not have is refused if it is set.
 
-    ``alpha`` is read by adam_ar and adagrad_ar (Li and Lyu), ``weight_decay`` by adamw and adagradw, ``first_touch`` by
-    these four, ``moments`` and the betas by the Adam family. ``clip_norm`` bounds the norm of the step's gradient, that
-    of all tables and dense parameters on all ranks together; ``clip_row_norm`` that of each row's.
+    ``alpha`` is read by the kinds with _ar (Li and Lyu), ``weight_decay`` by adamw and adagradw, ``first_touch`` by
+    both, ``beta1`` by the Adam family, ``moments`` and ``beta2`` by RMSprop's too (for which 0.99 is its default, as
+    torch's alpha). ``clip_norm`` bounds the norm of the step's gradient, that of all tables and dense parameters on all
+    ranks together; ``clip_row_norm`` that of each row's.
     """
 
-    kind: Literal["sgd", "adagrad", "adam", "adam_ar", "adamw", "adagrad_ar", "adagradw", "rowwise_adagrad"] = "adam_ar"
+    kind: Literal[
+        "sgd", "adagrad", "adam", "adam_ar", "adamw", "adagrad_ar", "adagradw", "rowwise_adagrad", "rmsprop",
+        "rmsprop_ar", "rowwise_adam", "rowwise_adam_ar",
+    ] = "adam_ar"  # fmt: skip
     learning_rate: float = Field(default=0.001, ge=0.0, allow_inf_nan=False)
     alpha: Literal["default", "auto"] | Positive = "default"
     moments: Literal["dense", "lazy"] = "dense"
@@ -198,6 +202,13 @@ class Optimizer(Spec):
     schedule: LearningRateSchedule = LearningRateSchedule()
     clip_norm: Positive | None = None
     clip_row_norm: Positive | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _beta2_of_its_kind(cls, document: Any) -> Any:
+        if isinstance(document, dict) and document.get("kind") in available.RMSPROP_FAMILY:
+            return {"beta2": 0.99, **document}
+        return document
 
 
 class DenseOptimizer(Spec):

@@ -150,9 +150,9 @@ def _check_idle(job: JobSpec, theirs: dict[str, Any]) -> None:
     """What idle rows owe is computed when they are read: other settings would move every idle row at once."""
     mine = job.optimizer.model_dump(mode="json")
     kind, fields = job.optimizer.kind, []
-    if kind in available.ADAM_FAMILY:
+    if kind in available.AVERAGING:
         fields.append("moments")
-        if theirs["moments"] == "dense":
+        if theirs["moments"] == "dense" and kind in available.ADAM_FAMILY:
             fields += ["learning_rate", "schedule", "beta1", "beta2", "eps", "eps_inside_root"]
     if kind in available.WEIGHT_DECAY:
         fields += ["learning_rate", "schedule", "weight_decay"]

@@ -78,9 +78,13 @@ def test_models_of_sequences_have_the_item_table_alone(dataset, tmp_path, kind):
         ("adagrad", 16),
         ("adagrad_ar", 16),
         ("rowwise_adagrad", 9),
+        ("rmsprop", 16),
+        ("rmsprop_ar", 16),
         ("adam", 24),
         ("adamw", 24),
         ("adam_ar", 24),
+        ("rowwise_adam", 17),
+        ("rowwise_adam_ar", 17),
     ],
 )
 def test_bytes_follow_the_optimizer(kind, numbers, dataset):

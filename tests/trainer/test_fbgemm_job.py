@@ -68,11 +68,12 @@ def test_a_warm_start_takes_rows_and_state_over(make_run):
     assert int(after["item.last_update_step"].max()) == 2 * int(before["item.last_update_step"].max())
 
 
-def test_the_kernels_agree(make_run):
+@pytest.mark.parametrize("kind", ["adagrad", "rowwise_adagrad"])
+def test_the_kernels_agree(make_run, kind):
     """The same job on both kernels, over 25 steps of float32: 1e-4 of rows about 1."""
     tables = []
     for kernel in ("evenkeel", "fbgemm"):
-        job = {**JOB, "kernel": kernel, "optimizer": {"kind": "adagrad", "learning_rate": 0.1}}
+        job = {**JOB, "kernel": kernel, "optimizer": {"kind": kind, "learning_rate": 0.1}}
         run = make_run(kernel, epochs=1, **job)
         assert execute(run, start_ranks) == 0
         tables.append(everything(run))

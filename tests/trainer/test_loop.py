@@ -326,6 +326,10 @@ WARM = {"kind": "cosine", "warmup_steps": 10, "decay_steps": 30}
         {"kind": "adagrad"},
         {"kind": "adagrad_ar", "schedule": WARM, "clip_row_norm": 0.01},
         {"kind": "sgd", "schedule": WARM},
+        {"kind": "rmsprop", "schedule": WARM},
+        {"kind": "rmsprop_ar", "clip_norm": 0.2},
+        {"kind": "rowwise_adam", "schedule": WARM, "clip_row_norm": 0.01},
+        {"kind": "rowwise_adam_ar"},
     ],
     ids=lambda optimizer: optimizer["kind"],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embeddings.config import TableConfig
-from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW
+from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RMSprop, RMSpropAR, RowwiseAdam
 from embeddings.schedule import Cosine, LinearWarmup
 from embeddings.sharding import TableSettings
 from trainer.checkpoint import Checkpoint, CheckpointError
@@ -44,6 +44,11 @@ COSINE = Cosine(decay_steps=10)
         (AdamAR(alpha=1e-3), AdamAR(alpha=1e-3, first_touch="literal"), ["first_touch"], ["first_touch"]),
         (AdamAR(alpha=1e-3), AdamAR(alpha=1e-3, beta2=0.99), ["beta2"], ["beta2"]),
         (AdamAR(alpha=1e-3, clip_row_norm=1.0), AdamAR(alpha=1e-3), ["clip_row_norm"], []),
+        (RMSprop(), RMSprop(0.1, beta2=0.9), ["learning_rate", "beta2"], []),
+        (RMSprop(), RMSprop(moments="lazy"), ["moments"], ["moments"]),
+        (RMSpropAR(), RMSpropAR(alpha=1e-3), ["alpha"], ["alpha"]),
+        (Adam(), RowwiseAdam(), ["optimizer"], ["optimizer"]),
+        (RowwiseAdam(), RowwiseAdam(0.5), ["learning_rate"], ["learning_rate"]),
     ],
 )
 def test_what_a_resume_and_a_warm_start_may_change(trained, now, resume, warm):

@@ -125,6 +125,14 @@ def test_what_is_not_built_yet_is_refused_by_name(path: str, value: Any) -> None
         ({"kind": "sgd", "moments": "lazy"}, "moments: sgd has none: use one of adam, adamw, adam_ar"),
         ({"kind": "adagrad", "beta2": 0.5}, "beta2: adagrad has none"),
         ({"kind": "sgd", "eps": 0.5}, "eps: sgd has none: use one of adagrad,"),
+        ({"kind": "rowwise_adagrad", "eps_inside_root": True}, "rowwise_adagrad adds eps to it"),
+        ({"kind": "rmsprop", "alpha": 0.5}, "alpha: rmsprop has none: use one of adam_ar, adagrad_ar, rmsprop_ar"),
+        ({"kind": "rmsprop_ar", "beta1": 0.5}, "beta1: rmsprop_ar has none: use one of adam, "),
+        ({"kind": "rmsprop", "decay": "at_update"}, "decay: rmsprop has none"),
+        ({"kind": "rmsprop", "first_touch": "literal"}, "rows of rmsprop do not decay"),
+        ({"kind": "rowwise_adam", "weight_decay": 0.1}, "rowwise_adam has none: use one of adamw, adagradw"),
+        ({"kind": "rowwise_adam", "alpha": 0.5}, "alpha: rowwise_adam has none"),
+        ({"kind": "rmsprop", "momentum": 0.9}, "momentum: no such field"),
         ({"clip_norm": 0.0}, "greater than 0"),
         ({"clip_row_norm": -1.0}, "greater than 0"),
         ({"schedule": {"kind": "linear_warmup"}}, "kind linear_warmup needs warmup_steps"),
@@ -154,6 +162,14 @@ def test_more_micro_batches_than_samples_are_refused() -> None:
         parse_job(JOB | {"batch_size": 8, "micro_batches": 9})
 
 
+@pytest.mark.parametrize(("kind", "beta2"), [("rmsprop", 0.99), ("rmsprop_ar", 0.99), ("rowwise_adam", 0.999)])
+def test_beta2_is_that_of_its_kind_unless_it_is_given(kind: str, beta2: float) -> None:
+    job = parse_job(JOB | {"optimizer": {"kind": kind}})
+    assert job.optimizer.beta2 == beta2
+    assert parse_job(job.model_dump(mode="json")) == job
+    assert parse_job(JOB | {"optimizer": {"kind": kind, "beta2": 0.9}}).optimizer.beta2 == 0.9
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_fbgemm_takes_its_own_optimizers(kind: str) -> None:
     job = parse_job(changed(changed(JOB, "kernel", "fbgemm"), "optimizer.kind", kind))
@@ -165,7 +181,9 @@ def test_fbgemm_takes_its_own_optimizers(kind: str) -> None:
     [
         ("fbgemm", "adam_ar", {}, "kernel: fbgemm has no fused adam_ar .* use kernel evenkeel, or optimizer.kind sgd"),
         ("fbgemm", "adam", {}, "kernel: fbgemm has no fused adam on CPU"),
-        ("evenkeel", "rowwise_adagrad", {}, "rowwise_adagrad is fused in FBGEMM alone: set kernel: fbgemm"),
+        ("fbgemm", "rmsprop", {}, "kernel: fbgemm has no fused rmsprop on CPU"),
+        ("fbgemm", "rowwise_adam", {}, "kernel: fbgemm has no fused rowwise_adam on CPU"),
+        ("evenkeel", "rowwise_adam", {"item": "grid"}, "rowwise_adam takes the mean .* grid .* optimizer.kind adam$"),
         (
             "fbgemm",
             "rowwise_adagrad",

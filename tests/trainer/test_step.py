@@ -210,6 +210,11 @@ COSINE = {"kind": "cosine", "warmup_steps": 5, "decay_steps": 60, "final_factor"
         {"kind": "adagrad_ar", "learning_rate": 0.3, "alpha": 0.003, "schedule": COSINE | {"warmup_steps": 0}},
         {"kind": "adagrad_ar", "learning_rate": 0.3, "first_touch": "literal"},
         {"kind": "adam_ar", "learning_rate": 0.1, "alpha": 0.003, "first_touch": "literal", "eps_inside_root": True},
+        {"kind": "rowwise_adagrad", "learning_rate": 0.3, "clip_row_norm": 0.1},
+        {"kind": "rmsprop", "learning_rate": 0.02, "schedule": COSINE},
+        {"kind": "rmsprop_ar", "learning_rate": 0.02, "alpha": 0.003, "eps_inside_root": True},
+        {"kind": "rowwise_adam", "learning_rate": 0.1, "moments": "lazy", "clip_row_norm": 0.1},
+        {"kind": "rowwise_adam_ar", "learning_rate": 0.1, "alpha": 0.003, "schedule": COSINE},
     ],
     ids=lambda optimizer: "-".join(word for word in optimizer.values() if isinstance(word, str)),
 )
