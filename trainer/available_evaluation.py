@@ -19,6 +19,7 @@ LOSSES = {
     "bpr": ("bpr",),
     "item2vec": (),
     "sasrec": ("bce", "sampled_softmax"),
+    "gru4rec": ("bce", "sampled_softmax", "bpr", "top1"),
     "two_tower": ("bce", "mse", "sampled_softmax"),
     "mf": ("bce", "mse"),
     **dict.fromkeys(DENSE_MODELS, ("bce", "mse", "focal")),

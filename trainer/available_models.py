@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from trainer.model_spec import Model
     from trainer.spec import JobSpec
 
-SEQUENCE_MODELS = ("item2vec", "sasrec")
+PIECE_MODELS = ("sasrec", "gru4rec")
+"""Models of sequences that read pieces of so many items (``length``), and predict what comes next at each of them."""
+SEQUENCE_MODELS = ("item2vec", *PIECE_MODELS)
 """Models of users' items in order: they read the features user and item alone, and rank what comes next."""
 PAIR_MODELS = ("bpr", "mf")
 """Models that read the features user and item alone, whatever else a dataset has."""
@@ -32,10 +34,12 @@ UNPOOLED_MODELS = ("din", *SEQUENCE_MODELS)
 PUBLISHING_MODELS = ("two_tower", *PAIR_MODELS, *SEQUENCE_MODELS)
 _READ_BY = {
     "window": ("item2vec",),
-    "negatives": ("item2vec", "sasrec"),
+    "negatives": SEQUENCE_MODELS,
     **dict.fromkeys(("residual", "batch_norm"), TOWER_MODELS),
-    **dict.fromkeys(("negative_distribution", "negative_power"), ("bpr", "item2vec", "sasrec")),
-    **dict.fromkeys(("length", "blocks", "heads"), ("sasrec",)),
+    **dict.fromkeys(("negative_distribution", "negative_power"), ("bpr", *SEQUENCE_MODELS)),
+    "length": PIECE_MODELS,
+    **dict.fromkeys(("blocks", "heads"), ("sasrec",)),
+    "gru_layers": ("gru4rec",),
     **dict.fromkeys(("structure", "cross_layers", "low_rank"), ("dcnv2",)),
     "biases": ("mf",),
     "cin_layers": ("xdeepfm",),
@@ -65,9 +69,9 @@ def model_problems(spec: JobSpec) -> Iterator[str]:
                 yield f"model.{name}: it is of hidden layers, and there are none: set model.hidden, or leave it out"
     if model.negative_power != fields["negative_power"].default and model.sampling != "popularity":
         yield f"model.negative_power: {model.sampling} has none: set negative_distribution: popularity, or leave it out"
-    if kind == "sasrec" and model.loss == "sampled_softmax" and model.sampling != "uniform":
+    if kind in PIECE_MODELS and model.loss == "sampled_softmax" and model.sampling != "uniform":
         yield (
-            f"model.negative_distribution: sampled_softmax of sasrec counts on uniform draws, not {model.sampling}: "
+            f"model.negative_distribution: sampled_softmax of {kind} counts on uniform draws, not {model.sampling}: "
             "use uniform, or loss bce"
         )
     if kind == "sasrec" and model.embedding_dim % model.heads:

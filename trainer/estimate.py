@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.available import SEQUENCE_MODELS
+from trainer.available_models import PIECE_MODELS, SEQUENCE_MODELS
 from trainer.data import values
 from trainer.data.encode import ids_of
 from trainer.data.graphs import edge_files
@@ -91,7 +91,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec) -> Estimate:
     # per_user_last holds out rows by user, whose number is not looked up here: its share is bounded by 0.
     held = 0.0 if split.kind == "per_user_last" else split.validation + split.test
     train_examples = max(1, int(examples * (1.0 - held)))
-    if job.model.kind == "sasrec":
+    if job.model.kind in PIECE_MODELS:
         # Pieces of sequences, of which each user may have a short one more.
         train_examples = -(-train_examples // job.model.length)
     steps = -(-train_examples // job.batch_size)

@@ -37,6 +37,22 @@ def focal_loss(scores: Tensor, labels: Tensor, *, gamma: float, alpha: float | N
     return labels * positive + (1.0 - labels) * negative
 
 
+def sampled_loss(kind: str, positive: Tensor, negative: Tensor) -> Tensor:
+    """Of scores z of targets, ``positive`` [n], among those of drawn items, ``negative`` [n, k], z_1 .. z_k, [n].
+
+    ``bce``: -log s(z) - sum_j log(1 - s(z_j)), s the sigmoid (Kang and McAuley, ICDM 2018, equation 7);
+    ``sampled_softmax``: -z + log(e^z + sum_j e^z_j); ``bpr``: the mean over j of -log s(z - z_j); ``top1``: the mean of
+    s(z_j - z) + s(z_j^2) (both Hidasi et al., ICLR 2016, section 3.2.2)."""
+    if kind == "bce":
+        return softplus(-positive) + softplus(negative).sum(1)
+    if kind == "sampled_softmax":
+        return torch.cat([positive[:, None], negative], dim=1).logsumexp(1) - positive
+    above = negative - positive[:, None]
+    if kind == "bpr":
+        return softplus(above).mean(1)
+    return (torch.sigmoid(above) + torch.sigmoid(negative.square())).mean(1)
+
+
 def in_batch_softmax(
     queries: Tensor,
     candidates: Tensor,

@@ -64,6 +64,8 @@ def model_size(
         return ModelSize()
     if kind == "sasrec":
         return _sasrec(model, width)
+    if kind == "gru4rec":
+        return _gru4rec(model)
     if kind == "two_tower":
         return _tower(model, [width - dim, *hidden, dim]) + ModelSize(1, dim, 0, 0, dim)
     if kind == "fm":
@@ -216,4 +218,13 @@ def _sasrec(model: Model, width: int) -> ModelSize:
     # Rough: what a tower of the same words would keep.
     return ModelSize(
         model.length * dim + model.blocks * block + 2 * dim, sum(sizes), 0, 0, model.length * model.blocks * block
+    )
+
+
+def _gru4rec(model: Model) -> ModelSize:
+    dim, layers = model.embedding_dim, model.gru_layers
+    # Of each position its row, and of each layer the gates, what they were made of, and the state.
+    kept = model.length * dim * (2 + 9 * layers)
+    return ModelSize(
+        layers * (6 * dim * dim + 6 * dim), 0, kept, 3 * model.length * dim, model.length * layers * 6 * dim * dim
     )

@@ -27,14 +27,16 @@ class Model(Spec):
 
     item2vec: ``window``: targets are the items at most so many places away; ``negatives`` for each, 3 left out. sasrec:
     reads so many items at most (``length``), by ``blocks`` of self-attention with ``heads`` heads, and draws
-    ``negatives``, 1 left out. ``loss``: that of CTR models and mf is bce or mse, of CTR models also focal, with
-    ``focal_gamma`` and ``focal_alpha`` (null: classes weigh alike), of two_tower bce, mse or sampled_softmax over the
-    items of the batch, of sasrec bce or sampled_softmax over its ``negatives``; bpr has its own. mf: with
-    ``biases`` of users and items and the mean label, or the product alone.
+    ``negatives``, 1 left out. gru4rec: alike, by ``gru_layers``. mf: with ``biases`` of users and items and the mean
+    label, or the product alone.
 
-    ``negative_distribution`` of what bpr, sasrec (left out: ``uniform``) and item2vec (``popularity``) draw anew in an
-    epoch: items of training alike, by their number of examples to the ``negative_power``, or those of other examples of
-    the global batch (``in_batch``). bpr and sasrec take none that the user had in training.
+    ``loss``: that of CTR models is bce, mse or focal (with ``focal_gamma`` and ``focal_alpha``; null: classes weigh
+    alike), of mf bce or mse, of two_tower these or sampled_softmax over the items of the batch, of sasrec bce or
+    sampled_softmax over its ``negatives``, of gru4rec these, bpr or top1; bpr has its own.
+
+    ``negative_distribution`` of what bpr, sasrec, gru4rec (left out: ``uniform``) and item2vec (``popularity``) draw
+    anew in an epoch: items of training alike, by their number of examples to the ``negative_power``, or those of other
+    examples of the global batch (``in_batch``). All but item2vec take none that the user had in training.
 
     dcnv2: ``cross_layers`` before (``stacked``) or beside (``parallel``) the tower, their matrices of rank ``low_rank``
     (left out: whole). xdeepfm: ``cin_layers``, feature maps of each layer of the CIN. wukong: ``interaction_layers``,
@@ -50,7 +52,7 @@ class Model(Spec):
     kind: Literal[
         "dnn", "two_tower", "bpr",
         "fm", "wide_deep", "xdeepfm", "wukong", "dlrm", "dcnv2", "deepfm", "autoint", "finalmlp", "din",
-        "mf", "item2vec", "sasrec",
+        "mf", "item2vec", "sasrec", "gru4rec",
     ]  # fmt: skip
     embedding_dim: int = Field(default=16, ge=1, le=4096)
     hidden: tuple[Size, ...] = (128, 64)
@@ -64,7 +66,8 @@ class Model(Spec):
     length: int = Field(default=50, ge=1, le=1000)
     blocks: int = Field(default=2, ge=1, le=64)
     heads: int = Field(default=1, ge=1, le=64)
-    loss: Literal["bce", "mse", "bpr", "sampled_softmax", "focal"] = "bce"
+    loss: Literal["bce", "mse", "bpr", "sampled_softmax", "focal", "top1"] = "bce"
+    gru_layers: int = later(1, ge=1, le=16)
     focal_gamma: float = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
     focal_alpha: float | None = later(0.25, gt=0.0, lt=1.0)
     biases: bool = later(True)
@@ -95,7 +98,7 @@ class Model(Spec):
             return self.init
         if self.kind == "sasrec":
             return Init(kind="hash", std=0.02)
-        products = self.kind in ("two_tower", "bpr", "mf", "item2vec", "dlrm", "fm")
+        products = self.kind in ("two_tower", "bpr", "mf", "item2vec", "gru4rec", "dlrm", "fm")
         if products or (self.kind == "autoint" and not self.hidden):
             return Init(kind="hash", std=0.1)
         return Init()

@@ -88,9 +88,10 @@ class Laplacian(Spec):
 
 class Regularizers(Spec):
     """``dropout``: probability q, after each hidden layer of a tower, or on looked-up rows (``dropout_layers``, left
-    out: where the model has hidden layers there, else on rows); sasrec has places of its own. ``label_smoothing``:
-    class labels y become y (1 - s) + s / 2. ``l2``: l2 |e|^2 of all that a sample looks up is added to its loss, so
-    that touched rows shrink. ``meda``: rows and their optimizer's state begin anew with each epoch.
+    out: where the model has hidden layers there, else on rows); sasrec and gru4rec have places of their own.
+    ``label_smoothing``: class labels y become y (1 - s) + s / 2. ``l2``: l2 |e|^2 of all that a sample looks up is
+    added to its loss, so that touched rows shrink. ``meda``: rows and their optimizer's state begin anew with each
+    epoch.
     """
 
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)

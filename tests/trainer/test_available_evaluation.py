@@ -70,6 +70,8 @@ def test_some_metrics_are_available_for_every_model(kind):
             "dnn trained by focal has no logloss: use auc, gauc",
         ),
         ({"model": {"kind": "bpr", "loss": "mse"}}, "bpr has no mse: use bpr"),
+        ({"model": {"kind": "sasrec", "loss": "top1"}}, "sasrec has no top1: use bce or sampled_softmax"),
+        ({"model": {"kind": "gru4rec", "loss": "mse"}}, "has no mse: use bce or sampled_softmax or bpr or top1"),
         ({"model": {"kind": "sasrec", "loss": "mse"}}, "sasrec has no mse: use bce or sampled_softmax"),
         (
             {"model": {"kind": "two_tower", "loss": "sampled_softmax"}, "micro_batches": 2},

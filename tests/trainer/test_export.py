@@ -33,6 +33,7 @@ from trainer.spec import parse_dataset, parse_job
 NUM_ROWS = 240
 SIZES = {
     "sasrec": {"length": 5},
+    "gru4rec": {"length": 5, "gru_layers": 2},
     "item2vec": {"window": 2},
     "dnn": {"batch_norm": True, "residual": True},
     "autoint": {"attention_layers": 2, "attention_units": 4},
@@ -93,7 +94,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
             job = {
                 "name": "small",
                 "dataset": {"name": "rows"},
-                "model": model | ({"hidden": [8]} if kind not in ("fm", "bpr", "mf", "item2vec", "sasrec") else {}),
+                "model": model
+                | ({"hidden": [8]} if kind not in ("fm", "bpr", "mf", "item2vec", "sasrec", "gru4rec") else {}),
                 "optimizer": {"kind": "adam_ar", "learning_rate": 0.05, "alpha": 0.01},
                 "dense_optimizer": {"learning_rate": 0.05},
                 "batch_size": 48,

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.data.order import rank_slice
-from trainer.losses import focal_loss, in_batch_softmax, pointwise_loss
+from trainer.losses import focal_loss, in_batch_softmax, pointwise_loss, sampled_loss
 
 
 def test_pointwise_losses_are_their_formulas():
@@ -55,6 +55,14 @@ def test_gradients_of_the_focal_loss():
 
     assert torch.autograd.gradcheck(losses, (scores,))
     assert torch.autograd.gradgradcheck(losses, (scores,))
+
+
+@pytest.mark.parametrize("kind", ["bce", "sampled_softmax", "bpr", "top1"])
+def test_gradients_of_losses_among_drawn_items(kind):
+    """Their formulas are in test_sequence_models.py."""
+    scores = torch.randn(6, dtype=torch.float64, requires_grad=True), torch.randn(6, 3, dtype=torch.float64)
+    scores[1].requires_grad_()
+    assert torch.autograd.gradcheck(lambda z, others: sampled_loss(kind, z, others), scores)
 
 
 def batch_of(size: int, seed: int = 0):

@@ -231,7 +231,10 @@ def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) 
         ("model", {"kind": "bpr", "hidden": [32]}, "bpr has no hidden layers"),
         ("model", {"kind": "sasrec", "hidden": [32]}, "sasrec has no hidden layers"),
         ("model", {"kind": "dnn", "window": 5}, "model.window: dnn has none: use item2vec, or leave it out"),
-        ("model", {"kind": "bpr", "negatives": 5}, "model.negatives: bpr has none: use item2vec or sasrec"),
+        ("model", {"kind": "bpr", "negatives": 5}, "model.negatives: bpr has none: use item2vec or sasrec or gru4rec"),
+        ("model", {"kind": "sasrec", "gru_layers": 2}, "model.gru_layers: sasrec has none: use gru4rec"),
+        ("model", {"kind": "gru4rec", "heads": 2}, "model.heads: gru4rec has none: use sasrec"),
+        ("model", {"kind": "gru4rec", "init": {"kind": "zero"}}, "zero gives gru4rec no gradient"),
         (
             "model",
             {"kind": "item2vec", "loss": "sampled_softmax"},
@@ -330,11 +333,11 @@ def test_published_views_may_be_materialized() -> None:
 
 def test_models_of_sequences_need_an_order_and_rank() -> None:
     dataset = changed(DATASET, "label", {"rule": "rating >= 4"})
-    for kind, init in (("item2vec", 0.1), ("sasrec", 0.02)):
+    for kind, init in (("item2vec", 0.1), ("sasrec", 0.02), ("gru4rec", 0.1)):
         job = changed(
             changed(changed(JOB, "model", {"kind": kind}), "publish", PUBLISH), "sse", {"item": {}, "label": {}}
         )
-        job["regularizers"] = {"dropout": 0.2 if kind == "sasrec" else 0.0}
+        job["regularizers"] = {"dropout": 0.0 if kind == "item2vec" else 0.2}
         parsed = parse_job(job).against(parse_dataset(dataset))
         assert (parsed.model.effective_init.kind, parsed.model.effective_init.std) == ("hash", init)
         parse_job(changed(job, "evaluation.metrics", ["ndcg_10", "hit_rate_10_full"]))

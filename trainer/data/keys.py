@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.available import DENSE_MODELS, PAIR_MODELS, SEQUENCE_MODELS
+from trainer.available_models import DENSE_MODELS, PAIR_MODELS, PIECE_MODELS, SEQUENCE_MODELS
 from trainer.data.plan import NEGATIVE_SUFFIX
 from trainer.data.sequences import SEQUENCE_KEYS
 from trainer.spec import DatasetSpec, Feature, JobSpec
@@ -58,4 +58,4 @@ def read_numeric_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Featu
 
 def history_length(job: JobSpec) -> int:
     """How many of a user's last items a model of sequences reads where it ranks what comes next."""
-    return job.model.length if job.model.kind == "sasrec" else job.model.window
+    return job.model.length if job.model.kind in PIECE_MODELS else job.model.window

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.available_models import PIECE_MODELS
 from trainer.data.arrays import OFFSET, Appender
 from trainer.data.bad_rows import BadRows
 from trainer.data.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
@@ -208,9 +209,9 @@ def _sequence_settings(job: JobSpec) -> dict[str, Any]:
 
 
 def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
-    """By split: an item of a sequence (item2vec) or a piece of one (sasrec) to train on, an item to predict."""
+    """By split: an item of a sequence (item2vec) or a piece of one (PIECE_MODELS) to train on, an item to predict."""
     model = plan.job.model
-    train = len(sequences.windows(model.length)) if model.kind == "sasrec" else len(sequences.train.values)
+    train = len(sequences.windows(model.length)) if model.kind in PIECE_MODELS else len(sequences.train.values)
     return {"train": train, **{name: len(places) for name, places in sequences.held.items()}}
 
 

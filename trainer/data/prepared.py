@@ -207,7 +207,7 @@ class PreparedData:
 
     @cached_property
     def windows(self) -> Windows:
-        """The pieces of sequences that sasrec trains on."""
+        """The pieces of sequences that sasrec and gru4rec train on."""
         assert self.sequence is not None
         return self.sequences.windows(self.sequence["length"])
 

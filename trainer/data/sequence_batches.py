@@ -17,6 +17,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from embeddings.philox import philox4x32, table_key
+from trainer.available_models import PIECE_MODELS
 from trainer.data.fresh_negatives import IN_BATCH_DRAWS
 from trainer.data.growth import NUM_SPECIAL_ROWS
 from trainer.data.hashing import Int64s, UInt64s, below, mix, unit_interval
@@ -86,7 +87,7 @@ class SkipGrams:
 
 
 class NextItems:
-    """SASRec: an example is a piece of a training sequence (:class:`trainer.data.sequences.Windows`).
+    """SASRec, GRU4Rec: an example is a piece of a training sequence (:class:`trainer.data.sequences.Windows`).
 
     ``item`` holds all but its last item, ``item__target`` all but its first, and ``item__negative`` for each target
     ``negatives`` uniform items of training that the user never had there.
@@ -192,7 +193,7 @@ class SequenceReader:
 
     def __init__(self, data: PreparedData, epoch: int):
         assert data.sequence is not None
-        kinds: Mapping[str, Any] = {"item2vec": SkipGrams, "sasrec": NextItems}
+        kinds: Mapping[str, Any] = {"item2vec": SkipGrams, **dict.fromkeys(PIECE_MODELS, NextItems)}
         self._make = kinds[data.sequence["kind"]](data, epoch)
         self._order = data.order() if data.sampling == "in_batch" else None
         self._epoch, self._size, self._num = epoch, data.batch_size, data.num_examples["train"]

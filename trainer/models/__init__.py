@@ -10,6 +10,7 @@ from trainer.models.dlrm import DLRM
 from trainer.models.dnn import DNN
 from trainer.models.finalmlp import FinalMLP
 from trainer.models.fm import FM
+from trainer.models.gru4rec import GRU4Rec
 from trainer.models.item2vec import Item2Vec
 from trainer.models.mf import MF
 from trainer.models.sasrec import SASRec
@@ -35,4 +36,5 @@ MODELS: dict[str, type[RankingModel]] = {
     "bpr": BPR,
     "item2vec": Item2Vec,
     "sasrec": SASRec,
+    "gru4rec": GRU4Rec,
 }
