@@ -168,7 +168,10 @@ def write_program(part: DensePart, path: Path) -> None:
     free = part.dynamic()
     sizes = {name: torch.export.Dim(name) for one in free.values() for name in one.values()}
     shapes = tuple({axis: sizes[name] for axis, name in free[given].items()} for given in part.inputs)
-    program = torch.export.export(part, part.example(), dynamic_shapes={"inputs": shapes})
+    with warnings.catch_warnings():
+        # torch.nn.GRU keeps a list of its parameters beside them, and makes it anew when it is traced.
+        warnings.filterwarnings("ignore", message=r".*_flat_weights\[", category=UserWarning)
+        program = torch.export.export(part, part.example(), dynamic_shapes={"inputs": shapes})
     # Examples are stored as a pickle: they go. Weights are stored as bytes.
     program._example_inputs = None
     torch.export.save(program, path)
