@@ -30,6 +30,7 @@ from redis.retry import Retry
 from embeddings.store_files import StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
 from embeddings.store_lease import Lease, leased
 from embeddings.store_mirror import RemoteStore, content_name
+from embeddings.store_redis_packed import PackedReader, load_packed
 from embeddings.store_redis_rows import Client, RedisReader, RowKeys, ask, load_rows, remove_rows, rows_info
 from embeddings.store_url import REDIS_PREFIX, StoreUrl, parse_store_url
 from embeddings.store_version import VersionReader, is_items_file
@@ -37,7 +38,8 @@ from embeddings.vectors import Array
 
 FOLLOW_SECONDS = 0.0
 GRACE_SECONDS = 600.0
-OPTIONS = ("prefix", "grace_seconds")
+OPTIONS = ("prefix", "grace_seconds", "rows")
+LAYOUTS = ("keys", "packed")
 _PIECE_BYTES = 1 << 22
 _CONNECT_SECONDS = 3.0
 _SOCKET_SECONDS = 20.0
@@ -58,7 +60,8 @@ _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL
 
 def open_redis(text: str) -> RemoteStore:
     """The store at ``redis://HOST:PORT/DB``. Options: ``prefix`` of all keys (``evenkeel:``), ``grace_seconds`` for
-    which rows of a version outlive it (600), and those of every store elsewhere."""
+    which rows of a version outlive it (600), ``rows`` in which versions are loaded: ``keys``, one for each item, or
+    ``packed``, for readers that hold the ids (store_redis_packed.py); and those of every store elsewhere."""
     url = parse_store_url(text, FOLLOW_SECONDS, OPTIONS)
     prefix = url.options.get("prefix", REDIS_PREFIX)
     try:
@@ -73,12 +76,16 @@ def open_redis(text: str) -> RemoteStore:
     if not grace_seconds >= 0:
         raise ValueError(f"store url '{url.url}': grace_seconds is {url.options['grace_seconds']!r}, expected seconds")
 
+    layout = url.options.get("rows", "keys")
+    if layout not in LAYOUTS:
+        raise ValueError(f"store url '{url.url}': rows is {layout!r}, expected {' or '.join(LAYOUTS)}")
+
     def names() -> list[str]:
         with reaching(url.url):
             return [name.decode() for name in client.smembers(f"{prefix}collections")]
 
     def collection(name: str) -> InRedis:
-        return InRedis(client, prefix, name, url, grace_seconds)
+        return InRedis(client, prefix, name, url, grace_seconds, layout)
 
     store = RemoteStore(url.url, url.cache, names, collection, url.follow_seconds)
     weakref.finalize(store, client.connection_pool.disconnect)
@@ -123,7 +130,9 @@ class InRedis:
 
     items_stay_there = True
 
-    def __init__(self, client: Client, prefix: str, name: str, url: StoreUrl, grace_seconds: float):
+    def __init__(
+        self, client: Client, prefix: str, name: str, url: StoreUrl, grace_seconds: float, layout: str = "keys"
+    ):
         self._client = client
         self._all_names = f"{prefix}collections"
         self._name = name
@@ -131,6 +140,7 @@ class InRedis:
         self._where = f"{url.url} ({self._base})"
         self._lease_seconds = url.lease_seconds
         self._grace_seconds = grace_seconds
+        self._layout = layout
         self._prefix = prefix
         self._revision = f"{self._base}:revision".encode()
         # Packed once: it goes ahead of what is read.
@@ -173,7 +183,10 @@ class InRedis:
                 name = f"rows.{uuid.uuid4().hex[:12]}"
                 self._refuse_eviction()
                 self._client.sadd(f"{self._base}:objects", name)
-                load_rows(self._client, self._keys(name), file, None if parent is None else self._keys(parent))
+                if self._layout == "packed":
+                    load_packed(self._client, self._keys(name), file)
+                else:
+                    load_rows(self._client, self._keys(name), file, None if parent is None else self._keys(parent))
                 return name
             name = content_name(path, sha256)
             key = f"{self._base}:object:{name}"
@@ -224,12 +237,13 @@ class InRedis:
 
     def reader(self, manifest: dict[str, Any], name: str) -> VersionReader:
         with reaching(self._where):
-            return RedisReader(self._client, self._keys(name), manifest, self._reach)
+            kind = PackedReader if rows_info(self._client, self._keys(name))["blocks"] else RedisReader
+            return kind(self._client, self._keys(name), manifest, self._reach)
 
     def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
         assert isinstance(reader, RedisReader)
         revision, known = self._known
-        return reader.lookup_given(ids, self._revision, revision) if revision is not None and known is index else None
+        return reader.lookup_given(ids, self._revision, revision) if revision is not None and known == index else None
 
     # --- the lock --------------------------------------------------------------------------------------------------
 

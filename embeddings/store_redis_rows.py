@@ -1,7 +1,8 @@
 """Item rows in Redis: how they are loaded, looked up, read whole, and left to go.
 
     BASE            of a version's rows, PREFIXNAME:rows.TOKEN; the token is drawn anew for every load
-    BASE:info       JSON: rows, dim, dtype, chunks, base (the rows this one rests on, or null), row_keys (PREFIX.TOKEN:)
+    BASE:info       JSON: rows, dim, dtype, chunks, base (the rows this one rests on, or null), row_keys (what is before
+                    the ids in their keys), blocks (0; more where vectors lie as store_redis_packed.py has it)
     BASE:chunk:K    everything of some thousand items but their vectors, as an Arrow stream, ids ascending
     BASE:gone       ids that the base has and this version has not, as an Arrow stream
     BASE:alive      there from the end of the load until the rows may go
@@ -66,6 +67,9 @@ class RowKeys(NamedTuple):
     def chunk(self, number: int) -> str:
         return f"{self.base}:chunk:{number}"
 
+    def block(self, number: int) -> str:
+        return f"{self.base}:block:{number}"
+
     def row(self) -> bytes:
         return f"{self.prefix}.{self.base.rpartition('.')[2]}:".encode()
 
@@ -92,16 +96,16 @@ def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None)
     num_chunks = -(-len(items) // CHUNK_ROWS)
     info = {
         "rows": len(items), "dim": items.dim, "dtype": str(vectors.dtype), "chunks": num_chunks,
-        "base": None if base is None else base.name, "row_keys": keys.row().decode(),
+        "base": None if base is None else base.name, "row_keys": keys.row().decode(), "blocks": 0,
     }  # fmt: skip
     client.set(keys.info(), json.dumps(info))
     gone = np.empty(0, dtype=items.keys.dtype)
-    with _Loader(client) as loader:
+    with Loader(client) as loader:
         before = None if base is None else RowsReader(client, base)
         for number in range(num_chunks):
             part = slice(number * CHUNK_ROWS, min((number + 1) * CHUNK_ROWS, len(items)))
             # Which ids are being written is there before they are, so that the rows of a dead writer can be removed.
-            loader.send_set(keys.chunk(number), _stream(batch.slice(part.start, part.stop - part.start)))
+            loader.send_set(keys.chunk(number), columns_stream(batch.slice(part.start, part.stop - part.start)))
             ids, values = items.keys[part], row_values(vectors[part], items.statuses[part])
             if before is not None:
                 changed = (before.values(ids) != values).any(axis=1)
@@ -110,7 +114,7 @@ def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None)
         if before is not None:
             known = before.columns().keys
             gone = known[~np.isin(known, items.keys)]
-            loader.send_set(keys.gone(), _stream(pa.record_batch({"key": _arrow_keys(gone)})))
+            loader.send_set(keys.gone(), columns_stream(pa.record_batch({"key": _arrow_keys(gone)})))
             loader.send_rows(keys.row(), gone, np.zeros((len(gone), 1), dtype=np.uint8))
     client.set(keys.alive(), "1")
 
@@ -118,6 +122,8 @@ def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None)
 def _base_for(client: Client, parent: RowKeys, items: ItemVectors, vectors: Array) -> RowKeys | None:
     """The rows that a delta may rest on, None where the version is better loaded whole."""
     info = rows_info(client, parent)
+    if info["blocks"]:
+        return None
     base = parent if info["base"] is None else parent.sibling(info["base"])
     if (info["dim"], info["dtype"]) != (items.dim, str(vectors.dtype)) or not client.exists(base.alive()):
         return None
@@ -139,7 +145,7 @@ def row_values(vectors: Array, statuses: Array) -> Array:
     return np.concatenate([raw, statuses.reshape(-1, 1)], axis=1)
 
 
-class _Loader:
+class Loader:
     """Sends many commands before it asks for their answers. A lost connection ends the load: a server that comes back
     may have lost what was sent before, so there is no going on from there."""
 
@@ -148,7 +154,7 @@ class _Loader:
         self._connection: Any = None
         self._num_sent = 0
 
-    def __enter__(self) -> _Loader:
+    def __enter__(self) -> Loader:
         self._connection = self._pool.get_connection()
         return self
 
@@ -234,12 +240,17 @@ def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
         client.delete(keys.alive())
     later = milliseconds + (1000 if complete else 0)
     expire = client.register_script(_EXPIRE)
+    for number in range(info["blocks"]):
+        if milliseconds > 1:
+            client.pexpire(keys.block(number), later)
+        else:
+            client.unlink(keys.block(number))
     num_chunks = int(info["chunks"])
     for name in [*(keys.chunk(number) for number in range(num_chunks)), keys.gone()]:
         content = client.get(name)
         if content is None:
             continue
-        ids = id_bytes(_keys_of_batch(_batch(content))).tolist()
+        ids = [] if info["blocks"] else id_bytes(_keys_of_batch(_batch(content))).tolist()
         for start in range(0, len(ids), EXPIRED_ROWS):
             part = ids[start : start + EXPIRED_ROWS]
             if milliseconds > 1:
@@ -264,14 +275,14 @@ def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
     """BASE:info. Raises UnknownVersion."""
     info = client.get(keys.info())
     if info is None:
-        raise _gone(keys)
+        raise gone(keys)
     document: dict[str, Any] = json.loads(info)
     # Rows that were loaded before this was said lie under their version's own name.
-    document.setdefault("row_keys", f"{keys.base}:id:")
-    return document
+    return {"row_keys": f"{keys.base}:id:", "blocks": 0, **document}
 
 
-def _gone(keys: RowKeys) -> UnknownVersion:
+def gone(keys: RowKeys) -> UnknownVersion:
+    """What a reader is told whose rows are not there any more."""
     return UnknownVersion(
         f"{keys.base}: the item rows are gone: their version has expired and its time of grace is over, or Redis lost "
         "them; open the current version, or publish again"
@@ -293,8 +304,8 @@ class RowsReader:
     """Looks up rows of one load, and of the base it rests on."""
 
     def __init__(self, client: Client, keys: RowKeys):
-        self._client = client
-        self._keys = keys
+        self.client = client
+        self.keys = keys
         info = rows_info(client, keys)
         self.dim = int(info["dim"])
         self.dtype = np.dtype(info["dtype"])
@@ -320,16 +331,16 @@ class RowsReader:
 
     def _get(self, ids: Array, given: Given | None) -> list[bytes | None]:
         found: list[bytes | None] = []
-        alive = self._keys.alive().encode()
+        alive = self.keys.alive().encode()
         # A key twice costs nothing that could be measured, and one form of the answer is simpler than two.
         key, expected = given or (alive, None)
         for start in range(0, len(ids), CHUNK_ROWS) if len(ids) else (0,):
             part = ids[start : start + CHUNK_ROWS]
-            now, is_alive, *rows = ask(self._client, packed_mget((key, alive), self._row, part))
+            now, is_alive, *rows = ask(self.client, packed_mget((key, alive), self._row, part))
             if given is not None and now != expected:
                 raise Switched
             if is_alive is None:
-                raise _gone(self._keys)
+                raise gone(self.keys)
             found += rows
         return found
 
@@ -340,10 +351,10 @@ class RowsReader:
 
     def columns(self) -> Columns:
         """Everything but the vectors, of all items. Raises UnknownVersion."""
-        names = [self._keys.chunk(number) for number in range(self._num_chunks)]
-        found = [self._client.get(name) for name in names]
-        if None in found or not self._client.exists(self._keys.alive()):
-            raise _gone(self._keys)
+        names = [self.keys.chunk(number) for number in range(self._num_chunks)]
+        found = [self.client.get(name) for name in names]
+        if None in found or not self.client.exists(self.keys.alive()):
+            raise gone(self.keys)
         batches = [_batch(content) for content in found]
         table = pa.Table.from_batches(batches).combine_chunks()
         batch = table.to_batches()[0] if table.num_rows else batches[0]
@@ -375,16 +386,16 @@ def decimal_lengths(numbers: Array) -> Array:
 _POWERS_OF_TEN = 10 ** np.arange(1, 19, dtype=np.int64)
 
 
-def ask(client: Client, command: bytes) -> Any:
-    """The answer to a packed command. Straight over a connection, because the client's own way there takes as long as
-    Redis does; a lost one is made again, with the client's own pauses."""
+def ask(client: Client, command: bytes, read: Callable[[Any], Any] | None = None) -> Any:
+    """The answer to a packed command, or what ``read`` takes from the connection. Straight over a connection, because
+    the client's own way there takes as long as Redis does; a lost one is made again, with the client's own pauses."""
     retry: Retry = client.get_retry() or Retry(NoBackoff(), 0)
 
     def once() -> Any:
         connection = client.connection_pool.get_connection()
         try:
             connection.send_packed_command([command])
-            return connection.read_response()
+            return connection.read_response() if read is None else read(connection)
         except BaseException:
             # What is on its way over this connection answers a question that nobody waits for any more.
             connection.disconnect()
@@ -426,13 +437,17 @@ class RedisReader(VersionReader):
             return None
 
     def _lookup(self, ids: Any, given: Given | None) -> tuple[Array, Array]:
+        queries = self._queries(ids)
+        with self._reach():
+            status, vectors = self._rows.split(self._rows.values(queries, given))
+        return status, as_float32(vectors)
+
+    def _queries(self, ids: Any) -> Array:
         queries = keys_of(ids, query=True)
         if len(queries) and (queries.dtype.kind == "i") != (self.manifest["id_type"] == "int64"):
             here, asked = ("integers", "strings") if queries.dtype.kind != "i" else ("strings", "integers")
             raise ItemIdError(f"the ids here are {here}, those asked for are {asked}")
-        with self._reach():
-            status, vectors = self._rows.split(self._rows.values(queries, given))
-        return status, as_float32(vectors)
+        return queries
 
     @functools.cached_property
     def _columns(self) -> Columns:
@@ -465,15 +480,20 @@ class RedisReader(VersionReader):
 
     @functools.cached_property
     def _batch(self) -> pa.RecordBatch:  # type: ignore[override]
-        vectors = np.empty((len(self.keys), self.dim), dtype=self._rows.dtype)
         with self._reach():
-            for start in range(0, len(vectors), CHUNK_ROWS):
-                part = slice(start, start + CHUNK_ROWS)
-                statuses, vectors[part] = self._rows.split(self._rows.values(self.keys[part]))
-                if (statuses == MISSING).any():
-                    raise _gone(self._rows._keys)
+            vectors = self._all_vectors()
         column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), self.dim)
         return self._columns.batch.append_column("vector", column)
+
+    def _all_vectors(self) -> Array:
+        """As they are stored, [n, d]."""
+        vectors = np.empty((len(self.keys), self.dim), dtype=self._rows.dtype)
+        for start in range(0, len(vectors), CHUNK_ROWS):
+            part = slice(start, start + CHUNK_ROWS)
+            statuses, vectors[part] = self._rows.split(self._rows.values(self.keys[part]))
+            if (statuses == MISSING).any():
+                raise gone(self._rows.keys)
+        return vectors
 
 
 # --- Arrow -----------------------------------------------------------------------------------------------------------
@@ -486,7 +506,7 @@ def stored_vectors(batch: pa.RecordBatch) -> Array:
     return rows
 
 
-def _stream(batch: pa.RecordBatch) -> bytes:
+def columns_stream(batch: pa.RecordBatch) -> bytes:
     """A batch without its vectors, as an Arrow stream."""
     batch = batch.select([name for name in batch.schema.names if name != "vector"])
     sink = pa.BufferOutputStream()

@@ -15,6 +15,7 @@ import store_servers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embeddings import store_redis_packed
 from embeddings.store import (
     Collection,
     GateHeld,
@@ -759,6 +760,18 @@ class TestRedisStore(StoreContract):
     def again(self, url: str, tmp_path: Path) -> Reopen:
         numbers = itertools.count()
         return lambda: open_store(f"{url}&cache={tmp_path / f'other{next(numbers)}'}")
+
+
+class TestPackedRedisStore(TestRedisStore):
+    """Rows in blocks, two or three to a block."""
+
+    @pytest.fixture
+    def url(self, redis_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+        monkeypatch.setattr(store_redis_packed, "BLOCK_BYTES", 48)
+        store_redis_packed._ranges.cache_clear()
+        with store_servers.redis_prefix(redis_url, request.node.name) as url:
+            yield f"{url}&rows=packed"
+        store_redis_packed._ranges.cache_clear()
 
 
 class TestObjectStore(StoreContract):

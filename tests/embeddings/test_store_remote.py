@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.fs as pafs
 import pytest
 
-from embeddings import store_redis_rows
+from embeddings import store_redis, store_redis_rows
 from embeddings.store import (
     Collection,
     CorruptStore,
@@ -164,6 +164,85 @@ def test_what_goes_between_a_look_and_its_use(opened: Callable[..., Store], redi
             other.open("v000001")
 
 
+def test_packed_rows(opened: Callable[..., Store], redis_server: Any) -> None:
+    """One round trip of ranges; readers of either layout read both; a version that goes takes its blocks along."""
+    packed, keyed = opened("rows=packed", "grace_seconds=0").collection("items"), opened().collection("items")
+    vectors = np.random.default_rng(0).standard_normal((NUM_ITEMS, 400)).astype(np.float16).astype(np.float32)
+    publish(packed, 1, vectors)
+    with redis_server.client() as client:
+        assert len(client.keys("*:block:*")) == 2
+    assert num_rows(redis_server) == 0
+    rows = np.random.default_rng(1).permutation(2 * NUM_ITEMS)
+    for reader in (packed, keyed, opened("rows=packed").collection("items")):
+        version, status, found = reader.lookup(rows)
+        assert version == "v000001"
+        np.testing.assert_array_equal(status == FOUND, rows < NUM_ITEMS)
+        np.testing.assert_array_equal(found[rows < NUM_ITEMS], vectors[rows[rows < NUM_ITEMS]])
+        assert not found[rows >= NUM_ITEMS].any()
+        np.testing.assert_array_equal(reader.open().vectors, vectors)
+    # One MGET behind each part of 2048.
+    assert commands(redis_server, lambda: packed.lookup(rows)) == {"getrange": NUM_ITEMS, "mget": 2}
+    assert commands(redis_server, lambda: packed.lookup([-1])) == {"mget": 1}
+    # A delta rests on keys of rows alone, whatever lies under other keys.
+    with redis_server.client() as client:
+        whole = store_redis_rows.row_values(vectors.astype(np.float16), np.full(NUM_ITEMS, FOUND, dtype=np.uint8))
+        client.mset({str(item): row.tobytes() for item, row in enumerate(whole)})
+    publish(keyed, 2, vectors)
+    assert num_rows(redis_server) == NUM_ITEMS
+    publish(packed, 3, vectors + 1)
+    packed.retain(1)
+    wait_for_none(redis_server, "evenkeel:items:*:block:*", but=2)
+    wait_for_none(redis_server, "evenkeel:.*")
+    np.testing.assert_array_equal(keyed.lookup([5])[2], (vectors[[5]] + 1).astype(np.float16))
+
+
+def test_packed_rows_that_are_gone(opened: Callable[..., Store], redis_server: Any) -> None:
+    """A block or ``alive`` is lost, or a block is another: an error, and never zeros or a wait without an end."""
+    collection = opened("rows=packed").collection("items")
+    publish(collection, 1, np.random.default_rng(0).standard_normal((NUM_ITEMS, 400)).astype(np.float32))
+    collection.lookup([1])
+    with redis_server.client() as client:
+        (alive,), blocks = client.keys("*:alive"), sorted(client.keys("*:block:*"))
+        for key in (blocks[1], blocks[0], alive):
+            kept = client.get(key)
+            client.delete(key)
+            with pytest.raises(UnknownVersion, match="gone"):
+                collection.open().lookup(np.arange(NUM_ITEMS))
+            if key != alive:
+                with pytest.raises(UnknownVersion, match="gone"):
+                    opened().collection("items").open().vectors  # noqa: B018
+                client.set(key, kept[:-100])
+                with pytest.raises(UnknownVersion, match="gone"):
+                    collection.open().lookup(np.arange(NUM_ITEMS))
+            client.set(key, kept)
+            assert (collection.open().lookup(np.arange(NUM_ITEMS))[0] == FOUND).all()
+    redis_server.kill()
+    with pytest.raises(StoreUnavailable):
+        collection.open("v000001").lookup([1])
+
+
+@pytest.mark.parametrize("rows", ["keys", "packed"])
+def test_a_server_that_does_not_answer(
+    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch, rows: str
+) -> None:
+    monkeypatch.setattr(store_redis, "_SOCKET_SECONDS", 0.1)
+    collection = opened(f"rows={rows}").collection("items")
+    publish(collection, 1)
+    reader = collection.open()
+    assert reader.lookup([1])[1][0, 0] == 1
+    with redis_server.client() as client:
+        client.client_pause(4_000)
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            reader.lookup([1])
+        client.ping()
+    assert reader.lookup([1])[1][0, 0] == 1
+
+
+def test_the_layout_is_one_of_two(opened: Callable[..., Store]) -> None:
+    with pytest.raises(ValueError, match="rows is 'both', expected keys or packed"):
+        opened("rows=both")
+
+
 def test_rows_of_an_earlier_release_are_served_and_removed(opened: Callable[..., Store], redis_server: Any) -> None:
     collection = opened("grace_seconds=0").collection("items")
     publish(collection, 1)
@@ -276,7 +355,7 @@ def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store
     publish(collection, 1)
     other = opened().collection("items")
     assert_serves(other, 1)
-    sent = store_redis_rows._Loader.send_rows
+    sent = store_redis_rows.Loader.send_rows
 
     def send_half(self: Any, prefix: bytes, ids: Any, values: Any) -> None:
         sent(self, prefix, ids[: len(ids) // 2], values[: len(ids) // 2])
@@ -284,7 +363,7 @@ def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store
         sent(self, prefix, ids[len(ids) // 2 :], values[len(ids) // 2 :])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_redis_rows._Loader, "send_rows", send_half)
+        patch.setattr(store_redis_rows.Loader, "send_rows", send_half)
         with pytest.raises(StoreUnavailable, match="hat is served is unchanged"):
             publish(collection, 2)
     assert collection.current() == "v000001"
