@@ -184,7 +184,9 @@ def test_what_has_no_meaning_is_refused(tmp_path, feature, said):
 def test_models_that_read_no_numbers_refuse_them(tmp_path):
     path = rows_with_prices(tmp_path / "rows.parquet")
     dataset, job = specs(path, model={"kind": "two_tower", "embedding_dim": 4})
-    with pytest.raises(ValueError, match="two_tower reads no numeric features, and 'price' is dense: use one of fm, dnn"):
+    with pytest.raises(
+        ValueError, match="two_tower reads no numeric features, and 'price' is dense: use one of fm, dnn"
+    ):
         job.against(dataset)
     with pytest.raises(SpecError, match=r"label.negatives.of: 'price' is dense, and has no ids"):
         specs(path, dataset={"label": {"negatives": {"of": "price"}}})
