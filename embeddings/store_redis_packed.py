@@ -1,6 +1,7 @@
 """Item rows in Redis as a few long strings, for readers that hold the ids: less memory there, and fewer places to look.
 
-    BASE            as in store_redis_rows.py, with info, chunks (ids and statuses) and alive; info says ``blocks``
+    BASE            as in store_redis_rows.py, with info, chunks (ids and statuses) and alive; info says ``blocks`` and
+                    ``block_rows``, how many vectors are in each but the last
     BASE:block:K    the vectors of some thousand items, one after the other, in the order of the chunks
 
 A reader takes the ids of a version when it first looks something up, 8 to 12 bytes an item for integers, and asks for
@@ -54,7 +55,7 @@ def load_packed(client: Client, keys: RowKeys, file: Path) -> None:
     num_chunks = -(-len(vectors) // CHUNK_ROWS)
     info = {
         "rows": len(vectors), "dim": vectors.shape[1], "dtype": str(vectors.dtype), "chunks": num_chunks,
-        "base": None, "row_keys": "", "blocks": len(starts),
+        "base": None, "row_keys": "", "blocks": len(starts), "block_rows": size,
     }  # fmt: skip
     # First, so that what a dead writer loaded can be found and removed.
     client.set(keys.info(), json.dumps(info))
@@ -94,10 +95,10 @@ class PackedReader(RedisReader):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _read_part(self, rows: Array, given: Given | None) -> Array:
-        size = block_rows(self._row_bytes)
+        size = self._rows.block_rows
         pieces: list[Any] = [None] * (2 * len(rows))
         pieces[::2] = self._heads[rows // size].tolist()
-        pieces[1::2] = _ranges(self._row_bytes)[rows % size].tolist()
+        pieces[1::2] = _ranges(self._row_bytes, size)[rows % size].tolist()
         # Behind the ranges: what says that they were whole is younger than they are.
         key, expected = given or (self._alive, None)
         pieces.append(
@@ -130,13 +131,13 @@ class PackedReader(RedisReader):
     def _heads(self) -> Array:
         """The beginning of a GETRANGE of each block, as Redis' protocol has it, [blocks]."""
         keys = self._rows.keys
-        num_blocks = -(-len(self) // block_rows(self._row_bytes))
+        num_blocks = -(-len(self) // self._rows.block_rows)
         names = [keys.block(number).encode() for number in range(num_blocks)]
         return np.array([b"*4\r\n$8\r\nGETRANGE\r\n$%d\r\n%b\r\n" % (len(name), name) for name in names], dtype=object)
 
     def _all_vectors(self) -> Array:
         vectors = np.empty((len(self), self.dim), dtype=self._rows.dtype)
-        size = block_rows(self._row_bytes)
+        size = self._rows.block_rows
         for number, start in enumerate(range(0, len(self), size)):
             block = self._rows.client.get(self._rows.keys.block(number))
             part = vectors[start : start + size]
@@ -147,10 +148,10 @@ class PackedReader(RedisReader):
 
 
 @functools.lru_cache(maxsize=8)
-def _ranges(row_bytes: int) -> Array:
+def _ranges(row_bytes: int, num_rows: int) -> Array:
     """The end of a GETRANGE of each row of a block, [rows of a block]."""
     found = []
-    for row in range(block_rows(row_bytes)):
+    for row in range(num_rows):
         first, last = (b"%d" % place for place in (row * row_bytes, (row + 1) * row_bytes - 1))
         found.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(first), first, len(last), last))
     return np.array(found, dtype=object)

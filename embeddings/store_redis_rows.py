@@ -312,6 +312,7 @@ class RowsReader:
         self.num_rows = int(info["rows"])
         self._num_chunks = int(info["chunks"])
         self._row = info["row_keys"].encode()
+        self.block_rows = int(info.get("block_rows", 0))
         self._width = self.dim * self.dtype.itemsize + 1
         self._base = None if info["base"] is None else RowsReader(client, keys.sibling(info["base"]))
 

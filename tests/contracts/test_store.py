@@ -768,10 +768,8 @@ class TestPackedRedisStore(TestRedisStore):
     @pytest.fixture
     def url(self, redis_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setattr(store_redis_packed, "BLOCK_BYTES", 48)
-        store_redis_packed._ranges.cache_clear()
         with store_servers.redis_prefix(redis_url, request.node.name) as url:
             yield f"{url}&rows=packed"
-        store_redis_packed._ranges.cache_clear()
 
 
 class TestObjectStore(StoreContract):

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.fs as pafs
 import pytest
 
-from embeddings import store_redis, store_redis_rows
+from embeddings import store_redis, store_redis_packed, store_redis_rows
 from embeddings.store import (
     Collection,
     CorruptStore,
@@ -180,6 +180,10 @@ def test_packed_rows(opened: Callable[..., Store], redis_server: Any) -> None:
         np.testing.assert_array_equal(found[rows < NUM_ITEMS], vectors[rows[rows < NUM_ITEMS]])
         assert not found[rows >= NUM_ITEMS].any()
         np.testing.assert_array_equal(reader.open().vectors, vectors)
+    # Blocks are as long as whoever loaded them says, whatever this release would make.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_redis_packed, "BLOCK_BYTES", 4000)
+        np.testing.assert_array_equal(opened().collection("items").lookup([NUM_ITEMS - 1])[2], vectors[[-1]])
     # One MGET behind each part of 2048.
     assert commands(redis_server, lambda: packed.lookup(rows)) == {"getrange": NUM_ITEMS, "mget": 2}
     assert commands(redis_server, lambda: packed.lookup([-1])) == {"mget": 1}
