@@ -76,8 +76,8 @@ def _ml1m(data: Path, seed: int) -> Iterator[Point]:
         ("MF", None, {}),
         ("Dropout + MF", None, DROP),
         ("SSE-SE + MF", both(0.005), {}),
-        ("MF, no biases", None, {"biases": False}),
-        ("SSE-SE + MF, no biases", both(0.005), {"biases": False}),
+        ("MF, no biases", None, {"biases": False, "batch_size": 1024}),
+        ("SSE-SE + MF, no biases", both(0.005), {"biases": False, "batch_size": 1024}),
     )
     for row, sse, more in variants:
         yield _mf("ml1m", row, of, seed, 100, 0.1, documents.RANDOM, sse, **more)
