@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainer.recipes import documents, published
+from trainer.recipes.click_tasks import ClickTask, click_tasks, write_click_log
 from trainer.recipes.point import Claim, Column, Point, Recipe, Table
-from trainer.spec import DatasetSpec
 
 MODELS = {"dnn": "DNN", "wide_deep": "WDL", "xdeepfm": "xDeepFM", "wukong": "WuKong"}
 SAM = {"sam": {"rho": 0.05}}
 DECAYS = (0.3, 1.0, 3.0)
 """weight_decay of AdamW and AdagradW, times a learning rate of .001: half-lives of 230 to 2,300 steps."""
 ADAGRAD_DECAYS = tuple(decay / 10 for decay in DECAYS)
-ONE_EPOCH = ("amazon_sports", "epinions")
 FIVE_BUCKETS = tuple(range(1, 6))
 
 Method = tuple[str, str, dict[str, Any], dict[str, Any]]
@@ -35,37 +35,29 @@ def methods(family: str) -> Iterator[Method]:
     yield f"{label}AR", "", plain | {"kind": f"{family}_ar", "alpha": "auto"}, {}
 
 
-def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
-    """Both families on four models and three data sets; ``quick``: Adam and AdamAR on a small log of our own."""
+def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
+    """Both families on four models and four data sets; ``quick``: Adam and AdamAR on a small log of our own. ``rows``:
+    the folder that our own log is written to."""
     if quick:
         return _quick(data, seeds)
-    datasets: dict[str, tuple[DatasetSpec, int, dict[str, Any]]] = {
-        "amazon_sports": (documents.amazon_sports(data), 512, documents.LAST_ITEMS),
-        "epinions": (documents.epinions(data, {"rule": "rating >= 4"}), 1024, documents.RANDOM),
-        "ml1m": (
-            documents.dataset("ml1m", data / "ml1m.parquet", {"rule": "rating >= 4"}, order="pos"),
-            1024,
-            documents.RANDOM,
-        ),
-    }
+    tasks = click_tasks(data, rows)
     points = [
         point
-        for name, (of, batch_size, evaluation) in datasets.items()
+        for name, task in tasks.items()
         for family in ("adam", "adagrad")
-        for point in _points(f"{name}_{family}", of, family, tuple(MODELS), batch_size, evaluation, seeds)
+        for point in _points(f"{name}_{family}", task, family, tuple(MODELS), seeds)
     ]
-    tables = [table for name in datasets for family in ("adam", "adagrad") for table in _tables(name, family)]
-    claims = [claim for name in datasets for claim in _claims(name)]
-    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, tuple(points), tuple(tables), tuple(claims))
+    tables = [table for name in tasks for family in ("adam", "adagrad") for table in _tables(name, family)]
+    claims = [claim for name in tasks for claim in _claims(name)]
+    prepare = partial(write_click_log, rows)
+    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, tuple(points), tuple(tables), tuple(claims), prepare)
 
 
 def _points(
     table: str,
-    of: DatasetSpec,
+    task: ClickTask,
     family: str,
     models: tuple[str, ...],
-    batch_size: int,
-    evaluation: dict[str, Any],
     seeds: int,
     dim: int = 16,
     hidden: tuple[int, ...] = (128, 64),
@@ -75,17 +67,17 @@ def _points(
             for row, tried, optimizer, regularizers in methods(family):
                 spec = documents.job(
                     f"{table} {model} {row} {tried}",
-                    of,
+                    task.of,
                     model={"kind": model, "embedding_dim": dim, "hidden": list(hidden), "init": {"kind": "zero"}},
                     optimizer=optimizer,
                     dense_optimizer={"kind": "adam", "learning_rate": 0.001},
                     epochs=4,
-                    batch_size=batch_size,
+                    batch_size=task.batch_size,
                     seed=seed,
-                    evaluation=evaluation | {"metrics": ["auc", "logloss", "frequency_buckets"]},
+                    evaluation=task.evaluation | {"metrics": ["auc", "logloss", "frequency_buckets"]},
                     **({"regularizers": regularizers} if regularizers else {}),
                 )
-                yield Point(table, model, row, of, spec, tried)
+                yield Point(table, model, row, task.of, spec, tried)
 
 
 def _tables(name: str, family: str) -> Iterator[Table]:
@@ -142,8 +134,8 @@ def _claims(name: str) -> Iterator[Claim]:
 
 
 def _quick(data: Path, seeds: int) -> Recipe:
-    of = documents.click_log(data)
-    log = _points("quick_adam", of, "adam", ("dnn",), 128, documents.RANDOM, seeds, dim=8, hidden=(32,))
+    task = ClickTask(documents.click_log(data), 128, documents.RANDOM)
+    log = _points("quick_adam", task, "adam", ("dnn",), seeds, dim=8, hidden=(32,))
     points = tuple(point for point in log if point.row in ("Adam", "AdamAR"))
     table = Table(
         "quick_adam", "own log, small: test AUC after epochs 1/2/3/4", (Column("DNN", "dnn", "auc"),), "epochs", "auc"
@@ -162,5 +154,5 @@ Zero initial rows, dimension 16, tower 128-64, dense moments, learning rate .001
 part is trained by Adam in every row. alpha by `optimizer.alpha: auto` for each seed: short runs on the validation
 split, never on test. AdamW's and AdagradW's decay: of three the one with the best validation AUC. SAM with rho .05.
 Amazon Sports: the last row of each user tests and the one before validates, one uniform negative for each positive;
-epinions and ml1m: a random tenth each. The paper has dimension 32 and batch 2048, and other data: its Amazon is not
-this one."""
+epinions, ml1m and our own log: a random tenth each. The paper has dimension 32 and batch 2048, and other data: its
+Amazon is not this one."""

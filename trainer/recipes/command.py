@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.data.errors import DataError
 from trainer.failures import ResourceError
-from trainer.recipes import adamar, dropout, lecture, rff, sse
+from trainer.recipes import adamar, alpha, dropout, lecture, rff, sse
 from trainer.recipes.point import Recipe
 from trainer.recipes.quick_data import write_quick_data
 from trainer.rundir import read_run
@@ -21,13 +21,14 @@ from trainer.train import read_spec
 
 RECIPES: dict[str, Callable[..., Recipe]] = {
     "adamar": adamar.recipe,
+    "alpha": alpha.recipe,
     "sse": sse.recipe,
     "dropout": dropout.recipe,
     "rff": rff.recipe,
     "lecture": lecture.recipe,
 }
 """``recipe(data, seeds, quick)``; those of MAKE_ROWS take the folder ``rows`` of files that they write."""
-MAKE_ROWS = ("lecture", "sse")
+MAKE_ROWS = ("adamar", "alpha", "lecture", "sse")
 DATA = Path("../shared/data")
 SEEDS = {"rff": 10}
 """Where it is not 3: the paper's variances are of ten runs."""

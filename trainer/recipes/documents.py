@@ -73,6 +73,6 @@ def amazon_beauty(data: Path) -> DatasetSpec:
 
 
 def click_log(data: Path) -> DatasetSpec:
-    """The project's own generator (trainer.generate), small: ``quick_data`` wrote it."""
+    """The project's own generator (trainer.generate), as ``write_click_log`` wrote it."""
     features = {**PAIR, "query": {"type": "id"}, "context": {"type": "id"}}
     return dataset("clicklog", data / "clicklog", {"column": "click"}, features, timestamp="timestamp")

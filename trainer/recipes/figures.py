@@ -45,6 +45,8 @@ class Figures:
 
     def __init__(self, recipe: Recipe, records: Mapping[str, Record]):
         self.recipe = recipe
+        self.searched = {point.key for point in recipe.points if point.job.optimizer.alpha == "auto"}
+        """Keys of the points whose alpha the validation split takes."""
         self._runs: dict[tuple[str, str, str], dict[str, Runs]] = {}
         self._rows: dict[str, list[str]] = {}
         for point in recipe.points:

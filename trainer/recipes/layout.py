@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ def view(table: Table, figures: Figures) -> View | None:
         if any(of_row):
             lines += _lines(table, row, columns, of_row)
             behind += [record for cell in of_row if cell is not None for record in cell.records]
-            notes += _choices(row, columns, of_row)
+            notes += _choices(row, columns, of_row, figures.searched)
     notes += _fewer_seeds(cells)
     missing = [row for row in rows if not any(cells[row, column] for column in columns)]
     missing += [column.label for column in table.columns if column not in columns]
@@ -135,7 +135,7 @@ def _difference(cell: Cell | None, published: Sequence[float] | None, digits: in
     return "/".join(f"{ours - theirs:+.{digits}f}" for ours, theirs in zip(cell.mean, published, strict=True))
 
 
-def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None]) -> list[str]:
+def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None], searched: Collection[str]) -> list[str]:
     """What the validation split took: alpha of each seed, or a candidate."""
     said = []
     seen: set[str] = set()
@@ -143,7 +143,7 @@ def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None]) 
         if cell is None or column.points in seen:
             continue
         seen.add(column.points)
-        alphas: list[Any] = [record["alpha"] for record in cell.records if record["alpha"] is not None]
+        alphas: list[Any] = [record["alpha"] for record in cell.records if record["key"] in searched]
         if alphas:
             said.append(f"{row}, {column.points}: alpha " + ", ".join(f"{alpha:.1e}" for alpha in alphas) + ".")
         if cell.tried:

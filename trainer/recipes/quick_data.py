@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.generate import ClickLog, generate
+from trainer.generate import ClickLog
+from trainer.recipes.click_tasks import write_click_log
 
 LOG = ClickLog(num_rows=12_000, num_days=3, seed=0)
 """Two rows in five have a query of their own: one-epoch overfitting shows within three epochs."""
@@ -16,9 +17,7 @@ LOG = ClickLog(num_rows=12_000, num_days=3, seed=0)
 
 def write_quick_data(folder: Path) -> None:
     """``clicklog/`` under ``folder``, once."""
-    if not (folder / "clicklog").exists():
-        generate(LOG, folder / ".clicklog")
-        (folder / ".clicklog").rename(folder / "clicklog")
+    write_click_log(folder, LOG)
 
 
 NUM_TASTES, NUM_TASTE_ITEMS, NUM_TASTE_USERS, TASTE_LENGTH = 5, 250, 500, 24

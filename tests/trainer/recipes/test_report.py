@@ -22,8 +22,9 @@ from trainer.recipes.speed import speed
 OF = documents.dataset("rows", Path("rows.parquet"), {"column": "click"})
 
 
-def point(row: str, seed: int, tried: str = "") -> Point:
-    job = documents.job(f"{row} {tried}", OF, model={"kind": "dnn", "hidden": [4]}, epochs=2, seed=seed)
+def point(row: str, seed: int, tried: str = "", **optimizer: Any) -> Point:
+    fields = {"optimizer": optimizer} if optimizer else {}
+    job = documents.job(f"{row} {tried}", OF, model={"kind": "dnn", "hidden": [4]}, epochs=2, seed=seed, **fields)
     return Point("t", "dnn", row, OF, job, tried)
 
 
@@ -42,7 +43,7 @@ def record(of: Point, validation: list[float], test: list[float], state: str = "
 
 
 POINTS = tuple(
-    point(row, seed, tried)
+    point(row, seed, tried, **({"kind": "adam_ar", "alpha": "auto"} if row == "AdamAR" else {}))
     for row, tried in (("Adam", ""), ("AdamW", "decay 1"), ("AdamW", "decay 3"), ("AdamAR", ""))
     for seed in (0, 1)
 )
@@ -81,6 +82,14 @@ def records() -> list[dict[str, Any]]:
         if (one.row, one.tried, one.seed) in figures
     ]
     return [*found, record(POINTS[-1], [], [], "failed", error="rows.parquet: not there")]
+
+
+def test_alpha_is_told_where_it_was_searched_for(tmp_path: Path) -> None:
+    for alpha, told in (("auto", True), (0.0001, False)):
+        one = point("AdamAR", 0, kind="adam_ar", alpha=alpha)
+        recipe = Recipe("x", "A title", "A paper", "A protocol.", (one,), (table(published={}),), ())
+        report = write_report(recipe, (one,), [record(one, [0.7, 0.7], [0.7, 0.7], alpha=0.0001)], tmp_path)
+        assert ("AdamAR, dnn: alpha 1.0e-04." in report.markdown.splitlines()) == told
 
 
 def test_the_table_is_exact(records: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -1,0 +1,157 @@
+"""``alpha``: how long an idle row should keep its norm, over data sets and batch sizes: what ``optimizer.alpha:
+default`` goes by (Li and Lyu, Adaptive Regularization, tune alpha on a grid for each data set)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.build import DEFAULT_HALF_LIFE
+from trainer.recipes import documents
+from trainer.recipes.click_tasks import ClickTask, click_tasks, write_click_log
+from trainer.recipes.figures import Figures
+from trainer.recipes.point import Column, Point, Recipe, Table
+from trainer.recipes.quick_data import LOG as QUICK_LOG
+from trainer.recipes.section import Findings, Panel, Section
+
+HALF_LIVES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.6)
+"""Epochs in which an idle row loses half its norm."""
+QUICK_HALF_LIVES = (0.05, DEFAULT_HALF_LIFE, 0.8)
+TIMES = (1, 4, 16)
+"""Batch sizes, in those of table ``adamar``."""
+TRAINING_ROWS = {"amazon_sports": 379_086, "epinions": 616_029, "ml1m": 800_103, "clicklog": 480_000}
+NO_DECAY = "Adam"
+TABLE = "alpha"
+COST = 0.005
+"""What a rule may cost against the best half-life of a case."""
+
+
+def alpha_of(half_life: float, num_rows: int, batch_size: int) -> float:
+    """alpha with which a row that is idle for ``half_life`` epochs has half its norm: exp(-alpha n^2 / 2) = 1/2 after n
+    steps (methods: P[n])."""
+    steps = half_life * math.ceil(num_rows / batch_size)
+    return 2.0 * math.log(2.0) / steps**2
+
+
+def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
+    """DNN with AdamAR for each half-life, data set and batch size, and with Adam. ``rows``: the folder that our own log
+    is written to; ``quick``: on a small log of our own."""
+    half_lives: tuple[float, ...]
+    times: tuple[int, ...]
+    if quick:
+        cases = {"quick": ClickTask(documents.click_log(data), 128, documents.RANDOM)}
+        num_rows, half_lives, times = {"quick": QUICK_LOG.num_rows * 4 // 5}, QUICK_HALF_LIVES, (1, 4)
+        size: dict[str, Any] = {"embedding_dim": 8, "hidden": [32]}
+        prepare = None
+    else:
+        cases, num_rows, half_lives, times = click_tasks(data, rows), TRAINING_ROWS, HALF_LIVES, TIMES
+        size = {"embedding_dim": 16, "hidden": [128, 64]}
+        prepare = partial(write_click_log, rows)
+    points = tuple(
+        point
+        for seed in range(seeds)
+        for name, task in cases.items()
+        for batch_size in (task.batch_size * factor for factor in times)
+        for point in _points(name, task, batch_size, num_rows[name], half_lives, size, seed)
+    )
+    columns = list(dict.fromkeys(point.column for point in points))
+    tables = tuple(
+        Table(
+            TABLE if split == "validation" else f"{TABLE}:{split}",
+            f"DNN, Adam and AdamAR by the half-life of an idle row: {split} AUC after epoch 4",
+            tuple(Column(column, column, "auc", split) for column in columns),
+            "last",
+            "auc",
+        )
+        for split in ("validation", "test")
+    )
+    return Recipe("alpha", _TITLE, _SOURCE, _PROTOCOL, points, tables, (), prepare, findings)
+
+
+def _points(
+    name: str, task: ClickTask, batch_size: int, num_rows: int, half_lives: Sequence[float], size: dict[str, Any],
+    seed: int,
+) -> Iterator[Point]:  # fmt: skip
+    plain = {"kind": "adam", "learning_rate": 0.001}
+    decayed = {
+        _row(half_life): plain | {"kind": "adam_ar", "alpha": alpha_of(half_life, num_rows, batch_size)}
+        for half_life in half_lives
+    }
+    column = f"{name}, batch {batch_size}"
+    for row, optimizer in ({NO_DECAY: plain} | decayed).items():
+        spec = documents.job(
+            f"{column} {row}",
+            task.of,
+            model={"kind": "dnn", "init": {"kind": "zero"}, **size},
+            optimizer=optimizer,
+            dense_optimizer={"kind": "adam", "learning_rate": 0.001},
+            epochs=4,
+            batch_size=batch_size,
+            seed=seed,
+            evaluation=task.evaluation | {"metrics": ["auc"]},
+        )
+        yield Point(TABLE, column, row, task.of, spec)
+
+
+def _row(half_life: float) -> str:
+    return f"half-life {half_life:g}"
+
+
+def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -> Findings:
+    """What each case asks for, what one half-life for all of them costs, and whether the default is near enough."""
+    figures, table = Figures(recipe, records), recipe.tables[0]
+    half_lives = [float(row.split()[-1]) for row in figures.rows(table) if row != NO_DECAY]
+    cases = {}
+    for column in table.columns:
+        cells = {one: figures.cell(table, column, _row(one)) for one in half_lives}
+        plain = figures.cell(table, column, NO_DECAY)
+        if plain is not None and all(cells.values()):
+            cases[column.label] = (plain.mean[0], {one: cell.mean[0] for one, cell in cells.items() if cell})
+    if not cases:
+        return Findings()
+    lines, claims = [], []
+    for label, (plain_auc, found) in cases.items():
+        best = max(found, key=lambda one: found[one])
+        lost = found[best] - found[DEFAULT_HALF_LIFE]
+        lines.append(
+            (label, f"{best:g}", f"{found[best]:.4f}", f"{lost:.4f}", f"{found[DEFAULT_HALF_LIFE] - plain_auc:+.4f}")
+        )
+        text = f"{label}: the default's half-life is within {COST:g} of the best after epoch 4"
+        claims.append(("holds" if lost <= COST else "does not hold", text, f"-{lost:.4f}"))
+    each = Section(
+        "alpha",
+        f"What each case asks for, and the default's half-life of {DEFAULT_HALF_LIFE:g} epochs (validation AUC)",
+        ("", "best half-life", "its AUC", "lost by the default", "the default above Adam"),
+        tuple(lines),
+        panels=(
+            Panel(
+                "validation AUC after epoch 4, less the best of the case",
+                "half-life of an idle row, epochs",
+                "AUC",
+                {label: [(one, value - max(found.values())) for one, value in found.items()]
+                 for label, (_, found) in cases.items()},
+                log="x",
+            ),
+        ),
+    )  # fmt: skip
+    losses = {one: [max(found.values()) - found[one] for _, found in cases.values()] for one in half_lives}
+    everywhere = Section(
+        "one-for-all",
+        f"One half-life for all of {len(cases)} cases: AUC lost against the best of each",
+        ("half-life", "mean", "most"),
+        tuple((f"{one:g}", f"{statistics.fmean(lost):.4f}", f"{max(lost):.4f}") for one, lost in losses.items()),
+    )
+    return Findings((each, everywhere), tuple(claims))
+
+
+_TITLE = "alpha of AdamAR: the half-life of an idle row"
+_SOURCE = "Li and Lyu, Adaptive Regularization: alpha on a grid"
+_PROTOCOL = """\
+DNN as in recipe adamar: zero initial rows, dimension 16, tower 128-64, dense moments, learning rate .001, 4 epochs.
+alpha is set so that a row which no batch holds loses half its norm in so many epochs, exp(-alpha n^2 / 2) = 1/2 after n
+steps. Batch sizes: that of recipe adamar, four and sixteen times as much, at the same learning rate. Judged on
+validation after the last epoch; test stands below."""
