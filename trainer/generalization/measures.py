@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from trainer.generalization import compression
+from trainer.generalization.bounds import fit_of_signs, pac_bayes, wrong
 from trainer.generalization.gradients import gradient_norms
 from trainer.generalization.hessian import top_eigenvalue
 from trainer.generalization.rescaling import ALPHA, rescalable, rescaled
 from trainer.generalization.sharpness import RELATIVE_RHO, RELATIVE_SIGMA, ascent_rise, noise_rise
 from trainer.generalization.spectrum import spectrum
-from trainer.generalization.subject import Subject, is_labelled
+from trainer.generalization.subject import Subject, is_classifier, is_labelled
 
 LEVELS = (0.5, 0.25, 0.1)
 """t of section 7's bound."""
@@ -20,7 +22,8 @@ SHOWN_VALUES = 64
 
 def measures(subject: Subject) -> dict[str, Any]:
     """``sharpness``: figures as trained and ``rescaled`` (where layers can be, with the largest change of a loss);
-    ``matrices``: by name spectra and what is lost at each share of the rank; ``gradients``: by parameter. JSON."""
+    ``matrices``: by name spectra and what is lost at each share of the rank; ``gradients``: by parameter; ``bounds``:
+    of classifiers of rows, the gap of their loss in [0, 1] and what PAC-Bayes says of it. JSON."""
     found: dict[str, Any] = {
         "sample": subject.num_rows,
         "loss": subject.point.value(),
@@ -28,6 +31,8 @@ def measures(subject: Subject) -> dict[str, Any]:
         "gradients": {name: list(pair) for name, pair in gradient_norms(subject.point).items()},
         "matrices": _matrices(subject),
     }
+    if is_classifier(subject.job, subject.data):
+        found["bounds"] = _bounds(subject)
     pairs = rescalable(subject.model)
     if pairs:
         before = subject.losses().detach()
@@ -36,6 +41,25 @@ def measures(subject: Subject) -> dict[str, Any]:
             found["sharpness"]["rescaled"] = sharpness(subject)
         found["rescaling"] = {"alpha": ALPHA, "pairs": len(pairs), "largest change of a loss": moved}
     return found
+
+
+def _bounds(subject: Subject) -> dict[str, Any]:
+    num_rows = subject.data.num_examples["train"]
+    best = pac_bayes(subject.point, subject.losses, subject.squared_distance, num_rows)
+    found: dict[str, Any] = {
+        "rows": num_rows,
+        "train": wrong(subject.split_losses("train")),
+        "squared_distance": subject.squared_distance,
+        "pac_bayes": {"bound": best.bound, **dataclasses.asdict(best)},
+    }
+    if subject.data.num_examples["test"]:
+        found["test"] = wrong(subject.split_losses("test"))
+    return found
+
+
+def random_fit(subject: Subject) -> dict[str, Any]:
+    """Of a job on fair coins as labels (:func:`trainer.generalization.other_labels.coins`): how well it fits signs."""
+    return {"rows": subject.data.num_examples["train"], "fit": fit_of_signs(subject.split_losses("train"))}
 
 
 def sharpness(subject: Subject) -> dict[str, float]:

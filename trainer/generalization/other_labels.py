@@ -1,4 +1,5 @@
-"""The rows of a dataset with other labels: permuted (Zhang et al. 2016; lecture, section 5), or a few of them changed.
+"""The rows of a dataset with other labels: permuted (Zhang et al. 2016; lecture, section 5), those of fair coins
+(section 3), or a few of them changed.
 
 What is written is a file like any other, so that the same job on it is the same training on other labels: rows, their
 order, their split and every draw stay.
@@ -43,6 +44,25 @@ def permuted(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
         order = np.random.Generator(np.random.Philox(seed)).permutation(len(table))
         column = label_column(dataset)
         _write(table.set_column(table.column_names.index(column), column, table[column].take(order)), path)
+
+
+def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
+    """Writes the rows with labels of two classes drawn by fair coins: the value of a random row of the class. Unless
+    ``path`` is there. Raises ValueError where rows are not of both classes."""
+    if path.exists():
+        return
+    table, column = _read(dataset), label_column(dataset)
+    values = table[column].to_numpy()
+    labels = _labels(dataset, values)
+    draw = np.random.Generator(np.random.Philox(seed))
+    heads = draw.random(len(values)) < 0.5
+    taken = values.copy()
+    for side, class_of in ((heads, labels > 0), (~heads, labels <= 0)):
+        rows = np.flatnonzero(class_of)
+        if not len(rows):
+            raise ValueError(f"dataset '{dataset.name}': every row has the same label: there is no other one to give")
+        taken[side] = values[rows[draw.integers(len(rows), size=int(side.sum()))]]
+    _write(table.set_column(table.column_names.index(column), column, pa.array(taken, table[column].type)), path)
 
 
 def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from embeddings.config import Pooling
-from trainer.build import model_of, pooling_of
+from embeddings.init import chunks, initial_rows
+from trainer.available_evaluation import loss_of
+from trainer.build import model_of, pooling_of, table_configs
 from trainer.checkpoint import Checkpoint
 from trainer.data import PreparedData
 from trainer.data.keys import Key
@@ -92,6 +94,7 @@ class Subject:
         model: single-device; its tables are :class:`SampledRows`.
         point: the mean training loss of the sample as a function of ``tower.0.weight``, .., ``rows of item``, ..
         read: all rows of all tables, float32, as they are read at the checkpoint.
+        squared_distance: |theta - theta_0|^2 over dense weights and all rows, from their initial values.
     """
 
     job: JobSpec
@@ -99,6 +102,7 @@ class Subject:
     model: RankingModel
     point: Point
     read: ReadTables
+    squared_distance: float
 
     def __init__(self, run: Run, checkpoint: Checkpoint, *, num_rows: int = SAMPLE_ROWS):
         self.job = run.job
@@ -112,14 +116,28 @@ class Subject:
         pooling = {key.name: pooling_of(run.job, key) for key in keys}
         self.rows = SampledRows(keys, pooling, [batch.features for batch in self.batches], self.read, torch.float64)
         self.model = model_of(run.job, keys, self.rows, num_dense=self.data.num_dense, dtype=torch.float64).eval()
-        load_dense(self.model, checkpoint)
         named = {name: parameter for name, parameter in self.model.dense_parameters() if parameter.requires_grad}
+        before = {name: parameter.detach().clone() for name, parameter in named.items()}
+        load_dense(self.model, checkpoint)
+        self.squared_distance = self._rows_moved() + sum(
+            float((parameter.detach() - before[name]).square().sum()) for name, parameter in named.items()
+        )
         named |= {f"rows of {table}": parameter for table, parameter in self.rows.rows.items()}
         self.point = Point(named, self._loss)
 
     @property
     def num_rows(self) -> int:
         return sum(len(batch) for batch in self.batches)
+
+    def _rows_moved(self) -> float:
+        """Sum of squares, over all tables, of the rows less their initial values."""
+        total = 0.0
+        for table in table_configs(self.job, self.data):
+            weight = self.read.tables.weight(table.name)
+            for start, end in chunks(table):
+                moved = weight[start:end].double().numpy() - initial_rows(table, self.job.seed, start, end)
+                total += float(np.square(moved).sum())
+        return total
 
     def losses(self) -> Tensor:
         """Of each example of the sample, float64 [num_rows]."""
@@ -152,6 +170,11 @@ def is_labelled(job: JobSpec, data: PreparedData) -> bool:
     """Whether the loss of a held-out row is that of a training row: not of pairs, sequences, or other items of a
     batch."""
     return not data.is_bpr and data.sequence is None and job.model.loss != "sampled_softmax"
+
+
+def is_classifier(job: JobSpec, data: PreparedData) -> bool:
+    """Whether that loss is the log loss of a class."""
+    return is_labelled(job, data) and loss_of(job) == "bce"
 
 
 def merged(batches: Sequence[Any]) -> Any:

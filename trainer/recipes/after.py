@@ -45,21 +45,39 @@ def generalization(run: Run, kept: Path) -> dict[str, Any]:
     return measures(_kept(run, kept))
 
 
+def random_fit(run: Run, kept: Path) -> dict[str, Any]:
+    """:func:`trainer.generalization.measures.random_fit`; keeps no arrays."""
+    from trainer.generalization.measures import random_fit as fit
+
+    return fit(_subject(run))
+
+
 def outputs(run: Run, kept: Path) -> dict[str, Any]:
     """Arrays alone: what uniform stability compares (:func:`trainer.generalization.subject.arrays_of`)."""
     _kept(run, kept)
     return {}
 
 
-def _kept(run: Run, kept: Path) -> Any:
-    from trainer.generalization.subject import Subject, keep
+def _subject(run: Run) -> Any:
+    from trainer.generalization.subject import Subject
 
     checkpoint = latest_valid(run.checkpoints)
     assert checkpoint is not None
-    subject = Subject(run, checkpoint)
+    return Subject(run, checkpoint)
+
+
+def _kept(run: Run, kept: Path) -> Any:
+    from trainer.generalization.subject import keep
+
+    subject = _subject(run)
     keep(kept, subject)
     return subject
 
 
-AFTER: dict[str, After] = {"item_vectors": item_vectors, "generalization": generalization, "outputs": outputs}
+AFTER: dict[str, After] = {
+    "item_vectors": item_vectors,
+    "generalization": generalization,
+    "outputs": outputs,
+    "random_fit": random_fit,
+}
 """By the name that a point has for it."""

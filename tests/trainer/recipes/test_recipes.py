@@ -115,7 +115,7 @@ seed: 5
 @pytest.mark.parametrize(
     ("label", "kind", "tables"),
     [
-        ("{column: click}", "dnn", {"lecture": 1, "permuted": 1, "neighbours": 2}),
+        ("{column: click}", "dnn", {"lecture": 1, "permuted": 1, "coins": 1, "neighbours": 2}),
         ("{value: rating}", "mf, loss: mse", {"lecture": 1, "permuted": 1, "neighbours": 2}),
         ("{column: click}", "bpr", {"lecture": 1}),
         ("{column: click}", "item2vec", {"lecture": 1}),
