@@ -321,10 +321,10 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
                 "training. Fit of signs: the mean of sign times 2 p - 1 over the rows of the same job on fair coins, "
                 "which is what this training reaches of the supremum in the Rademacher complexity: the bound that "
                 f"follows is too low by what it misses. Both hold with probability {1 - DELTA:g} over rows drawn "
-                "independently; a bound of 1 or more says nothing.",
+                "independently.",
                 "PAC-Bayes: P and Q are normal around the initial and the trained parameters, dense weights and all "
                 f"rows, with the sigma, of {len(SIGMAS)}, whose bound is smallest (paid for); loss under noise: of "
-                "the rows that sharpness is measured on.",
+                "the rows that sharpness is measured on. A bound of .5 or more says nothing: a fair coin has it.",
             ),
         )
     ]  # fmt: skip
