@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from trainer.checkpoint import CheckpointError
 from trainer.data.errors import DataError
@@ -35,6 +35,7 @@ from trainer.data.source import Source, beside
 from trainer.dense_part import DensePart, onnx_bytes, onnx_difference, write_program
 from trainer.pick_checkpoint import LAST
 from trainer.predict import Predictor
+from trainer.quiet import quiet
 from trainer.scorer import is_sequence
 from trainer.sealed import seal
 from trainer.warm_start import id_maps
@@ -90,7 +91,8 @@ def _write(predictor: Predictor, work: Path) -> dict[str, Any]:
         if feature.join is not None:
             _write_join(work / f"join-{name}.parquet", feature.join, beside(feature.join.uri, dataset.uri))
     part = dense_part(predictor)
-    save_file({name: value.contiguous() for name, value in part.weights().items()}, work / WEIGHTS_FILE)
+    # save_file's files are their owner's alone, and an export is for others, as far as the umask lets them.
+    (work / WEIGHTS_FILE).write_bytes(save({name: value.contiguous() for name, value in part.weights().items()}))
     write_program(part, work / PROGRAM_FILE)
     onnx = _write_onnx(part, work / ONNX_FILE)
     return {
@@ -170,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", default=LAST, help="best, last or a step (default: last)")
     parser.add_argument("--json", action="store_true", help="print what was done as JSON")
     options = parser.parse_args(arguments)
+    quiet()
     try:
         report = export(options.run_dir, options.directory, checkpoint=options.checkpoint)
     except (ValueError, OSError, CheckpointError) as error:

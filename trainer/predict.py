@@ -35,6 +35,7 @@ from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
 from trainer.next_items import TopItems
 from trainer.pick_checkpoint import LAST, pick
+from trainer.quiet import quiet
 from trainer.read_tables import ReadTables
 from trainer.rundir import RUN_FILE, Run, read_run
 from trainer.scorer import Float32s, RowScorer, is_sequence
@@ -199,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--k", type=int, help=f"items for each user, of a model of sequences (default: {NUM_ITEMS})")
     parser.add_argument("--json", action="store_true", help="print what was done as JSON")
     options = parser.parse_args(arguments)
+    quiet()
     try:
         report = predict(
             options.run_dir,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import logging
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +26,7 @@ from trainer.gpus import device_of_rank, machine_gpus, torch_problem
 from trainer.loop import Position, Trainer, dense_optimizer
 from trainer.memory import KEPT_BYTES
 from trainer.models import bpr
+from trainer.quiet import quiet
 from trainer.regularizers.alpha import taken_alpha
 from trainer.report import Reporter
 from trainer.rundir import Run, read_run
@@ -233,13 +232,6 @@ def steady_memory() -> Iterator[None]:
         gc.unfreeze()
         if tuned:
             libc.malloc_trim(0)
-
-
-def quiet() -> None:
-    """TorchRec's planner warns of its own defaults, in every run, to whoever reads the log of a training."""
-    logging.getLogger("torchrec.distributed.planner").setLevel(logging.ERROR)
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message="HeuristicalStorageReservation", category=FutureWarning)
 
 
 # What may differ between attempts that go on from each other.

@@ -192,6 +192,12 @@ def test_nothing_in_it_is_a_pickle(exported):
         assert not name.endswith((".pkl", ".pt")) or not content, name
 
 
+def test_files_are_for_whom_the_umask_lets(exported):
+    """A server that runs as another user reads all of it or nothing."""
+    folder, _ = exported("dnn")
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
 def test_tables_have_raw_ids_and_rows_as_they_are_read(trained, exported):
     run = trained("dnn")
     out, _ = exported("dnn")

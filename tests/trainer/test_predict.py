@@ -422,6 +422,7 @@ def test_the_command_scores_by_a_jobs_id(run, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "120 rows scored by dnn, step 20, in " in done.stdout
+    assert "site-packages" not in done.stderr
     found = pq.read_table(tmp_path / "rows.scores.parquet")
     assert found["pos"].to_pylist() == rows["pos"].to_pylist()
     expected = Predictor(run.directory).predict(rows)["logit"].to_numpy()
