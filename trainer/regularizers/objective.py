@@ -32,6 +32,7 @@ def job_objective(job: JobSpec, model: Any, data: Any) -> JobObjective:
     laplacian = None if wanted is None else LaplacianPenalty(wanted, data, job.seed, dim)
     anchor = anchor_penalty(job, data)
     own_dropout = regularizers.dropout > 0 and job.model.kind not in SEQUENCE_MODELS
+    on_rows = own_dropout and dropout_layers(job) != "hidden"
 
     def smoothed(batch: Any) -> Any:
         s = regularizers.label_smoothing
@@ -43,7 +44,7 @@ def job_objective(job: JobSpec, model: Any, data: Any) -> JobObjective:
 
     def regularized(batch: Any, step: int) -> Objective:
         batch = smoothed(batch)
-        with rows_once(model, dim) as rows:
+        with rows_once(model, dim, hooked=on_rows) as rows:
             if own_dropout:
                 draws = CounterDraws(job.seed, step, batch.sample_offset)
                 found = _dropout(job, model, rows)(lambda: model.loss(batch), draws)

@@ -16,20 +16,20 @@ class RowsOnce(nn.Module):
     exchange ids, rows and gradients once, and backward records once, however often the rest of the model runs.
 
     Attributes:
-        vectors: a module that the pooled rows pass through, [b, features times dim], in each forward pass: without what
-            a row has beside its vector (biases).
+        vectors: a module that the pooled rows pass through, [b, features times dim], in each forward pass where they
+            are ``hooked``: without what a row has beside its vector (biases).
     """
 
-    def __init__(self, embeddings: nn.Module, dim: int):
+    def __init__(self, embeddings: nn.Module, dim: int, *, hooked: bool):
         super().__init__()
         # In a tuple: as a submodule its parameters would be found twice.
-        self._embeddings, self._dim = (embeddings,), dim
+        self._embeddings, self._dim, self._hooked = (embeddings,), dim, hooked
         self.vectors = nn.Identity()
         self._found: list[tuple[Any, Any]] = []
 
     def forward(self, features: Any) -> Any:
         found = self.looked_up(features)
-        if not isinstance(found, KeyedTensor):
+        if not self._hooked or not isinstance(found, KeyedTensor):
             return found
         values, lengths = found.values(), found.length_per_key()
         if all(length == self._dim for length in lengths):
@@ -68,10 +68,10 @@ class RowsOnce(nn.Module):
 
 
 @contextlib.contextmanager
-def rows_once(model: Any, dim: int) -> Iterator[RowsOnce]:
+def rows_once(model: Any, dim: int, *, hooked: bool) -> Iterator[RowsOnce]:
     """The model with :class:`RowsOnce` in the place of its ``embeddings``, within."""
     embeddings = model.embeddings
-    stand_in = RowsOnce(embeddings, dim).train(model.training)
+    stand_in = RowsOnce(embeddings, dim, hooked=hooked).train(model.training)
     model.embeddings = stand_in
     try:
         yield stand_in
