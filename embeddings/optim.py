@@ -90,6 +90,41 @@ class RowOptimizer:
 
 
 @dataclass(frozen=True)
+class AdaptiveDecay:
+    """Adaptive regularization (Li and Lyu, Algorithm 1), before another optimizer's step, applied at read.
+
+    theta <- theta - lambda theta for every row at every step k, where lambda = min(1, alpha (k - s - 1)) and s is the
+    step of the row's last touch. The decay is not multiplied by eta.
+
+    Args:
+        first_touch: a row that was never touched is kept as it was initialised, or decays as if touched at step 0
+            (literal).
+        decay: ``at_update`` is a baseline: an idle row does not decay, and its next update has the lambda of that step
+            alone, which is what decay in a sparse optimizer comes to. It does not stop one-epoch overfitting.
+    """
+
+    alpha: float = 1e-4
+    first_touch: Literal["keep", "literal"] = field(default="keep", kw_only=True)
+    decay: Literal["at_read", "at_update"] = field(default="at_read", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]  # of the optimizer whose step it is
+        if not 0.0 < self.alpha < float("inf"):
+            plain = type(self).__name__.removesuffix("AR")
+            raise ValueError(f"alpha must be a finite number above 0, not {self.alpha}: for no decay use {plain}")
+        _one_of("decay", self.decay, DECAYS)
+        _one_of("first_touch", self.first_touch, FIRST_TOUCH)
+
+    @property
+    def idle_alpha(self) -> float:
+        return self.alpha
+
+    @property
+    def decays_from_start(self) -> bool:
+        return self.first_touch == "literal"
+
+
+@dataclass(frozen=True)
 class SGD(RowOptimizer):
     """theta <- theta - eta g."""
 
@@ -145,22 +180,13 @@ class RowwiseAdagrad(RowOptimizer):
 
 
 @dataclass(frozen=True)
-class AdagradAR(Adagrad):
-    """Adagrad with adaptive regularization: :class:`AdamAR`'s decay before Adagrad's step (Li and Lyu)."""
-
-    alpha: float = 1e-4
-    decay: Literal["at_read", "at_update"] = field(default="at_read", kw_only=True)
+class AdagradAR(AdaptiveDecay, Adagrad):
+    """Adagrad with adaptive regularization (Li and Lyu)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_alpha(self.alpha, "Adagrad")
-        _one_of("decay", self.decay, DECAYS)
         if self.weight_decay:
             raise ValueError(f"weight_decay {self.weight_decay} beside alpha: use Adagrad's decay or AdagradAR's")
-
-    @property
-    def idle_alpha(self) -> float:
-        return self.alpha
 
 
 @dataclass(frozen=True)
@@ -195,30 +221,12 @@ class RMSprop(RowOptimizer):
 
 
 @dataclass(frozen=True)
-class RMSpropAR(RMSprop):
-    """RMSprop with adaptive regularization: :class:`AdamAR`'s decay before RMSprop's step.
+class RMSpropAR(AdaptiveDecay, RMSprop):
+    """RMSprop with adaptive regularization.
 
     Not FBGEMM's ``rowwise_rmsprop_ar``, whose lambda is multiplied by eta and never below a floor, and which keeps one
     number for a row.
     """
-
-    alpha: float = 1e-4
-    first_touch: Literal["keep", "literal"] = field(default="keep", kw_only=True)
-    decay: Literal["at_read", "at_update"] = field(default="at_read", kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_alpha(self.alpha, "RMSprop")
-        _one_of("decay", self.decay, DECAYS)
-        _one_of("first_touch", self.first_touch, FIRST_TOUCH)
-
-    @property
-    def idle_alpha(self) -> float:
-        return self.alpha
-
-    @property
-    def decays_from_start(self) -> bool:
-        return self.first_touch == "literal"
 
 
 @dataclass(frozen=True)
@@ -306,36 +314,9 @@ class AdamW(Adam):
 
 
 @dataclass(frozen=True)
-class AdamAR(Adam):
-    """Adam with adaptive regularization (Li and Lyu, Algorithm 1), with decay applied at read.
-
-    theta <- theta - lambda theta - eta mhat / (sqrt(vhat) + eps) for every row at every step k, where
-    lambda = min(1, alpha (k - s - 1)) and s is the step of the row's last touch. The decay is not multiplied by eta.
-
-    Args:
-        first_touch: a row that was never touched is kept as it was initialised, or decays as if touched at step 0
-            (literal).
-        decay: ``at_update`` is a baseline: an idle row does not decay, and its next update has the lambda of that step
-            alone, which is what decay in a sparse optimizer comes to. It does not stop one-epoch overfitting.
-    """
-
-    alpha: float = 1e-4
-    first_touch: Literal["keep", "literal"] = field(default="keep", kw_only=True)
-    decay: Literal["at_read", "at_update"] = field(default="at_read", kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_alpha(self.alpha, "Adam")
-        _one_of("decay", self.decay, DECAYS)
-        _one_of("first_touch", self.first_touch, FIRST_TOUCH)
-
-    @property
-    def idle_alpha(self) -> float:
-        return self.alpha
-
-    @property
-    def decays_from_start(self) -> bool:
-        return self.first_touch == "literal"
+class AdamAR(AdaptiveDecay, Adam):
+    """Adam with adaptive regularization (Li and Lyu, Algorithm 1):
+    theta <- theta - lambda theta - eta mhat / (sqrt(vhat) + eps)."""
 
 
 @dataclass(frozen=True)
@@ -368,11 +349,6 @@ def _check_beta(name: str, beta: float) -> None:
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name} '{value}' is unknown: use {' or '.join(known)}")
-
-
-def _check_alpha(alpha: float, plain: str) -> None:
-    if not 0.0 < alpha < float("inf"):
-        raise ValueError(f"alpha must be a finite number above 0, not {alpha}: for no decay use {plain}")
 
 
 def _check_decay(learning_rate: float, weight_decay: float) -> None:
