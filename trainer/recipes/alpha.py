@@ -123,21 +123,12 @@ def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -
         text = f"{label}: the default's half-life is within {COST:g} of the best after epoch 4"
         claims.append(("holds" if lost <= COST else "does not hold", text, f"-{lost:.4f}"))
     each = Section(
-        "alpha",
+        "half-lives",
         f"What each case asks for, and the default's half-life of {DEFAULT_HALF_LIFE:g} epochs (validation AUC)",
         ("", "best half-life", "its AUC", "lost by the default", "the default above Adam"),
         tuple(lines),
-        panels=(
-            Panel(
-                "validation AUC after epoch 4, less the best of the case",
-                "half-life of an idle row, epochs",
-                "AUC",
-                {label: [(one, value - max(found.values())) for one, value in found.items()]
-                 for label, (_, found) in cases.items()},
-                log="x",
-            ),
-        ),
-    )  # fmt: skip
+        panels=_panels({label: found for label, (_, found) in cases.items()}),
+    )
     losses = {one: [max(found.values()) - found[one] for _, found in cases.values()] for one in half_lives}
     everywhere = Section(
         "one-for-all",
@@ -146,6 +137,17 @@ def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -
         tuple((f"{one:g}", f"{statistics.fmean(lost):.4f}", f"{max(lost):.4f}") for one, lost in losses.items()),
     )
     return Findings((each, everywhere), tuple(claims))
+
+
+def _panels(cases: Mapping[str, Mapping[float, float]]) -> tuple[Panel, ...]:
+    """One for each data set, a curve for each of its batch sizes."""
+    by_name: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for label, found in cases.items():
+        name, _, batch = label.partition(", ")
+        best = max(found.values())
+        by_name.setdefault(name, {})[batch] = [(half_life, value - best) for half_life, value in found.items()]
+    x, y = "half-life of an idle row, epochs", "validation AUC, less the best"
+    return tuple(Panel(name, x, y, curves, log="x") for name, curves in by_name.items())
 
 
 _TITLE = "alpha of AdamAR: the half-life of an idle row"

@@ -13,6 +13,7 @@ from trainer.recipes.section import Section
 COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#E69F00", "#000000", "#999999")
 """Of Okabe and Ito: told apart by colour-blind readers too; line styles tell what is more than eight."""
 STYLES = ("-", "--")
+MOST_TICKS = 8
 
 
 def can_draw() -> bool:
@@ -68,6 +69,8 @@ def draw_section(section: Section, path: Path) -> bool:
             _band(axes, [x for x, _ in curve], [(y, 0.0) for _, y in curve], number, label)
         axes.set(xlabel=panel.x, ylabel=panel.y, title=panel.title)
         axes.set(**{f"{axis}scale": "log" for axis in panel.log})
+        if "x" in panel.log:
+            _few_ticks(axes, {x for curve in panel.curves.values() for x, _ in curve})
         axes.grid(alpha=0.3, linewidth=0.5)
         if len(panel.curves) > 1:
             axes.legend(loc="best", fontsize="small", frameon=False)
@@ -94,6 +97,13 @@ def _band(axes: Any, places: Sequence[float], curve: Sequence[tuple[float, float
     if any(sd for _, sd in curve):
         low, high = [mean - sd for mean, sd in curve], [mean + sd for mean, sd in curve]
         axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _few_ticks(axes: Any, places: set[float]) -> None:
+    """On a logarithmic axis: the places themselves where they are few, as powers of ten would be fewer."""
+    if len(places) <= MOST_TICKS:
+        axes.set_xticks(sorted(places), [f"{place:.3g}" for place in sorted(places)])
+        axes.minorticks_off()
 
 
 def _whole_numbers() -> Any:
