@@ -32,9 +32,15 @@ memory_mb="$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo 2>/dev/nu
 [ -z "$memory_mb" ] || [ "$memory_mb" -ge "$NEEDED_MEMORY_MB" ] \
   || fail "${memory_mb} MB of memory available, ${NEEDED_MEMORY_MB} MB needed: stop other programs first"
 
+# pip cannot go on from packages that it was killed amid.
+if [ -e "$VENV/.evenkeel-unfinished" ]; then
+  echo "setup: the last set-up was cut off: removing $VENV"
+  rm -rf "$VENV"
+fi
 echo "setup: making $VENV from $LOCK (a few minutes the first time)"
 rm -f "$VENV/.evenkeel-stamp"
 "$PYTHON" -m venv "$VENV"
+touch "$VENV/.evenkeel-unfinished"
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check -qq)
 
 # torch comes first and alone: its build differs between indexes, so no single hash fits, while its version does.
@@ -53,4 +59,5 @@ install_torch
 "${pip[@]}" install --no-deps --require-hashes -r "$LOCK"
 "${pip[@]}" install --no-deps --no-build-isolation -e .
 "$VENV/bin/python" -c 'import torch, fbgemm_gpu; print("setup: torch", torch.__version__, "with fbgemm", fbgemm_gpu.__version__)'
+rm "$VENV/.evenkeel-unfinished"
 echo "$stamp" > "$VENV/.evenkeel-stamp"

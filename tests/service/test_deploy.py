@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -147,3 +149,41 @@ def test_validators():
     for program, arguments in checks.items():
         done = subprocess.run([BIN / program, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+INTERPRETER = """\
+#!/bin/bash
+# Stands for Python: makes an environment of itself, and has pip killed where PIP says so.
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && touch "$3/bin/evenkeel" && chmod +x "$3/bin/evenkeel" ;;
+  *" install "*) touch "$(dirname "$0")/../half-a-package"; [ "$PIP" = killed ] && kill -9 $$; exit 0 ;;
+esac
+"""
+
+
+def test_a_set_up_that_was_cut_off_is_made_anew(tmp_path):
+    """pip stumbles over packages that it was killed amid. One that ended is left alone."""
+    (tmp_path / "deploy").mkdir()
+    for name in ("deploy/setup.sh", "deploy/requirements-cpu.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / "python"
+    python.write_text(INTERPRETER)
+    python.chmod(0o755)
+
+    def set_up(pip):
+        environment = os.environ | {"PYTHON": str(python), "VENV": ".venv", "EXTRA": "cpu", "PIP": pip}
+        return subprocess.run(
+            [tmp_path / "deploy" / "setup.sh"], env=environment, capture_output=True, text=True, check=False
+        )
+
+    assert set_up("killed").returncode != 0
+    (tmp_path / ".venv" / "of-the-first").touch()
+    again = set_up("whole")
+    assert again.returncode == 0, again.stderr
+    assert "the last set-up was cut off" in again.stdout
+    assert not (tmp_path / ".venv" / "of-the-first").exists()
+    (tmp_path / ".venv" / "of-the-second").touch()
+    assert set_up("killed").stdout == ""
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    assert set_up("whole").returncode == 0
+    assert (tmp_path / ".venv" / "of-the-second").exists()
