@@ -76,7 +76,7 @@ def view(table: Table, figures: Figures) -> View | None:
     missing = [row for row in rows if not any(cells[row, column] for column in columns)]
     missing += [column.label for column in table.columns if column not in columns]
     if missing:
-        notes.append(f"Not run: {', '.join(missing)}.")
+        notes.append(f"Not run: {'; '.join(missing)}.")
     header = ("method", "", *(column.label for column in columns))
     return View(table, header, tuple(lines), (*notes, facts(behind)))
 
