@@ -60,7 +60,7 @@ def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
     for side, class_of in ((heads, labels > 0), (~heads, labels <= 0)):
         rows = np.flatnonzero(class_of)
         if not len(rows):
-            raise ValueError(f"dataset '{dataset.name}': every row has the same label: there is no other one to give")
+            raise _one_label(dataset)
         taken[side] = values[rows[draw.integers(len(rows), size=int(side.sum()))]]
     _write(table.set_column(table.column_names.index(column), column, pa.array(taken, table[column].type)), path)
 
@@ -79,7 +79,7 @@ def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None
     for row in rows.tolist():
         others = np.flatnonzero(labels != labels[row])
         if not len(others):
-            raise ValueError(f"dataset '{dataset.name}': every row has the same label: there is no other one to give")
+            raise _one_label(dataset)
         taken[row] = values[others[int(draw.integers(len(others)))]]
     _write(table.set_column(table.column_names.index(column), column, pa.array(taken, table[column].type)), path)
 
@@ -92,6 +92,10 @@ def at(dataset: DatasetSpec, path: Path) -> DatasetSpec:
         if part is not None and "/" not in part["uri"]:
             part["uri"] = str(home / part["uri"])
     return parse_dataset(document | {"uri": str(path)}, dataset.name)
+
+
+def _one_label(dataset: DatasetSpec) -> ValueError:
+    return ValueError(f"dataset '{dataset.name}': every row has the same label: there is no other one to give")
 
 
 def _labels(dataset: DatasetSpec, values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
