@@ -75,6 +75,17 @@ def test_a_run_takes_the_alpha_of_its_validation_split(make_run, small, ranks):
     assert last == max(kept[0].values())
 
 
+@pytest.mark.slow
+def test_an_alpha_is_judged_after_four_epochs_of_a_longer_job(make_run, small):
+    run = make_run("longer", optimizer=AUTO, epochs=5)
+    assert execute(run, start_ranks) == 0
+    scores = json.loads((run.directory / FILE).read_text())
+    aucs = [metrics["auc"] for metrics in small.metrics(run.directory, "validation")]
+    assert len(aucs) == 5
+    assert len(set(aucs)) == 5
+    assert max(scores.values()) == aucs[3]
+
+
 def test_a_second_attempt_does_not_begin_the_search_again(make_run, small):
     run = make_run("again", optimizer=AUTO, epochs=1)
     found = {str(n): -abs(n + 5.0) for n in GRID}
