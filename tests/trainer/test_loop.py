@@ -380,10 +380,10 @@ def test_the_last_checkpoint_is_written_once(data, small, tmp_path):
 # --- alpha -----------------------------------------------------------------------------------------------------------
 
 
-def test_default_alpha_halves_an_idle_row_in_a_fifth_of_an_epoch(small):
+def test_default_alpha_halves_an_idle_row_in_three_tenths_of_an_epoch(small):
     alpha = default_alpha(1000)
-    assert alpha == 1.4 / 200**2
-    kept = np.prod(1 - np.minimum(1, alpha * np.arange(200)))
+    assert alpha == 1.4 / 300**2
+    kept = np.prod(1 - np.minimum(1, alpha * np.arange(300)))
     assert kept == pytest.approx(0.5, abs=0.01)
     job = small.job(optimizer={"kind": "adam_ar", "alpha": "default"})
     assert choose_alpha(job, 1000) == alpha

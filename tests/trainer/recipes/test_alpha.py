@@ -35,19 +35,19 @@ def test_the_default_alpha_goes_with_the_square_of_the_batch_size() -> None:
 def test_findings_take_the_best_half_life_of_each_case_and_what_one_for_all_costs() -> None:
     recipe = alpha.recipe(Path("nowhere"), 1, True)
     figures = {
-        "quick, batch 128": {"Adam": 0.60, "half-life 0.05": 0.63, "half-life 0.2": 0.66, "half-life 0.8": 0.64},
-        "quick, batch 512": {"Adam": 0.60, "half-life 0.05": 0.61, "half-life 0.2": 0.62, "half-life 0.8": 0.63},
+        "quick, batch 128": {"Adam": 0.60, "half-life 0.05": 0.63, "half-life 0.3": 0.66, "half-life 0.8": 0.64},
+        "quick, batch 512": {"Adam": 0.60, "half-life 0.05": 0.61, "half-life 0.3": 0.62, "half-life 0.8": 0.63},
     }
     records = {point.key: _record(point, figures[point.column][point.row]) for point in recipe.points}
     found = alpha.findings(recipe, records, Path())
     each, everywhere = found.sections
     assert each.lines == (
-        ("quick, batch 128", "0.2", "0.6600", "0.0000", "+0.0600"),
+        ("quick, batch 128", "0.3", "0.6600", "0.0000", "+0.0600"),
         ("quick, batch 512", "0.8", "0.6300", "0.0100", "+0.0200"),
     )
     assert everywhere.lines == (
         ("0.05", "0.0250", "0.0300"),
-        ("0.2", "0.0050", "0.0100"),
+        ("0.3", "0.0050", "0.0100"),
         ("0.8", "0.0100", "0.0200"),
     )
     assert [verdict for verdict, _, _ in found.claims] == ["holds", "does not hold"]
