@@ -76,6 +76,8 @@ class TableConfig:
     A shard holds rows ``[row_start, row_start + row_count)`` of the table; ids given to the lookup are then local.
     A column shard holds columns ``[column_start, column_start + dim)`` of ``total_dim`` (0: ``dim``).
     ``row_keys`` (uint64, one for each row of the table or of the shard) are hashes of the raw ids, for init ``hash``.
+    With ``grows`` live rows are zeros until they are given to an id (:meth:`embeddings.tables.EmbeddingTables.renew`),
+    which then has the initial values of its key; no ``row_keys``, no SSE.
     """
 
     name: str
@@ -90,6 +92,7 @@ class TableConfig:
     column_start: int = 0
     total_dim: int = 0
     row_keys: np.ndarray | None = field(default=None, compare=False, repr=False)
+    grows: bool = False
 
     def __post_init__(self) -> None:
         where = f"table '{self.name}'"
@@ -115,7 +118,12 @@ class TableConfig:
             )
         if self.first_live_row < 0:
             raise ValueError(f"{where}: first_live_row must be at least 0, not {self.first_live_row}")
-        if self.init.kind == "hash" and self.row_keys is None:
+        if self.grows and (self.init.kind == "normal" or self.row_keys is not None):
+            raise ValueError(
+                f"{where} grows: the number of a row says nothing of its id, and keys come with the ids: use init "
+                "'hash' or 'zero', and no row_keys"
+            )
+        if self.init.kind == "hash" and self.row_keys is None and not self.grows:
             raise ValueError(f"{where}: init 'hash' needs row_keys, one uint64 for each row")
         if self.row_keys is not None and len(self.row_keys) not in (self.num_rows, self.row_count):
             raise ValueError(

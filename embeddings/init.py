@@ -22,7 +22,14 @@ _CHUNK = 1 << 14
 def initial_rows(table: TableConfig, seed: int, start: int, end: int) -> np.ndarray:
     """Local rows [start, end) before any training, float64 [end - start, dim]; the padding row is 0."""
     rows = np.zeros((end - start, table.dim))
-    if table.init.kind != "zero":
+    if table.grows:
+        # Of nobody yet, but for the unknown id's, which has a number and no key.
+        count = _num_special(table, start, end)
+        if table.init.kind != "zero":
+            identity = np.arange(start, start + count, dtype=np.uint64) + np.uint64(table.row_start)
+            key = table_key(seed, table.name)
+            rows[:count] = table.init.std * standard_normal(identity, table.dim, key, ROW_STREAM, table.column_start)
+    elif table.init.kind != "zero":
         if table.init.kind == "normal":
             identity, stream = np.arange(start, end, dtype=np.uint64) + np.uint64(table.row_start), ROW_STREAM
         else:
@@ -34,6 +41,16 @@ def initial_rows(table: TableConfig, seed: int, start: int, end: int) -> np.ndar
     if start <= table.padding_row < end:
         rows[table.padding_row - start] = 0.0
     return rows
+
+
+def initial_rows_of(table: TableConfig, seed: int, keys: np.ndarray) -> np.ndarray:
+    """Initial rows of ids by their keys, uint64 [n]: float64 [n, dim], with init ``hash`` those of any row with that
+    key, with ``zero`` zeros."""
+    if table.init.kind == "zero":
+        return np.zeros((len(keys), table.dim))
+    return table.init.std * standard_normal(
+        keys, table.dim, table_key(seed, table.name), KEY_STREAM, table.column_start
+    )
 
 
 def standard_normal(
@@ -59,6 +76,16 @@ def standard_normal(
 
 
 def chunks(table: TableConfig) -> list[tuple[int, int]]:
-    """Ranges of local rows small enough to initialise one after another without much extra memory."""
-    step = max(1, _CHUNK // max(1, table.dim // 4))
-    return [(start, min(start + step, table.row_count)) for start in range(0, table.row_count, step)]
+    """Ranges of the local rows that do not start as 0, small enough to initialise one after another without much extra
+    memory."""
+    step, count = max(1, _CHUNK // max(1, table.dim // 4)), table.row_count
+    if table.init.kind == "zero":
+        count = 0
+    elif table.grows:
+        count = _num_special(table, 0, count)
+    return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _num_special(table: TableConfig, start: int, end: int) -> int:
+    """How many of the local rows [start, end) are padding or the unknown id's: the first ones."""
+    return max(0, min(end, table.first_live_row - table.row_start) - start)

@@ -59,6 +59,11 @@ def feature_word(feature: str) -> int:
 
 def check_sse(table: TableConfig, feature: str, config: SSEConfig) -> None:
     """Raises ValueError where the graph of ``config`` is not over the rows of the feature's table."""
+    if table.grows and config.probability > 0.0:
+        raise ValueError(
+            f"feature '{feature}': table '{table.name}' grows, and SSE could draw a row that is nobody's: use a table "
+            "of known ids, or no SSE"
+        )
     if config.graph is not None:
         config.graph.check_fits(f"{table.name}' of feature '{feature}", table.num_rows, table.first_live_row)
 

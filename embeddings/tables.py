@@ -12,11 +12,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from embeddings.config import SSEConfig, TableConfig
 from embeddings.decay import IdleCoefficients, idle_coefficients
-from embeddings.init import chunks, initial_rows
+from embeddings.init import chunks, initial_rows, initial_rows_of
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureSlot, Kernel, Layout, Record, Swaps
 from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
 from embeddings.optim import RowOptimizer
@@ -100,7 +101,7 @@ class EmbeddingTables(torch.nn.Module):
         self._sse = self._check_sse(dict(sse or {}), sse_outside)
         self._anchor = torch.zeros((), requires_grad=True)
         self._kernel = _kernel(backend, self.layout, where)
-        self.reset()
+        self._begin(0)
 
     def _check_sse(self, sse: Mapping[str, SSEConfig], sse_outside: bool) -> tuple[SSEConfig, ...] | None:
         unknown = sorted(set(sse) - set(self.features))
@@ -122,13 +123,18 @@ class EmbeddingTables(torch.nn.Module):
     def reset(self, completed_steps: int = 0) -> None:
         """Initial rows and fresh optimizer state, as at step 0: of these tables, or of their optimizer, which then
         counts from ``completed_steps`` on (MEDA, which begins each epoch anew)."""
+        self._records.clear()
+        for t in range(len(self.layout.tables)):
+            self.layout.weight(t).zero_()
+        for state in (self.layout.vectors, self.layout.row_values, self.layout.last_steps):
+            state.zero_()
+        self._begin(completed_steps)
+
+    def _begin(self, completed_steps: int) -> None:
+        """Initial rows where all is 0: what stays 0 is not written, so that rows of nobody take no memory."""
         self.birth_step = self.completed_steps = completed_steps
         # Not looked for where nothing is: it would touch the memory of every row.
         self._may_be_ahead = False
-        self._records.clear()
-        self.layout.vectors.zero_()
-        self.layout.row_values.zero_()
-        self.layout.last_steps.zero_()
         for t, table in enumerate(self.layout.tables):
             weight = self.layout.weight(t)
             for start, end in chunks(table):
@@ -328,6 +334,25 @@ class EmbeddingTables(torch.nn.Module):
         for part, target in mine.items():
             target.copy_(given[part])
         self._may_be_ahead = True
+
+    def renew(self, name: str, rows: torch.Tensor, keys: np.ndarray) -> None:
+        """Gives local rows, int64 [n], to other ids: initial values of their keys, uint64 [n], no state, never touched.
+
+        Between :meth:`step` and the next lookup, or for rows that no lookup since the last step has read: what backward
+        recorded of them would be applied to the new id.
+        """
+        t = self._number(name)
+        table = self.layout.tables[t]
+        if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < table.row_count):
+            raise ValueError(
+                f"table '{name}' has {table.row_count} rows: can't renew rows {int(rows.min())} to {int(rows.max())}"
+            )
+        values = torch.from_numpy(initial_rows_of(table, self.layout.seed, keys))
+        rows = rows.to(self.layout.device)
+        weight = self.layout.weight(t)
+        weight[rows] = values.to(weight)
+        for state in self.state(name).values():
+            state[rows] = 0
 
     def _number(self, name: str) -> int:
         if name not in self._numbers:
