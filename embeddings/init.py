@@ -46,11 +46,14 @@ def initial_rows(table: TableConfig, seed: int, start: int, end: int) -> np.ndar
 def initial_rows_of(table: TableConfig, seed: int, keys: np.ndarray) -> np.ndarray:
     """Initial rows of ids by their keys, uint64 [n]: float64 [n, dim], with init ``hash`` those of any row with that
     key, with ``zero`` zeros."""
-    if table.init.kind == "zero":
-        return np.zeros((len(keys), table.dim))
-    return table.init.std * standard_normal(
-        keys, table.dim, table_key(seed, table.name), KEY_STREAM, table.column_start
-    )
+    rows = np.zeros((len(keys), table.dim))
+    if table.init.kind != "zero":
+        key, step = table_key(seed, table.name), _rows_at_a_time(table)
+        for start in range(0, len(keys), step):
+            part = slice(start, start + step)
+            rows[part] = standard_normal(keys[part], table.dim, key, KEY_STREAM, table.column_start)
+        rows *= table.init.std
+    return rows
 
 
 def standard_normal(
@@ -78,12 +81,16 @@ def standard_normal(
 def chunks(table: TableConfig) -> list[tuple[int, int]]:
     """Ranges of the local rows that do not start as 0, small enough to initialise one after another without much extra
     memory."""
-    step, count = max(1, _CHUNK // max(1, table.dim // 4)), table.row_count
+    step, count = _rows_at_a_time(table), table.row_count
     if table.init.kind == "zero":
         count = 0
     elif table.grows:
         count = _num_special(table, 0, count)
     return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _rows_at_a_time(table: TableConfig) -> int:
+    return max(1, _CHUNK // max(1, table.dim // 4))
 
 
 def _num_special(table: TableConfig, start: int, end: int) -> int:

@@ -185,15 +185,13 @@ class GrowingIds:
         return self._remove(np.flatnonzero((seen >= 0) & (seen < step - ttl)))
 
     def _oldest(self, step: int) -> Int64s:
-        """Takes the entries of the ids that occurred longest ago, none of this step: those ids."""
-        seen = self._last_seen[: self.num_used].astype(np.int64)
-        candidates = np.flatnonzero((seen >= 0) & (seen < step))
-        count = self.growth.eviction_count
-        if len(candidates) > count:
-            # No two are equal, so that which ones come out does not depend on how numpy partitions.
-            order = seen[candidates] << 32 | candidates
-            candidates = candidates[np.argpartition(order, count - 1)[:count]]
-        return self._remove(candidates)
+        """Takes entries of the ids that occurred longest ago, none of this step: those ids. All entries are taken."""
+        seen, count = self._last_seen, self.growth.eviction_count
+        limit = min(np.partition(seen, count - 1)[count - 1], step)
+        older = np.flatnonzero(seen < limit)
+        if limit < step:
+            older = np.append(older, np.flatnonzero(seen == limit)[: count - len(older)])
+        return self._remove(older)
 
     def _remove(self, entries: Int64s) -> Int64s:
         # The oldest, and of those the lowest, is the first that is given to somebody else.
