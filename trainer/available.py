@@ -84,6 +84,7 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
     yield from regularizer_problems(spec)
     yield from kernel_problems(spec)
     yield from sharding_problems(spec)
+    yield from growth_problems(spec)
     if spec.resources.gpus_per_worker not in (0, 1):
         yield (
             f"resources.gpus_per_worker: a rank works on one GPU of its own, not on {spec.resources.gpus_per_worker:g}"
@@ -128,6 +129,38 @@ def sharding_problems(spec: JobSpec) -> Iterator[str]:
                 f"sharding.{table}: optimizer.clip_row_norm needs the gradient of a whole row, which {sharding} may "
                 "split: use table_wise, row_wise or data_parallel, or clip_norm"
             )
+
+
+def growth_problems(spec: JobSpec) -> Iterator[str]:
+    """What of the job has no meaning, or is not available yet, where tables grow."""
+    growing = [name for name, table in spec.tables.items() if table.capacity is not None]
+    if not growing:
+        return
+    where = f"tables.{growing[0]}.capacity"
+    if spec.model.kind not in DENSE_MODELS:
+        yield f"{where}: tables of {spec.model.kind} do not grow yet: use one of {', '.join(DENSE_MODELS)}"
+    if spec.model.effective_init.kind == "normal":
+        yield f"{where}: a row goes from id to id, so it starts by its id, not its number: use model.init hash or zero"
+    if spec.regularizers.meda:
+        yield f"{where}: regularizers.meda resets rows, not who has them: leave one of them out"
+    if spec.init_from is not None and spec.init_from.retire_after_runs is not None:
+        yield f"{where}: tables that grow have ttl_steps: leave init_from.retire_after_runs out"
+    if "frequency_buckets" in spec.evaluation.metrics:
+        yield f"{where}: frequency_buckets is of items with rows of their own: leave it out of evaluation.metrics"
+
+
+def growth_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+    """What swaps or compares rows of tables that grow."""
+    for name, feature in dataset.features.items():
+        table = feature.shares or name
+        if table in job.tables and job.tables[table].capacity is not None:
+            if name in job.sse and job.sse[name].probability > 0:
+                yield (
+                    f"sse.{name}: table '{table}' grows, and SSE could draw a row that is nobody's: leave capacity or "
+                    "SSE out"
+                )
+            if job.regularizers.laplacian is not None:
+                yield f"regularizers.laplacian: table '{table}' grows, and the graph is of known ids: leave one out"
 
 
 def sse_problems(spec: JobSpec) -> Iterator[str]:
@@ -197,6 +230,7 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
                     f"sse.{feature}.graph: graph '{sse.graph}' is of table '{of}', the feature reads table '{table}': "
                     f"name a graph whose of is '{table}'"
                 )
+    yield from growth_fit_problems(job, dataset)
     yield from regularizer_fit_problems(job, dataset)
     yield from evaluation_fit_problems(job, dataset)
     tables = {feature.shares or name for name, feature in dataset.features.items()}

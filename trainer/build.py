@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from trainer.data import PreparedData
 from trainer.data.keys import Key
 from trainer.data.plan import NEGATIVE_SUFFIX
 from trainer.label_side import target_configs
-from trainer.memory import OPTIMIZERS, sequence_ids, table_budget
+from trainer.memory import OPTIMIZERS, sequence_ids, table_budget, table_rows
 from trainer.models import MODELS
 from trainer.models.base import RankingModel
 from trainer.schedules import schedule_of
@@ -58,8 +58,8 @@ def build(
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
         dtype=dtype,
-        dtypes={name: getattr(torch, table.dtype) for name, table in job.tables.items()},
-        state_dtypes={name: getattr(torch, table.state_dtype) for name, table in job.tables.items()},
+        dtypes=_half({name: table.dtype for name, table in job.tables.items()}),
+        state_dtypes=_half({name: table.state_dtype for name, table in job.tables.items()}),
         device=device,
         workload=Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
         memory_bytes=table_budget(
@@ -96,6 +96,11 @@ def model_of(
     return model
 
 
+def _half(dtypes: Mapping[str, str]) -> dict[str, torch.dtype]:
+    """What a job stores in half precision; the rest has the type that :func:`build` is asked for."""
+    return {name: getattr(torch, dtype) for name, dtype in dtypes.items() if dtype != "float32"}
+
+
 def _default_plan(tables: list[TableConfig]) -> dict[str, str]:
     """On one rank nothing is split, so whole tables, which swap inside the lookup; on several the planner decides."""
     return {table.name: "table_wise" for table in tables} if dist.get_world_size() == 1 else {}
@@ -104,15 +109,18 @@ def _default_plan(tables: list[TableConfig]) -> dict[str, str]:
 def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
     """One table for each vocabulary of the data, as wide as the model wants it."""
     init = job.model.effective_init
+    rows = table_rows(job, {name: table.num_rows for name, table in data.tables.items()})
+    grows = {name for name, table in job.tables.items() if table.growth is not None}
     return [
         TableConfig(
             name=name,
-            num_rows=table.num_rows,
+            num_rows=rows[name],
             dim=MODELS[job.model.kind].table_dim(name, job.model.embedding_dim),
             features=table.features,
             pooling={key.name: pooling_of(job, key) for key in data.keys if key.table == name},
             init=InitConfig(init.kind, init.std),
-            row_keys=data.row_keys(name) if init.kind == "hash" else None,
+            row_keys=data.row_keys(name) if init.kind == "hash" and name not in grows else None,
+            grows=name in grows,
         )
         for name, table in data.tables.items()
     ]

@@ -21,6 +21,7 @@ from trainer.data.order import rank_slice
 from trainer.data.sequence_batches import MAX_BATCH
 from trainer.evaluation_spec import DEFAULT_METRICS, ranking_parts
 from trainer.events import TABLES
+from trainer.growing import GrowingRows
 from trainer.memory import EVALUATION_BATCH_SIZE as BATCH_SIZE
 from trainer.metrics.classification import mean
 from trainer.metrics.frequency import NUM_BUCKETS, bucket_rows, frequency_buckets
@@ -48,14 +49,14 @@ def wanted_metrics(job: JobSpec, is_value: bool) -> tuple[str, ...]:
 class Evaluator:
     """Evaluates a model on the rows of one prepared data set. Every method is collective.
 
-    ``gather_rows``: a split of more rows is counted in pieces, not gathered.
+    ``gather_rows``: a split of more rows is counted in pieces, not gathered. ``growing``: the rows of growing tables.
     """
 
     def __init__(
         self, job: JobSpec, data: Any, model: Any, device: torch.device | None = None, *,
-        gather_rows: int = GATHER_ROWS,
+        gather_rows: int = GATHER_ROWS, growing: GrowingRows | None = None,
     ):  # fmt: skip
-        self.job, self.data, self.model = job, data, model
+        self.job, self.data, self.model, self._growing = job, data, model, growing
         self.device = device or torch.device("cpu")
         initialized = dist.is_initialized()
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if initialized else (0, 1)
@@ -151,7 +152,8 @@ class Evaluator:
         catalogue = self.model.catalogue(self.data, self.device)
         for batch in self.data.eval_batches(split, BATCH_SIZE, self.rank, self.world_size):
             start = batch.step * self._batch_size + batch.sample_offset
-            found = tuple(part.cpu().numpy() for part in self.model.evaluate(batch.on(self.device), catalogue))
+            known = batch if self._growing is None else self._growing.known(batch)
+            found = tuple(part.cpu().numpy() for part in self.model.evaluate(known.on(self.device), catalogue))
             yield start + np.arange(len(batch)), batch, found
 
     # --- examples ranked alone ---------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from embeddings.sharding.collectives import all_reduce
 from trainer.data.prefetch import Prefetched
 from trainer.evaluation import Evaluator
 from trainer.failures import Cancelled, NonFiniteError
+from trainer.growing import GrowingRows
 from trainer.label_side import with_swapped_classes
 from trainer.regularizer_spec import EarlyStopping
 from trainer.regularizers.early_stopping import Decision, decide
@@ -119,10 +120,12 @@ class Trainer:
         save_best: Callable[[Trainer], None] = lambda trainer: None,
         load_best: Callable[[Trainer], Position] = lambda trainer: trainer.position,
         device: torch.device | None = None,
+        growing: GrowingRows | None = None,
     ):
         """``should_stop`` gives the reason once this rank is to stop. ``save`` writes a checkpoint (collective), as
         does ``save_best`` after an epoch that is the best so far, from which ``load_best`` restores the model and says
-        where it was. ``device`` is where the model is, left out: the CPU."""
+        where it was. ``device`` is where the model is, left out: the CPU. ``growing``: the rows of growing tables,
+        left out: those that begin with no id."""
         self.job, self.data, self.sharded, self.dense_optimizer = job, data, sharded, dense_optimizer
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device = device or torch.device("cpu")
@@ -133,8 +136,9 @@ class Trainer:
         self.stop_asked = False
         self.emit, self.should_stop, self.save = emit, should_stop, save
         self.save_best, self.load_best = save_best, load_best
+        self.growing = growing or GrowingRows(job, data, sharded)
         self.objective = job_objective(job, sharded.module, data)
-        self.evaluator = Evaluator(job, data, sharded.module, self.device)
+        self.evaluator = Evaluator(job, data, sharded.module, self.device, growing=self.growing)
         self._dense_schedule = schedule_of(job.dense_optimizer.schedule)
         self._saved_step = self.position.step if position is not None else -1
         self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0
@@ -197,6 +201,7 @@ class Trainer:
         """One step on all ranks, or on none. Gradients add up over the micro-batches of ``parts``."""
         step, size = self.position.first_step + self.position.step + 1, parts[0].global_size
         sam = self.job.regularizers.sam
+        parts = self.growing.admit(parts, self.position.step, step)
         loss = self._gradients(step, parts)
         mean_loss, squared_norm = self._agree(step, loss, with_norm=sam is not None)
         if sam is not None:
@@ -327,6 +332,8 @@ class Trainer:
         for split in self.splits:
             self._metric({"epoch": epoch, "split": split, **self.evaluate(split)})
         self.position.evaluated = epoch
+        if self.rank == 0 and (taken := self.growing.in_words()):
+            self.emit("info", message=f"after epoch {epoch}: {taken}")
         self.stop_early_if_due(epoch)
         self.sharded.train()
 

@@ -52,6 +52,10 @@ VALUE_BYTES = {"float32": FLOAT_BYTES, "float16": 2, "bfloat16": 2}
 STEP_BYTES = 4
 ID_BYTES = 8
 NEIGHBOUR_BYTES = 4
+# Of each row that a growing table can have: its id with its last step and its place among free ones, two to four places
+# of the hash map with as many before while it is made larger, and the sketch's counters (embeddings.growing).
+MAP_ROW_BYTES = 16 + 64 + 32
+COUNTERS_PER_ROW_BYTES = 64
 # Upper bounds. Ranks of a small job took 540 to 630 MiB with kernel fbgemm; Numba's compiler comes on top. The second:
 # measured, the processes of Ray's head.
 PROCESS_BYTES = 900 * 2**20
@@ -95,9 +99,9 @@ class RankMemory:
     """Bytes of the fullest rank.
 
     ``copies``: of the tables, staged for a checkpoint that is written while training goes on; or of the largest alone,
-    as a resume reads one after the other. ``graphs``: of SSE. ``exchange``: what is shared with the ranks of its host.
-    ``kept``: what steps leave free for each other. ``on_gpu``: whether tables, batches and dense parameters are not in
-    the host's memory.
+    as a resume reads one after the other. ``graphs``: of SSE. ``ids``: who has which row of growing tables.
+    ``exchange``: what is shared with the ranks of its host. ``kept``: what steps leave free for each other. ``on_gpu``:
+    whether tables, batches and dense parameters are not in the host's memory.
     """
 
     by_table: dict[str, TableBytes]
@@ -106,6 +110,7 @@ class RankMemory:
     batches: int
     dense: int
     graphs: int = 0
+    ids: int = 0
     exchange: int = 0
     kept: int = 0
     process: int = PROCESS_BYTES
@@ -120,7 +125,7 @@ class RankMemory:
     def total(self) -> int:
         """Bytes in the host's memory."""
         trained = 0 if self.on_gpu else self.tables + self.batches + self.dense
-        return trained + self.copies + self.graphs + self.exchange + self.kept + self.process
+        return trained + self.copies + self.graphs + self.ids + self.exchange + self.kept + self.process
 
 
 def row_bytes(kind: str, dim: int, stored: Table | None = None) -> int:
@@ -129,6 +134,23 @@ def row_bytes(kind: str, dim: int, stored: Table | None = None) -> int:
     vectors, numbers = state_counts(kind)
     weight, state = value_bytes(stored)
     return dim * weight + (dim * vectors + numbers) * state + STEP_BYTES
+
+
+def table_rows(job: JobSpec, counted: Mapping[str, int]) -> dict[str, int]:
+    """Rows of each table, where so many were ``counted``: a growing table has as many as it can hold."""
+    growths = {name: table.growth for name, table in job.tables.items()}
+    return {name: rows if (growth := growths.get(name)) is None else growth.num_rows for name, rows in counted.items()}
+
+
+def growing_bytes(job: JobSpec, counted: Mapping[str, int]) -> int:
+    """Bytes of who has which row of the growing tables, on every rank: places in a hash map, ids with their last
+    steps, counters where they are asked for; and of each id of the data its hash."""
+    found = 0
+    for name, table in job.tables.items():
+        if (growth := table.growth) is not None and name in counted:
+            counters = COUNTERS_PER_ROW_BYTES if growth.admit_after > 1 else 0
+            found += growth.capacity * (MAP_ROW_BYTES + counters) + counted[name] * ID_BYTES
+    return found
 
 
 def value_bytes(stored: Table | None) -> tuple[int, int]:
@@ -173,11 +195,12 @@ def rank_memory(
     """What the fullest rank of ``job`` holds at its peak.
 
     Args:
-        rows: rows of each table, padding and the unknown id among them.
+        rows: rows of each table, padding and the unknown id among them, if every id had one.
         ids_per_example: how many ids of each feature an example has, on average or at most.
         graphs: for each graph of SSE, its table and number of edges.
     """
     workers, kind = job.resources.num_workers, job.optimizer.kind
+    ids, rows = growing_bytes(job, rows), table_rows(job, rows)
     # Whole tables go to the rank that holds least, largest first: what the planner's balance comes to.
     loads = [0] * workers
     by_table: dict[str, TableBytes] = {}
@@ -224,6 +247,7 @@ def rank_memory(
         # Weight, gradient, and two moments; with SAM the weight once more.
         dense=(4 if sam is None else 5) * weights * FLOAT_BYTES,
         graphs=_graphs(rows, graphs or {}),
+        ids=ids,
         exchange=int(SEGMENTS * largest) if shares else 0,
         kept=0 if on_gpu else min(KEPT_BYTES, batches),
         on_gpu=on_gpu,
@@ -389,6 +413,7 @@ def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
     parts.append(f"copies of tables for checkpoints {memory.copies:,}")
     for words, number in (
         ("graphs", memory.graphs),
+        ("who has which row", memory.ids),
         ("memory shared with other ranks", memory.exchange),
         ("kept from step to step", memory.kept),
         ("process", memory.process),

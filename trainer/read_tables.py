@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -14,6 +16,7 @@ from embeddings.tables import EmbeddingTables
 from trainer.build import BACKENDS, pooling_of, row_optimizer
 from trainer.checkpoint import Checkpoint
 from trainer.data.keys import Key
+from trainer.growing import taken_rows
 from trainer.spec import JobSpec
 
 CHUNK_ROWS = 1 << 18
@@ -35,11 +38,18 @@ def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, co
 
 
 def read_rows(job: JobSpec, checkpoint: Checkpoint, table: str) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows [n, dim] of the compute type) piece by piece: what a lookup in evaluation reads."""
-    num_rows = checkpoint.tables[table]
+    """(first row, rows [n, dim] of the compute type) piece by piece: what a lookup in evaluation reads. Of a growing
+    table those that are an id's, without gaps."""
+    num_rows, taken = checkpoint.tables[table], taken_rows(checkpoint, table)
+    done = 0
     for start in range(0, num_rows, CHUNK_ROWS):
         count = min(CHUNK_ROWS, num_rows - start)
-        yield start, stored_rows(job, checkpoint, table, start, count).read(table)
+        rows = None if taken is None else taken[np.searchsorted(taken, start) : np.searchsorted(taken, start + count)]
+        if rows is None or len(rows):
+            wanted = None if rows is None else torch.from_numpy(rows - start)
+            found = stored_rows(job, checkpoint, table, start, count).read(table, wanted)
+            yield done, found
+            done += len(found)
 
 
 class ReadTables(nn.Module):
@@ -52,7 +62,9 @@ class ReadTables(nn.Module):
     def __init__(self, job: JobSpec, checkpoint: Checkpoint, keys: Sequence[Key]):
         super().__init__()
         configs = []
-        for name, num_rows in checkpoint.tables.items():
+        for name, stored in checkpoint.tables.items():
+            taken = taken_rows(checkpoint, name)
+            num_rows = stored if taken is None else len(taken)
             of_table = [key for key in keys if key.table == name]
             dim = checkpoint.read_rows(name, 0, 0)[0].shape[1]
             configs.append(

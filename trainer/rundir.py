@@ -74,6 +74,11 @@ class Run:
         return self.directory / CHECKPOINTS
 
     @property
+    def growing(self) -> Path:
+        """Where rank 0 puts what checkpoints say of growing tables, until it is part of one."""
+        return self.directory / "growing"
+
+    @property
     def best(self) -> Path:
         """The parameters after the best epoch, where the job stops early: a checkpoint of their own."""
         return self.directory / BEST

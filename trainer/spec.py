@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
+from embeddings.growing.settings import MAX_ADMIT_AFTER, MAX_CAPACITY, Growth
 from trainer import available, strict_yaml
 from trainer.dataset_spec import (
     DatasetSpec,
@@ -245,10 +246,34 @@ class SSE(Spec):
 
 class Table(Spec):
     """How the rows of an embedding table and the state of their optimizer are stored. Half rows are read, summed and
-    moved as float32, and stored with stochastic rounding."""
+    moved as float32, and stored with stochastic rounding.
+
+    With ``capacity`` the table grows while it trains (embeddings.growing): at most so many ids have a row at once, an
+    id gets it at its ``admit_after``-th occurrence in training and loses it when it did not occur for ``ttl_steps``
+    steps, or ``when_full``. Ids without a row read that of unknown ids. Left out, every id of the training rows has a
+    row.
+    """
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     state_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    capacity: int | None = later(None, ge=1, le=MAX_CAPACITY)
+    admit_after: int = later(1, ge=1, le=MAX_ADMIT_AFTER)
+    ttl_steps: int | None = later(None, ge=1)
+    when_full: Literal["oldest", "refuse"] = later("oldest")
+
+    @model_validator(mode="after")
+    def _of_growth(self) -> Table:
+        for name in ("admit_after", "ttl_steps", "when_full"):
+            if self.capacity is None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is of tables that grow: set capacity, or leave it out")
+        return self
+
+    @property
+    def growth(self) -> Growth | None:
+        """How the table grows; None where every id of the training rows has a row."""
+        if self.capacity is None:
+            return None
+        return Growth(self.capacity, self.admit_after, self.ttl_steps, self.when_full)
 
 
 class Resources(Spec):

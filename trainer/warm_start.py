@@ -86,9 +86,16 @@ def id_maps(checkpoint: Checkpoint) -> dict[str, IdMap]:
     return found
 
 
-def rows_of_parent(data: PreparedData) -> dict[str, torch.Tensor]:
-    """By table, the parent's row that each row continues, int64 [num_rows], -1 for rows of new ids."""
-    return {name: torch.from_numpy(data.parent_rows(name).copy()) for name in data.tables}
+def rows_of_parent(job: JobSpec, data: PreparedData) -> dict[str, torch.Tensor]:
+    """By table, the parent's row that each row continues, int64 [num_rows], -1 for rows of new ids. Rows of growing
+    tables are the parent's, all of them: who has which goes on with them."""
+    growths = {name: table.growth for name, table in job.tables.items() if table.growth is not None}
+    return {
+        name: torch.arange(growths[name].num_rows)
+        if name in growths
+        else torch.from_numpy(data.parent_rows(name).copy())
+        for name in data.tables
+    }
 
 
 def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
@@ -107,11 +114,12 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
         stored, asked = (Table.model_validate(each) for each in (
             parent.extra["job"].get("tables", {}).get(name, {}), job.tables.get(name, Table()),
         ))  # fmt: skip
-        if stored != asked:
-            raise ValueError(
-                f"tables.{name}: the parent's rows are {stored.dtype} with state of {stored.state_dtype}, the job "
-                f"asks for {asked.dtype} and {asked.state_dtype}: use the same, or leave init_from out"
-            )
+        for field in Table.model_fields:
+            if getattr(stored, field) != getattr(asked, field):
+                raise ValueError(
+                    f"tables.{name}.{field}: the parent's rows are of {getattr(stored, field)}, the job asks for "
+                    f"{getattr(asked, field)}: use the same, or leave init_from out"
+                )
     if parent.tables.keys() != data.tables.keys():
         raise ValueError(
             f"init_from: the parent has tables for {', '.join(sorted(parent.tables))}, the dataset's features have "

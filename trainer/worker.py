@@ -23,6 +23,7 @@ from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.data import PreparedData
 from trainer.failures import Cancelled, ResourceError, record
 from trainer.gpus import device_of_rank, machine_gpus, torch_problem
+from trainer.growing import GrowingRows
 from trainer.loop import Position, Trainer, dense_optimizer
 from trainer.memory import KEPT_BYTES
 from trainer.models import bpr
@@ -88,11 +89,13 @@ def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None, device
         alpha = taken_alpha(run, data, device, reporter.emit, should_stop)
     sharded = build(run.job, data, alpha=alpha, device=device)
     optimizer = dense_optimizer(run.job, sharded)
+    growing = GrowingRows(run.job, data, sharded)
     position, history = Position(), []
     has_compass = compass.is_frozen(run.job, data)
     if start is not None and not (own is None and has_compass and compass.begins_fresh(run.job)):
-        parent_rows = None if own is not None else rows_of_parent(data)
+        parent_rows = None if own is not None else rows_of_parent(run.job, data)
         extra = sharded.load_from(start, dense_optimizer=optimizer, verify=own is None, parent_rows=parent_rows)
+        growing.load(start)
         position = Position(first_step=sharded.completed_steps)
         if own is not None:
             position, history = Position(**extra["position"]), extra["history"]
@@ -111,9 +114,10 @@ def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None, device
 
     def write(trainer: Trainer, folder: Path, background: bool, keep_last: int) -> None:
         extra = {**facts, "position": asdict(trainer.position), "history": trainer.history}
-        attached = id_map_files(data)
-        if saver is not None and not background:
+        if saver is not None:
+            # Until what it copies from is not needed any more, where this writes it anew.
             saver.wait()
+        attached = id_map_files(data) | (growing.write(run.growing) if trainer.rank == 0 else {})
         sharded.save(
             folder, dense_optimizer=optimizer, extra=extra, attached=attached, keep_last=keep_last,
             saver=saver if background else None, fence=run.fence,
@@ -128,7 +132,9 @@ def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None, device
         best = _agreed(lambda: latest_valid(run.best))
         if best is None:
             raise CheckpointError(f"{run.best} holds no valid checkpoint of the best epoch: retry the job")
-        return Position(**sharded.load_from(best, dense_optimizer=optimizer, verify=False)["position"])
+        extra = sharded.load_from(best, dense_optimizer=optimizer, verify=False)
+        growing.load(best)
+        return Position(**extra["position"])
 
     shares = sharded.shares()
     reporter.emit("state", state="running")
@@ -157,6 +163,7 @@ def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None, device
         save_best=lambda trainer: write(trainer, run.best, False, 1),
         load_best=load_best,
         device=device,
+        growing=growing,
     )
 
 

@@ -325,4 +325,4 @@ def test_the_first_job_of_a_schedule_has_no_context_to_hold(tmp_path, logs):
     alone = parse_job(job)
     data = prepare(first.dataset, alone, first.data)
     assert not compass.is_frozen(alone, data)
-    assert rows_of_parent(data)["user"].max() == 1
+    assert rows_of_parent(alone, data)["user"].max() == 1

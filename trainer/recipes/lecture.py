@@ -23,12 +23,13 @@ from trainer.recipes.layout import NOT_RUN, facts
 from trainer.recipes.point import Claim, Column, Point, Recipe, Table
 from trainer.recipes.run_point import kept_path
 from trainer.recipes.section import Findings, Panel, Section
-from trainer.spec import DatasetSpec, JobSpec, parse_job
+from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_job
 
 CHANGED, QUICK_CHANGED = (4, 256), (64,)
 """Rows with another label in the neighbours of the data; a share of them is held out and does not count."""
 BASE, PERMUTED, COINS, NEIGHBOURS = "lecture", "permuted", "coins", "neighbours"
 Record = dict[str, Any]
+_KNOWN_IDS = "the report compares rows of known ids: leave capacity out"
 
 
 def recipe(
@@ -112,6 +113,11 @@ def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list
 
 def _given(dataset: DatasetSpec, job: JobSpec) -> tuple[DatasetSpec, dict[str, JobSpec], list[Claim]]:
     """A user's job from initial values, on one rank, unpublished, evaluated on its training rows too."""
+    growing = [
+        (f"tables.{name}.capacity", _KNOWN_IDS) for name, table in job.tables.items() if table.capacity is not None
+    ]
+    if growing:
+        raise SpecError(job.name, growing)
     document = job.model_dump(mode="json", exclude_unset=True)
     for field in ("publish", "init_from", "resources", "sharding"):
         document.pop(field, None)

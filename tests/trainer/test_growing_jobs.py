@@ -1,0 +1,335 @@
+"""Jobs whose tables grow: as ones that know all ids, on ranks, resumed, warm-started, predicted, exported, refused."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainer.build import build
+from trainer.checkpoint import CheckpointError, latest_valid
+from trainer.data import PreparedData, prepare
+from trainer.driver import execute
+from trainer.estimate import estimate
+from trainer.export import export
+from trainer.exported import Exported
+from trainer.growing import GrowingRows
+from trainer.loop import Position, Trainer, dense_optimizer
+from trainer.memory import COUNTERS_PER_ROW_BYTES, MAP_ROW_BYTES, rank_memory
+from trainer.on_host import single_rank_group, start_ranks
+from trainer.predict import Predictor
+from trainer.recipes.lecture import recipe
+from trainer.rundir import read_run, write_run
+from trainer.spec import SpecError, parse_dataset, parse_job
+from trainer.warm_start import id_maps
+
+NUM_ROWS = 3000
+TIGHT = {"capacity": 40, "admit_after": 2, "ttl_steps": 9}
+
+
+def write_rows(path, first_item=0, seed=0):
+    """Items come and go with time: at any one about sixty of them; three recent ones of each row in a list."""
+    rng = np.random.default_rng(seed)
+    position = np.arange(NUM_ROWS)
+    item = first_item + position // 25 + (rng.random(NUM_ROWS) ** 2 * 60).astype(np.int64)
+    recent = [[f"i{one}" for one in item[max(0, i - rng.integers(0, 4)) : i]] for i in range(NUM_ROWS)]
+    rows = {
+        "user": rng.integers(0, 60, NUM_ROWS), "item": [f"i{one}" for one in item], "recent": pa.array(recent),
+        "pos": position, "click": (rng.random(NUM_ROWS) < np.array([0.1, 0.4, 0.9])[item % 3]).astype(np.int64),
+    }  # fmt: skip
+    pq.write_table(pa.table(rows), path)
+    return path
+
+
+def dataset_of(path):
+    features = {"user": {"type": "id"}, "item": {"type": "id"}, "recent": {"type": "id_list", "shares": "item"}}
+    return parse_dataset(
+        {"name": "log", "uri": str(path), "features": features, "label": {"column": "click"}, "order": "pos"}
+    )
+
+
+def job_of(tables=None, **changes):
+    document = {
+        "name": "growing", "dataset": {"name": "log"}, "model": {"kind": "dnn", "embedding_dim": 4, "hidden": [8]},
+        "optimizer": {"kind": "adam_ar", "learning_rate": 0.05, "alpha": 0.001},
+        "dense_optimizer": {"learning_rate": 0.02}, "epochs": 2, "batch_size": 96,
+        "evaluation": {"split": {"kind": "time", "validation": 0.1, "test": 0.1}},
+        "tables": {"item": TIGHT} if tables is None else tables,
+    }  # fmt: skip
+    return parse_job(document | changes)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return dataset_of(write_rows(tmp_path_factory.mktemp("log") / "rows.parquet"))
+
+
+def run_of(folder, name, job, dataset, **places):
+    return read_run(
+        write_run(folder / name, run_id=name, job=job, dataset=dataset, store_url=str(folder / "store"), **places)
+    )
+
+
+def trainer_of(job, data, **settings):
+    places = {name: settings.pop(name) for name in ("backend", "dtype") if name in settings}
+    sharded = build(job, data, alpha=job.optimizer.alpha, **places)
+    return Trainer(job, data, sharded, dense_optimizer(job, sharded), **settings)
+
+
+def by_id(data, trainer, decay=True):
+    """What each item that has a row has in it."""
+    table = trainer.sharded.gather_table("item", decay)
+    if table is None:
+        return None
+    if "item" not in trainer.growing.ids:
+        return dict(zip(data.vocabulary("item").to_pylist(), table.rows[2:], strict=True))
+    names = dict(
+        zip(data.row_keys("item").view(np.int64)[2:].tolist(), data.vocabulary("item").to_pylist(), strict=True)
+    )
+    entries, raw = trainer.growing.ids["item"].ids()
+    return {names[one]: table.rows[2 + entry] for one, entry in zip(raw.tolist(), entries.tolist(), strict=True)}
+
+
+@pytest.mark.parametrize("init", ["zero", "hash"])
+def test_with_room_for_all_it_trains_as_one_that_knows_all_ids(log, tmp_path, init):
+    """The same bits of every row, for every item. With init hash that of unknown ids starts otherwise."""
+    model = {"kind": "dnn", "embedding_dim": 4, "hidden": [8], "init": {"kind": init}}
+    found = {}
+    for name, tables in (("known", {}), ("growing", {"item": {"capacity": 500}})):
+        job = job_of(tables, model=model, epochs=1)
+        data = prepare(log, job, tmp_path / name)
+        with single_rank_group():
+            trainer = trainer_of(job, data)
+            trainer.train()
+            found[name] = by_id(data, trainer), trainer.history
+    rows, known = found["growing"][0], found["known"][0]
+    assert len(rows) == data.tables["item"].num_rows - 2 > 100
+    assert all(torch.equal(rows[name], known[name]) for name in rows)
+    if init == "zero":
+        assert found["growing"][1] == found["known"][1]
+        assert found["known"][1][-1]["auc"] > 0.55
+
+
+def train_on_ranks(directory, job, num_steps):
+    data = PreparedData.open(directory)
+    trainer = trainer_of(job, data, backend="reference", dtype=torch.float64)
+    trainer.sharded.train()
+    for parts, _ in zip(trainer.batches(), range(num_steps), strict=False):
+        trainer.train_step(parts)
+    rows, metrics = by_id(data, trainer), trainer.evaluate("test")
+    state = trainer.growing.ids["item"].state()
+    return (rows, metrics, state) if dist.get_rank() == 0 else state
+
+
+@pytest.mark.parametrize("sharding", ["row_wise", "column_wise", "data_parallel"])
+def test_two_ranks_give_the_same_ids_the_same_rows(log, ranks, tmp_path, sharding):
+    """Also with micro-batches, whose ids belong to one step."""
+    job = job_of()
+    data = prepare(log, job, tmp_path / "data")
+    with single_rank_group():
+        expected, metrics, state = train_on_ranks(data.directory, job, data.steps_per_epoch + 3)
+    split = job_of(sharding={"item": sharding}, micro_batches=2)
+    (found, scored, mine), other = ranks(2).run(train_on_ranks, data.directory, split, data.steps_per_epoch + 3)
+    for name, value in state.items():
+        assert np.array_equal(value, mine[name]), name
+        assert np.array_equal(value, other[name]), name
+    assert found.keys() == expected.keys()
+    assert len(found) > 20
+    for name, value in expected.items():
+        # float64 sums in another order, over some steps of AdamAR.
+        assert float((found[name] - value).abs().max()) < 1e-7, name
+    assert scored == pytest.approx(metrics, rel=1e-6)
+    # Ids went, and others came in their place.
+    assert int(state["numbers"][0]) == 40 < data.tables["item"].num_rows
+
+
+def test_stopping_and_resuming_changes_no_bit(log, tmp_path):
+    """In the middle of an epoch, after rows changed hands; with the checkpoint of a run, and of its growing tables."""
+    job = job_of()
+    data = prepare(log, job, tmp_path / "data")
+
+    def train(folder, stops):
+        position, history = None, []
+        for stop in [*stops, None]:
+            trainer = trainer_of(job, data, position=position, history=history)
+            newest = latest_valid(folder)
+            if newest is not None:
+                trainer.sharded.load_from(newest, dense_optimizer=trainer.dense_optimizer)
+                trainer.growing.load(newest)
+            if stop is None:
+                trainer.train()
+                return by_id(data, trainer), trainer.history, trainer.growing.ids["item"].state()
+            trainer.sharded.train()
+            for parts in trainer.batches():
+                trainer.train_step(parts)
+                trainer.evaluate_if_due()
+                if trainer.position.step == stop:
+                    break
+            attached = trainer.growing.write(folder / "scratch")
+            trainer.sharded.save(
+                folder, dense_optimizer=trainer.dense_optimizer, extra={}, keep_last=1, attached=attached
+            )
+            position, history = Position(**asdict(trainer.position)), trainer.history
+        raise AssertionError
+
+    with single_rank_group():
+        whole, parts = train(tmp_path / "whole", []), train(tmp_path / "parts", [7, data.steps_per_epoch + 4])
+    assert whole[1] == parts[1]
+    assert whole[0].keys() == parts[0].keys()
+    assert all(torch.equal(whole[0][name], parts[0][name]) for name in whole[0])
+    assert all(np.array_equal(whole[2][name], parts[2][name]) for name in whole[2])
+
+
+@pytest.fixture(scope="module")
+def run(log, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    job = job_of({"item": TIGHT, "user": {"capacity": 70}}, checkpoint={"every_steps": 7, "keep_last": 20})
+    run = run_of(folder, "run", job, log)
+    assert execute(run, start_ranks) == 0
+    return run
+
+
+def logits_of(run, split):
+    """By the sharded model that trained, with the rows as they lie."""
+    data, checkpoint = PreparedData.open(run.data), latest_valid(run.checkpoints)
+    with single_rank_group(), torch.no_grad():
+        sharded = build(run.job, data, alpha=checkpoint.extra["alpha"]).eval()
+        sharded.load_from(checkpoint)
+        growing = GrowingRows(run.job, data, sharded)
+        growing.load(checkpoint)
+        batches = map(growing.known, data.eval_batches(split))
+        return torch.cat([sharded.module.evaluate(batch)[0] for batch in batches]).numpy()
+
+
+def test_a_run_says_how_full_its_tables_are_and_its_scores_are_those_of_predict_and_export(run, small, tmp_path):
+    said = [event["message"] for event in small.events(run.directory, "info")]
+    (line,) = (one for one in said if one.startswith("after epoch 2: item: "))
+    assert " of 40 rows taken, " in line
+    assert line.endswith(" occurrences found none free; user: 60 of 70 rows taken")
+    assert small.metrics(run.directory, "test")[-1]["auc"] > 0.52
+    rows = pq.read_table(run.dataset.uri)
+    test = rows.slice(NUM_ROWS - 300, 300)
+    logits = logits_of(run, "test")
+    predictor = Predictor(run.directory)
+    np.testing.assert_allclose(predictor.predict(test)["logit"].to_numpy(), logits, rtol=1e-5, atol=1e-6)
+    ids = {name: one.ids.to_pylist() for name, one in id_maps(latest_valid(run.checkpoints)).items()}
+    assert len(ids["item"]) == len(set(ids["item"])) == int(line.split()[4])
+    assert len(predictor.tables.weight("item")) == len(ids["item"]) + 2
+    export(run.directory, tmp_path / "export")
+    found = Exported(tmp_path / "export").predict(test)
+    np.testing.assert_allclose(found["logit"].to_numpy(), logits, rtol=1e-4, atol=1e-5)
+
+
+def test_checkpoints_of_different_steps_have_ids_of_their_own(run):
+    """Each is of its step, though the run went on while it was written."""
+    steps = sorted(path for path in run.checkpoints.iterdir() if path.name.startswith("step-"))
+    found = {}
+    for path in steps:
+        predictor = Predictor(run.directory, str(int(path.name.removeprefix("step-"))))
+        maps = id_maps(predictor.checkpoint)
+        assert len(predictor.tables.weight("item")) == 2 + len(maps["item"].ids)
+        found[path.name] = tuple(maps["item"].ids.to_pylist())
+    assert len(set(found.values())) == len(steps) > 4
+
+
+def test_a_warm_start_goes_on_with_ids_rows_and_steps(run, small, tmp_path):
+    rows = dataset_of(write_rows(tmp_path / "next.parquet", first_item=NUM_ROWS // 25, seed=1))
+    job = run.job.model_copy(update={"name": "next", "epochs": 1})
+    after = run_of(tmp_path, "next", job, rows, init_checkpoint=str(run.checkpoints))
+    assert execute(after, start_ranks) == 0, small.events(after.directory, "error")
+    before, now = latest_valid(run.checkpoints), latest_valid(after.checkpoints)
+    data = PreparedData.open(after.data)
+    with single_rank_group():
+        sharded = build(job, data, alpha=before.extra["alpha"])
+        states = []
+        for checkpoint in (before, now):
+            growing = GrowingRows(job, data, sharded)
+            growing.load(checkpoint)
+            states.append(growing.ids["user"])
+    assert states[1].step == states[0].step + data.steps_per_epoch == int(now.extra["completed_steps"])
+    # Nobody's row moved who was not too long without an example.
+    assert all(map(np.array_equal, states[0].ids(), states[1].ids()))
+    assert len(states[0]) == 60
+    other = run_of(
+        tmp_path, "other", job_of({"item": {**TIGHT, "capacity": 60}, "user": {"capacity": 70}}, epochs=1), rows,
+        init_checkpoint=str(run.checkpoints),
+    )  # fmt: skip
+    assert execute(other, start_ranks) != 0
+    message = small.events(other.directory, "error")[-1]["message"]
+    assert "tables.item.capacity: the parent's rows are of 40, the job asks for 60" in message
+
+
+def test_the_best_epoch_comes_back_with_its_ids(log, small, tmp_path):
+    """Epochs after the first only harm: a learning rate that destroys what was learned."""
+    stopping = {"early_stopping": {"patience": 1, "keep": "best"}}
+    optimizer = {"kind": "adam_ar", "learning_rate": 0.05, "alpha": 0.001}
+    optimizer["schedule"] = {"kind": "step", "every_steps": 100, "gamma": 1.0}
+    run = run_of(tmp_path, "run", job_of(epochs=6, regularizers=stopping, optimizer=optimizer), log)
+    assert execute(run, start_ranks) == 0, small.events(run.directory, "error")
+    best = max(small.metrics(run.directory, "validation"), key=lambda metric: metric["auc"])
+    logits = logits_of(run, "validation")
+    labels = PreparedData.open(run.data).labels("validation")
+    order = np.argsort(np.argsort(logits, kind="stable"))
+    positives = int(labels.sum())
+    auc = (order[labels == 1].sum() - positives * (positives - 1) / 2) / (positives * (len(labels) - positives))
+    assert auc == pytest.approx(best["auc"], abs=0.01)  # ties
+
+
+def test_a_checkpoint_of_tables_that_did_not_grow_is_refused(log, tmp_path):
+    job = job_of({})
+    run = run_of(tmp_path, "run", job, log)
+    assert execute(run, start_ranks) == 0
+    with single_rank_group():
+        growing = GrowingRows(job_of(), PreparedData.open(run.data), None)
+        with pytest.raises(CheckpointError, match="table 'item' did not grow when it was written"):
+            growing.load(latest_valid(run.checkpoints))
+
+
+def test_memory_is_that_of_the_rows_there_can_be(log):
+    counted, ids = {"item": 10_000_000, "user": 100}, {"item": 1.0, "user": 1.0}
+    known = rank_memory(job_of({}), counted, ids)
+    grown = rank_memory(job_of({"item": {"capacity": 100_000}}), counted, ids)
+    assert grown.by_table["item"].rows == 100_002
+    assert grown.ids == 100_000 * MAP_ROW_BYTES + 8 * 10_000_000
+    assert known.ids == 0
+    assert known.total - grown.total > 500 << 20
+    counting = rank_memory(job_of({"item": {"capacity": 100_000, "admit_after": 2}}), counted, ids)
+    assert counting.ids - grown.ids == 100_000 * COUNTERS_PER_ROW_BYTES
+    found = estimate(job_of(), log)
+    assert found["tables"]["item"]["rows"] == 42
+    assert any("who has which row" in line for line in found["arithmetic"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tables": {"item": {"ttl_steps": 5}}}, "ttl_steps is of tables that grow: set capacity"),
+        ({"tables": {"item": {"admit_after": 2}}}, "admit_after is of tables that grow: set capacity"),
+        ({"tables": {"item": {"capacity": 0}}}, "greater than or equal to 1"),
+        ({"model": {"kind": "bpr", "embedding_dim": 4}}, "tables.item.capacity: tables of bpr do not grow yet"),
+        (
+            {"model": {"kind": "dnn", "embedding_dim": 4, "init": {"kind": "normal"}}},
+            "it starts by its id, not its number: use model.init hash or zero",
+        ),
+        ({"regularizers": {"meda": True}}, "regularizers.meda resets rows, not who has them"),
+        (
+            {"init_from": {"collection": "items", "retire_after_runs": 2}},
+            "tables that grow have ttl_steps: leave init_from.retire_after_runs out",
+        ),
+        ({"evaluation": {"metrics": ["auc", "frequency_buckets"]}}, "frequency_buckets is of items with rows"),
+        ({"sse": {"recent": {"probability": 0.1}}}, "sse.recent: table 'item' grows"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(log, changes, message):
+    with pytest.raises((SpecError, ValueError), match=message):
+        job_of(**changes).against(log)
+
+
+def test_the_generalization_report_is_of_known_ids(log, tmp_path):
+    with pytest.raises(SpecError, match=r"tables.item.capacity: the report compares rows of known ids"):
+        recipe(tmp_path, of=(log, job_of()))

@@ -1,0 +1,173 @@
+"""Growing tables of a job (``tables: {NAME: {capacity: N}}``): ids get rows as training meets them, and lose them.
+
+The prepared data has codes, one for each id that there is; here, between a batch and the model, codes become rows.
+Every rank goes through the ids of the whole batch, in one order, so that all have the same map without a word, whatever
+their number; which rows changed hands each tells the tables that it holds. The map is as of a step, like the rows, and
+is saved with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from safetensors.numpy import load_file, save_file
+from torchrec import KeyedJaggedTensor
+
+from embeddings.growing.ids import Assigned, GrowingIds
+from embeddings.growing.settings import FIRST_ROW, UNKNOWN_ROW
+from trainer.checkpoint import Checkpoint, CheckpointError
+from trainer.data.growth import IdMap
+from trainer.data.jagged import Jagged
+from trainer.spec import JobSpec
+from trainer.warm_start import id_map_file
+
+AnyBatch = TypeVar("AnyBatch")
+Int64s = npt.NDArray[np.int64]
+
+
+def state_file(table: str) -> str:
+    """The name under which a checkpoint has the state of a growing table's ids."""
+    return f"growing-{table}.safetensors"
+
+
+class GrowingRows:
+    """The rows of a job's growing tables on this rank. Of a job without any, everything is passed on as it is.
+
+    Attributes:
+        ids: by table, who has which row: row e + 2 is entry e.
+    """
+
+    def __init__(self, job: JobSpec, data: Any, sharded: Any) -> None:
+        growths = {name: table.growth for name, table in job.tables.items()}
+        self.ids = {name: GrowingIds(growth) for name, growth in growths.items() if growth is not None}
+        self._data, self._sharded = data, sharded
+        if not self.ids:
+            return
+        self._keys = {name: [key for key in data.keys if key.table == name] for name in self.ids}
+        self._tables = {key.name: key.table for key in data.keys}
+        self._raw: dict[str, Int64s] = {name: data.row_keys(name).view(np.int64) for name in self.ids}
+        self._order = data.order()
+        self._columns = {key.name: data.checked_column("train", key) for keys in self._keys.values() for key in keys}
+
+    def admit(self, parts: tuple[AnyBatch, ...], position: int, step: int) -> tuple[AnyBatch, ...]:
+        """This rank's part of a batch with rows for codes; ids of the whole batch get rows, others may lose theirs.
+
+        Args:
+            parts: its micro-batches.
+            position: steps of this job before it.
+            step: the number of the step that the tables take.
+        """
+        if not self.ids:
+            return parts
+        epoch, inside = divmod(position, self._data.steps_per_epoch)
+        start, size = inside * self._data.batch_size, parts[0].global_size  # type: ignore[attr-defined]
+        samples = self._order.rows(epoch, start, start + size)
+        for table, ids in self.ids.items():
+            codes = np.concatenate([self._codes(key.name, samples) for key in self._keys[table]])
+            self._renew(table, ids.assign(self._raw[table][codes[codes >= FIRST_ROW]], step))
+        return tuple(self.known(part) for part in parts)
+
+    def known(self, batch: AnyBatch) -> AnyBatch:
+        """A batch with rows for codes, those of unknown ids where there are none; nothing changes."""
+        if not self.ids:
+            return batch
+        features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
+        values, ends = features.values().numpy().copy(), features.offset_per_key()
+        for number, name in enumerate(features.keys()):
+            table = self._tables[name]
+            if table in self.ids:
+                part = values[ends[number] : ends[number + 1]]
+                is_live = part >= FIRST_ROW
+                entries = self.ids[table].find(self._raw[table][part[is_live]])
+                part[is_live] = np.where(entries < 0, UNKNOWN_ROW, entries + FIRST_ROW)
+        found = KeyedJaggedTensor(
+            keys=features.keys(),
+            values=torch.from_numpy(values),
+            weights=features.weights_or_none(),
+            lengths=features.lengths(),
+            offsets=features.offsets(),
+            stride=features.stride(),
+        )
+        return replace(batch, features=found)  # type: ignore[type-var]
+
+    def in_words(self) -> str:
+        """How full the tables are; "" where none grows."""
+        found = [
+            f"{name}: {len(ids):,} of {ids.growth.capacity:,} rows taken"
+            + (f", {ids.num_refused:,} occurrences found none free" if ids.num_refused else "")
+            for name, ids in self.ids.items()
+        ]
+        return "; ".join(found)
+
+    def _codes(self, name: str, samples: Int64s) -> Int64s:
+        column = self._columns[name]
+        found = column.take(samples).values if isinstance(column, Jagged) else column[samples]
+        return found.astype(np.int64)
+
+    def _renew(self, table: str, given: Assigned) -> None:
+        if not len(given.new_entries):
+            return
+        rows, keys = given.new_entries + FIRST_ROW, given.new_ids.view(np.uint64)
+        for piece in self._sharded.local_pieces():
+            if piece.name == table:
+                held = (rows >= piece.row_start) & (rows < piece.row_start + piece.row_count)
+                piece.tables.renew(table, torch.from_numpy(rows[held] - piece.row_start), keys[held])
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def write(self, directory: Path) -> dict[str, Path]:
+        """Files for a checkpoint by their names in it: of each growing table the state of its ids, and the ids that
+        have a row, in the order of their rows."""
+        found: dict[str, Path] = {}
+        for table, ids in self.ids.items():
+            directory.mkdir(parents=True, exist_ok=True)
+            files = {name: directory / name for name in (state_file(table), id_map_file(table))}
+            save_file(ids.state(), files[state_file(table)])
+            self._id_map(table).write(files[id_map_file(table)])
+            found |= files
+        return found
+
+    def _id_map(self, table: str) -> IdMap:
+        whole, raw = self._data.id_map(table), self._raw[table][FIRST_ROW:]
+        _, live = self.ids[table].ids()
+        order = np.argsort(raw)
+        places = order[np.searchsorted(raw, live, sorter=order)]
+        return IdMap(
+            whole.ids.take(pa.array(places)), whole.last_seen[places], whole.run, whole.retired, whole.retired_in
+        )
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Goes on from a checkpoint with this job's tables. Raises CheckpointError where it does not fit."""
+        for table, state in states(checkpoint, self.ids).items():
+            try:
+                self.ids[table].load(state)
+            except ValueError as error:
+                raise CheckpointError(f"{checkpoint.path}: the ids of table '{table}': {error}") from None
+
+
+def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """By table, the state of the ids of those that grow. Raises CheckpointError where one is missing."""
+    found = {}
+    for table in tables:
+        path = checkpoint.attached(state_file(table))
+        if path is None:
+            raise CheckpointError(f"{checkpoint.path}: table '{table}' did not grow when it was written")
+        found[table] = load_file(path)
+    return found
+
+
+def taken_rows(checkpoint: Checkpoint, table: str) -> Int64s | None:
+    """The rows of a growing table that are padding, the unknown id's, or an id's, in the order of the checkpoint's id
+    map; None of other tables."""
+    path = checkpoint.attached(state_file(table))
+    if path is None:
+        return None
+    entries = np.flatnonzero(load_file(path)["last_seen"] >= 0)
+    return np.concatenate([np.arange(FIRST_ROW), entries + FIRST_ROW])
