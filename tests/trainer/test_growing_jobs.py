@@ -211,7 +211,6 @@ def test_a_run_says_how_full_its_tables_are_and_its_scores_are_those_of_predict_
     (line,) = (one for one in said if one.startswith("after epoch 2: item: "))
     assert " of 40 rows taken, " in line
     assert line.endswith(" occurrences found none free; user: 60 of 70 rows taken")
-    assert small.metrics(run.directory, "test")[-1]["auc"] > 0.52
     rows = pq.read_table(run.dataset.uri)
     test = rows.slice(NUM_ROWS - 300, 300)
     logits = logits_of(run, "test")
