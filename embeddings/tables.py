@@ -101,7 +101,8 @@ class EmbeddingTables(torch.nn.Module):
         self._sse = self._check_sse(dict(sse or {}), sse_outside)
         self._anchor = torch.zeros((), requires_grad=True)
         self._kernel = _kernel(backend, self.layout, where)
-        self._begin(0)
+        # All is 0 still: to write it takes the memory now, not page by page in steps. Rows of nobody can wait for it.
+        self._begin(0, [table for table in self.layout.tables if not table.grows])
 
     def _check_sse(self, sse: Mapping[str, SSEConfig], sse_outside: bool) -> tuple[SSEConfig, ...] | None:
         unknown = sorted(set(sse) - set(self.features))
@@ -124,14 +125,13 @@ class EmbeddingTables(torch.nn.Module):
         """Initial rows and fresh optimizer state, as at step 0: of these tables, or of their optimizer, which then
         counts from ``completed_steps`` on (MEDA, which begins each epoch anew)."""
         self._records.clear()
-        for t in range(len(self.layout.tables)):
-            self.layout.weight(t).zero_()
-        for state in (self.layout.vectors, self.layout.row_values, self.layout.last_steps):
-            state.zero_()
-        self._begin(completed_steps)
+        self._begin(completed_steps, self.layout.tables)
 
-    def _begin(self, completed_steps: int) -> None:
-        """Initial rows where all is 0: what stays 0 is not written, so that rows of nobody take no memory."""
+    def _begin(self, completed_steps: int, cleared: Sequence[TableConfig]) -> None:
+        """Initial rows, in tables that are ``cleared`` first."""
+        for table in cleared:
+            for rows in (self.weight(table.name), *self.state(table.name).values()):
+                rows.zero_()
         self.birth_step = self.completed_steps = completed_steps
         # Not looked for where nothing is: it would touch the memory of every row.
         self._may_be_ahead = False
