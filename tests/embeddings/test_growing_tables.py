@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,6 +191,16 @@ def test_shards_renew_their_part(part):
         held = EmbeddingTables([shard], SGD(0.1), seed=4)
         held.renew("item", rows[mine] - start, keys[mine.numpy()])
         assert torch.equal(held.weight("item"), expected)
+
+
+def test_what_the_guide_shows_runs():
+    """docs/growing_tables.md."""
+    guide = (Path(__file__).parents[2] / "docs" / "growing_tables.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    found: dict = {}
+    exec(code, found)
+    assert found["raw"].tolist() == [17]
+    assert found["vectors"].shape == (1, 16)
 
 
 MEMORY = """
