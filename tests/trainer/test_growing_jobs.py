@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from trainer import checkpoint, read_tables
 from trainer.build import build
 from trainer.checkpoint import CheckpointError, latest_valid
 from trainer.data import PreparedData, prepare
@@ -18,7 +20,7 @@ from trainer.driver import execute
 from trainer.estimate import estimate
 from trainer.export import export
 from trainer.exported import Exported
-from trainer.growing import GrowingRows
+from trainer.growing import GrowingRows, states, taken_rows
 from trainer.loop import Position, Trainer, dense_optimizer
 from trainer.memory import COUNTERS_PER_ROW_BYTES, MAP_ROW_BYTES, rank_memory
 from trainer.on_host import single_rank_group, start_ranks
@@ -26,7 +28,7 @@ from trainer.predict import Predictor
 from trainer.recipes.lecture import recipe
 from trainer.rundir import read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.warm_start import id_maps
+from trainer.warm_start import id_maps, rows_of_parent
 
 NUM_ROWS = 3000
 TIGHT = {"capacity": 40, "admit_after": 2, "ttl_steps": 9}
@@ -196,12 +198,12 @@ def run(log, tmp_path_factory):
 
 def logits_of(run, split):
     """By the sharded model that trained, with the rows as they lie."""
-    data, checkpoint = PreparedData.open(run.data), latest_valid(run.checkpoints)
+    data, newest = PreparedData.open(run.data), latest_valid(run.checkpoints)
     with single_rank_group(), torch.no_grad():
-        sharded = build(run.job, data, alpha=checkpoint.extra["alpha"]).eval()
-        sharded.load_from(checkpoint)
+        sharded = build(run.job, data, alpha=newest.extra["alpha"]).eval()
+        sharded.load_from(newest)
         growing = GrowingRows(run.job, data, sharded)
-        growing.load(checkpoint)
+        growing.load(newest)
         batches = map(growing.known, data.eval_batches(split))
         return torch.cat([sharded.module.evaluate(batch)[0] for batch in batches]).numpy()
 
@@ -224,16 +226,31 @@ def test_a_run_says_how_full_its_tables_are_and_its_scores_are_those_of_predict_
     np.testing.assert_allclose(found["logit"].to_numpy(), logits, rtol=1e-4, atol=1e-5)
 
 
-def test_checkpoints_of_different_steps_have_ids_of_their_own(run):
-    """Each is of its step, though the run went on while it was written."""
-    steps = sorted(path for path in run.checkpoints.iterdir() if path.name.startswith("step-"))
+def test_checkpoints_have_the_ids_of_their_step(log, tmp_path, monkeypatch):
+    """Though the run goes on while they are written, slowly."""
+    attach = checkpoint._attach
+
+    def slowly(*arguments):
+        time.sleep(0.1)
+        return attach(*arguments)
+
+    monkeypatch.setattr(checkpoint, "_attach", slowly)
+    run = run_of(tmp_path, "run", job_of(checkpoint={"every_steps": 7, "keep_last": 20}, epochs=1), log)
+    assert execute(run, start_ranks) == 0
     found = {}
-    for path in steps:
-        predictor = Predictor(run.directory, str(int(path.name.removeprefix("step-"))))
-        maps = id_maps(predictor.checkpoint)
-        assert len(predictor.tables.weight("item")) == 2 + len(maps["item"].ids)
-        found[path.name] = tuple(maps["item"].ids.to_pylist())
-    assert len(set(found.values())) == len(steps) > 4
+    for path in checkpoint.checkpoints_in(run.checkpoints):
+        one = checkpoint.Checkpoint(path)
+        found[one.step] = int(states(one, ["item"])["item"]["numbers"][-1])
+        assert len(id_maps(one)["item"].ids) == len(taken_rows(one, "item")) - 2
+    assert all(step == of for step, of in found.items())
+    assert len(found) == 4
+
+
+def test_tables_are_read_a_chunk_at_a_time(run, monkeypatch):
+    whole = Predictor(run.directory).tables.weight("item").clone()
+    monkeypatch.setattr(read_tables, "CHUNK_ROWS", 7)
+    assert torch.equal(Predictor(run.directory).tables.weight("item"), whole)
+    assert bool((whole[2:] != 0).any(dim=1).all())
 
 
 def test_a_warm_start_goes_on_with_ids_rows_and_steps(run, small, tmp_path):
@@ -245,15 +262,23 @@ def test_a_warm_start_goes_on_with_ids_rows_and_steps(run, small, tmp_path):
     data = PreparedData.open(after.data)
     with single_rank_group():
         sharded = build(job, data, alpha=before.extra["alpha"])
-        states = []
-        for checkpoint in (before, now):
+        maps = []
+        for one in (before, now):
             growing = GrowingRows(job, data, sharded)
-            growing.load(checkpoint)
-            states.append(growing.ids["user"])
-    assert states[1].step == states[0].step + data.steps_per_epoch == int(now.extra["completed_steps"])
+            growing.load(one)
+            maps.append(growing.ids["user"])
+        # What the child begins with is the parent's, row by row.
+        first = []
+        for parent_rows in (None, rows_of_parent(job, data)):
+            begun = build(job, data, alpha=before.extra["alpha"])
+            begun.load_from(before, parent_rows=parent_rows)
+            first.append(begun.gather_table("item").rows)
+        assert torch.equal(*first)
+        assert first[0].any()
+    assert maps[1].step == maps[0].step + data.steps_per_epoch == int(now.extra["completed_steps"])
     # Nobody's row moved who was not too long without an example.
-    assert all(map(np.array_equal, states[0].ids(), states[1].ids()))
-    assert len(states[0]) == 60
+    assert all(map(np.array_equal, maps[0].ids(), maps[1].ids()))
+    assert len(maps[0]) == 60
     other = run_of(
         tmp_path, "other", job_of({"item": {**TIGHT, "capacity": 60}, "user": {"capacity": 70}}, epochs=1), rows,
         init_checkpoint=str(run.checkpoints),
