@@ -1,4 +1,4 @@
-"""Tables of FBGEMM's module: on a GPU under `make gpu-check`, else over host memory, with a cache as a GPU's or without.
+"""Tables of FBGEMM's module: on a GPU under `make gpu-check`, else over host memory, behind a cache like its or not.
 
 What can go wrong with the cache is that somebody reads rows which it still has to write back, or writes rows that it
 has copies of. :class:`CachedOnHost` goes wrong then, as the GPU's would.

@@ -1,7 +1,8 @@
 """One rank that leads runs of jobs: ``run_on_stand_in.py RANK WORLD_SIZE STORE (DIRECTORY DEVICE)...``
 
 DEVICE is ``cpu``, with the reference as backend of the tables, or ``standin`` (stand_in_device), whose backend is the
-reference too: so both end with the same bits, if everything between the tables is on the device.
+reference too: so both end with the same bits, if everything between the tables is on the device. Jobs with ``kernel:
+fbgemm`` have FBGEMM's operators on ``cpu``, and its module on ``standin``, behind a cache.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import stand_in_device
 import torch
 import torch.distributed as dist
-from stand_in_device import NAME, StandIn, StandInKernel
+from stand_in_device import NAME, StandIn, StandInKernel, StandInModuleKernel
 
 from embeddings import tables
 from trainer import build, planning, worker
@@ -23,7 +24,9 @@ tables_kernel, planned = tables._kernel, planning.Topology
 
 
 def kernel(backend, layout, device):
-    return StandInKernel(layout) if device.type == NAME else tables_kernel(backend, layout, device)
+    if device.type != NAME:
+        return tables_kernel(backend, layout, device)
+    return StandInModuleKernel(layout, device) if backend == "fbgemm" else StandInKernel(layout)
 
 
 def topology(*, compute_device, **settings):
