@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 FOR_TABLES = 0.8
-"""Of a GPU's memory: the rest is for the model, batches and what allocators waste. TorchRec's planner is told as much
-of what is free (trainer.planning)."""
+"""Of memory, that of a GPU or of the host: the rest is for the dense part, batches and what allocators waste."""
 
 CACHED_SHARE = 0.2
 """Of the rows, where they are cached: FBGEMM's own default (cache_load_factor). No figure of ours."""

@@ -48,7 +48,7 @@ tables._kernel, planning.Topology = kernel, topology
 # The CPU's own attention sums in another order than its plain operators, which the stand-in has.
 torch.backends.cuda.enable_flash_sdp(False)
 torch.optim.Adam = plain_adam
-planning.free_bytes_per_rank = lambda device, world_size: 10**9
+planning.free_bytes_per_rank = lambda device, world_size, backend: 10**9
 
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
 for directory, name in zip(sys.argv[4::2], sys.argv[5::2], strict=True):

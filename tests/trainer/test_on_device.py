@@ -233,6 +233,7 @@ def test_a_job_of_fbgemm_is_trained_and_resumed_by_its_module(dataset, tmp_path,
         assert [entry.keys() for entry in history] == [entry.keys() for entry in wanted_history]
         assert tensors.keys() == wanted.keys()
         for key, value in wanted.items():
+            of = f"{name} {key}"
             torch.testing.assert_close(
-                tensors[key], value, rtol=1e-5, atol=1e-5, msg=lambda said, key=key: f"{name} {key}: {said}"
+                tensors[key], value, rtol=1e-5, atol=1e-5, msg=lambda said, of=of: f"{of}: {said}"
             )
