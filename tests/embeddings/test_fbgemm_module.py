@@ -10,7 +10,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from module_tables import module_tables
+from module_tables import ON_GPU, module_tables
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
 from embeddings.kernels.placement import place
@@ -178,6 +178,17 @@ def test_dims_that_are_no_multiples_of_four_are_refused_with_the_remedy():
     odd = [TableConfig("a", 9, 17, ("f",)), TableConfig("b", 9, 8, ("g",))]
     with pytest.raises(ValueError, match=r"multiples of 4, not those of tables 'a' \(17\): use such a dim, or another"):
         module_tables(odd, SGD())
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU, and `make gpu-check`")
+def test_a_gpu_holds_tables_or_caches_them():
+    """5,000 rows of 64 columns: held in its memory, or in unified memory with one set of a cache."""
+    tables = [TableConfig("a", 5000, 64, ("f",), init=INIT)]
+    held, cached = (module_tables(tables, Adagrad(0.1), cached=cached)._kernel._module for cached in (False, True))
+    assert (held.weights_dev.numel(), held.weights_uvm.numel(), held.lxu_cache_weights.numel()) == (320_000, 0, 0)
+    assert (cached.weights_dev.numel(), cached.weights_uvm.numel()) == (0, 320_000)
+    assert cached.momentum1_uvm.numel() == 320_000
+    assert cached.lxu_cache_weights.shape == (32, 64)
 
 
 # --- where tables go -------------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ torch.backends.cuda.enable_flash_sdp(False)
 torch.optim.Adam = plain_adam
 planning.free_bytes_per_rank = lambda device, world_size, backend: 10**9
 
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+# Two backends, as groups of ranks with GPUs have.
+dist.init_process_group("cpu:gloo,cuda:gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
 for directory, name in zip(sys.argv[4::2], sys.argv[5::2], strict=True):
     build.BACKENDS["evenkeel"] = "reference" if name == "cpu" else None
     if name == "cpu":

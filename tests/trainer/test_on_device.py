@@ -95,7 +95,7 @@ FUSED_JOBS = {
         "sse": {"item": {"probability": 0.1}, "label": {"probability": 0.05}},
         "optimizer": {"kind": "adagrad", "clip_norm": 0.5},
         "micro_batches": 2,
-        "sharding": {"item": "row_wise", "user": "table_wise"},
+        "sharding": {"item": "row_wise", "user": "table_row_wise"},
         "evaluation": {"metrics": ["auc", "recall_5_full"]},
     },
     "fused_dnn": FUSED
