@@ -1,9 +1,9 @@
 """make gpu-check: tests and benchmarks on the GPU of this machine; writes docs/gpu/NAME.json.
 
-Needs a CUDA GPU and a Python (3.11 or later) with numpy, psutil, pytest, hypothesis, torch for CUDA and triton, whatever
-their versions: they are recorded. Nothing of Evenkeel need be installed: run it from the repository. Where FBGEMM for
-CUDA is, its module is tested as a backend, and where Evenkeel's dependencies are, whole jobs; else the report says what
-was missing (:mod:`benchmarks.gpu_tests`). Lines are those of :mod:`benchmarks.gpu_kernels`.
+Needs a CUDA GPU and a Python (3.11 or later) with numpy, psutil, pytest, hypothesis, triton and torch for CUDA,
+whatever their versions: they are recorded. Nothing of Evenkeel need be installed: run it from the repository. Where
+FBGEMM for CUDA is, its module is tested as a backend, and where Evenkeel's dependencies are, whole jobs; else it says
+what was missing (:mod:`benchmarks.gpu_tests`). Lines are those of :mod:`benchmarks.gpu_kernels`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ import torch
 from module_tables import ON_GPU, module_tables
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
+from embeddings.kernels import fbgemm_module
+from embeddings.kernels.fbgemm_module import FbgemmModuleKernel
 from embeddings.kernels.placement import place
 from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
 from embeddings.perturbation import perturb
@@ -216,3 +218,17 @@ def test_less_is_cached_where_less_fits_and_a_set_at_least():
     assert few == (7, 32_000 * 8 + 7 * cached, 32_000 * 64 * 4)
     least = place([(32_000, 64)], 0, 0, 1000)
     assert (least.cache_sets, least.gpu_bytes) == (1, 32_000 * 8 + cached)
+
+
+@pytest.mark.parametrize(("free", "location", "sets"), [(332_001, "DEVICE", 0), (331_000, "MANAGED_CACHING", 7)])
+def test_a_fifth_of_the_gpu_is_left_to_others(monkeypatch, free, location, sets):
+    """1,000 rows of 132 bytes, Adagrad, where 200,000 of a GPU of 1,000,000 bytes are not for tables."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1_000_000))
+    monkeypatch.setattr(
+        fbgemm_module, "module_of", lambda *of: asked.append([part.name for part in of[2:4]] + [*of[4:]])
+    )
+    monkeypatch.setattr(FbgemmModuleKernel, "_adopt", lambda self: None)
+    layout = EmbeddingTables([TableConfig("a", 1000, 16, ("f",))], Adagrad(0.1), backend="fbgemm").layout
+    FbgemmModuleKernel(layout, torch.device("cuda", 0))
+    assert asked == [[location, "CUDA", sets]]

@@ -306,6 +306,20 @@ def test_a_run_that_would_not_fit_ends_before_its_ranks_start(make_run, small):
     assert "Remedy: allow more" in error["message"]
 
 
+def test_a_run_that_its_gpu_would_not_fit_ends_before_its_ranks_start(make_run, small, monkeypatch):
+    monkeypatch.setattr("trainer.driver.check_gpus", lambda job, address: None)
+    monkeypatch.setattr("trainer.gpus.machine_gpu_bytes", lambda: 10**6)
+
+    def never(run):
+        raise AssertionError("ranks were started")
+
+    run = make_run(resources={"gpus_per_worker": 1})
+    assert execute(run, never) == EXIT_FAILED
+    (error,) = small.events(run.directory, "error")
+    assert error["code"] == "out_of_memory"
+    assert "bytes of its GPU, which has 1,000,000: table user: 62 rows" in error["message"]
+
+
 # --- a table larger than one rank's share ----------------------------------------------------------------------------
 
 BUDGET_BYTES = 120 * 2**20
