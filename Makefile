@@ -7,7 +7,7 @@ DATA ?=
 MINUTES ?= 30
 KILLS ?= 100
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-BENCHMARKS = $(filter-out __init__ harness peers baselines gpu gpu_kernels stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS = $(filter-out __init__ harness peers baselines gpu gpu_tests gpu_kernels stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: help setup demo test test-fast check format serve bench soak gpu-check lock clean
 
@@ -45,7 +45,7 @@ serve: setup  ## the service on http://127.0.0.1:8080; it reads data sets below 
 bench: setup  ## every benchmark, one JSON line per case
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-gpu-check:  ## on a machine with a GPU: kernel tests and benchmarks, into docs/gpu/; GPU_PYTHON: with torch for CUDA
+gpu-check:  ## on a machine with a GPU: tests, whole jobs, benchmarks, into docs/gpu/; GPU_PYTHON: with torch for CUDA
 	@TRITON_INTERPRET=0 $(GPU_PYTHON) -m benchmarks.gpu
 
 soak: setup  ## half an hour of kills under load; ends in what was seen (MINUTES, KILLS)

@@ -1,8 +1,9 @@
-"""make gpu-check: tests and benchmarks of the Triton kernel on the GPU of this machine; writes docs/gpu/NAME.json.
+"""make gpu-check: tests and benchmarks on the GPU of this machine; writes docs/gpu/NAME.json.
 
-Needs a CUDA GPU and a Python (3.11 or later) with numpy, pytest, hypothesis, torch for CUDA and triton, whatever their
-versions: they are recorded. Nothing of Evenkeel need be installed: run it from the repository. Lines are those of
-:mod:`benchmarks.gpu_kernels`.
+Needs a CUDA GPU and a Python (3.11 or later) with numpy, psutil, pytest, hypothesis, triton and torch for CUDA,
+whatever their versions: they are recorded. Nothing of Evenkeel need be installed: run it from the repository. Where
+FBGEMM for CUDA is, its module is tested as a backend, and where Evenkeel's dependencies are, whole jobs; else it says
+what was missing (:mod:`benchmarks.gpu_tests`). Lines are those of :mod:`benchmarks.gpu_kernels`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import re
 import subprocess
@@ -20,10 +20,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_tests import BEYOND_THE_KERNEL, KERNEL, run_suite
+
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("numpy", "torch", "triton", "pytest", "hypothesis")
+NEEDED = ("numpy", "torch", "triton", "pytest", "hypothesis", "psutil")
 PACKAGES = (*NEEDED, "fbgemm-gpu")
-TESTS = "tests/embeddings/test_triton.py"
 
 
 def missing() -> list[str]:
@@ -37,19 +38,6 @@ def missing() -> list[str]:
     if torch.version.cuda is None:
         return [f"a build of torch for CUDA (torch {torch.__version__} is for the CPU)"]
     return [] if torch.cuda.is_available() else ["a GPU that torch can use"]
-
-
-def run_tests() -> dict[str, Any]:
-    """The kernel tests on the GPU, in a process of their own."""
-    # Without the repository's pytest settings: they name plugins and make warnings of other versions errors.
-    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT)]
-    # What kernels compile to is tested against the locked version of Triton, not against this machine's.
-    command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-k", "not compiles", TESTS]
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    print(done.stdout[-6000:], done.stderr[-2000:], flush=True)
-    counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped|errors?)", done.stdout)}
-    return {"passed": done.returncode == 0, "counts": counts}
 
 
 def versions() -> dict[str, str]:
@@ -97,9 +85,11 @@ def main() -> int:
     path = options.out or ROOT / "docs" / "gpu" / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
     report: dict[str, Any] = {
         "gpu": name, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(), "versions": versions(),
-        "tests": run_tests(), "lines": [],
+        "num_gpus": torch.cuda.device_count(), "tests": run_suite(KERNEL),
+        "suites": {name: run_suite(suite) for name, suite in BEYOND_THE_KERNEL.items()}, "lines": [],
     }  # fmt: skip
-    if report["tests"]["passed"]:
+    tested = report["tests"]["outcome"] == "passed"
+    if tested:
         copy = gpu_kernels.copy_bandwidth()
         report["copy_gb_per_second"] = round(copy / 1e9, 1)
         for case in gpu_kernels.CASES:
@@ -109,8 +99,10 @@ def main() -> int:
                     torch.cuda.empty_cache()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"gpu-check: {path}", "" if report["tests"]["passed"] else "(tests failed: nothing was timed)")
-    return 0 if report["tests"]["passed"] else 1
+    outcomes = {name: suite["outcome"] for name, suite in {"tests": report["tests"], **report["suites"]}.items()}
+    said = ", ".join(f"{name} {outcome}" for name, outcome in outcomes.items())
+    print(f"gpu-check: {path}: {said}{'' if tested else '; nothing was timed'}")
+    return 1 if not tested or "failed" in outcomes.values() else 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from embeddings.kernels.layout import Layout
 from embeddings.kernels.reference import read_rows, row_gradients
 from embeddings.tables import EmbeddingTables
 
@@ -26,11 +27,13 @@ class Saved(NamedTuple):
 class Perturbed:
     """What :func:`perturb` changed; :meth:`restore` undoes it."""
 
-    def __init__(self, saved: list[Saved]):
-        self._saved = saved
+    def __init__(self, layout: Layout, saved: list[Saved]):
+        self._layout, self._saved = layout, saved
 
     def restore(self) -> None:
         """Rows, state and last steps as they were, to the last bit. Once."""
+        # Lookups came in between, and a kernel may have kept rows from them.
+        self._layout.access()
         for rows, parts, values in self._saved:
             for part, value in zip(parts, values, strict=True):
                 part[rows] = value
@@ -59,4 +62,4 @@ def perturb(tables: EmbeddingTables, scale: float) -> Perturbed:
         parts[1][rows] = tables.completed_steps - tables.birth_step
         for part in parts[2:]:
             part[rows] = 0
-    return Perturbed(saved)
+    return Perturbed(layout, saved)

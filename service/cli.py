@@ -78,15 +78,16 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
     elif dataset is not None:
         job.against(dataset)
         from trainer.estimate import estimate, too_large
-        from trainer.gpus import gpu_problem
+        from trainer.gpus import gpu_problem, known_gpu_bytes
         from trainer.memory import machine_memory_bytes
 
-        found = estimate(job, dataset)
+        address = os.environ.get("EVENKEEL_RAY_ADDRESS")
+        found = estimate(job, dataset, known_gpu_bytes(job, address))
         answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": found}
         if not found["rows"]:
             raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows")
-        problem = too_large(job, found, None if os.environ.get("EVENKEEL_RAY_ADDRESS") else machine_memory_bytes())
-        problem = problem or gpu_problem(job, os.environ.get("EVENKEEL_RAY_ADDRESS"))
+        problem = too_large(job, found, None if address else machine_memory_bytes())
+        problem = problem or gpu_problem(job, address)
         if problem is not None:
             raise CommandError(*problem)
     else:

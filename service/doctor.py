@@ -370,9 +370,11 @@ def _has_gpus(job: JobSpec) -> Iterator[Check]:
 
 def _fits_memory(job: JobSpec, dataset: DatasetSpec) -> Iterator[Check]:
     from trainer.estimate import estimate, too_large
+    from trainer.gpus import known_gpu_bytes
 
+    address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip() or None
     try:
-        found = estimate(job, dataset)
+        found = estimate(job, dataset, known_gpu_bytes(job, address))
     except ValueError as error:
         yield Check("estimate", "fail", str(error), "correct the dataset, or put its files there")
         return

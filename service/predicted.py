@@ -16,6 +16,7 @@ from service.remembered import Remembered
 from service.settings import Settings
 from trainer.data.errors import DataError
 from trainer.estimate import Estimate, estimate, ids_per_example, too_large
+from trainer.gpus import known_gpu_bytes
 from trainer.memory import rank_memory
 from trainer.spec import DatasetSpec, JobSpec
 
@@ -32,7 +33,7 @@ def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Needs | 
     if _num_bytes(dataset.uri) > AT_ONCE_BYTES:
         return None
     try:
-        found = _estimated(spec, dataset)
+        found = _estimated(spec, dataset, known_gpu_bytes(spec, settings.ray_address))
     except DataError:
         return None
     needs = needs_of(spec, found.memory, found.exact)
@@ -56,9 +57,9 @@ def files_of(spec: DatasetSpec) -> list[Path]:
         return []
 
 
-def _estimated(spec: JobSpec, dataset: DatasetSpec) -> Estimate:
+def _estimated(spec: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None) -> Estimate:
     same = (spec.model_dump_json(exclude={"name", "labels"}), dataset.model_dump_json())
-    return _counted.get(same, files_of(dataset), lambda: estimate(spec, dataset))
+    return _counted.get(same, files_of(dataset), lambda: estimate(spec, dataset, gpu_bytes))
 
 
 def of_row(settings: Settings, row: dict[str, Any]) -> Needs:
@@ -67,7 +68,8 @@ def of_row(settings: Settings, row: dict[str, Any]) -> Needs:
     spec = JobSpec.model_validate(row["spec"])
     dataset = DatasetSpec.model_validate(row["dataset_spec"])
     try:
-        found = estimate(spec, datasets.check_files(settings.for_tenant(row["tenant"]), dataset))
+        checked = datasets.check_files(settings.for_tenant(row["tenant"]), dataset)
+        found = estimate(spec, checked, known_gpu_bytes(spec, settings.ray_address))
     except Exception as error:  # whatever it is: the whole queue waits for this answer
         if not isinstance(error, (DataError, Problem)):
             log.warning("job %s: its rows cannot be counted", row["id"], exc_info=error)

@@ -23,7 +23,7 @@ from trainer import rundir
 from trainer.data.errors import DataError
 from trainer.estimate import estimate as predict
 from trainer.estimate import ids_per_example, too_large
-from trainer.gpus import gpu_problem
+from trainer.gpus import gpu_problem, known_gpu_bytes
 from trainer.memory import machine_memory_bytes, memory_problem, rank_memory
 from trainer.spec import DatasetSpec, JobSpec
 
@@ -117,7 +117,8 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
     does not fit the memory that the job states or that this machine has."""
     dataset = await validate(database, settings, spec, tenant)
     try:
-        predicted = await heavy.in_thread(predict, spec, dataset)
+        gpu_bytes = await heavy.in_thread(known_gpu_bytes, spec, settings.ray_address)
+        predicted = await heavy.in_thread(predict, spec, dataset, gpu_bytes)
     except DataError as error:
         raise datasets.data_problem(error, "dataset") from None
     if not predicted["rows"]:

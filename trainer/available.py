@@ -5,7 +5,7 @@ One place to read, and one place to shrink as features arrive. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from trainer.available_evaluation import evaluation_fit_problems, evaluation_problems
@@ -20,6 +20,7 @@ from trainer.available_models import (
 )
 from trainer.available_publish import publish_fit_problems, publish_problems
 from trainer.available_regularizers import has_validation, regularizer_fit_problems, regularizer_problems
+from trainer.model_size import table_columns
 
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec, Optimizer
@@ -181,19 +182,18 @@ def kernel_problems(spec: JobSpec) -> Iterator[str]:
     """What the job's kernel has no form of."""
     kind = spec.optimizer.kind
     if spec.kernel == "fbgemm":
+        where = "" if spec.resources.gpus_per_worker else " on CPU"
         if kind not in FBGEMM_OPTIMIZERS:
             yield (
-                f"kernel: fbgemm has no fused {kind} on CPU: use kernel evenkeel, or optimizer.kind "
+                f"kernel: fbgemm has no fused {kind}{where}: use kernel evenkeel, or optimizer.kind "
                 f"{', '.join(FBGEMM_OPTIMIZERS)}"
             )
-        if spec.resources.gpus_per_worker:
-            yield "resources.gpus_per_worker: FBGEMM on a GPU has never been run: use kernel evenkeel, or leave it 0"
         for option in ("eps_inside_root", "weight_decay", "clip_row_norm"):
             if getattr(spec.optimizer, option):
                 yield f"optimizer.{option}: FBGEMM's fused optimizers have none: use kernel evenkeel, or leave it out"
         for name, stored in spec.tables.items():
             if (stored.dtype, stored.state_dtype) != ("float32", "float32"):
-                yield f"tables.{name}: FBGEMM trains float32 rows and state on CPU: use kernel evenkeel, or float32"
+                yield f"tables.{name}: FBGEMM trains float32 rows and state{where}: use kernel evenkeel, or float32"
     if kind in AVERAGING:
         for name, stored in spec.tables.items():
             if stored.state_dtype == "float16":
@@ -208,6 +208,21 @@ def kernel_problems(spec: JobSpec) -> Iterator[str]:
                     f"sharding.{table}: {kind} takes the mean over a whole row, which {sharding} may split: "
                     f"use table_wise or row_wise, or optimizer.kind {kind.removeprefix('rowwise_')}"
                 )
+
+
+def column_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[str]:
+    """Tables that FBGEMM's module for GPUs does not take (embeddings.kernels.fbgemm_module)."""
+    if job.kernel != "fbgemm" or not job.resources.gpus_per_worker:
+        return
+    columns = {table: table_columns(job.model, table) for table in sorted(tables)}
+    # A model that adds a column to some tables alone has no dim that suits all.
+    remedy = "an embedding_dim that makes it one, or " if len(set(columns.values())) == 1 else ""
+    for table, count in columns.items():
+        if count % 4:
+            yield (
+                f"model.embedding_dim: table '{table}' has {count} columns, on a GPU FBGEMM takes multiples of 4: use "
+                f"{remedy}kernel evenkeel, or resources.gpus_per_worker 0"
+            )
 
 
 def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
@@ -234,6 +249,7 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
     yield from regularizer_fit_problems(job, dataset)
     yield from evaluation_fit_problems(job, dataset)
     tables = {feature.shares or name for name, feature in dataset.features.items()}
+    yield from column_problems(job, {f.shares or name for name, f in dataset.features.items() if f.type != "dense"})
     for table in job.sharding:
         if table not in tables:
             yield f"sharding.{table}: no such table (there are {', '.join(sorted(tables))})"

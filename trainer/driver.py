@@ -20,7 +20,7 @@ from typing import Any
 from trainer import tracing
 from trainer.events import EventWriter, utc_now
 from trainer.failures import Cancelled, Failure, GivenUpError, cause, classify
-from trainer.gpus import check_gpus
+from trainer.gpus import check_gpus, known_gpu_bytes
 from trainer.launch import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED, write_json
 from trainer.lineage import lineage_of
 from trainer.rundir import LOCK_FILE, Run
@@ -152,8 +152,8 @@ class _Attempt:
         run = self.run
         rows = {name: table.num_rows for name, table in PreparedData.open(run.data).tables.items()}
         machine = None if run.ray_address else machine_memory_bytes()
-        graphs = graph_sizes(run.job, run.dataset)
-        refuse_what_cannot_fit(run.job, rows, ids_per_example(run.job, run.dataset), machine, graphs)
+        graphs, gpu_bytes = graph_sizes(run.job, run.dataset), known_gpu_bytes(run.job, run.ray_address)
+        refuse_what_cannot_fit(run.job, rows, ids_per_example(run.job, run.dataset), machine, graphs, gpu_bytes)
 
     def _ranks(self, start_ranks: StartRanks) -> None:
         self.interruptible = False

@@ -74,17 +74,18 @@ class Estimate(dict[str, Any]):
     exact: bool
 
 
-def estimate(job: JobSpec, dataset: DatasetSpec) -> Estimate:
+def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -> Estimate:
     """Predicts rows and bytes per table, steps per epoch, memory and time of ``job`` on ``dataset``.
 
-    Reads the id columns once where there are at most 20 million rows. Raises DataError like the run itself would.
+    ``gpu_bytes``: what the GPU of each rank has, where it is known. Reads the id columns once where there are at most
+    20 million rows. Raises DataError like the run itself would.
     """
     plan = make_plan(dataset, job)
     num_rows, distinct, exact = _distinct(plan)
     workers = job.resources.num_workers
     ids = ids_per_example(job, dataset)
     rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
-    memory = rank_memory(job, rows_of, ids, graph_sizes(job, dataset))
+    memory = rank_memory(job, rows_of, ids, graph_sizes(job, dataset), gpu_bytes)
     split = job.evaluation.split
     negatives = dataset.label.negatives
     examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))

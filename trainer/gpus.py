@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import json
@@ -9,8 +10,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trainer.failures import ResourceError
 
@@ -75,22 +76,59 @@ def visible_gpus(installed: int, variable: str | None) -> list[str]:
 
 def installed_gpus() -> int:
     """How many GPUs NVIDIA's driver knows on this machine; 0 where there is no driver."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return 0
     count = ctypes.c_uint(0)
-    if library.nvmlInit_v2() != 0:
-        return 0
-    try:
-        return count.value if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else 0
-    finally:
-        library.nvmlShutdown()
+    with _nvml() as library:
+        if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return 0
+    return count.value
 
 
 def machine_gpus() -> list[str]:
     """The GPUs that a process started here would see."""
     return visible_gpus(installed_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def machine_gpu_bytes() -> int | None:
+    """Memory of the smallest GPU that a process started here would see; None where there is none."""
+    found = []
+    names = machine_gpus()
+    with _nvml() as library:
+        for name in names if library is not None else ():
+            device, memory = ctypes.c_void_p(), _Memory()
+            by_number = name.isdigit()
+            handle = library.nvmlDeviceGetHandleByIndex_v2 if by_number else library.nvmlDeviceGetHandleByUUID
+            known = handle(ctypes.c_uint(int(name)) if by_number else name.encode(), ctypes.byref(device)) == 0
+            if known and library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0:
+                found.append(int(memory.total))
+    return min(found, default=None)
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """The library of NVIDIA's driver, initialized; None where there is none."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        yield None
+        return
+    if library.nvmlInit_v2() != 0:
+        yield None
+        return
+    try:
+        yield library
+    finally:
+        library.nvmlShutdown()
+
+
+def known_gpu_bytes(job: JobSpec, ray_address: str | None) -> int | None:
+    """What the GPU of each rank has: of a run on this machine with GPUs, else None."""
+    return None if ray_address or not job.resources.gpus_per_worker else machine_gpu_bytes()
 
 
 def cluster_gpus(address: str) -> list[int]:

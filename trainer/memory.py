@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from embeddings.kernels.placement import FOR_TABLES, Placement, place
 from embeddings.optim import (
     SGD,
     Adagrad,
@@ -26,6 +27,7 @@ from embeddings.optim import (
     RowwiseAdam,
     RowwiseAdamAR,
 )
+from trainer.available import FBGEMM_OPTIMIZERS
 from trainer.available_evaluation import ranks_catalogue
 from trainer.available_models import SEQUENCE_MODELS
 from trainer.model_size import ModelSize, model_size, table_columns
@@ -101,7 +103,8 @@ class RankMemory:
     ``copies``: of the tables, staged for a checkpoint that is written while training goes on; or of the largest alone,
     as a resume reads one after the other. ``graphs``: of SSE. ``ids``: who has which row of growing tables.
     ``exchange``: what is shared with the ranks of its host. ``kept``: what steps leave free for each other. ``on_gpu``:
-    whether tables, batches and dense parameters are not in the host's memory.
+    whether tables, batches and dense parameters are not in the host's memory. ``gpu_bytes``: what the rank's GPU has,
+    None where that is not known. ``placed``: where kernel fbgemm puts tables then, which may be larger than the GPU.
     """
 
     by_table: dict[str, TableBytes]
@@ -115,17 +118,28 @@ class RankMemory:
     kept: int = 0
     process: int = PROCESS_BYTES
     on_gpu: bool = False
+    gpu_bytes: int | None = None
+    placed: Placement | None = None
 
     @property
     def gpu(self) -> int:
         """Bytes on the rank's GPU."""
-        return self.tables + self.batches + self.dense if self.on_gpu else 0
+        tables = self.tables if self.placed is None else self.placed.gpu_bytes
+        return tables + self.batches + self.dense if self.on_gpu else 0
+
+    @property
+    def host_tables(self) -> int:
+        """Bytes of tables in the host's memory, but for their copies."""
+        if not self.on_gpu:
+            return self.tables
+        return 0 if self.placed is None else self.placed.host_bytes
 
     @property
     def total(self) -> int:
         """Bytes in the host's memory."""
-        trained = 0 if self.on_gpu else self.tables + self.batches + self.dense
-        return trained + self.copies + self.graphs + self.ids + self.exchange + self.kept + self.process
+        worked_with = 0 if self.on_gpu else self.batches + self.dense
+        kept = self.copies + self.graphs + self.ids + self.exchange + self.kept
+        return self.host_tables + worked_with + kept + self.process
 
 
 def row_bytes(kind: str, dim: int, stored: Table | None = None) -> int:
@@ -191,6 +205,7 @@ def rank_memory(
     rows: Mapping[str, int],
     ids_per_example: Mapping[str, float],
     graphs: Mapping[str, tuple[str, int]] | None = None,
+    gpu_bytes: int | None = None,
 ) -> RankMemory:
     """What the fullest rank of ``job`` holds at its peak.
 
@@ -198,26 +213,34 @@ def rank_memory(
         rows: rows of each table, padding and the unknown id among them, if every id had one.
         ids_per_example: how many ids of each feature an example has, on average or at most.
         graphs: for each graph of SSE, its table and number of edges.
+        gpu_bytes: what the GPU of each rank has, where that is known (:func:`trainer.gpus.known_gpu_bytes`).
     """
     workers, kind = job.resources.num_workers, job.optimizer.kind
     ids, rows = growing_bytes(job, rows), table_rows(job, rows)
     # Whole tables go to the rank that holds least, largest first: what the planner's balance comes to.
     loads = [0] * workers
+    shapes: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
     by_table: dict[str, TableBytes] = {}
-    whole: list[tuple[int, str]] = []
+    whole: list[tuple[int, tuple[int, int]]] = []
     for name, count in rows.items():
         dim = table_dim(job, name)
         sharding = job.sharding.get(name, "table_wise" if workers == 1 else "planner")
         stored = job.tables.get(name)
-        share = _share(count, dim, sharding, workers, kind, stored)
+        shape = _share(count, dim, sharding, workers)
+        share = shape[0] * row_bytes(kind, shape[1], stored)
         by_table[name] = TableBytes(count, row_bytes(kind, dim, stored), sharding, share)
         if sharding == "table_wise":
-            whole.append((share, name))
-        else:
-            loads = [load + share for load in loads]
-    for share, _ in sorted(whole, reverse=True):
-        loads[loads.index(min(loads))] += share
+            whole.append((share, shape))
+            continue
+        loads = [load + share for load in loads]
+        for held in shapes:
+            held.append(shape)
+    for share, shape in sorted(whole, reverse=True):
+        emptiest = loads.index(min(loads))
+        loads[emptiest] += share
+        shapes[emptiest].append(shape)
     tables = max(loads)
+    fullest = shapes[loads.index(tables)]
     lookups, dim = sum(ids_per_example.values()), max((table_dim(job, name) for name in rows), default=0)
     # A part of a batch is looked up and differentiated at a time; its ids and the gradient of what they gave stay.
     part = -(-job.batch_size // job.micro_batches)
@@ -251,6 +274,10 @@ def rank_memory(
         exchange=int(SEGMENTS * largest) if shares else 0,
         kept=0 if on_gpu else min(KEPT_BYTES, batches),
         on_gpu=on_gpu,
+        gpu_bytes=gpu_bytes if on_gpu else None,
+        placed=place(fullest, *state_counts(kind), int(FOR_TABLES * gpu_bytes))
+        if on_gpu and gpu_bytes is not None and job.kernel == "fbgemm" and fullest
+        else None,
     )
 
 
@@ -276,14 +303,14 @@ def _graphs(rows: Mapping[str, int], graphs: Mapping[str, tuple[str, int]]) -> i
     return min(2, len(graphs)) * sum(graph_bytes(rows.get(table, 0), edges) for table, edges in graphs.values())
 
 
-def _share(rows: int, dim: int, sharding: str, workers: int, kind: str, stored: Table | None) -> int:
-    """Bytes of a table on the rank that holds most of it. What is left to the planner is counted as split by rows: it
-    can be, and where it needs to be, the planner must."""
+def _share(rows: int, dim: int, sharding: str, workers: int) -> tuple[int, int]:
+    """(rows, columns) of a table on the rank that holds most of it. What is left to the planner is counted as split by
+    rows: it can be, and where it needs to be, the planner must."""
     if sharding in ("table_wise", "data_parallel"):
-        return rows * row_bytes(kind, dim, stored)
+        return rows, dim
     if sharding in _BY_COLUMNS:
-        return rows * row_bytes(kind, _columns(dim, workers), stored)
-    return -(-rows // workers) * row_bytes(kind, dim, stored)
+        return rows, _columns(dim, workers)
+    return -(-rows // workers), dim
 
 
 def _columns(dim: int, workers: int) -> int:
@@ -331,6 +358,12 @@ def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) 
             f"{'; '.join(arithmetic(job, memory))}",
             _remedy(job, memory, limit),
         )
+    if memory.gpu_bytes is not None and memory.gpu > memory.gpu_bytes:
+        return (
+            f"a rank needs {memory.gpu:,} bytes of its GPU, which has {memory.gpu_bytes:,}: "
+            f"{'; '.join(arithmetic(job, memory))}",
+            _gpu_remedy(job, memory),
+        )
     together = memory.total * workers + RAY_BYTES
     if machine_bytes is not None and together > machine_bytes:
         return (
@@ -365,16 +398,30 @@ def refuse_what_cannot_fit(
     ids_per_example: Mapping[str, float],
     machine_bytes: int | None,
     graphs: Mapping[str, tuple[str, int]] | None = None,
+    gpu_bytes: int | None = None,
 ) -> None:
     """Raises MemoryError, with the arithmetic and the remedy, for tables of these rows that would not fit."""
-    problem = memory_problem(job, rank_memory(job, rows, ids_per_example, graphs), machine_bytes)
+    problem = memory_problem(job, rank_memory(job, rows, ids_per_example, graphs, gpu_bytes), machine_bytes)
     if problem is not None:
         raise MemoryError(". Remedy: ".join(problem))
 
 
+def _gpu_remedy(job: JobSpec, memory: RankMemory) -> str:
+    """Kernel fbgemm needs no more of a GPU than a cache of its tables; batches are in its memory in any case."""
+    if memory.placed is not None:
+        return "a smaller batch_size, more micro_batches, or more ranks"
+    if memory.batches + memory.dense > memory.gpu_bytes * (1 - FOR_TABLES):  # type: ignore[operator]
+        return "a smaller batch_size, more micro_batches, a smaller model, or more ranks with tables split over them"
+    kinds = ", ".join(FBGEMM_OPTIMIZERS)
+    return (
+        "more ranks with tables split over them, a smaller model.embedding_dim, or kernel: fbgemm with one of its "
+        f"optimizers ({kinds}), which keeps in the host's memory what a GPU cannot hold"
+    )
+
+
 def _remedy(job: JobSpec, memory: RankMemory, limit: int) -> str:
     """How many ranks would do with every table split by rows, which shrinks with them, and so does its copy."""
-    room = limit - (memory.total - memory.tables - memory.copies)
+    room = limit - (memory.total - memory.host_tables - memory.copies)
     if room <= 0:
         return "allow more: the process and its batches alone do not fit; a smaller batch_size needs less"
     # A row more for each table, since ranks hold whole rows.
@@ -404,12 +451,19 @@ def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
             f"state vectors of {kind}){f' + {numbers * state} for its sum' if numbers else ''} + {STEP_BYTES} for the "
             f"step of its last touch) = {table.total:,} bytes, {held}: {table.per_rank:,}"
         )
-    trained = (
-        f"tables {memory.tables:,} + batches and activations {memory.batches:,} + dense parameters {memory.dense:,}"
-    )
+    placed = memory.placed
+    if placed is not None and placed.cache_sets:
+        lines.append(
+            f"tables {memory.tables:,} do not fit {FOR_TABLES:.0%} of a GPU of {memory.gpu_bytes:,}: rows and state "
+            f"{placed.host_bytes:,} in the host's memory, numbers of rows and a cache {placed.gpu_bytes:,} on the GPU"
+        )
+    here = memory.tables if placed is None else placed.gpu_bytes
+    trained = f"tables {here:,} + batches and activations {memory.batches:,} + dense parameters {memory.dense:,}"
     if memory.on_gpu:
         lines.append(f"GPU memory per rank = {trained} = {memory.gpu:,}")
     parts = [] if memory.on_gpu else [trained]
+    if memory.on_gpu and memory.host_tables:
+        parts.append(f"tables {memory.host_tables:,}")
     parts.append(f"copies of tables for checkpoints {memory.copies:,}")
     for words, number in (
         ("graphs", memory.graphs),

@@ -6,9 +6,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trainer.available_models import FIRST_ORDER_MODELS, PAIR_MODELS
-from trainer.spec import Model
+
+if TYPE_CHECKING:
+    from trainer.spec import Model
 
 # Of a hidden layer of b units, what normalisation over the batch holds beside it: float64 input, difference, outcome.
 _NORMALISED = 6

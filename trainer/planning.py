@@ -19,7 +19,9 @@ from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
 from embeddings.config import TableConfig
+from embeddings.kernels.placement import FOR_TABLES
 from embeddings.sharding import BAG_SHARDINGS, SEQUENCE_SHARDINGS, TableSettings
+from embeddings.tables import Backend
 from trainer.memory import machine_memory_bytes
 from trainer.shard_cost import ShardCost, Workload, row_bytes
 
@@ -28,8 +30,6 @@ _TORCHREC_NAMES = {"grid": ShardingType.GRID_SHARD.value}
 # What the planner may choose by itself. Columns are split on request alone: each shard looks every id up again.
 _OWN_CHOICE = (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
 _HOSTS = ("table_row_wise", "table_column_wise", "grid")
-# Of the memory that is free, for tables: the rest is for the dense part, batches and what allocators waste.
-_FOR_TABLES = 0.8
 
 
 def make_plan(
@@ -61,7 +61,9 @@ def make_plan(
     wanted = {name: _TORCHREC_NAMES.get(kind, kind) for name, kind in wanted.items()}
     answer: list[Any] = [None]
     if dist.get_rank(group) == 0:
-        capacity = memory_bytes if memory_bytes is not None else free_bytes_per_rank(device, world_size)
+        capacity = (
+            memory_bytes if memory_bytes is not None else free_bytes_per_rank(device, world_size, settings.backend)
+        )
         planner = _planner(settings, wanted, device, world_size, workload or Workload(), capacity, shard_columns or {})
         try:
             answer = [planner.plan(model, list(sharders))]
@@ -115,12 +117,14 @@ def _check_columns(shard_columns: Mapping[str, int], tables: Mapping[str, TableC
             )
 
 
-def free_bytes_per_rank(device: torch.device, world_size: int) -> int:
-    """The memory that a rank may use for tables: most of its GPU, or of an equal share of what its host has free."""
-    if device.type != "cpu":
-        return int(_FOR_TABLES * torch.cuda.mem_get_info(device)[0])
+def free_bytes_per_rank(device: torch.device, world_size: int, backend: Backend | None = None) -> int:
+    """The memory that a rank may use for tables: most of its GPU, or of an equal share of what its host has free; of
+    both where FBGEMM keeps in the host's memory what a GPU cannot hold."""
+    on_gpu = 0 if device.type == "cpu" else int(FOR_TABLES * torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu" and backend != "fbgemm":
+        return on_gpu
     free = min(psutil.virtual_memory().available, machine_memory_bytes())
-    return int(_FOR_TABLES * free) // get_local_size(world_size)
+    return on_gpu + int(FOR_TABLES * free) // get_local_size(world_size)
 
 
 def sharding_name(torchrec_name: str) -> str:

@@ -1,10 +1,12 @@
 """FBGEMM's own module as a backend, for GPUs: its CUDA kernels, and its cache of tables larger than GPU memory.
 
-Never run on a GPU. Tests run the same code with tables in host memory (docs/adr/0009). Tables lie in GPU memory where
-they fit, else in unified memory with a cache of hot rows on the GPU (MANAGED_CACHING).
+Never run on a GPU. Tests run the same code with tables in host memory, behind a cache that keeps rows to itself as the
+GPU's does, and on a device that stands in for a GPU (docs/adr/0009).
 
-The module applies its optimizer in ``backward``: so it is at the step that all records go forward and backward, as one
-batch. Its storage becomes the layout's. Rows that the GPU caches are written back whenever someone else asks for them.
+Tables lie in GPU memory where they fit, else in unified memory with a cache of rows on the GPU (MANAGED_CACHING). The
+module applies its optimizer in ``backward``: so it is at the step that all records go forward and backward, as one
+batch. Its storage becomes the layout's. Rows that the GPU caches are written back whenever someone else asks for them,
+and the cache is emptied: what is written there is what the next lookup reads.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
 from embeddings.kernels.fbgemm import Bags, FbgemmKernel, Group
 from embeddings.kernels.layout import Layout
+from embeddings.kernels.placement import FOR_TABLES, place
 from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
 
 _OPTIMIZERS = {
@@ -26,16 +29,12 @@ _OPTIMIZERS = {
     Adagrad: EmbOptimType.EXACT_ADAGRAD,
     RowwiseAdagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
-# Of free GPU memory: the rest is for the model, batches and what allocators waste.
-_FOR_TABLES = 0.8
-_CACHED_SHARE = 0.2
 
 
 class FbgemmModuleKernel(FbgemmKernel):
     """See :class:`embeddings.kernels.layout.Kernel`. Takes the rows and state of ``layout`` over, and then holds them.
 
-    Raises ValueError for what the module cannot do beyond :class:`FbgemmKernel`: dims that are no multiples of 4, and
-    lookups without pooling.
+    Raises ValueError for what the module cannot do beyond :class:`FbgemmKernel`: dims that are no multiples of 4.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -46,30 +45,18 @@ class FbgemmModuleKernel(FbgemmKernel):
                 f"FBGEMM's module takes dims that are multiples of 4, not those of tables {', '.join(odd)}: use such a "
                 "dim, or another backend"
             )
-        if not layout.pooled:
-            raise ValueError("FBGEMM's module here looks up bags, not sequences: use another backend")
         self._device = device
         self._module = self._build()
         self._adopt()
 
     def _build(self) -> Any:
-        layout, optimizer = self.layout, self.layout.optimizer
+        layout = self.layout
         if self._device.type == "cpu":
-            location, compute, cached = EmbeddingLocation.HOST, ComputeDevice.CPU, 0.0
-        else:
-            free, _ = torch.cuda.mem_get_info(self._device)
-            location, cached = place(sum(each.nbytes for each in (layout.weights, layout.vectors)), free)
-            compute = ComputeDevice.CUDA
-        return SplitTableBatchedEmbeddingBagsCodegen(
-            [(max(1, table.row_count), table.dim, location, compute) for table in layout.tables],
-            feature_table_map=[slot.table for slot in layout.slots],
-            optimizer=_OPTIMIZERS[type(optimizer)],
-            eps=getattr(optimizer, "eps", 0.0),
-            cache_load_factor=cached or _CACHED_SHARE,
-            stochastic_rounding=False,
-            bounds_check_mode=BoundsCheckMode.NONE,
-            device=self._device,
-        )
+            return module_of(layout, self._device, EmbeddingLocation.HOST, ComputeDevice.CPU)
+        shapes = [(max(1, table.row_count), table.dim) for table in layout.tables]
+        sets = place(shapes, len(layout.vector_names), len(layout.row_names), bytes_for_tables(self._device)).cache_sets
+        location = EmbeddingLocation.MANAGED_CACHING if sets else EmbeddingLocation.DEVICE
+        return module_of(layout, self._device, location, ComputeDevice.CUDA, sets)
 
     def _adopt(self) -> None:
         """The module's storage, with what the layout holds in it, in the place of the layout's."""
@@ -102,8 +89,20 @@ class FbgemmModuleKernel(FbgemmKernel):
         self._module.reset_cache_states()
 
     def _look_up(self, group: Group, bags: Bags) -> torch.Tensor:
-        output: torch.Tensor = self._module(bags.indices, bags.offsets, bags.shares)
-        return output
+        num_bags = bags.lengths.shape[1]
+        if not bags.indices.numel():
+            return torch.zeros(num_bags, group.total_dim, device=bags.indices.device)
+        # The cache numbers the rows of all tables in the type of the ids.
+        bags = bags._replace(indices=bags.indices.long())
+        if self.layout.pooled:
+            pooled: torch.Tensor = self._module(bags.indices, bags.offsets, bags.shares)
+            return pooled
+        # Of sequences one table at a time: the bags of the others are empty.
+        t, dim = group.slots[0].table, group.total_dim
+        lengths = bags.lengths.new_zeros(len(self._groups), num_bags)
+        lengths[t] = bags.lengths[0]
+        rows: torch.Tensor = self._module(bags.indices, bags._replace(lengths=lengths).offsets, bags.shares)
+        return rows[:, t * dim : (t + 1) * dim]
 
     def _apply(self, group: Group, bags: Bags, grad: torch.Tensor, step: int) -> None:
         self._module.set_learning_rate(self.layout.optimizer.rate(step))
@@ -113,16 +112,35 @@ class FbgemmModuleKernel(FbgemmKernel):
     def __deepcopy__(self, memo: dict[int, Any]) -> FbgemmModuleKernel:
         # The twin's layout is a plain copy; its own module takes that over.
         layout = memo.get(id(self.layout)) or self.layout.__deepcopy__(memo)
-        twin = FbgemmModuleKernel(layout, self._device)
+        twin = type(self)(layout, self._device)
         memo[id(self)] = twin
         return twin
 
 
-def place(num_bytes: int, free_bytes: int) -> tuple[EmbeddingLocation, float]:
-    """Where tables of so many bytes go, on the GPU or into unified memory, and which share of them the GPU caches."""
-    if num_bytes <= _FOR_TABLES * free_bytes:
-        return EmbeddingLocation.DEVICE, 0.0
-    return EmbeddingLocation.MANAGED_CACHING, min(_CACHED_SHARE, _FOR_TABLES * free_bytes / num_bytes)
+def module_of(
+    layout: Layout, device: torch.device, location: EmbeddingLocation, compute: ComputeDevice, cache_sets: int = 0
+) -> Any:
+    """FBGEMM's module for the tables of ``layout``, all in one place; rows and state are 0."""
+    by_table = [[slot.table for slot in layout.slots if slot.table == t] for t in range(len(layout.tables))]
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        # A table without rows would be taken for a part of the next one, which starts at the same number.
+        [(max(1, table.row_count), table.dim, location, compute) for table in layout.tables],
+        # A row for each id needs no features: a table's ids are one list of bags.
+        feature_table_map=[t for tables in by_table for t in (tables if layout.pooled else tables[:1])],
+        optimizer=_OPTIMIZERS[type(layout.optimizer)],
+        eps=getattr(layout.optimizer, "eps", 0.0),
+        cache_sets=cache_sets,
+        stochastic_rounding=False,
+        bounds_check_mode=BoundsCheckMode.NONE,
+        device=device,
+    )
+
+
+def bytes_for_tables(device: torch.device) -> int:
+    """What tables may take of the GPU's memory that is free now. The last fifth of all of it is left alone, however
+    many groups of tables come one after the other."""
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(free - (1 - FOR_TABLES) * total))
 
 
 def _storage(module: Any, prefix: str) -> tuple[torch.Tensor, np.ndarray]:

@@ -159,10 +159,15 @@ class Layout:
         self.last_steps = _zeros(num_steps, torch.int32, self.device)
         self.on_access: Callable[[], None] | None = None
 
-    def weight(self, t: int) -> torch.Tensor:
-        """Rows of table ``t`` as stored, [row_count, dim], a contiguous view."""
+    def access(self) -> None:
+        """Before rows are read or written in place through a view that was taken earlier."""
         if self.on_access is not None:
             self.on_access()
+
+    def weight(self, t: int) -> torch.Tensor:
+        """Rows of table ``t`` as stored, [row_count, dim], a contiguous view; good until the next lookup or step, then
+        :meth:`access` is due."""
+        self.access()
         table = self.tables[t]
         base = int(self.weight_base[t])
         return self.weights[base : base + table.row_count * table.dim].view(table.row_count, table.dim)
@@ -211,12 +216,13 @@ class Layout:
         return ValueError(f"offsets must run from 0 to the number of indices, {num_ids}, not from {first} to {last}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
-        if self.on_access is not None:
-            self.on_access()
+        self.access()
         twin = copy.copy(self)
-        twin.on_access = None
+        if self.on_access is not None:
+            # Its kernel may hold more than a GPU's memory: the twin's takes these over and places them itself.
+            twin.on_access, twin.device = None, torch.device("cpu")
         for name in ("weights", "vectors", "row_values", "last_steps"):
-            setattr(twin, name, getattr(self, name).clone())
+            setattr(twin, name, getattr(self, name).to(twin.device, copy=True))
         memo[id(self)] = twin
         return twin
 

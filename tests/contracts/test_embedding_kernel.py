@@ -5,6 +5,7 @@ A new backend joins by adding itself to CANDIDATES, with what it can do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from module_tables import ON_GPU, module_tables
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
 from embeddings.graph import Graph
@@ -40,6 +42,7 @@ class Backend:
     """What a backend can do: names of OPTIMIZERS, and types of rows, of which ``stored`` are read but not compared.
 
     ``max_examples``: of problems, where it is slow (None: the profile's). ``threads``: whether it runs on torch's.
+    ``dims``: those that it takes.
     """
 
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
@@ -47,11 +50,16 @@ class Backend:
     stored: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
     max_examples: int | None = None
     threads: bool = True
+    dims: tuple[int, ...] = (1, 2, 5, 8, 16, 17, 33, 64)
 
 
+FUSED = ("sgd", "adagrad", "rowwise_adagrad")
 CANDIDATES = {
     "numba": Backend(),
-    "fbgemm": Backend(("sgd", "adagrad", "rowwise_adagrad"), (torch.float32,), ()),
+    "fbgemm": Backend(FUSED, (torch.float32,), ()),
+    # FBGEMM's module, on a GPU where `make gpu-check` runs this, with tables that it holds and tables that it caches.
+    "fbgemm_held": Backend(FUSED, (torch.float32,), (), threads=not ON_GPU, dims=(4, 8, 16, 20, 64)),
+    "fbgemm_cached": Backend(FUSED, (torch.float32,), (), threads=not ON_GPU, dims=(4, 8, 16, 20, 64)),
     # Run by its interpreter, a tenth of a millisecond for an operation: tests/embeddings/test_triton.py has the rest.
     "triton": Backend(("adagrad", "adam_ar", "rowwise_adam_ar"), max_examples=3, threads=False),
 }
@@ -71,16 +79,19 @@ class Problem:
     index_dtype: torch.dtype = torch.int64
 
     def build(self, optimizer: RowOptimizer, backend: str, dtype: torch.dtype) -> EmbeddingTables:
-        return EmbeddingTables(
-            self.tables, optimizer, sse=self.sse, seed=17, backend=backend, dtype=dtype, bounds=self.bounds
-        )
+        return tables_of(backend, self.tables, optimizer, sse=self.sse, seed=17, dtype=dtype, bounds=self.bounds)
+
+
+def tables_of(candidate: str, tables: Sequence[TableConfig], optimizer: RowOptimizer, **settings) -> EmbeddingTables:
+    if candidate in ("fbgemm_held", "fbgemm_cached"):
+        return module_tables(tables, optimizer, cached=candidate == "fbgemm_cached", **settings)
+    return EmbeddingTables(tables, optimizer, backend=candidate, **settings)
 
 
 @st.composite
-def problems(draw) -> Problem:
+def problems(draw, dims: tuple[int, ...]) -> Problem:
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     tables, sse = [], {}
-    dims = [1, 2, 5, 8, 16, 17, 33, 64]
     sequence_dim = draw(st.sampled_from([0, 0, *dims]))
     bounds, index_dtype = draw(st.sampled_from(["fatal", "ignore"])), draw(st.sampled_from([torch.int32, torch.int64]))
     beyond = 2 if bounds == "ignore" else 0
@@ -140,11 +151,12 @@ def run(
     for k, batches in enumerate(problem.steps, start=1):
         tables.set_context(k, problem.sample_offset)
         for ids, offsets, weights in batches:
-            pooled = tables(ids.to(index_dtype), offsets, weights)
+            batch = (ids.to(index_dtype), offsets, weights)
+            pooled = tables(*(None if part is None else part.to(tables.layout.device) for part in batch))
             # A gradient of about 1 that is bounded away from 0, where Adam's first step would amplify rounding.
             (pooled.square() / 2 + 2.0 * pooled).sum().backward()
-            outputs.append(pooled.detach())
-        used += [record.indices for record in tables._records]
+            outputs.append(pooled.detach().cpu())
+        used += [record.indices.cpu() for record in tables._records]
         tables.step(k)
     return outputs, used
 
@@ -154,7 +166,7 @@ def test_equals_the_reference(candidate, optimizer):
     limit = CANDIDATES[candidate].max_examples
 
     @settings(max_examples=limit or settings.default.max_examples)
-    @given(problem=problems(), data=st.data())
+    @given(problem=problems(CANDIDATES[candidate].dims), data=st.data())
     def check(problem: Problem, data) -> None:
         compare(candidate, optimizer, problem, data)
 
@@ -177,19 +189,20 @@ def compare(candidate: str, optimizer: str, problem: Problem, data) -> None:
         scale = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
         torch.testing.assert_close(got, expected, rtol=tolerance * 10, atol=tolerance * scale)
     for table in problem.tables:
-        expected, got = reference.read(table.name), other.read(table.name)
+        expected, got = reference.read(table.name), other.read(table.name).cpu()
         scale = max(1.0, float(expected.abs().max()))
         torch.testing.assert_close(got, expected, rtol=tolerance * 10, atol=tolerance * scale)
-        last = [each.state(table.name)["last_update_step"] for each in (reference, other)]
+        last = [each.state(table.name)["last_update_step"].cpu() for each in (reference, other)]
         assert torch.equal(*last)
 
 
-def zipf_steps(num_steps: int = 3) -> Problem:
+def zipf_steps(candidate: str, num_steps: int = 3) -> Problem:
     """Large enough for several stripes, blocks and threads, with a row that occurs thousands of times."""
+    dim = 5 if 5 in CANDIDATES[candidate].dims else 8
     generator = np.random.default_rng(1)
     tables = (
         TableConfig("a", 50_000, 16, ("a",), init=InitConfig("normal", 0.5)),
-        TableConfig("b", 300, 5, ("b", "c"), ("sum", "mean"), init=InitConfig("normal", 0.5)),
+        TableConfig("b", 300, dim, ("b", "c"), ("sum", "mean"), init=InitConfig("normal", 0.5)),
     )
     steps = []
     for _ in range(num_steps):
@@ -219,7 +232,7 @@ def test_half_rows_are_read_as_they_are(candidate, dtype, pooling):
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
 def test_per_sample_weights_have_no_gradient(candidate):
-    tables = EmbeddingTables([TableConfig("a", 5, 2, ("a",))], SGD(0.1), backend=candidate)
+    tables = tables_of(candidate, [TableConfig("a", 5, 4, ("a",))], SGD(0.1))
     with pytest.raises(ValueError, match=r"need no gradient.*weights\.detach\(\)"):
         tables(torch.tensor([2]), torch.tensor([0, 1]), torch.ones(1, requires_grad=True))
 
@@ -233,8 +246,8 @@ def test_bits_do_not_depend_on_the_number_of_threads(candidate, optimizer):
     try:
         for count in (1, 2, 2):
             torch.set_num_threads(count)
-            tables = zipf_steps().build(OPTIMIZERS[optimizer], candidate, torch.float32)
-            outputs, _ = run(tables, zipf_steps())
+            tables = zipf_steps(candidate).build(OPTIMIZERS[optimizer], candidate, torch.float32)
+            outputs, _ = run(tables, zipf_steps(candidate))
             results.append((outputs[-1], tables.layout.weights, tables.layout.vectors, tables.layout.row_values))
     finally:
         torch.set_num_threads(threads)
@@ -245,14 +258,14 @@ def test_bits_do_not_depend_on_the_number_of_threads(candidate, optimizer):
 @pytest.mark.parametrize("candidate", CANDIDATES)
 def test_many_duplicates_equal_the_reference(candidate):
     """Sums of thousands of gradients in another order: relative rounding times their number."""
-    backend, problem = CANDIDATES[candidate], zipf_steps(2)
+    backend, problem = CANDIDATES[candidate], zipf_steps(candidate, 2)
     dtype, optimizer = backend.dtypes[-1], OPTIMIZERS[backend.optimizers[-1]]
     reference, other = (problem.build(optimizer, each, dtype) for each in ("reference", candidate))
     run(reference, problem)
     run(other, problem)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-3
     for name in "ab":
-        torch.testing.assert_close(other.read(name), reference.read(name), rtol=10 * tolerance, atol=tolerance)
+        torch.testing.assert_close(other.read(name).cpu(), reference.read(name), rtol=10 * tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("candidate", ON_THREADS)
@@ -261,7 +274,8 @@ def test_the_number_of_torch_threads_is_left_alone(candidate):
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            run(zipf_steps(1).build(OPTIMIZERS["sgd"], candidate, torch.float32), zipf_steps(1))
+            problem = zipf_steps(candidate, 1)
+            run(problem.build(OPTIMIZERS["sgd"], candidate, torch.float32), problem)
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)

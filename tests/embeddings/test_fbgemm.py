@@ -7,10 +7,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
-from embeddings.kernels.fbgemm_module import FbgemmModuleKernel, place
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowwiseAdagrad
 from embeddings.schedule import LinearWarmup
 from embeddings.tables import EmbeddingTables
@@ -258,61 +256,6 @@ def test_an_id_outside_its_table_is_named(bad):
     tables = build(SGD())
     with pytest.raises(ValueError, match=rf"feature 'g': id {bad} is not a row of table 'b', which has 9 rows"):
         tables(torch.tensor([2, bad]), torch.tensor([0, 1, 1, 2, 2]))
-
-
-# --- FBGEMM's module, the backend for GPUs, over host memory ---------------------------------------------------------
-
-
-def with_module(tables: EmbeddingTables) -> EmbeddingTables:
-    tables._kernel = FbgemmModuleKernel(tables.layout, torch.device("cpu"))
-    return tables
-
-
-@each_optimizer
-def test_the_module_for_gpus_does_what_the_operators_do(optimizer):
-    """float32 in the same order of sums: 1e-6. A copy and a reload have storage of their own."""
-    tables = (
-        TableConfig("a", 40, 16, ("f", "h"), ("sum", "mean"), init=INIT),
-        TableConfig("b", 9, 4, ("g",), init=INIT),
-    )
-    sse = {"f": SSEConfig(0.3)}
-    operators, module = build(optimizer, tables=tables, sse=sse), with_module(build(optimizer, tables=tables, sse=sse))
-    twin = None
-    for k in range(1, 7):
-        for part in range(2):
-            batch = draw(np.random.default_rng((k, part)), 5, k % 2 == 0, tables)
-            for each in filter(None, (module, twin)):
-                torch.testing.assert_close(backward(each, batch), backward(operators, batch), rtol=0, atol=1e-5)
-                operators._records.pop() if each is twin else None
-        for each in filter(None, (operators, module, twin)):
-            each.step(k)
-        if k == 3:
-            twin = copy.deepcopy(module)
-    for table in tables:
-        for other in (module, twin):
-            torch.testing.assert_close(other.read(table.name), operators.read(table.name), rtol=0, atol=1e-6)
-            for name, value in operators.state(table.name).items():
-                torch.testing.assert_close(other.state(table.name)[name], value, rtol=1e-5, atol=1e-6)
-    before = module.weight("a").clone()
-    twin.weight("a").zero_()
-    assert torch.equal(module.weight("a"), before)
-    module.load("a", torch.ones(40, 16), {name: torch.zeros_like(v) for name, v in module.state("a").items()})
-    ids, offsets = torch.tensor([5]), torch.tensor([0, 1, 1, 1])
-    assert torch.equal(module.eval()(ids, offsets)[:, :16], torch.ones(1, 16))
-
-
-def test_the_module_takes_dims_of_four_and_bags_alone():
-    with pytest.raises(ValueError, match="multiples of 4, not those of tables 'a' \\(17\\)"):
-        with_module(build(SGD()))
-    with pytest.raises(ValueError, match="not sequences"):
-        with_module(build(SGD(), tables=[TableConfig("a", 9, 8, ("f",), "none")]))
-
-
-def test_tables_beyond_the_memory_of_a_gpu_are_cached_on_it():
-    """50 GB of 100 free: on the GPU. 400 GB: unified memory, and 80 GB of it cached."""
-    assert place(50 * 10**9, 100 * 10**9) == (EmbeddingLocation.DEVICE, 0.0)
-    assert place(400 * 10**9, 100 * 10**9) == (EmbeddingLocation.MANAGED_CACHING, 0.2)
-    assert place(1600 * 10**9, 100 * 10**9) == (EmbeddingLocation.MANAGED_CACHING, 0.05)
 
 
 # --- under TorchRec --------------------------------------------------------------------------------------------------

@@ -229,6 +229,18 @@ def test_validate_refuses_what_does_not_fit_with_the_arithmetic(run: Run, served
         assert "allow more: the process and its batches alone do not fit" in done.err
 
 
+def test_validate_refuses_what_the_gpu_does_not_hold(
+    run: Run, served: Served, spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("trainer.gpus.machine_gpu_bytes", lambda: 10**6)
+    documents = list(yaml.safe_load_all(spec.read_text()))
+    both = tmp_path / "both.yaml"
+    both.write_text(yaml.safe_dump_all([documents[0], documents[1] | {"resources": {"gpus_per_worker": 1}}]))
+    done = run("validate", str(both))
+    assert done.code == 1
+    assert "bytes of its GPU, which has 1,000,000: table " in done.err
+
+
 def test_infer_proposes_a_manifest_that_can_be_registered(run: Run, served: Served, tmp_path: Path):
     serving.dataset(served.data, "found")
     done = run("datasets", "infer", str(served.data / "found.parquet"), "--name", "proposed")

@@ -229,6 +229,11 @@ def test_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert levels(doctor.check_spec(spec(resources={"num_workers": 500}))) == {"spec": "fail"}
     assert levels(doctor.check_spec(spec(epohcs=1))) == {"spec": "fail"}
     assert levels(doctor.check_spec(tmp_path / "none.yaml")) == {"spec": "fail"}
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.gpus.machine_gpu_bytes", lambda: 10**6)
+        (*_, check) = doctor.check_spec(spec(resources={"gpus_per_worker": 1}))
+        assert (check.name, check.level) == ("estimate", "fail")
+        assert "bytes of its GPU, which has 1,000,000" in check.message
     monkeypatch.setattr(doctor, "available_memory_bytes", lambda: 10**6)
     (*_, check) = doctor.check_spec(spec())
     assert (check.name, check.level) == ("estimate", "fail")

@@ -108,6 +108,19 @@ async def test_what_no_rank_could_hold_is_refused(client: httpx.AsyncClient, dat
     assert (await client.get("/v1/jobs")).json()["items"] == []
 
 
+@pytest.mark.parametrize("dry_run", ["true", "false"])
+async def test_what_no_gpu_of_this_machine_could_hold_is_refused(
+    client: httpx.AsyncClient, dataset: str, dry_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.gpus.machine_gpu_bytes", lambda: 10**6)
+    body = job_body(resources={"gpus_per_worker": 1})
+    response = await client.post("/v1/jobs", json=body, params={"dry_run": dry_run})
+    assert response.status_code == 422
+    (error,) = response.json()["errors"]
+    assert "bytes of its GPU, which has 1,000,000: table " in error["message"]
+    assert error["remedy"].startswith("a smaller batch_size")
+
+
 # --- idempotency -----------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """One rank that leads runs of jobs: ``run_on_stand_in.py RANK WORLD_SIZE STORE (DIRECTORY DEVICE)...``
 
 DEVICE is ``cpu``, with the reference as backend of the tables, or ``standin`` (stand_in_device), whose backend is the
-reference too: so both end with the same bits, if everything between the tables is on the device.
+reference too: so both end with the same bits, if everything between the tables is on the device. Jobs with ``kernel:
+fbgemm`` have FBGEMM's operators on ``cpu``, and its module on ``standin``, behind a cache.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import stand_in_device
 import torch
 import torch.distributed as dist
-from stand_in_device import NAME, StandIn, StandInKernel
+from stand_in_device import NAME, StandIn, StandInKernel, StandInModuleKernel
 
 from embeddings import tables
 from trainer import build, planning, worker
@@ -23,7 +24,9 @@ tables_kernel, planned = tables._kernel, planning.Topology
 
 
 def kernel(backend, layout, device):
-    return StandInKernel(layout) if device.type == NAME else tables_kernel(backend, layout, device)
+    if device.type != NAME:
+        return tables_kernel(backend, layout, device)
+    return StandInModuleKernel(layout, device) if backend == "fbgemm" else StandInKernel(layout)
 
 
 def topology(*, compute_device, **settings):
@@ -45,9 +48,10 @@ tables._kernel, planning.Topology = kernel, topology
 # The CPU's own attention sums in another order than its plain operators, which the stand-in has.
 torch.backends.cuda.enable_flash_sdp(False)
 torch.optim.Adam = plain_adam
-planning.free_bytes_per_rank = lambda device, world_size: 10**9
+planning.free_bytes_per_rank = lambda device, world_size, backend: 10**9
 
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+# Two backends, as groups of ranks with GPUs have.
+dist.init_process_group("cpu:gloo,cuda:gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
 for directory, name in zip(sys.argv[4::2], sys.argv[5::2], strict=True):
     build.BACKENDS["evenkeel"] = "reference" if name == "cpu" else None
     if name == "cpu":

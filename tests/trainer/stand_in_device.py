@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from module_tables import CachedOnHost
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from embeddings.kernels.fbgemm_module import ComputeDevice, EmbeddingLocation, FbgemmModuleKernel, module_of
 from embeddings.kernels.layout import Layout, Record
 from embeddings.kernels.reference import ReferenceKernel
 
@@ -140,6 +142,41 @@ class StandInKernel:
 
     def squared_norm(self, records):
         return self._reference.squared_norm(_held_records(records))
+
+
+class StandInModuleKernel(FbgemmModuleKernel):
+    """FBGEMM's module there, as the backend for GPUs uses it, with tables that the device caches."""
+
+    def _build(self) -> Any:
+        host = module_of(self.layout, torch.device("cpu"), EmbeddingLocation.HOST, ComputeDevice.CPU)
+        return OnDeviceModule(CachedOnHost(host))
+
+
+class OnDeviceModule:
+    """A module of FBGEMM's whose tensors, arguments and output are on the device."""
+
+    def __init__(self, held: CachedOnHost) -> None:
+        self._held = held
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return _put(getattr(self._held, name))
+
+    def __call__(self, *arguments: torch.Tensor) -> torch.Tensor:
+        return _ThroughModule.apply(self._anchor, self._held, *map(_held, arguments))
+
+
+class _ThroughModule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, anchor, module, *arguments):
+        with torch.enable_grad():
+            ctx.output = module(*arguments)
+        return OnDevice(ctx.output.detach())
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.output.backward(_held(grad.contiguous()))
+        return None, None, None, None, None
 
 
 def _held(tensor: torch.Tensor | None) -> torch.Tensor | None:

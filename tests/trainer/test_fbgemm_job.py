@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from module_tables import CachedKernel
 
+from embeddings.kernels import fbgemm
+from embeddings.kernels.fbgemm_module import FbgemmModuleKernel
 from embeddings.store import open_store
 from trainer.checkpoint import latest_valid
 from trainer.driver import execute
@@ -83,3 +86,35 @@ def test_the_kernels_agree(make_run, kind):
         torch.testing.assert_close(
             theirs[name], value, rtol=1e-4, atol=1e-4, msg=lambda said, name=name: f"{name}: {said}"
         )
+
+
+@pytest.mark.parametrize("kernel", [FbgemmModuleKernel, CachedKernel], ids=["held", "cached"])
+def test_the_module_for_gpus_ends_where_the_operators_do(make_run, monkeypatch, kernel):
+    """Over host memory, and behind a cache that keeps rows to itself: trained, resumed, published, and a warm start of
+    that. float32 in the same order of sums: 1e-5."""
+    settings = {
+        **JOB,
+        "model": {"kind": "two_tower", "embedding_dim": 4, "hidden": [8]},
+        "optimizer": {"kind": "adagrad", "learning_rate": 0.1, "clip_norm": 0.5},
+        "micro_batches": 2,
+        "regularizers": {"sam": {"rho": 0.05, "of": "all"}},
+        "evaluation": {"metrics": ["auc", "recall_5_full"]},
+    }
+    found, layouts = [], []
+    for name in ("operators", "module"):
+        if name == "module":
+            monkeypatch.setattr(fbgemm, "fbgemm_kernel", lambda *of: layouts.append(of[0]) or kernel(*of))
+        assert execute(make_run(name, epochs=1, **settings), start_ranks) == 0
+        run = make_run(name, attempt=2, epochs=2, publish=PUBLISH | {"collection": name}, **settings)
+        assert execute(run, start_ranks) == 0
+        warm = make_run(f"{name}-warm", init_checkpoint=str(run.checkpoints), epochs=1, **settings)
+        assert execute(warm, start_ranks) == 0
+        _, vectors = open_store(run.store_url).collection(name).open().lookup(np.array([1, 2, 3]))
+        found.append({**everything(run), **{f"warm {key}": value for key, value in everything(warm).items()}})
+        found[-1]["published"] = torch.from_numpy(np.array(vectors))
+    assert all(layout.on_access is not None for layout in layouts)
+    assert len(layouts) >= 3
+    wanted, ended = found
+    assert wanted.keys() == ended.keys()
+    for key, value in wanted.items():
+        torch.testing.assert_close(ended[key], value, rtol=1e-5, atol=1e-5, msg=lambda said, key=key: f"{key}: {said}")

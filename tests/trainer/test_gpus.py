@@ -13,6 +13,8 @@ from trainer.gpus import (
     device_of_rank,
     gpu_problem,
     installed_gpus,
+    known_gpu_bytes,
+    machine_gpu_bytes,
     missing_gpus,
     torch_problem,
     visible_gpus,
@@ -125,6 +127,52 @@ def test_a_run_without_its_gpus_ends_before_anything_is_read(make_run, small, mo
     assert error["code"] == "no_resources"
     assert place in error["message"]
     assert not run.data.exists()
+
+
+class Driver:
+    """NVIDIA's library where there are GPUs of these bytes, by number and by name: no driver need be here."""
+
+    def __init__(self, by_name):
+        self._by_name, self._devices, self.is_open = by_name, list(by_name), False
+
+    def nvmlInit_v2(self):
+        self.is_open = True
+        return 0
+
+    def nvmlShutdown(self):
+        self.is_open = False
+
+    def nvmlDeviceGetCount_v2(self, count):
+        count._obj.value = len(self._by_name)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number, device):
+        device._obj.value = number.value + 1
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, name, device):
+        device._obj.value = self._devices.index(name.decode()) + 1
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, device, memory):
+        memory._obj.total = self._by_name[self._devices[device.value - 1]]
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("seen", "smallest"), [(None, 40 * 10**9), ("0,2", 80 * 10**9), ("GPU-b", 40 * 10**9), ("", None)]
+)
+def test_the_smallest_gpu_that_is_seen_counts(monkeypatch, seen, smallest):
+    driver = Driver({"GPU-a": 80 * 10**9, "GPU-b": 40 * 10**9, "GPU-c": 90 * 10**9})
+    monkeypatch.setattr("trainer.gpus.ctypes.CDLL", lambda name: driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    assert installed_gpus() == 3
+    assert machine_gpu_bytes() == known_gpu_bytes(job_of(gpus_per_worker=1), None) == smallest
+    assert not driver.is_open
+    assert known_gpu_bytes(job_of(), None) is None
+    assert known_gpu_bytes(job_of(gpus_per_worker=1), "10.0.0.5:6379") is None
 
 
 def test_a_cluster_that_does_not_answer_is_named():

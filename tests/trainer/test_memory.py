@@ -113,6 +113,63 @@ def test_rankings_of_all_items_and_softmax_over_the_batch_are_counted():
     assert own - rank_memory(job_of(**softmax | {"model": tower}), ROWS, IDS).batches == 3 * 2048 * 4096 * 4
 
 
+GPU = {"kernel": "fbgemm", "resources": {"gpus_per_worker": 1}}
+
+
+def test_fbgemm_keeps_in_the_hosts_memory_what_a_gpu_cannot_hold():
+    """1,400,001 rows of 132 bytes are 184,800,132: held by a GPU of a GB, not by 80% of one of 200 MB."""
+    large = rank_memory(job_of(**GPU), ROWS, IDS, gpu_bytes=10**9)
+    ours = rank_memory(job_of(**GPU | {"kernel": "evenkeel"}), ROWS, IDS, gpu_bytes=10**9)
+    assert (large.gpu, large.total) == (ours.gpu, ours.total)
+    small = rank_memory(job_of(**GPU), ROWS, IDS, gpu_bytes=2 * 10**8)
+    # Rows and sums; on the GPU 8 bytes for each row, and 280,000 rows in sets of 32 of 16 columns and 16 bytes.
+    assert small.total - large.total == 1_400_001 * 128
+    assert small.gpu - small.batches - small.dense == 1_400_001 * 8 + 280_000 * (16 * 4 + 16)
+    lines = arithmetic(job_of(**GPU), small)
+    assert "tables 184,800,132 do not fit 80% of a GPU of 200,000,000: rows and state 179,200,128" in lines[2]
+    assert f"+ dense parameters {small.dense:,} = {small.gpu:,}" in lines[3]
+    assert f"peak per rank = tables 179,200,128 + copies of tables for checkpoints {small.copies:,}" in lines[4]
+    assert memory_problem(job_of(**GPU), small, 10**10) is None
+
+
+def test_of_split_tables_the_fullest_rank_is_placed():
+    sharding = {"user": "row_wise", "item": "table_wise"}
+    resources = {"num_workers": 2, "gpus_per_worker": 1}
+    memory = rank_memory(job_of(**GPU | {"resources": resources}, sharding=sharding), ROWS, IDS, gpu_bytes=10**8)
+    assert memory.placed.host_bytes == 900_001 * 128
+
+
+def test_what_fits_neither_gpu_nor_host_is_refused():
+    batches = job_of(**GPU, batch_size=2**20)
+    memory = rank_memory(batches, ROWS, IDS, gpu_bytes=2 * 10**8)
+    problem, remedy = memory_problem(batches, memory, None)
+    assert f"a rank needs {memory.gpu:,} bytes of its GPU, which has 200,000,000: table user: 1,000,001 rows" in problem
+    assert remedy.startswith("a smaller batch_size, more micro_batches")
+    ours = job_of(**GPU | {"kernel": "evenkeel"})
+    problem, remedy = memory_problem(ours, rank_memory(ours, ROWS, IDS, gpu_bytes=180_000_000), None)
+    assert "bytes of its GPU, which has 180,000,000" in problem
+    assert "kernel: fbgemm with one of its optimizers (sgd, adagrad, rowwise_adagrad)" in remedy
+    assert memory_problem(ours, rank_memory(ours, ROWS, IDS), None) is None
+    host = job_of(kernel="fbgemm", resources={"gpus_per_worker": 1, "memory_bytes_per_worker": 1_200_000_000})
+    with pytest.raises(MemoryError, match=r"a rank needs .* bytes, resources.memory_bytes_per_worker is 1,200,000,000"):
+        refuse_what_cannot_fit(host, ROWS, IDS, None, gpu_bytes=2 * 10**8)
+    refuse_what_cannot_fit(host, ROWS, IDS, None, gpu_bytes=10**9)
+    with pytest.raises(MemoryError, match=r"this machine has 1,800,000,000"):
+        refuse_what_cannot_fit(job_of(**GPU), ROWS, IDS, 1_800_000_000, gpu_bytes=2 * 10**8)
+
+
+def test_the_planner_may_use_the_hosts_memory_too_where_fbgemm_does(monkeypatch):
+    import torch
+
+    from trainer import planning
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 2 * 10**9))
+    gpu = torch.device("cuda", 0)
+    host = planning.free_bytes_per_rank(torch.device("cpu"), 1)
+    assert planning.free_bytes_per_rank(gpu, 1) == planning.free_bytes_per_rank(gpu, 1, "triton") == 800_000_000
+    assert planning.free_bytes_per_rank(gpu, 1, "fbgemm") == pytest.approx(800_000_000 + host, rel=0.2)
+
+
 def test_every_plan_has_its_arithmetic():
     for sharding in ShardingKind.__args__:
         job = job_of(sharding={"user": sharding}, resources={"num_workers": 2})
@@ -247,6 +304,20 @@ def test_a_run_that_would_not_fit_ends_before_its_ranks_start(make_run, small):
     said = "memory_bytes_per_worker is 500,000,000: table user: 62 rows x (dim 4 x (4 for the weight + 2 x 4 "
     assert said in error["message"]
     assert "Remedy: allow more" in error["message"]
+
+
+def test_a_run_that_its_gpu_would_not_fit_ends_before_its_ranks_start(make_run, small, monkeypatch):
+    monkeypatch.setattr("trainer.driver.check_gpus", lambda job, address: None)
+    monkeypatch.setattr("trainer.gpus.machine_gpu_bytes", lambda: 10**6)
+
+    def never(run):
+        raise AssertionError("ranks were started")
+
+    run = make_run(resources={"gpus_per_worker": 1})
+    assert execute(run, never) == EXIT_FAILED
+    (error,) = small.events(run.directory, "error")
+    assert error["code"] == "out_of_memory"
+    assert "bytes of its GPU, which has 1,000,000: table user: 62 rows" in error["message"]
 
 
 # --- a table larger than one rank's share ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 There is no GPU to be had everywhere, so they run on a device that stands in for one (stand_in_device): on one rank and
 on two, sharded by TorchRec, evaluated, checkpointed and resumed, and end with the bits of the same jobs on the CPU.
+Those with kernel fbgemm have the module for GPUs there, and a cache that keeps rows to itself until it is asked.
 """
 
 from __future__ import annotations
@@ -85,6 +86,36 @@ JOBS = {
         "sharding": {"item": "table_wise"},
     },
 }
+FUSED = {"kernel": "fbgemm", "dense_optimizer": {"kind": "sgd"}}
+# With FBGEMM's module: the same of its three optimizers, and rows that are moved and put back within a step.
+FUSED_JOBS = {
+    "fused_two_tower": FUSED
+    | {
+        "model": {"kind": "two_tower", "embedding_dim": 4, "hidden": [8]},
+        "sse": {"item": {"probability": 0.1}, "label": {"probability": 0.05}},
+        "optimizer": {"kind": "adagrad", "clip_norm": 0.5},
+        "micro_batches": 2,
+        "sharding": {"item": "row_wise", "user": "table_row_wise"},
+        "evaluation": {"metrics": ["auc", "recall_5_full"]},
+    },
+    "fused_dnn": FUSED
+    | {
+        "model": {"kind": "dnn", "embedding_dim": 8, "hidden": [8], "init": {"kind": "normal"}},
+        "optimizer": {"kind": "sgd"},
+        "regularizers": {"sam": {"rho": 0.05, "of": "all"}},
+        "sharding": {"item": "column_wise", "user": "data_parallel"},
+        "checkpoint": {"asynchronous": False},
+    },
+    "fused_sasrec": FUSED
+    | {
+        "model": {"kind": "sasrec", "embedding_dim": 8, "length": 6, "negatives": 2},
+        "optimizer": {"kind": "rowwise_adagrad"},
+        "sse": {"item": {"probability": 0.1}},
+        "batch_size": 16,
+        "evaluation": SPLIT,
+        "sharding": {"item": "row_wise"},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +137,13 @@ def make(folder, name, dataset, num_workers, epochs):
         history = {"type": "id_list", "shares": "item", "derive": derived}
         described = dataset.model_dump(mode="json")
         dataset = parse_dataset(described | {"features": described["features"] | {"history": history}})
-    document = {"name": name, "dataset": {"name": "clicks"}, "batch_size": 48, "epochs": epochs, **JOBS[name]}
+    document = {
+        "name": name,
+        "dataset": {"name": "clicks"},
+        "batch_size": 48,
+        "epochs": epochs,
+        **(JOBS | FUSED_JOBS)[name],
+    }
     if num_workers == 1:
         document.pop("sharding")
     document["resources"] = {"num_workers": num_workers}
@@ -120,7 +157,8 @@ def train(folder, num_workers, runs):
     """Every run (directory, device) in turn, on one process for each rank."""
     store = folder / f"rendezvous-{len(list(folder.iterdir()))}"
     arguments = [word for directory, device in runs for word in (str(directory), device)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
+    paths = (HERE.parents[1], HERE.parent, HERE)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     environment |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     logs = [folder / f"rank-{rank}.log" for rank in range(num_workers)]
     ranks = []
@@ -153,25 +191,49 @@ def everything(run):
     return found, checkpoint.extra["history"], checkpoint.step
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_job_is_trained_and_resumed_on_its_device(dataset, tmp_path, num_workers):
+def trained_and_resumed(names, dataset, folder, num_workers):
+    """(tensors, metrics) by name and device, after an epoch and another that goes on from its checkpoint."""
     runs = {
-        (name, device): make(tmp_path / f"{name}-{device}", name, dataset, num_workers, epochs=1)
-        for name in JOBS
+        (name, device): make(folder / f"{name}-{device}", name, dataset, num_workers, epochs=1)
+        for name in names
         for device in ("cpu", "standin")
     }
-    train(tmp_path, num_workers, [(run.directory, device) for (_, device), run in runs.items()])
+    train(folder, num_workers, [(run.directory, device) for (_, device), run in runs.items()])
     halfway = {key: latest_valid(run.checkpoints).step for key, run in runs.items()}
     for (name, device), run in runs.items():
         more = dataclasses.replace(run, job=run.job.model_copy(update={"epochs": 2}))
         runs[name, device] = more
         write_run(run.directory, run_id=name, job=more.job, dataset=more.dataset, store_url=run.store_url)
-    train(tmp_path, num_workers, [(run.directory, device) for (_, device), run in runs.items()])
-    for name in JOBS:
-        tensors, history, step = everything(runs[name, "standin"])
-        wanted, wanted_history, wanted_step = everything(runs[name, "cpu"])
-        assert step == wanted_step == 2 * halfway[name, "standin"] > 0
-        assert history == wanted_history
+    train(folder, num_workers, [(run.directory, device) for (_, device), run in runs.items()])
+    found = {}
+    for key, run in runs.items():
+        tensors, history, step = everything(run)
+        assert step == 2 * halfway[key] > 0
         assert len(history) == 6
+        found[key] = tensors, history
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_job_is_trained_and_resumed_on_its_device(dataset, tmp_path, num_workers):
+    found = trained_and_resumed(JOBS, dataset, tmp_path, num_workers)
+    for name in JOBS:
+        (tensors, history), (wanted, wanted_history) = found[name, "standin"], found[name, "cpu"]
+        assert history == wanted_history
         assert tensors.keys() == wanted.keys()
         assert [key for key in wanted if not torch.equal(tensors[key], wanted[key])] == []
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_job_of_fbgemm_is_trained_and_resumed_by_its_module(dataset, tmp_path, num_workers):
+    """float32 over some fifty steps in the order of the operators on the CPU: 1e-5 of values about 1."""
+    found = trained_and_resumed(FUSED_JOBS, dataset, tmp_path, num_workers)
+    for name in FUSED_JOBS:
+        (tensors, history), (wanted, wanted_history) = found[name, "standin"], found[name, "cpu"]
+        assert [entry.keys() for entry in history] == [entry.keys() for entry in wanted_history]
+        assert tensors.keys() == wanted.keys()
+        for key, value in wanted.items():
+            of = f"{name} {key}"
+            torch.testing.assert_close(
+                tensors[key], value, rtol=1e-5, atol=1e-5, msg=lambda said, of=of: f"{of}: {said}"
+            )

@@ -199,6 +199,31 @@ def test_what_a_kernel_has_no_form_of_is_refused_with_the_remedy(kernel, kind, s
 
 
 @pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"kind": "dnn", "embedding_dim": 8}, None),
+        ({"kind": "dnn", "embedding_dim": 6}, "table 'item' has 6 columns, .* use an embedding_dim that makes it one"),
+        ({"kind": "mf", "embedding_dim": 8}, "table 'item' has 9 columns, .* multiples of 4: use an embedding_dim"),
+        ({"kind": "bpr", "embedding_dim": 8}, "table 'item' has 9 columns, .* multiples of 4: use kernel evenkeel"),
+    ],
+)
+def test_columns_that_fbgemm_does_not_take_on_a_gpu_are_refused_before_a_run(model, message) -> None:
+    features = {"user": {"type": "id"}, "item": {"type": "id"}}
+    if model["kind"] == "dnn":
+        features["price"] = {"type": "dense"}
+    dataset = parse_dataset({"name": "log", "uri": "rows.parquet", "features": features, "label": {"column": "click"}})
+    document = {"name": "j", "dataset": {"name": "log"}, "kernel": "fbgemm", "model": model}
+    document |= {"optimizer": {"kind": "adagrad"}, "evaluation": {"split": {"validation": 0, "test": 0}}}
+    parse_job(document).against(dataset)
+    on_gpu = parse_job(document | {"resources": {"gpus_per_worker": 1}})
+    if message is None:
+        on_gpu.against(dataset)
+    else:
+        with pytest.raises(ValueError, match=message):
+            on_gpu.against(dataset)
+
+
+@pytest.mark.parametrize(
     ("path", "value"),
     [
         ("uri", "gs://bucket/rows"),

@@ -1,0 +1,89 @@
+"""Tests that need a GPU, run by `python -m benchmarks.gpu` in processes of their own, and what became of each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+_FBGEMM = (
+    "import torch, fbgemm_gpu\n"
+    "torch.ops.fbgemm.asynchronous_complete_cumsum(torch.ones(2, dtype=torch.int32, device='cuda'))\n"
+    # The other contract suites in their folder are of stores.
+    "import pyarrow, redis\n"
+)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """``arguments`` of pytest; ``probe``: code that fails where what the tests import is not there."""
+
+    arguments: tuple[str, ...]
+    probe: str = ""
+
+
+KERNEL = Suite(
+    # What kernels compile to is tested against the locked version of Triton, not against this machine's.
+    ("-k", "not compiles", "tests/embeddings/test_triton.py")
+)
+BEYOND_THE_KERNEL = {
+    "fbgemm_module": Suite(
+        (
+            "-k",
+            "fbgemm_held or fbgemm_cached or test_fbgemm_module",
+            "tests/contracts/test_embedding_kernel.py",
+            "tests/embeddings/test_fbgemm_module.py",
+        ),
+        _FBGEMM,
+    ),
+    "jobs": Suite(
+        ("tests/trainer/test_on_gpu.py",), _FBGEMM + "import trainer.driver, trainer.on_host, trainer.worker"
+    ),
+}
+
+
+def run_suite(suite: Suite) -> dict[str, Any]:
+    """``outcome``: passed, failed or skipped, as a whole; ``reason`` of the latter; ``counts`` by outcome; ``cases``:
+    the outcome of each test, with the reason unless it passed."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
+    probed = subprocess.run(
+        [sys.executable, "-c", suite.probe], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    if probed.returncode:
+        lines = probed.stderr.strip().splitlines() or [f"exit code {probed.returncode}"]
+        return {"outcome": "skipped", "reason": f"what it needs is not here: {lines[-1]}"}
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        # Without the repository's pytest settings: they name plugins and make warnings of other versions errors.
+        command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT)]
+        command += ["--import-mode=importlib", "-p", "no:cacheprovider", f"--junitxml={report}", *suite.arguments]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        print(done.stdout[-6000:], done.stderr[-2000:], flush=True)
+        cases = _cases(report) if report.exists() else {}
+    counts = Counter(outcome.partition(":")[0] for outcome in cases.values())
+    if done.returncode or not cases:
+        return {"outcome": "failed", "counts": dict(counts), "cases": cases}
+    if not counts["passed"]:
+        reasons = {outcome.partition(": ")[2] for outcome in cases.values()}
+        return {"outcome": "skipped", "reason": "; ".join(sorted(reasons)), "counts": dict(counts), "cases": cases}
+    return {"outcome": "passed", "counts": dict(counts), "cases": cases}
+
+
+def _cases(report: Path) -> dict[str, str]:
+    """Outcomes by file and name of the test, of pytest's own report."""
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        outcome = "passed"
+        for kind, word in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+            problem = case.find(kind)
+            if problem is not None:
+                outcome = f"{word}: {' '.join((problem.get('message') or '').split())[:300]}"
+        found[f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"] = outcome
+    return found
