@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from trainer.available_evaluation import evaluation_fit_problems, evaluation_problems
+from trainer.available_growth import growth_fit_problems, growth_problems
 from trainer.available_models import (
     DENSE_MODELS,
     MODELS,
@@ -130,38 +131,6 @@ def sharding_problems(spec: JobSpec) -> Iterator[str]:
                 f"sharding.{table}: optimizer.clip_row_norm needs the gradient of a whole row, which {sharding} may "
                 "split: use table_wise, row_wise or data_parallel, or clip_norm"
             )
-
-
-def growth_problems(spec: JobSpec) -> Iterator[str]:
-    """What of the job has no meaning, or is not available yet, where tables grow."""
-    growing = [name for name, table in spec.tables.items() if table.capacity is not None]
-    if not growing:
-        return
-    where = f"tables.{growing[0]}.capacity"
-    if spec.model.kind not in DENSE_MODELS:
-        yield f"{where}: tables of {spec.model.kind} do not grow yet: use one of {', '.join(DENSE_MODELS)}"
-    if spec.model.effective_init.kind == "normal":
-        yield f"{where}: a row goes from id to id, so it starts by its id, not its number: use model.init hash or zero"
-    if spec.regularizers.meda:
-        yield f"{where}: regularizers.meda resets rows, not who has them: leave one of them out"
-    if spec.init_from is not None and spec.init_from.retire_after_runs is not None:
-        yield f"{where}: tables that grow have ttl_steps: leave init_from.retire_after_runs out"
-    if "frequency_buckets" in spec.evaluation.metrics:
-        yield f"{where}: frequency_buckets is of items with rows of their own: leave it out of evaluation.metrics"
-
-
-def growth_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
-    """What swaps or compares rows of tables that grow."""
-    for name, feature in dataset.features.items():
-        table = feature.shares or name
-        if table in job.tables and job.tables[table].capacity is not None:
-            if name in job.sse and job.sse[name].probability > 0:
-                yield (
-                    f"sse.{name}: table '{table}' grows, and SSE could draw a row that is nobody's: leave capacity or "
-                    "SSE out"
-                )
-            if job.regularizers.laplacian is not None:
-                yield f"regularizers.laplacian: table '{table}' grows, and the graph is of known ids: leave one out"
 
 
 def sse_problems(spec: JobSpec) -> Iterator[str]:

@@ -28,6 +28,9 @@ from trainer.data.jagged import Jagged
 from trainer.spec import JobSpec
 from trainer.warm_start import id_map_file
 
+TOMBSTONE_RUNS = 30
+"""For so many runs publishers are told of an id that lost its row: one of them has to publish."""
+
 AnyBatch = TypeVar("AnyBatch")
 Int64s = npt.NDArray[np.int64]
 
@@ -135,12 +138,20 @@ class GrowingRows:
         return found
 
     def _id_map(self, table: str) -> IdMap:
-        whole, raw = self._data.id_map(table), self._raw[table][FIRST_ROW:]
-        _, live = self.ids[table].ids()
-        order = np.argsort(raw)
-        places = order[np.searchsorted(raw, live, sorter=order)]
+        """The ids that have a row, and tombstones: ids that had one at the end of an earlier run of the chain, and are
+        served from there perhaps."""
+        whole, (_, live) = self._data.id_map(table), self.ids[table].ids()
+        places = codes_of(self._data, table, live.view(np.uint64)) - FIRST_ROW
+        had_one = self._data.parent_rows(table)[FIRST_ROW:] >= 0
+        had_one[places] = False
+        standing = np.flatnonzero(whole.run - whole.retired_in < TOMBSTONE_RUNS)
+        gone = np.flatnonzero(had_one)
         return IdMap(
-            whole.ids.take(pa.array(places)), whole.last_seen[places], whole.run, whole.retired, whole.retired_in
+            whole.ids.take(pa.array(places)),
+            whole.last_seen[places],
+            whole.run,
+            pa.concat_arrays([whole.retired.take(pa.array(standing)), whole.ids.take(pa.array(gone))]),
+            np.concatenate([whole.retired_in[standing], np.full(len(gone), whole.run, np.int32)]),
         )
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -161,6 +172,13 @@ def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[
             raise CheckpointError(f"{checkpoint.path}: table '{table}' did not grow when it was written")
         found[table] = load_file(path)
     return found
+
+
+def codes_of(data: Any, table: str, keys: npt.NDArray[np.uint64]) -> Int64s:
+    """The codes of ids of the data, by the hashes of their raw ids: int64 [n]."""
+    known = data.row_keys(table)[FIRST_ROW:]
+    order = np.argsort(known)
+    return order[np.searchsorted(known, keys, sorter=order)] + FIRST_ROW
 
 
 def taken_rows(checkpoint: Checkpoint, table: str) -> Int64s | None:

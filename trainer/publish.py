@@ -17,10 +17,13 @@ from embeddings.store import open_store
 from embeddings.vectors import ItemVectors, keys_of
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.data import PreparedData
+from trainer.data.hashing import id_keys
+from trainer.growing import codes_of, taken_rows
 from trainer.lineage import lineage_of
 from trainer.read_tables import CHUNK_ROWS, stored_rows
 from trainer.rundir import Run
 from trainer.uplink import fence
+from trainer.warm_start import id_maps
 
 FIRST_LIVE_ROW = 2
 NORM_FLOOR = 1e-12
@@ -56,7 +59,7 @@ def publish(run: Run) -> dict[str, Any]:
         job_id=run.run_id,
         parent_version=run.parent_version,
         model=run.job.model.kind,
-        retired=_retired(run),
+        retired=_retired(run, checkpoint),
         lineage=lineage_of(run),
         fence=lambda: fence(run),
     )
@@ -73,7 +76,7 @@ def publish(run: Run) -> dict[str, Any]:
 
 
 def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
-    """One row for each id of the published feature's table, sorted by id.
+    """One row for each id that has a row in the published feature's table, sorted by id.
 
     The vector is the row without pending decay, with its idle momentum (decay changes a row's length, never its
     direction); the norm is that of the row as the model reads it, decay and all. There is evidence for a row that this
@@ -85,25 +88,28 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     data = PreparedData.open(run.data)
     table = next(key.table for key in data.keys if key.name == run.job.publish.feature)
     dim = run.job.model.embedding_dim
-    num_rows = data.tables[table].num_rows
     # Rows count their steps from where they were initial, which MEDA may have made later.
     first_step = max(0, int(checkpoint.extra["position"]["first_step"]) - int(checkpoint.extra.get("birth_step", 0)))
-    keys = keys_of(data.vocabulary(table))
+    ids, taken = id_maps(checkpoint)[table].ids, taken_rows(checkpoint, table)
+    keys = keys_of(ids)
     order = np.argsort(keys, kind="stable")
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
-    vectors = _scratch(run.directory, (num_rows - FIRST_LIVE_ROW, dim))
+    rows_of_ids = np.arange(FIRST_LIVE_ROW, FIRST_LIVE_ROW + len(ids)) if taken is None else taken[FIRST_LIVE_ROW:]
+    vectors = _scratch(run.directory, (len(ids), dim))
     norms = np.empty(len(vectors), dtype=np.float32)
     last = np.empty(len(vectors), dtype=np.int64)
-    for start in range(FIRST_LIVE_ROW, num_rows, CHUNK_ROWS):
-        count = min(CHUNK_ROWS, num_rows - start)
-        part = position[start - FIRST_LIVE_ROW : start - FIRST_LIVE_ROW + count]
+    for start in range(FIRST_LIVE_ROW, checkpoint.tables[table], CHUNK_ROWS):
+        count = min(CHUNK_ROWS, checkpoint.tables[table] - start)
+        first, end = np.searchsorted(rows_of_ids, (start, start + count))
+        part, wanted = position[first:end], torch.from_numpy(rows_of_ids[first:end] - start)
         rows = stored_rows(run.job, checkpoint, table, start, count)
-        vectors[part] = _as_float32(rows.read(table, decay=False)[:, :dim])
-        served = rows.read(table)[:, :dim]
+        vectors[part] = _as_float32(rows.read(table, wanted, decay=False)[:, :dim])
+        served = rows.read(table, wanted)[:, :dim]
         norms[part] = _as_float32(torch.linalg.vector_norm(served.double(), dim=1))
-        last[part] = rows.state(table)["last_update_step"].numpy()
-    counts = data.row_counts(table)[FIRST_LIVE_ROW:][order]
+        last[part] = rows.state(table)["last_update_step"][wanted].numpy()
+    codes = codes_of(data, table, id_keys(ids)) if taken is not None else rows_of_ids
+    counts = data.row_counts(table)[codes][order]
     return ItemVectors(
         keys[order],
         vectors,
@@ -121,12 +127,12 @@ def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]
         return np.memmap(file, np.float32, "r+", shape=shape)
 
 
-def _retired(run: Run) -> pa.Array:
+def _retired(run: Run, checkpoint: Checkpoint) -> pa.Array:
     """The tombstones of the published feature's table: ids whose last vector must not be served for ever."""
     assert run.job.publish is not None
-    data = PreparedData.open(run.data)
-    table = next(key.table for key in data.keys if key.name == run.job.publish.feature)
-    return data.id_map(table).retired
+    keys = PreparedData.open(run.data).keys
+    table = next(key.table for key in keys if key.name == run.job.publish.feature)
+    return id_maps(checkpoint)[table].retired
 
 
 def _as_float32(values: torch.Tensor) -> npt.NDArray[np.float32]:

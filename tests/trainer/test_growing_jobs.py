@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import asdict
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from embeddings.store import open_store
 from trainer import checkpoint, read_tables
 from trainer.build import build
 from trainer.checkpoint import CheckpointError, latest_valid
@@ -25,6 +27,7 @@ from trainer.loop import Position, Trainer, dense_optimizer
 from trainer.memory import COUNTERS_PER_ROW_BYTES, MAP_ROW_BYTES, rank_memory
 from trainer.on_host import single_rank_group, start_ranks
 from trainer.predict import Predictor
+from trainer.publish import item_vectors
 from trainer.recipes.lecture import recipe
 from trainer.rundir import read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
@@ -288,6 +291,56 @@ def test_a_warm_start_goes_on_with_ids_rows_and_steps(run, small, tmp_path):
     assert "tables.item.capacity: the parent's rows are of 40, the job asks for 60" in message
 
 
+def test_items_that_lost_their_rows_are_not_served_any_more(small, tmp_path):
+    """Three days of a two-tower, of which the second publishes nothing: what is served are the items that have a row,
+    with what is in it; who lost it on either day leaves, and who is new comes."""
+    store = open_store(str(tmp_path / "store"))
+    model = {"kind": "two_tower", "embedding_dim": 4, "hidden": [8], "init": {"kind": "hash", "std": 0.1}}
+    gate = {"mode": "off"}
+    settings = {
+        "model": model, "epochs": 1, "publish": {"collection": "items", "feature": "item", "views": [], "gate": gate},
+    }  # fmt: skip
+    served, runs = [], []
+    for day in range(3):
+        path = tmp_path / f"day-{day}.parquet"
+        rows = pq.read_table(write_rows(path, first_item=60 * day, seed=day))
+        pq.write_table(rows.drop_columns(["recent"]), path)
+        dataset = dataset_of(path).model_dump(mode="json")
+        del dataset["features"]["recent"]
+        changes = {} if day != 1 else {"publish": None}
+        job = job_of({"item": {"capacity": 90, "ttl_steps": 16}}, **{**settings, **changes})
+        places = {"init_checkpoint": str(runs[-1].checkpoints)} if runs else {}
+        if day == 2:
+            places["parent_version"] = store.collection("items").current()
+        run = run_of(tmp_path, f"day-{day}", job, parse_dataset(dataset), **places)
+        assert execute(run, start_ranks) == 0, small.events(run.directory, "error")
+        runs.append(run)
+        newest = latest_valid(run.checkpoints)
+        ids = id_maps(newest)["item"]
+        if day == 1:
+            continue
+        found = item_vectors(run, newest)
+        predictor = Predictor(run.directory)
+        order = np.argsort(np.array(ids.ids.to_pylist()), kind="stable")
+        norms = predictor.tables.weight("item")[2:].norm(dim=1).numpy()[order]
+        np.testing.assert_allclose(found.norms, norms, rtol=1e-5, atol=1e-7)
+        assert found.arrow_ids().to_pylist() == sorted(ids.ids.to_pylist())
+        # As often as they occur in this day's training rows.
+        times = Counter(read_training_items(run))
+        assert found.counts.tolist() == [times[name] for name in sorted(ids.ids.to_pylist())]
+        served.append(set(store.collection("items").open().ids.to_pylist()))
+        assert served[-1] <= set(ids.ids.to_pylist())
+    assert len(served[0] - served[1]) > 20 < len(served[1] - served[0])
+    lost = {name for run in runs for name in id_maps(latest_valid(run.checkpoints))["item"].retired.to_pylist()}
+    assert lost >= served[0] - served[1]
+
+
+def read_training_items(run):
+    data = PreparedData.open(run.data)
+    key = next(key for key in data.keys if key.name == "item")
+    return data.vocabulary("item").take(pa.array(data.column("train", key) - 2)).to_pylist()
+
+
 def test_the_best_epoch_comes_back_with_its_ids(log, small, tmp_path):
     """Epochs after the first only harm: a learning rate that destroys what was learned."""
     stopping = {"early_stopping": {"patience": 1, "keep": "best"}}
@@ -339,6 +392,21 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
         (
             {"model": {"kind": "dnn", "embedding_dim": 4, "init": {"kind": "normal"}}},
             "it starts by its id, not its number: use model.init hash or zero",
+        ),
+        (
+            {"model": {"kind": "two_tower", "embedding_dim": 4, "loss": "sampled_softmax"}},
+            "sampled_softmax weighs items by how often their row occurs",
+        ),
+        (
+            {"model": {"kind": "two_tower", "embedding_dim": 4}, "evaluation": {"metrics": ["recall_20_full"]}},
+            "all items are not ranked yet where they share a row",
+        ),
+        (
+            {
+                "model": {"kind": "two_tower", "embedding_dim": 4},
+                "publish": {"collection": "items", "feature": "item", "anchor": {"strength": 0.1}},
+            },
+            "publish.anchor and publish.compass hold rows to ids",
         ),
         ({"regularizers": {"meda": True}}, "regularizers.meda resets rows, not who has them"),
         (
