@@ -25,6 +25,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")
 for _name, _value in PATIENCE.items():
     os.environ.setdefault(_name, _value)
+# libgomp reads it when torch is imported. Threads that wait for one another spin by default: where the other half of the
+# suite has the CPU they wait for, a step of a few rows takes tens of milliseconds of both.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile(
     "ci", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
