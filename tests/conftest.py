@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")
 for _name, _value in PATIENCE.items():
     os.environ.setdefault(_name, _value)
+# libgomp reads it when torch is imported. Threads that wait for one another spin by default: where the other half of
+# the suite has the CPU they wait for, a step of a few rows takes tens of milliseconds of both.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile(
     "ci", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -91,6 +95,21 @@ def ray_cluster(ray_clusters: Any) -> Iterator[Any]:
         yield cluster
     finally:
         cluster.stop()
+
+
+def _with_room_for_frames(run: Callable[[], None]) -> None:
+    """CPython keeps frames in chunks of 16 KiB and unmaps one when its first frame returns. What calls back and forth
+    across such a border maps and unmaps at each call: Numba's compiler does, a million times for a handful of
+    functions, wherever the frames of pytest and hypothesis below it end just before one. A frame of half a megabyte
+    gets a chunk of one, and the rest of it is for all that it calls."""
+    run()
+
+
+_with_room_for_frames.__code__ = _with_room_for_frames.__code__.replace(co_stacksize=1 << 16)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.runtest = partial(_with_room_for_frames, item.runtest)  # type: ignore[method-assign]
 
 
 @pytest.hookimpl(trylast=True)

@@ -14,6 +14,12 @@ import pytest
 FILE = Path(__file__).with_name("halves.py")
 
 
+@pytest.fixture(autouse=True)
+def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of pytest in here need none of those that are installed, which take seconds to import."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 @pytest.fixture(scope="module")
 def halves() -> Any:
     spec = importlib.util.spec_from_file_location("halves", FILE)

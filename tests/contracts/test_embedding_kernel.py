@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
 }
 
 pytestmark = pytest.mark.timeout(900)
-"""What is compiled for each dim and optimizer is compiled here first."""
+"""What is compiled for each optimizer is compiled here first."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Backend:
     stored: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
     max_examples: int | None = None
     threads: bool = True
-    dims: tuple[int, ...] = (1, 2, 5, 8, 16, 17, 33, 64)
+    dims: tuple[int, ...] = (1, 2, 5, 8, 16, 17, 33, 48, 64)
 
 
 FUSED = ("sgd", "adagrad", "rowwise_adagrad")
@@ -92,7 +92,10 @@ def tables_of(candidate: str, tables: Sequence[TableConfig], optimizer: RowOptim
 def problems(draw, dims: tuple[int, ...]) -> Problem:
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     tables, sse = [], {}
-    sequence_dim = draw(st.sampled_from([0, 0, *dims]))
+    # 16 and 64 never alone: for tables that all have the one dim code is compiled apart, which takes minutes in all;
+    # tests/embeddings/test_cpu_kernel.py has it give the bits of the code for any dims, of every kind.
+    first_dims = [dim for dim in dims if dim not in (16, 64)]
+    sequence_dim = draw(st.sampled_from([0, 0, *first_dims]))
     bounds, index_dtype = draw(st.sampled_from(["fatal", "ignore"])), draw(st.sampled_from([torch.int32, torch.int64]))
     beyond = 2 if bounds == "ignore" else 0
     for t in range(draw(st.integers(1, 3))):
@@ -101,7 +104,8 @@ def problems(draw, dims: tuple[int, ...]) -> Problem:
         num_rows = draw(st.sampled_from([1, 3, 7, 40, 3000]))
         tables.append(
             TableConfig(
-                f"t{t}", num_rows, sequence_dim or draw(st.sampled_from(dims)), features, poolings,
+                f"t{t}", num_rows, sequence_dim or draw(st.sampled_from(dims if t else first_dims)),
+                features, poolings,
                 init=InitConfig("normal", 0.5), first_live_row=draw(st.sampled_from([0, 2])),
             )
         )  # fmt: skip

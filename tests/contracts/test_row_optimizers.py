@@ -253,12 +253,12 @@ def test_bits_depend_neither_on_the_run_nor_on_threads(kind):
     """With rows that occur hundreds of times, and the norm of the gradient, which clipping to a global norm needs."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 200, (8000,), generator=generator) ** 2 // 20
-    grads = torch.randn(8000, 64, generator=generator)
+    grads = torch.randn(8000, 48, generator=generator)
     threads, results = torch.get_num_threads(), []
     try:
         for count in (1, 2, 2):
             torch.set_num_threads(count)
-            tables, norms = build(OPTIMIZERS[kind], "numba", 3000, 64, dtype=torch.float32), []
+            tables, norms = build(OPTIMIZERS[kind], "numba", 3000, 48, dtype=torch.float32), []
             for k in range(1, 4):
                 tables(ids + k, torch.arange(8001)).backward(grads)
                 norms.append(tables.gradient_squared_norm())

@@ -23,7 +23,7 @@ from embeddings.kernels.cpu import compiled as compiling
 from embeddings.kernels.cpu.arena import MAX_BUFFERS, Arena, Room
 from embeddings.kernels.cpu.geometry import special_dim
 from embeddings.kernels.layout import Record
-from embeddings.optim import SGD, Adagrad, AdamAR, RMSprop, RowwiseAdamAR
+from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSprop, RMSpropAR, RowwiseAdagrad, RowwiseAdamAR
 from embeddings.tables import EmbeddingTables
 
 
@@ -80,34 +80,38 @@ def test_entries_are_sorted_by_table_and_row_and_stay_in_order(data, seed):
 
 
 @pytest.mark.parametrize(
-    ("dim", "optimizer"),
+    ("dim", "optimizer", "dtype"),
     [
-        (16, Adagrad()), (64, AdamAR(alpha=1e-3)), (128, AdamAR(alpha=1e-3, moments="lazy")), (16, RMSprop()),
-        (32, RMSprop()), (64, RowwiseAdamAR(alpha=1e-3)),
+        (16, SGD(), torch.float32), (16, Adagrad(), torch.float32), (16, RowwiseAdagrad(), torch.float32),
+        (16, RMSprop(), torch.float32), (32, RMSprop(), torch.float32), (128, RMSpropAR(alpha=1e-3), torch.float32),
+        (16, Adam(moments="lazy"), torch.float32), (64, AdamAR(alpha=1e-3), torch.float32),
+        (64, AdamAR(alpha=1e-3), torch.float64), (128, AdamAR(alpha=1e-3, moments="lazy"), torch.float32),
+        (64, RowwiseAdamAR(alpha=1e-3), torch.float32),
     ],
 )  # fmt: skip
-def test_code_for_one_dim_equals_code_for_any(dim, optimizer):
-    """Bit by bit, rows, state and outputs: bags of one id, and of several with weights."""
-    twins = [
-        EmbeddingTables([TableConfig(f"t{t}", 50, dim, (f"f{t}",)) for t in range(2)], optimizer) for _ in range(2)
-    ]
-    assert twins[0]._kernel._one_dim == dim
-    twins[1]._kernel._one_dim = 0
-    generator = torch.Generator().manual_seed(0)
-    for step in range(1, 9):
-        longest = 2 - step % 2
-        ids = torch.randint(0, 50, (2 * 30 * longest,), generator=generator)
-        offsets, weights = torch.arange(0, len(ids) + 1, longest), None
-        if longest == 2:
-            weights = torch.rand(len(ids), generator=generator)
-        grad = torch.randn(30, 2 * dim, generator=generator)
-        outputs = [twin(ids, offsets, weights) for twin in twins]
-        assert torch.equal(*outputs)
-        for twin, output in zip(twins, outputs, strict=True):
-            output.backward(grad)
-            twin.step(step)
-    for part in ("weights", "vectors", "row_values", "last_steps"):
-        assert torch.equal(*(getattr(twin.layout, part) for twin in twins)), part
+def test_code_for_one_dim_equals_code_for_any(dim, optimizer, dtype):
+    """Bit by bit, rows, state and outputs: bags of one id, and of several with weights; sequences. Every kind of update
+    that is compiled apart, and of lookup: the code for any dims has the contract suite."""
+    for pooling in ("sum", "none"):
+        config = [TableConfig(f"t{t}", 50, dim, (f"f{t}",), pooling) for t in range(2)]
+        twins = [EmbeddingTables(config, optimizer, dtype=dtype) for _ in range(2)]
+        assert twins[0]._kernel._one_dim == dim
+        twins[1]._kernel._one_dim = 0
+        generator = torch.Generator().manual_seed(0)
+        for step in range(1, 9):
+            longest = 2 - step % 2
+            ids = torch.randint(0, 50, (2 * 30 * longest,), generator=generator)
+            offsets, weights = torch.arange(0, len(ids) + 1, longest), None
+            if longest == 2:
+                weights = torch.rand(len(ids), generator=generator)
+            outputs = [twin(ids, offsets, weights) for twin in twins]
+            grad = torch.randn(outputs[0].shape, generator=generator, dtype=dtype)
+            assert torch.equal(*outputs)
+            for twin, output in zip(twins, outputs, strict=True):
+                output.backward(grad)
+                twin.step(step)
+        for part in ("weights", "vectors", "row_values", "last_steps"):
+            assert torch.equal(*(getattr(twin.layout, part) for twin in twins)), part
 
 
 def test_tables_of_several_dims_have_no_code_of_their_own():

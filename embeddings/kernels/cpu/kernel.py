@@ -104,7 +104,8 @@ class NumbaKernel:
         return output, used
 
     def _lookup(self, idle: IdleCoefficients | None) -> Any:
-        return lookup(idle is not None, _moved(idle), bool(self.layout.row_names), self._one_dim)
+        moved = _moved(idle)
+        return lookup(idle is not None, moved, moved and bool(self.layout.row_names), self._one_dim)
 
     def _raise(self, faults: np.ndarray) -> None:
         f = int(np.flatnonzero(faults[:, 0])[0])

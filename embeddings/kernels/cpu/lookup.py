@@ -52,7 +52,7 @@ def fault_of(num_rows, ignore, indices, offsets, first_bag, end_bag):  # type: i
 @cache
 def lookup(has_idle: bool, momentum: bool, rowwise: bool, one_dim: int) -> Any:
     """The lookup where idleness owes rows something (``has_idle``), momentum too, with one v for each row (``rowwise``)
-    or for each element; ``one_dim``: see ``special_dim``.
+    or for each element; ``one_dim``: see ``special_dim``. Without momentum nothing reads v: ``rowwise`` is False there.
 
     Looks up every feature; block_size samples of one feature are a task.
 
@@ -131,7 +131,7 @@ def lookup(has_idle: bool, momentum: bool, rowwise: bool, one_dim: int) -> Any:
                             np.int64(last_steps[step_base + row]), completed,
                             decay, near, log_sums, log_now, log_slope, from_start,
                         )  # fmt: skip
-                        if moved == 0.0 and taken == 0.0:
+                        if not momentum or (moved == 0.0 and taken == 0.0):
                             simd.put_scaled(output, out, weights, base + row * dim, (factor * p,), dim)
                         elif rowwise:
                             lost = share_of_m(
@@ -189,7 +189,7 @@ def lookup(has_idle: bool, momentum: bool, rowwise: bool, one_dim: int) -> Any:
                         )  # fmt: skip
                         factor, moved, taken = factor * p, factor * moved, factor * taken
                     at = base + row * dim
-                    if moved == 0.0 and taken == 0.0:
+                    if not momentum or (moved == 0.0 and taken == 0.0):
                         if empty:
                             simd.put_scaled(output, out, weights, at, (factor,), dim)
                         else:
