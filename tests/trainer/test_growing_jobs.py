@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -34,6 +36,13 @@ from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.warm_start import id_maps, rows_of_parent
 
 NUM_ROWS = 3000
+LEAD = """
+import sys
+from trainer.driver import execute
+from trainer.on_host import start_ranks
+from trainer.rundir import read_run
+execute(read_run(sys.argv[1]), start_ranks)
+"""
 TIGHT = {"capacity": 40, "admit_after": 2, "ttl_steps": 9}
 
 
@@ -254,6 +263,30 @@ def test_tables_are_read_a_chunk_at_a_time(run, monkeypatch):
     monkeypatch.setattr(read_tables, "CHUNK_ROWS", 7)
     assert torch.equal(Predictor(run.directory).tables.weight("item"), whole)
     assert bool((whole[2:] != 0).any(dim=1).all())
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(log, tmp_path):
+    """The whole way: kill -9 while it trains and a checkpoint is written now and then, and led again."""
+    settings = {"checkpoint": {"every_steps": 7}}
+    run = run_of(tmp_path, "killed", job_of(epochs=1000, **settings), log)
+    command = [sys.executable, "-c", LEAD, str(run.directory)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while len(checkpoint.checkpoints_in(run.checkpoints)) < 3:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    kept = latest_valid(run.checkpoints).step
+    epochs = kept // PreparedData.open(run.data).steps_per_epoch + 2
+    found = []
+    for name, attempt in (("killed", 2), ("whole", 1)):
+        run = run_of(tmp_path, name, job_of(epochs=epochs, **settings), log, attempt=attempt)
+        assert execute(run, start_ranks) == 0
+        newest = latest_valid(run.checkpoints)
+        found.append((Predictor(run.directory).tables.weight("item"), states(newest, ["item"])["item"], newest.step))
+    (rows, state, step), (expected, wanted, same) = found
+    assert step == same > kept
+    assert torch.equal(rows, expected)
+    assert all(np.array_equal(state[name], wanted[name]) for name in wanted)
 
 
 def test_a_warm_start_goes_on_with_ids_rows_and_steps(run, small, tmp_path):
