@@ -45,10 +45,7 @@ def growth_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
     for name, feature in dataset.features.items():
         table = feature.shares or name
         if table in job.tables and job.tables[table].capacity is not None:
-            if name in job.sse and job.sse[name].probability > 0:
-                yield (
-                    f"sse.{name}: table '{table}' grows, and SSE could draw a row that is nobody's: leave capacity or "
-                    "SSE out"
-                )
+            if name in job.sse and job.sse[name].graph is not None:
+                yield f"sse.{name}.graph: table '{table}' grows, and the graph is of known ids: leave one of them out"
             if job.regularizers.laplacian is not None:
                 yield f"regularizers.laplacian: table '{table}' grows, and the graph is of known ids: leave one out"

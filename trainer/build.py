@@ -136,6 +136,9 @@ def pooling_of(job: JobSpec, key: Key) -> Pooling:
 def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
     """SSE by key of the batches, where it is on: a feature's own, its drawn negatives', and that of targets."""
     names = {key.name for key in data.keys}
+    # Those of growing tables swap among the rows that are somebody's (trainer.growing).
+    grows = {key.name for key in data.keys if key.table in job.tables and job.tables[key.table].growth is not None}
+    names -= grows
     graphs = {name: data.graph(name) for name in data.graphs}
     configs = target_configs(job)
     for feature, sse in job.sse.items():

@@ -3,7 +3,7 @@
 The prepared data has codes, one for each id that there is; here, between a batch and the model, codes become rows.
 Every rank goes through the ids of the whole batch, in one order, so that all have the same map without a word, whatever
 their number; which rows changed hands each tells the tables that it holds. The map is as of a step, like the rows, and
-is saved with them.
+is saved with them. SSE-SE swaps here too, among the rows that are somebody's.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torchrec import KeyedJaggedTensor
 
+from embeddings.config import SSEConfig, TableConfig
 from embeddings.growing.ids import Assigned, GrowingIds
 from embeddings.growing.settings import FIRST_ROW, UNKNOWN_ROW
+from embeddings.sse import swap
 from trainer.checkpoint import Checkpoint, CheckpointError
 from trainer.data.growth import IdMap
 from trainer.data.jagged import Jagged
@@ -56,6 +58,13 @@ class GrowingRows:
         self._keys = {name: [key for key in data.keys if key.table == name] for name in self.ids}
         self._tables = {key.name: key.table for key in data.keys}
         self._raw: dict[str, Int64s] = {name: data.row_keys(name).view(np.int64) for name in self.ids}
+        self._sse = {
+            key.name: SSEConfig(job.sse[key.name].probability)
+            for keys in self._keys.values()
+            for key in keys
+            if key.name in job.sse and job.sse[key.name].probability
+        }
+        self._seed = job.seed
         self._order = data.order()
         self._columns = {key.name: data.checked_column("train", key) for keys in self._keys.values() for key in keys}
 
@@ -75,7 +84,11 @@ class GrowingRows:
         for table, ids in self.ids.items():
             codes = np.concatenate([self._codes(key.name, samples) for key in self._keys[table]])
             self._renew(table, ids.assign(self._raw[table][codes[codes >= FIRST_ROW]], step))
-        return tuple(self.known(part) for part in parts)
+        rows = tuple(self.known(part) for part in parts)
+        if not self._sse:
+            return rows
+        taken = {table: _taken(ids.ids()[0]) for table, ids in self.ids.items()}
+        return tuple(self._swapped(part, step, taken) for part in rows)
 
     def known(self, batch: AnyBatch) -> AnyBatch:
         """A batch with rows for codes, those of unknown ids where there are none; nothing changes."""
@@ -90,15 +103,25 @@ class GrowingRows:
                 is_live = part >= FIRST_ROW
                 entries = self.ids[table].find(self._raw[table][part[is_live]])
                 part[is_live] = np.where(entries < 0, UNKNOWN_ROW, entries + FIRST_ROW)
-        found = KeyedJaggedTensor(
-            keys=features.keys(),
-            values=torch.from_numpy(values),
-            weights=features.weights_or_none(),
-            lengths=features.lengths(),
-            offsets=features.offsets(),
-            stride=features.stride(),
-        )
-        return replace(batch, features=found)  # type: ignore[type-var]
+        return _with_values(batch, values)
+
+    def _swapped(self, batch: AnyBatch, step: int, taken: Mapping[str, Int64s]) -> AnyBatch:
+        """SSE of features of growing tables: among the ids that have a row, ``taken`` by table, as if there were no
+        others."""
+        features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
+        values, offsets, stride = features.values().numpy().copy(), features.offsets(), features.stride()
+        for number, name in enumerate(features.keys()):
+            if name in self._sse:
+                table = self._tables[name]
+                rows, bounds = taken[table], offsets[number * stride : (number + 1) * stride + 1]
+                part = values[int(bounds[0]) : int(bounds[-1])]
+                places = swap(
+                    torch.from_numpy(np.searchsorted(rows, part)), bounds, table=TableConfig(table, len(rows), 1, name),
+                    feature=name, config=self._sse[name], seed=self._seed, step=step,
+                    sample_offset=batch.sample_offset,  # type: ignore[attr-defined]
+                )  # fmt: skip
+                part[:] = rows[places.numpy()]
+        return _with_values(batch, values)
 
     def in_words(self) -> str:
         """How full the tables are; "" where none grows."""
@@ -187,5 +210,23 @@ def taken_rows(checkpoint: Checkpoint, table: str) -> Int64s | None:
     path = checkpoint.attached(state_file(table))
     if path is None:
         return None
-    entries = np.flatnonzero(load_file(path)["last_seen"] >= 0)
+    return _taken(np.flatnonzero(load_file(path)["last_seen"] >= 0))
+
+
+def _taken(entries: Int64s) -> Int64s:
+    """The rows of padding, the unknown id and these entries."""
     return np.concatenate([np.arange(FIRST_ROW), entries + FIRST_ROW])
+
+
+def _with_values(batch: AnyBatch, values: Int64s) -> AnyBatch:
+    """The batch with other rows in the same bags."""
+    features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
+    found = KeyedJaggedTensor(
+        keys=features.keys(),
+        values=torch.from_numpy(values),
+        weights=features.weights_or_none(),
+        lengths=features.lengths(),
+        offsets=features.offsets(),
+        stride=features.stride(),
+    )
+    return replace(batch, features=found)  # type: ignore[type-var]

@@ -142,12 +142,13 @@ def train_on_ranks(directory, job, num_steps):
 
 @pytest.mark.parametrize("sharding", ["row_wise", "column_wise", "data_parallel"])
 def test_two_ranks_give_the_same_ids_the_same_rows(log, ranks, tmp_path, sharding):
-    """Also with micro-batches, whose ids belong to one step."""
-    job = job_of()
+    """Also with micro-batches, whose ids belong to one step, and with SSE."""
+    sse = {"item": {"probability": 0.2}, "recent": {"probability": 0.1}}
+    job = job_of(sse=sse)
     data = prepare(log, job, tmp_path / "data")
     with single_rank_group():
         expected, metrics, state = train_on_ranks(data.directory, job, data.steps_per_epoch + 3)
-    split = job_of(sharding={"item": sharding}, micro_batches=2)
+    split = job_of(sharding={"item": sharding}, micro_batches=2, sse=sse)
     (found, scored, mine), other = ranks(2).run(train_on_ranks, data.directory, split, data.steps_per_epoch + 3)
     for name, value in state.items():
         assert np.array_equal(value, mine[name]), name
@@ -160,6 +161,33 @@ def test_two_ranks_give_the_same_ids_the_same_rows(log, ranks, tmp_path, shardin
     assert scored == pytest.approx(metrics, rel=1e-6)
     # Ids went, and others came in their place.
     assert int(state["numbers"][0]) == 40 < data.tables["item"].num_rows
+
+
+def test_sse_swaps_for_every_id_that_has_a_row_and_for_no_other(log, tmp_path):
+    """A chi-square test of equation 5 over the ids that have a row; the others, unknown, are not swapped."""
+    probability = 0.5
+    job = job_of({"item": {"capacity": 30, "when_full": "refuse"}}, sse={"item": {"probability": probability}})
+    plain = job_of({"item": {"capacity": 30, "when_full": "refuse"}})
+    data = prepare(log, job, tmp_path / "data")
+    with single_rank_group():
+        swapping, other = trainer_of(job, data).growing, trainer_of(plain, data).growing
+        trainer = trainer_of(plain, data)
+        counts, hits, total = np.zeros(32), 0, 0
+        for step, parts in zip(range(1, data.steps_per_epoch + 1), trainer.batches(), strict=False):
+            (swapped,), (known,) = swapping.admit(parts, step - 1, step), other.admit(parts, step - 1, step)
+            if step > 4:
+                rows, before = (one.features["item"].values().numpy() for one in (swapped, known))
+                changed = rows != before
+                assert not changed[before == 1].any()
+                assert torch.equal(swapped.features["recent"].values(), known.features["recent"].values())
+                counts += np.bincount(rows[changed], minlength=32)
+                hits, total = hits + int(changed.sum()), total + int((before > 1).sum())
+    assert total > 500
+    assert abs(hits / total - probability) < 5 * (probability * (1 - probability) / total) ** 0.5
+    assert not counts[:2].any()
+    # Each of the other 29 equally often, whoever is swapped; 29 degrees of freedom, five standard deviations.
+    expected = hits / 30
+    assert ((counts[2:] - expected) ** 2 / expected).sum() < 29 + 5 * 58**0.5
 
 
 def test_stopping_and_resuming_changes_no_bit(log, tmp_path):
@@ -447,7 +475,7 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
             "tables that grow have ttl_steps: leave init_from.retire_after_runs out",
         ),
         ({"evaluation": {"metrics": ["auc", "frequency_buckets"]}}, "frequency_buckets is of items with rows"),
-        ({"sse": {"recent": {"probability": 0.1}}}, "sse.recent: table 'item' grows"),
+        ({"sse": {"recent": {"probability": 0.1, "graph": "alike"}}}, "sse.recent.graph: table 'item' grows"),
     ],
 )
 def test_what_has_no_meaning_is_refused(log, changes, message):
