@@ -79,14 +79,18 @@ def standard_normal(
 
 
 def chunks(table: TableConfig) -> list[tuple[int, int]]:
-    """Ranges of the local rows that do not start as 0, small enough to initialise one after another without much extra
-    memory."""
-    step, count = _rows_at_a_time(table), table.row_count
-    if table.init.kind == "zero":
-        count = 0
-    elif table.grows:
-        count = _num_special(table, 0, count)
-    return [(start, min(start + step, count)) for start in range(0, count, step)]
+    """Ranges of local rows small enough to initialise one after another without much extra memory."""
+    step = _rows_at_a_time(table)
+    return [(start, min(start + step, table.row_count)) for start in range(0, table.row_count, step)]
+
+
+def chunks_to_write(table: TableConfig) -> list[tuple[int, int]]:
+    """As :func:`chunks`; of a growing table the rows of padding and the unknown id alone: the others start as zeros,
+    and to write them would take their memory."""
+    if not table.grows:
+        return chunks(table)
+    count = _num_special(table, 0, table.row_count)
+    return [(0, count)] if count else []
 
 
 def _rows_at_a_time(table: TableConfig) -> int:

@@ -17,7 +17,7 @@ import torch
 
 from embeddings.config import SSEConfig, TableConfig
 from embeddings.decay import IdleCoefficients, idle_coefficients
-from embeddings.init import chunks, initial_rows, initial_rows_of
+from embeddings.init import chunks_to_write, initial_rows, initial_rows_of
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureSlot, Kernel, Layout, Record, Swaps
 from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
 from embeddings.optim import RowOptimizer
@@ -137,7 +137,7 @@ class EmbeddingTables(torch.nn.Module):
         self._may_be_ahead = False
         for t, table in enumerate(self.layout.tables):
             weight = self.layout.weight(t)
-            for start, end in chunks(table):
+            for start, end in chunks_to_write(table):
                 weight[start:end] = torch.from_numpy(initial_rows(table, self.layout.seed, start, end))
 
     @property
