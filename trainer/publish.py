@@ -102,6 +102,8 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     for start in range(FIRST_LIVE_ROW, checkpoint.tables[table], CHUNK_ROWS):
         count = min(CHUNK_ROWS, checkpoint.tables[table] - start)
         first, end = np.searchsorted(rows_of_ids, (start, start + count))
+        if first == end:
+            continue
         part, wanted = position[first:end], torch.from_numpy(rows_of_ids[first:end] - start)
         rows = stored_rows(run.job, checkpoint, table, start, count)
         vectors[part] = _as_float32(rows.read(table, wanted, decay=False)[:, :dim])

@@ -80,10 +80,6 @@ class GrowingIds:
         entries = np.flatnonzero(self._last_seen[: self.num_used] >= 0)
         return entries, self._ids[entries]
 
-    def last_seen(self, entries: Int64s) -> Int64s:
-        """The step in which the ids of these entries last occurred."""
-        return self._last_seen[entries].astype(np.int64)
-
     def find(self, ids: Int64s) -> Int64s:
         """The entry of each id, int64 [n], -1 for ids without one."""
         ids, entries = _flat(ids), np.empty(len(ids), dtype=np.int64)
