@@ -23,7 +23,7 @@ from embeddings.kernels.reference import ReferenceKernel, read_rows_without_deca
 from embeddings.optim import RowOptimizer
 from embeddings.sse import check_sse
 
-Backend = Literal["numba", "triton", "fbgemm", "reference"]
+Backend = Literal["numba", "cpp", "triton", "fbgemm", "reference"]
 INDEX_DTYPES = (torch.int32, torch.int64)
 MAX_STEP = torch.iinfo(torch.int32).max
 
@@ -392,7 +392,7 @@ def default_backend(device: torch.device | str | None = None) -> Backend:
 
 def _device(backend: str, device: torch.device | str | None) -> torch.device:
     given = None if device is None else torch.device(device)
-    if backend in ("numba", "reference") and given is not None and given.type != "cpu":
+    if backend in ("numba", "cpp", "reference") and given is not None and given.type != "cpu":
         raise ValueError(f"backend '{backend}' runs on the CPU, not on {given}: use backend 'triton' for a GPU")
     if given is not None and given.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {given} is asked for, but this torch ({torch.__version__}) finds no GPU")
@@ -415,8 +415,12 @@ def _kernel(backend: str, layout: Layout, device: torch.device) -> Kernel:
         from embeddings.kernels.cpu import NumbaKernel
 
         return NumbaKernel(layout)
+    if backend == "cpp":
+        from embeddings.kernels.cpp import CpuKernel
+
+        return CpuKernel(layout)
     if backend == "triton":
         from embeddings.kernels.triton import triton_kernel
 
         return triton_kernel(layout)
-    raise ValueError(f"backend '{backend}' is unknown: use numba, triton, fbgemm or reference")
+    raise ValueError(f"backend '{backend}' is unknown: use numba, cpp, triton, fbgemm or reference")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torchrec import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 
 from embeddings.config import Pooling, SSEConfig, TableConfig
@@ -93,35 +94,44 @@ def embedding_bag_collection(tables: Sequence[TableConfig], is_weighted: bool = 
     Pooling is each feature's own (:class:`TableConfig`), so the word in TorchRec's config says nothing. With
     ``is_weighted`` each id comes with a weight.
     """
-    return EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=table.name,
-                num_embeddings=table.num_rows,
-                embedding_dim=table.dim,
-                feature_names=list(table.features),
-            )
-            for table in tables
-        ],
-        is_weighted=is_weighted,
-        device=torch.device("meta"),
-    )
+    configs = [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.num_rows,
+            embedding_dim=table.dim,
+            feature_names=list(table.features),
+        )
+        for table in tables
+    ]
+    with _NothingDrawn():
+        return EmbeddingBagCollection(tables=configs, is_weighted=is_weighted, device=torch.device("meta"))
 
 
 def embedding_collection(tables: Sequence[TableConfig]) -> EmbeddingCollection:
     """The unsharded sequences of these tables (``pooling="none"``, equal dims), on the meta device."""
-    return EmbeddingCollection(
-        tables=[
-            EmbeddingConfig(
-                name=table.name,
-                num_embeddings=table.num_rows,
-                embedding_dim=table.dim,
-                feature_names=list(table.features),
-            )
-            for table in tables
-        ],
-        device=torch.device("meta"),
-    )
+    configs = [
+        EmbeddingConfig(
+            name=table.name,
+            num_embeddings=table.num_rows,
+            embedding_dim=table.dim,
+            feature_names=list(table.features),
+        )
+        for table in tables
+    ]
+    with _NothingDrawn():
+        return EmbeddingCollection(tables=configs, device=torch.device("meta"))
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Initial values are not drawn, which on the meta device is no work but imports torch's compiler: half a second."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if function in (torch.nn.init.normal_, torch.nn.init.uniform_):
+            return given["tensor"]
+        return function(*args, **given)
 
 
 def data_type_of(dtype: torch.dtype) -> DataType | None:

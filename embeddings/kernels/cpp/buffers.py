@@ -1,0 +1,57 @@
+"""Memory that is used again: a lookup of many rows would else spend longer on page faults than on its rows."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+# Buffers that are kept while nothing uses them: those of a few lookups before one backward.
+MAX_BUFFERS = 4
+_LINE = 64
+
+
+class BufferPool:
+    """Give out tensors in buffers that come back once nothing refers to the tensor, its views and its graph any more.
+
+    A copy of a pool is a new one.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+        # A buffer may come back while another is taken: in a garbage collection, or from another thread.
+        self._lock = threading.RLock()
+
+    def take(self, num_rows: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor [num_rows, dim], not initialised, at a cache line."""
+        num_bytes = num_rows * dim * dtype.itemsize
+        buffer = self._free_buffer(num_bytes + _LINE)
+        lease = np.frombuffer(buffer.data, np.uint8)
+        weakref.finalize(lease, self._give_back, buffer).atexit = False
+        start = -lease.ctypes.data % _LINE
+        return torch.from_numpy(lease[start : start + num_bytes]).view(dtype).view(num_rows, dim)
+
+    def _free_buffer(self, num_bytes: int) -> np.ndarray:
+        with self._lock:
+            for i, buffer in enumerate(self._free):
+                if len(buffer) >= num_bytes:
+                    return self._free.pop(i)
+            # Sequences differ in length: a quarter more than the longest so far is soon enough for all.
+            grown = math.ceil(1.25 * num_bytes) if self._free else num_bytes
+            self._free.clear()
+        return np.empty(grown, dtype=np.uint8)
+
+    def _give_back(self, buffer: np.ndarray) -> None:
+        with self._lock:
+            if len(self._free) < MAX_BUFFERS:
+                self._free.append(buffer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BufferPool:
+        return BufferPool()
+
+    def __reduce__(self) -> tuple[type[BufferPool], tuple[()]]:
+        return BufferPool, ()

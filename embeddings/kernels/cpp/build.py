@@ -1,0 +1,145 @@
+"""Build the compiled kernels, once for each level of instructions: ``python -m embeddings.kernels.cpp.build``.
+
+The compiler is $CXX, or the system's, or where there is none that of the ziglang package. A library's name holds the
+hash of its sources, so that one built from others is never loaded. Imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src"
+LEVEL_VARIABLE = "EVENKEEL_CPU_LEVEL"
+FLAGS = (
+    "-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-fopenmp-simd", "-Wall",
+    # Vector instructions for roots and loops, and the same bits from each of them: nothing is fused or reordered.
+    "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
+)  # fmt: skip
+# For each machine its levels, the best last, with what /proc/cpuinfo lists where the processor has it.
+LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "x86-64-v2": (),
+        "x86-64-v3": ("avx2", "bmi2", "f16c", "fma"),
+        "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    },
+    "aarch64": {"armv8-a": ()},
+}
+
+
+class BuildError(RuntimeError):
+    """The kernels could not be compiled; the message says why and what helps."""
+
+
+def levels() -> dict[str, tuple[str, ...]]:
+    """Return this machine's levels of instructions with the processor flags that each needs."""
+    machine = platform.machine()
+    if machine not in LEVELS:
+        raise BuildError(f"there are no compiled kernels for {machine} machines: x86_64 and aarch64 have them")
+    return LEVELS[machine]
+
+
+@cache
+def source_hash() -> str:
+    """Return a hash of the sources and of how they are compiled."""
+    digest = hashlib.sha256(repr(FLAGS).encode())
+    for path in sorted(SOURCES.glob("*.[ch]*")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def library_path(level: str | None = None) -> Path:
+    """Return the library for ``level``, by default $EVENKEEL_CPU_LEVEL or the best that this processor runs.
+
+    Raises RuntimeError where it was not built from these sources.
+    """
+    level = level or os.environ.get(LEVEL_VARIABLE) or best_level()
+    path = _path(level)
+    if not path.exists():
+        known = ", ".join(levels())
+        raise RuntimeError(
+            f"{path} is missing: the compiled kernels were not built, or their sources have changed since; "
+            f"run `python -m embeddings.kernels.cpp.build` (levels of instructions: {known})"
+        )
+    return path
+
+
+def best_level() -> str:
+    """Return the highest level of instructions that this processor has."""
+    flags: set[str] = set()
+    for row in Path("/proc/cpuinfo").read_text().splitlines():
+        if row.startswith("flags"):
+            flags = set(row.partition(":")[2].split())
+            break
+    needed: set[str] = set()
+    found = next(iter(levels()))
+    for level, more in levels().items():
+        needed |= set(more)
+        if needed <= flags:
+            found = level
+    return found
+
+
+def build() -> list[Path]:
+    """Compile what is missing, two at a time, remove what other sources made, and return all libraries.
+
+    Raises BuildError: no compiler, or it refuses.
+    """
+    wanted = {level: _path(level) for level in levels()}
+    missing = [level for level, path in wanted.items() if not path.exists()]
+    if missing:
+        compiler = _compiler()
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda level: _compile(compiler, level, wanted[level]), reversed(missing)))
+    for path in SOURCES.glob("*.so"):
+        if path not in wanted.values():
+            path.unlink()
+    return list(wanted.values())
+
+
+def _path(level: str) -> Path:
+    return SOURCES / f"kernel-{level}-{source_hash()}.so"
+
+
+def _compiler() -> list[str]:
+    given = os.environ.get("CXX")
+    if given:
+        return shlex.split(given)
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "c++"]
+    raise BuildError("no C++ compiler: install g++ or clang++, or `pip install ziglang`, or name one in CXX")
+
+
+def _compile(compiler: list[str], level: str, path: Path) -> None:
+    # To a name of its own: another process may be at the same.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
+    command = [*compiler, *FLAGS, f"-march={level}", *sources, "-o", str(temporary)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr.strip()[-4000:]}")
+        temporary.replace(path)
+    except OSError as error:
+        raise BuildError(f"{command[0]}: {error}: name a C++ compiler in CXX") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    try:
+        print(*build(), sep="\n")
+    except BuildError as error:
+        sys.exit(f"build: {error}")

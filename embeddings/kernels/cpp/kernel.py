@@ -1,0 +1,306 @@
+"""The CPU backend: describes tables, batches and steps to the compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from ctypes import byref, pointer
+from typing import Any
+
+import numpy as np
+import torch
+
+from embeddings.config import SSEConfig
+from embeddings.decay import SMALLEST_FLOOR, IdleCoefficients
+from embeddings.kernels.cpp import library as native
+from embeddings.kernels.cpp.buffers import BufferPool
+from embeddings.kernels.cpp.library import library
+from embeddings.kernels.cpp.threads import num_threads
+from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
+from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdam
+from embeddings.philox import table_key
+from embeddings.sse import SwapDraws, swap_draws
+
+# The first that an optimizer is an instance of.
+RULES = {
+    SGD: native.SGD, Adagrad: native.ADAGRAD, RowwiseAdagrad: native.ROWWISE_ADAGRAD, RMSprop: native.RMSPROP,
+    RowwiseAdam: native.ROWWISE_ADAM, Adam: native.ADAM,
+}  # fmt: skip
+# Steps whose powers of beta are looked up; two powers take as long as the rest of a row of 16.
+TABLED_POWERS = 4096
+
+
+class CpuKernel:
+    """See :class:`embeddings.kernels.layout.Kernel`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._rule = next(rule for kind, rule in RULES.items() if isinstance(layout.optimizer, kind))
+        self._real = np.dtype(str(layout.compute_dtype).removeprefix("torch."))
+        powers = np.arange(TABLED_POWERS)[:, None]
+        self._fades = (np.array(layout.optimizer.betas or (0.0, 0.0)) ** powers).astype(self._real)
+        self._decay: tuple[np.ndarray, np.ndarray] | None = None
+        self._outputs, self._ids, self._scratch = BufferPool(), BufferPool(), Scratch()
+        self._draws: dict[tuple[SSEConfig, ...], SwapDraws] = {}
+        features = [self._feature(slot) for slot in layout.slots]
+        firsts = {slot.table: feature for slot, feature in zip(layout.slots[::-1], features[::-1], strict=True)}
+        self._features = (native.Feature * len(features))(*features)
+        self._firsts = (native.Feature * len(firsts))(*(firsts[t] for t in sorted(firsts)))
+        library()  # what was not built is said now, not in the first step
+
+    def forward(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+        batch_size: int,
+        swaps: Swaps | None,
+        idle: IdleCoefficients | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layout = self.layout
+        batch = _Batch(indices, offsets, self._scales(weights), batch_size)
+        ends = int(batch.offsets[0]), int(batch.offsets[-1])
+        if ends != (0, len(indices)):
+            raise layout.bad_ends(*ends, len(indices))
+        num_outputs = batch_size if layout.pooled else len(indices)
+        output = self._outputs.take(num_outputs, layout.total_dim, layout.compute_dtype)
+        used, drawn = batch.ids, None
+        if swaps is not None:
+            used = self._ids.take(1, len(indices), torch.int64).view(-1)
+            drawn = describe_swaps(self._swap_draws(swaps.configs), swaps.step, swaps.sample_offset)
+        faults = np.zeros((len(layout.slots), 2), dtype=np.int64)
+        tables, idle_call = self._all_tables(), self._idle(idle)
+        call = native.LookupCall(
+            tables=pointer(tables), idle=idle_call and pointer(idle_call.struct), swaps=drawn and pointer(drawn),
+            batch=batch.struct, output=output.data_ptr(), used=used.data_ptr() if drawn else None,
+            faults=faults.ctypes.data, ignore_bounds=layout.bounds == "ignore",
+            num_threads=num_threads(self._num_bytes(len(indices))),
+        )  # fmt: skip
+        library().lookup(byref(call))
+        if faults.any():
+            self._raise(faults)
+        return output, indices if swaps is None else used.to(indices.dtype)
+
+    def _raise(self, faults: np.ndarray) -> None:
+        f = int(np.flatnonzero(faults[:, 0])[0])
+        slot, (fault, value) = self.layout.slots[f], (int(part) for part in faults[f])
+        raise self.layout.bad_id(slot, value) if fault == native.BAD_ID else self.layout.bad_offsets(slot)
+
+    def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+        dim = self.layout.tables[t].dim
+        # A reader may keep it, so it comes from no pool.
+        output = torch.empty(len(rows), dim, dtype=self.layout.compute_dtype)
+        # A lookup of one feature with one id in each bag.
+        tables, idle_call = self._one_table(t), self._idle(idle)
+        batch = _Batch(rows, torch.arange(len(rows) + 1, dtype=rows.dtype), None, len(rows))
+        faults = np.zeros((1, 2), dtype=np.int64)
+        call = native.LookupCall(
+            tables=pointer(tables), idle=idle_call and pointer(idle_call.struct), batch=batch.struct,
+            output=output.data_ptr(), faults=faults.ctypes.data,
+            num_threads=num_threads(len(rows) * dim * self._real.itemsize),
+        )  # fmt: skip
+        library().lookup(byref(call))
+        assert not faults.any()
+        return output
+
+    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+        call = self._update_call(records, idle)
+        call.struct.step = pointer(self._step(step, scale))
+        _check(library().update(byref(call.struct)))
+
+    def squared_norm(self, records: Sequence[Record]) -> float:
+        found, call = ctypes.c_double(), self._update_call(records, None)
+        _check(library().squared_norm(byref(call.struct), byref(found)))
+        return found.value
+
+    def _update_call(self, records: Sequence[Record], idle: IdleCoefficients | None) -> _Described:
+        layout, num_features = self.layout, len(self.layout.slots)
+        # Gradients of several backwards lie one after the other.
+        grads = [record.grad for record in records]
+        grad = grads[0]
+        if len(grads) > 1:
+            grad = self._outputs.take(sum(map(len, grads)), layout.total_dim, grad.dtype)
+            torch.cat(grads, out=grad)
+        batches = [
+            _Batch(record.indices, record.offsets, self._scales(record.weights), record.batch_size(num_features))
+            for record in records
+        ]
+        num_ids = sum(batch.struct.num_ids for batch in batches)
+        row_bits = max((table.row_count - 1).bit_length() for table in layout.tables)
+        if max(grad.numel(), num_ids).bit_length() + row_bits > 63:
+            raise ValueError(f"a step over {grad.numel()} elements of gradient is too large: use smaller batches")
+        described = (native.Record * len(batches))(*(native.Record(b.struct, grad.data_ptr()) for b in batches))
+        tables, idle_call = self._all_tables(), self._idle(idle)
+        call = native.UpdateCall(
+            tables=pointer(tables), idle=idle_call and pointer(idle_call.struct), records=described,
+            num_records=len(batches), scratch=self._scratch.handle,
+            num_threads=num_threads(self._num_bytes(num_ids)),
+        )  # fmt: skip
+        return _Described(call, (grad, batches, tables, idle_call, described))
+
+    def _step(self, step: int, scale: float) -> native.Step:
+        optimizer = self.layout.optimizer
+        beta1, beta2 = optimizer.betas or (0.0, 0.0)
+        rate = optimizer.rate(step)
+        return native.Step(
+            rate=rate, beta1=beta1, beta2=beta2, eps=self._eps(optimizer), alpha=optimizer.idle_alpha,
+            keep=1.0 - rate * optimizer.constant_decay, clip=optimizer.clip_row_norm or 0.0, scale=scale,
+            fades=self._fades.ctypes.data, num_fades=len(self._fades), step=step, rule=self._rule,
+            fading=optimizer.fading, eps_inside_root=getattr(optimizer, "eps_inside_root", False),
+            from_start=optimizer.decays_from_start,
+        )  # fmt: skip
+
+    def _eps(self, optimizer: RowOptimizer) -> float:
+        """No smaller than what reading takes: a product of two roots must not vanish."""
+        power = 2 if getattr(optimizer, "eps_inside_root", False) else 1
+        return max(float(getattr(optimizer, "eps", 0.0)), SMALLEST_FLOOR[self._real.name] ** power)
+
+    def _num_bytes(self, num_ids: int) -> int:
+        """About the size of the rows of so many ids."""
+        return num_ids * self._real.itemsize * self.layout.total_dim // len(self.layout.slots)
+
+    def _scales(self, weights: torch.Tensor | None) -> torch.Tensor | None:
+        return None if weights is None else weights.to(self.layout.compute_dtype).contiguous()
+
+    def _swap_draws(self, configs: tuple[SSEConfig, ...]) -> SwapDraws:
+        if configs not in self._draws:
+            tables = self.layout.tables
+            features = [(tables[s.table], s.name, c) for s, c in zip(self.layout.slots, configs, strict=True)]
+            self._draws[configs] = swap_draws(features, self.layout.seed)
+        return self._draws[configs]
+
+    def _tables(self, features: Any, firsts: Any, total_dim: int, pooled: bool) -> native.Tables:
+        """Made anew each time: what points to storage would stay behind when the tables are copied."""
+        layout = self.layout
+        return native.Tables(
+            weights=layout.weights.data_ptr(), vectors=layout.vectors.data_ptr(),
+            row_values=layout.row_values.data_ptr() if layout.row_names else None,
+            last_steps=layout.last_steps.data_ptr(), features=features, tables=firsts, num_features=len(features),
+            num_tables=len(firsts), total_dim=total_dim, pooled=pooled,
+            weight_type=native.ELEMENT_TYPES[layout.dtype], state_type=native.ELEMENT_TYPES[layout.state_dtype],
+            any_mean=any(slot.mean for slot in layout.slots),
+        )  # fmt: skip
+
+    def _all_tables(self) -> native.Tables:
+        return self._tables(self._features, self._firsts, self.layout.total_dim, self.layout.pooled)
+
+    def _one_table(self, t: int) -> native.Tables:
+        """Of one feature whose bags are sums, padding being a row like others."""
+        feature = native.Feature.from_buffer_copy(self._firsts[t])
+        feature.table = feature.column = feature.mean = feature.first_row = 0
+        feature.num_live = feature.num_rows
+        one = (native.Feature * 1)(feature)
+        return self._tables(one, one, feature.dim, True)
+
+    def _feature(self, slot: FeatureSlot) -> native.Feature:
+        layout, t = self.layout, slot.table
+        table, first_row = layout.tables[t], layout.tables[t].padding_row + 1
+        key0, key1 = table_key(layout.seed, table.name)
+        return native.Feature(
+            table=t, column=slot.column, dim=slot.dim, mean=slot.mean, num_rows=table.row_count, first_row=first_row,
+            num_live=max(0, table.row_count - first_row), weight_base=layout.weight_base[t],
+            vector_base=layout.vector_base[t], step_base=layout.step_base[t],
+            row_bits=max(0, table.row_count - 1).bit_length(), key0=key0, key1=key1, whole_row=table.row_start,
+            whole_column=table.column_start,
+        )  # fmt: skip
+
+    def _idle(self, idle: IdleCoefficients | None) -> _Described | None:
+        if idle is None:
+            return None
+        if self._decay is None or self._decay[0] is not idle.decay:
+            self._decay = (idle.decay, idle.decay.astype(self._real))
+        near = np.empty((len(idle.moved), 4), dtype=self._real)
+        for column, values in enumerate((idle.moved, idle.floor, idle.taken, idle.taken_floor)):
+            near[:, column] = values
+        struct = native.Idle(
+            decay=self._decay[1].ctypes.data, near=near.ctypes.data, log_sums=idle.log_sums.ctypes.data,
+            completed=idle.completed_steps, num_decay=len(idle.decay), num_near=len(near),
+            num_log_sums=len(idle.log_sums), log_now=idle.log_now, log_slope=idle.log_slope,
+            lead_moved=idle.lead_moved, lead_floor=idle.lead_floor, from_start=idle.from_start,
+            eps_inside_root=idle.eps_inside_root, momentum=idle.momentum,
+        )  # fmt: skip
+        return _Described(struct, (self._decay[1], near, idle.log_sums))
+
+
+class _Described:
+    """A struct and what it points to, which must live as long."""
+
+    def __init__(self, struct: Any, owners: tuple[Any, ...]) -> None:
+        self.struct, self._owners = struct, owners
+
+
+class _Batch:
+    """A batch as a struct."""
+
+    def __init__(self, ids: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int) -> None:
+        self.ids, self.offsets, self.weights = ids.long(), offsets.long(), weights
+        self.struct = native.Batch(
+            ids=self.ids.data_ptr(), offsets=self.offsets.data_ptr(),
+            weights=None if weights is None else weights.data_ptr(), num_ids=len(ids), batch_size=batch_size,
+        )  # fmt: skip
+
+
+class Scratch:
+    """Memory of the compiled update, kept from step to step. A copy is a new one."""
+
+    def __init__(self) -> None:
+        self.handle = library().scratch_new()
+        if not self.handle:
+            raise MemoryError("no memory for the scratch space of an update")
+        weakref.finalize(self, library().scratch_free, self.handle).atexit = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Scratch:
+        return Scratch()
+
+    def __reduce__(self) -> tuple[type[Scratch], tuple[()]]:
+        return Scratch, ()
+
+
+def _check(status: int) -> None:
+    if status:
+        raise MemoryError("no memory to sort the ids of this step: no row was changed; use smaller batches")
+
+
+def describe_swaps(draws: SwapDraws, step: int, sample_offset: int) -> native.Swaps:
+    """Return the struct of some features' swaps; ``draws`` must outlive it."""
+    return native.Swaps(
+        features=draws.words.ctypes.data, graph_offsets=draws.offsets.ctypes.data,
+        neighbours=draws.neighbours.ctypes.data, thresholds=draws.thresholds.ctypes.data,
+        sample_offset=sample_offset, step=step & 0xFFFFFFFF,
+    )  # fmt: skip
+
+
+def swap_feature(
+    ids: torch.Tensor, offsets: torch.Tensor, draws: SwapDraws, step: int, sample_offset: int
+) -> torch.Tensor:
+    """Return the ids of one feature after SSE: the compiled form of :func:`embeddings.sse.swap`.
+
+    Args:
+        ids: int32 or int64 [n].
+        offsets: int32 or int64 [B + 1], from 0.
+        draws: of the one feature.
+        step: the step being computed.
+        sample_offset: index in the global batch of the first sample here.
+
+    Raises:
+        ValueError: offsets that decrease or do not end at the number of ids.
+    """
+    ids, offsets = ids.contiguous(), offsets.contiguous()
+    if bool((offsets.diff() < 0).any()) or int(offsets[-1]) != len(ids):
+        raise ValueError(f"offsets must not decrease and must end at the number of ids, {len(ids)}")
+    batch, used = _Batch(ids, offsets, None, len(offsets) - 1), torch.empty(len(ids), dtype=torch.int64)
+    swaps = describe_swaps(draws, step, sample_offset)
+    call = native.SwapCall(
+        batch=batch.struct, swaps=pointer(swaps), used=used.data_ptr(), num_threads=num_threads(8 * len(ids))
+    )
+    library().swap(byref(call))
+    return used.to(ids.dtype)
+
+
+def philox_words(counters: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+    """Return the four output words, uint32 [n, 4], of counters uint32 [n, 4]: embeddings.philox, compiled."""
+    counters = np.ascontiguousarray(counters, dtype=np.uint32)
+    words = np.empty_like(counters)
+    library().philox(counters.ctypes.data, len(counters), *key, words.ctypes.data)
+    return words

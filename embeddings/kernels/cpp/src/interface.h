@@ -1,0 +1,108 @@
+// What Python hands over: one struct for each call, mirrored field by field in embeddings/kernels/cpu/library.py.
+#pragma once
+
+#include <cstdint>
+
+// How an element is stored. Sums and outputs are float, and double where rows are double.
+enum ElementType : int32_t { FLOAT64, FLOAT32, FLOAT16, BFLOAT16 };
+
+// The row optimizers: which update a row gets.
+enum Rule : int32_t { SGD, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM, ROWWISE_ADAM };
+
+enum Status : int32_t { OK, NO_MEMORY };
+enum Fault : int64_t { NO_FAULT, BAD_ID, BAD_OFFSETS };
+
+// A feature and the table it reads. Row numbers in [first_row, first_row + num_live) add something to a sum; padding
+// and ids outside the table do not.
+struct Feature {
+  int64_t table, column, dim, mean, num_rows, first_row, num_live;
+  int64_t weight_base, vector_base, step_base, row_bits;
+  // The table's key of stochastic rounding, and where its rows and columns start in the whole table.
+  uint64_t key0, key1, whole_row, whole_column;
+};
+
+struct Tables {
+  void* weights;
+  void* vectors;
+  void* row_values;
+  int32_t* last_steps;
+  const Feature* features;  // by table
+  const Feature* tables;    // the first feature of each table
+  int64_t num_features, num_tables, total_dim;
+  ElementType weight_type, state_type;
+  int32_t pooled, any_mean;
+};
+
+// Ids feature by feature, sample by sample.
+struct Batch {
+  const int64_t* ids;
+  const int64_t* offsets;  // [num_features * batch_size + 1]
+  const void* weights;     // [num_ids], of the type of sums, or null
+  int64_t num_ids, batch_size;
+};
+
+// embeddings.decay.IdleCoefficients in the type of sums; null where reading a row corrects nothing.
+struct Idle {
+  const void* decay;      // [num_decay], its last entry holds for every later age
+  const void* near;       // [num_near, 4]: moved, floor, taken, taken_floor by age
+  const double* log_sums; // [num_log_sums], or none
+  int64_t completed, num_decay, num_near, num_log_sums;
+  double log_now, log_slope, lead_moved, lead_floor;
+  int32_t from_start, eps_inside_root, momentum;
+};
+
+// Swaps of Stochastic Shared Embeddings: embeddings.sse.SwapDraws.
+struct SwapWords {
+  uint64_t threshold, place, key0, key1, num_others, first_live, graph_start, threshold_start, stop;
+};
+
+struct Swaps {
+  const SwapWords* features;
+  const int64_t* graph_offsets;
+  const int32_t* neighbours;
+  const uint64_t* thresholds;
+  int64_t sample_offset;
+  uint64_t step;
+};
+
+struct LookupCall {
+  const Tables* tables;
+  const Idle* idle;
+  const Swaps* swaps;
+  Batch batch;
+  void* output;     // [batch_size, total_dim], without pooling [num_ids, dim]
+  int64_t* used;    // the ids after swaps; null without swaps
+  int64_t* faults;  // [num_features, 2], zeroed: (Fault, id)
+  int32_t ignore_bounds, num_threads;
+};
+
+struct Record {
+  Batch batch;  // ids after swaps
+  const void* grad;
+};
+
+// An optimizer at one step, in numbers.
+struct Step {
+  double rate, beta1, beta2, eps, alpha, keep, clip, scale;
+  const void* fades;  // [num_fades, 2]: beta1^n and beta2^n
+  int64_t num_fades, step;
+  Rule rule;
+  int32_t fading, eps_inside_root, from_start;
+};
+
+struct UpdateCall {
+  const Tables* tables;
+  const Idle* idle;
+  const Step* step;
+  const Record* records;
+  int64_t num_records;
+  void* scratch;
+  int32_t num_threads;
+};
+
+struct SwapCall {
+  Batch batch;  // of one feature
+  const Swaps* swaps;
+  int64_t* used;
+  int32_t num_threads;
+};

@@ -1,0 +1,71 @@
+// Arithmetic of one row. Loops are plain; DIM is the row's length where code is made for it, else 0.
+#pragma once
+
+#include "elements.h"
+#include "idle.h"
+
+#define EVENKEEL_SIMD _Pragma("omp simd")
+
+template <int DIM>
+inline int64_t length(int64_t dim) { return DIM ? DIM : dim; }
+
+constexpr int64_t LINE = 64;
+
+template <bool WRITE, class T>
+inline void prefetch(const T* place, int64_t count) {
+  for (int64_t i = 0; i < count; i += LINE / int64_t(sizeof(T))) __builtin_prefetch(place + i, WRITE, 3);
+}
+
+// How a row goes into an output: as the first of its bag, or beside others.
+struct Put { template <class Real> static Real with(Real, Real value) { return value; } };
+struct Add { template <class Real> static Real with(Real before, Real value) { return before + value; } };
+
+template <int DIM, class Real>
+void clear_row(Real* __restrict out, int64_t dim) {
+  for (int64_t i = 0; i < length<DIM>(dim); ++i) out[i] = 0;
+}
+
+// out = factor w
+template <int DIM, class How, class Real, class W>
+__attribute__((always_inline)) inline void read_scaled(Real* __restrict out, const W* __restrict w, Real factor, int64_t dim) {
+  EVENKEEL_SIMD
+  for (int64_t i = 0; i < length<DIM>(dim); ++i) out[i] = How::with(out[i], factor * load(w[i]));
+}
+
+// out = factor w - share m
+template <int DIM, class How, class Real, class W, class S>
+__attribute__((always_inline)) inline void read_shifted(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Real share, int64_t dim) {
+  EVENKEEL_SIMD
+  for (int64_t i = 0; i < length<DIM>(dim); ++i)
+    out[i] = How::with(out[i], factor * load(w[i]) - share * Real(load(m[i])));
+}
+
+// out = factor w - loss(v) m, the state being [m | v]
+template <int DIM, class How, class Real, class W, class S>
+__attribute__((always_inline)) inline void read_moved(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Loss<Real> loss, int64_t dim) {
+  const int64_t n = length<DIM>(dim);
+  const S* __restrict v = m + n;
+  if (loss.eps.inside == 0) {
+    EVENKEEL_SIMD
+    for (int64_t i = 0; i < n; ++i)
+      out[i] = How::with(out[i], factor * load(w[i]) - loss.outside(Real(load(v[i]))) * Real(load(m[i])));
+    return;
+  }
+  EVENKEEL_SIMD
+  for (int64_t i = 0; i < n; ++i)
+    out[i] = How::with(out[i], factor * load(w[i]) - loss(Real(load(v[i]))) * Real(load(m[i])));
+}
+
+// |row|^2 in double, in eight sums that are added up pairwise: the same on every machine.
+template <class Real>
+double sum_of_squares(const Real* row, int64_t dim) {
+  double sums[8] = {};
+  int64_t i = 0;
+  for (; i + 8 <= dim; i += 8)
+    for (int lane = 0; lane < 8; ++lane) sums[lane] += double(row[i + lane]) * double(row[i + lane]);
+  double rest = 0;
+  for (; i < dim; ++i) rest += double(row[i]) * double(row[i]);
+  for (int width = 4; width; width /= 2)
+    for (int lane = 0; lane < width; ++lane) sums[lane] += sums[lane + width];
+  return sums[0] + rest;
+}

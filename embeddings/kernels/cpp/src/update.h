@@ -1,0 +1,288 @@
+// The update: each touched row is read, moved by its optimizer and written, by one thread.
+#pragma once
+
+#include "sort.h"
+
+constexpr uint32_t ROUNDING_STREAM = 0x40000000;  // embeddings.rounding.STREAM
+
+// The summed gradient of a row: in the batch's own gradients where there is one that counts as it is.
+template <int DIM, class Real>
+const Real* sum_gradients(
+    const Entries& entries, const Real* grads, int64_t first, int64_t end, Real scale, Real* sum, int64_t dim) {
+  const Real* shares = static_cast<const Real*>(entries.shares);
+  const auto share_at = [&](int64_t key) { return entries.direct ? scale : shares[entries.low(key)] * scale; };
+  if (end == first + 1 && share_at(first) == 1) return grads + entries.place(first);
+  read_scaled<DIM, Put>(sum, grads + entries.place(first), share_at(first), dim);
+  for (int64_t key = first + 1; key < end; ++key)
+    read_scaled<DIM, Add>(sum, grads + entries.place(key), share_at(key), dim);
+  return sum;
+}
+
+// embeddings.rounding.rounding_words of one row.
+inline void draw_words(uint32_t* words, uint64_t step, uint64_t row, const Feature& table, int64_t dim) {
+  row += table.whole_row;
+  const int64_t first = int64_t(table.whole_column);
+  for (int64_t column = first - first % 4; column < first + dim; column += 4) {
+    const uint32_t quad = uint32_t(row >> 32) << 16 | uint32_t(column >> 2);
+    const Words four = philox(uint32_t(step), uint32_t(row), quad, ROUNDING_STREAM, uint32_t(table.key0), uint32_t(table.key1));
+    for (int64_t lane = 0; lane < 4; ++lane)
+      if (column + lane >= first && column + lane < first + dim) words[column + lane - first] = four.lane[lane];
+  }
+}
+
+// A row, its state and its gradient. `keep`: what its decay leaves; `idle`: what its idle steps took; `fade1`, `fade2`:
+// what they and this step leave of its moments.
+template <class W, class S, class Real>
+struct Row {
+  W* __restrict w;
+  S* __restrict vectors;
+  S* __restrict value;
+  const Real* __restrict g;
+  const uint32_t* __restrict words;
+  Correction<Real> idle;
+  Real keep, fade1, fade2;
+  int64_t dim;
+};
+
+// w = keep w - pace g
+template <int DIM, class W, class S, class Real>
+void descend(const Row<W, S, Real>& row, Real keep, Real pace) {
+  EVENKEEL_SIMD
+  for (int64_t i = 0; i < length<DIM>(row.dim); ++i)
+    store_drawn(row.w[i], keep * load(row.w[i]) - pace * row.g[i], is_half<W> ? row.words[i] : 0);
+}
+
+template <class Real>
+Real mean_square(const Real* g, int64_t dim) { return Real(sum_of_squares(g, dim) / double(dim)); }
+
+// Each rule is made once a step and moves rows: embeddings.optim has what they compute.
+template <class Real>
+struct Sgd {
+  static constexpr int VECTORS = 0;
+  Real rate;
+  explicit Sgd(const UpdateCall& call) : rate(Real(call.step->rate)) {}
+
+  template <int DIM, class W, class S>
+  void operator()(const Row<W, S, Real>& row) const { descend<DIM>(row, row.keep * row.idle.decay, rate); }
+};
+
+template <class Real>
+struct RowwiseAdagrad {
+  static constexpr int VECTORS = 0;
+  Real rate, eps;
+  explicit RowwiseAdagrad(const UpdateCall& call) : rate(Real(call.step->rate)), eps(Real(call.step->eps)) {}
+
+  template <int DIM, class W, class S>
+  void operator()(const Row<W, S, Real>& row) const {
+    const Real sum = Real(load(*row.value)) + mean_square(row.g, row.dim);
+    store(*row.value, sum);
+    descend<DIM>(row, row.keep * row.idle.decay, rate / (std::sqrt(sum) + eps));
+  }
+};
+
+// sum = fade sum + gain g^2; w = keep w - rate g / root(sum): Adagrad with fade and gain 1, RMSprop.
+template <class Real, bool AVERAGES>
+struct SquaredGradients {
+  static constexpr int VECTORS = 1;
+  Real rate, gain;
+  Eps<Real> eps;
+  explicit SquaredGradients(const UpdateCall& call)
+      : rate(Real(call.step->rate)), gain(AVERAGES ? Real(1 - call.step->beta2) : Real(1)),
+        eps(Real(call.step->eps), call.step->eps_inside_root) {}
+
+  template <int DIM, class W, class S>
+  void operator()(const Row<W, S, Real>& row) const {
+    const Real keep = row.keep * row.idle.decay, fade = AVERAGES ? row.fade2 : Real(1);
+    EVENKEEL_SIMD
+    for (int64_t i = 0; i < length<DIM>(row.dim); ++i) {
+      const Real g = row.g[i], sum = fade * Real(load(row.vectors[i])) + gain * g * g;
+      store(row.vectors[i], sum);
+      store_drawn(row.w[i], keep * load(row.w[i]) - rate * g / eps.root(sum), is_half<W> ? row.words[i] : 0);
+    }
+  }
+};
+
+// What Adam and RowwiseAdam share: bias-corrected paces, and how far rows are stored ahead of their momentum.
+template <class Real>
+struct AdamPace {
+  Real gain1, gain2, rate, root, ahead;
+  Eps<Real> eps, ahead_eps;
+  bool inside;
+
+  explicit AdamPace(const UpdateCall& call)
+      : gain1(Real(1 - call.step->beta1)), gain2(Real(1 - call.step->beta2)),
+        rate(Real(call.step->rate / unbiased(call.step->beta1, call))),
+        root(Real(1 / std::sqrt(unbiased(call.step->beta2, call)))),
+        ahead(Real(call.idle ? call.idle->lead_moved : 0)),
+        eps(Real(call.step->eps_inside_root ? call.step->eps * unbiased(call.step->beta2, call) : call.step->eps),
+            call.step->eps_inside_root),
+        ahead_eps(Real(call.idle ? call.idle->lead_floor : 1), call.step->eps_inside_root),
+        inside(call.step->eps_inside_root) {}
+
+  static double unbiased(double beta, const UpdateCall& call) { return 1 - std::pow(beta, double(call.step->step)); }
+
+  // What m is multiplied by and taken from the row. Both terms in one division, as in reading.
+  template <bool AHEAD_TOO, bool INSIDE>
+  Real pace(Real v) const {
+    const Real bare = std::sqrt(INSIDE ? v + eps.inside : v), now = root * bare + eps.outside;
+    if constexpr (!AHEAD_TOO) return rate / now;
+    const Real later = (INSIDE ? std::sqrt(v + ahead_eps.inside) : bare) + ahead_eps.outside;
+    return (rate * later + ahead * now) / (now * later);
+  }
+};
+
+template <class Real>
+struct Adam {
+  static constexpr int VECTORS = 2;
+  AdamPace<Real> pace;
+  bool momentum;
+  explicit Adam(const UpdateCall& call) : pace(call), momentum(call.idle && call.idle->momentum) {}
+
+  template <int DIM, class W, class S>
+  void operator()(const Row<W, S, Real>& row) const {
+    if (pace.inside) move<DIM, true>(row);
+    else move<DIM, false>(row);
+  }
+
+ private:
+  template <int DIM, bool INSIDE, class W, class S>
+  void move(const Row<W, S, Real>& row) const {
+    if (!momentum) move<DIM, INSIDE, false, false>(row);
+    else if (!row.idle.moves()) move<DIM, INSIDE, true, false>(row);
+    else move<DIM, INSIDE, true, true>(row);
+  }
+
+  template <int DIM, bool INSIDE, bool AHEAD_TOO, bool MOVED, class W, class S>
+  void move(const Row<W, S, Real>& row) const {
+    const int64_t n = length<DIM>(row.dim);
+    const Real factor = row.keep * row.idle.decay, fade1 = row.fade1, fade2 = row.fade2;
+    const Real gain1 = pace.gain1, gain2 = pace.gain2;
+    const Loss<Real> loss(row.idle, row.keep, INSIDE);
+    W* __restrict w = row.w;
+    S* __restrict ms = row.vectors;
+    S* __restrict vs = row.vectors + n;
+    const Real* __restrict gs = row.g;
+    EVENKEEL_SIMD
+    for (int64_t i = 0; i < n; ++i) {
+      const Real g = gs[i], m = Real(load(ms[i])), v = Real(load(vs[i]));
+      Real theta = factor * load(w[i]);
+      if constexpr (MOVED) theta -= (INSIDE ? loss(v) : loss.outside(v)) * m;
+      const Real first = fade1 * m + gain1 * g, second = fade2 * v + gain2 * g * g;
+      store(ms[i], first);
+      store(vs[i], second);
+      theta -= pace.template pace<AHEAD_TOO, INSIDE>(second) * first;
+      store_drawn(w[i], theta, is_half<W> ? row.words[i] : 0);
+    }
+  }
+};
+
+template <class Real>
+struct RowwiseAdam {
+  static constexpr int VECTORS = 1;
+  AdamPace<Real> pace;
+  explicit RowwiseAdam(const UpdateCall& call) : pace(call) {}
+
+  template <int DIM, class W, class S>
+  void operator()(const Row<W, S, Real>& row) const {
+    const Real before = Real(load(*row.value));
+    const Real share = row.idle.moves() ? Loss<Real>(row.idle, row.keep, pace.inside)(before) : Real(0);
+    const Real after = row.fade2 * before + pace.gain2 * mean_square(row.g, row.dim);
+    store(*row.value, after);
+    const Real step = pace.template pace<true, true>(after), factor = row.keep * row.idle.decay;
+    EVENKEEL_SIMD
+    for (int64_t i = 0; i < length<DIM>(row.dim); ++i) {
+      const Real m = Real(load(row.vectors[i])), first = row.fade1 * m + pace.gain1 * row.g[i];
+      store(row.vectors[i], first);
+      store_drawn(row.w[i], factor * load(row.w[i]) - share * m - step * first, is_half<W> ? row.words[i] : 0);
+    }
+  }
+};
+
+template <class W, class S, int DIM, class Rule>
+void update_rows(const UpdateCall& call, const Entries& entries, Scratch& scratch) {
+  using Real = typename Sums<W>::type;
+  const Tables& tables = *call.tables;
+  const Step& step = *call.step;
+  const Rule rule(call);
+  const Real* grads = static_cast<const Real*>(call.records[0].grad);
+  const Real* fades = static_cast<const Real*>(step.fades);
+  int64_t widest = 0;
+  for (int64_t t = 0; t < tables.num_tables; ++t) widest = std::max(widest, tables.tables[t].dim);
+  widest = (widest + 15) / 16 * 16;
+  Real* sums = reinterpret_cast<Real*>(scratch.sums.at_least(call.num_threads * widest * int64_t(sizeof(Real))));
+  uint32_t* drawn = reinterpret_cast<uint32_t*>(scratch.words.at_least(is_half<W> ? call.num_threads * widest * 4 : 0));
+  for_tasks(call.num_threads, entries.num_tasks, [&](int64_t number, int worker) {
+    const Task& task = entries.tasks[number];
+    const Feature& table = tables.tables[task.table];
+    const int64_t dim = length<DIM>(table.dim), width = Rule::VECTORS * dim;
+    W* weights = static_cast<W*>(tables.weights) + table.weight_base;
+    S* vectors = static_cast<S*>(tables.vectors) + table.vector_base;
+    S* values = static_cast<S*>(tables.row_values) + table.step_base;
+    int32_t* last_steps = tables.last_steps + table.step_base;
+    Real* sum = sums + worker * widest;
+    uint32_t* words = drawn + worker * widest;
+    int64_t fetched = task.first, fetched_row = -1, first = task.first;
+    for (int64_t number_of_row = 0; number_of_row < task.num_rows; ++number_of_row) {
+      const int64_t end = entries.ends[task.first + number_of_row], r = entries.row(first);
+      for (; fetched < std::min(end + AHEAD, task.end); ++fetched) {
+        const int64_t ahead = entries.row(fetched);
+        if (ahead != fetched_row) {
+          prefetch<true>(weights + ahead * dim, dim);
+          if constexpr (Rule::VECTORS > 0) prefetch<true>(vectors + ahead * width, width);
+          prefetch<true>(last_steps + ahead, 1);
+          if (tables.row_values) prefetch<true>(values + ahead, 1);
+          fetched_row = ahead;
+        }
+        prefetch<false>(grads + entries.place(fetched), dim);
+      }
+      const Real* g = sum_gradients<DIM>(entries, grads, first, end, Real(step.scale), sum, dim);
+      first = end;
+      if (step.clip > 0) {
+        const double norm = std::sqrt(sum_of_squares(g, dim));
+        if (norm > step.clip) {
+          const Real shrink = Real(step.clip / norm);
+          for (int64_t i = 0; i < dim; ++i) sum[i] = g[i] * shrink;
+          g = sum;
+        }
+      }
+      const int64_t last = last_steps[r];
+      last_steps[r] = int32_t(step.step);
+      const int64_t idle = last > 0 || step.from_start ? step.step - 1 - last : 0;
+      Row<W, S, Real> row{weights + r * dim, vectors + r * width, values + r, g, words, {}, 0, 1, 1, dim};
+      if (call.idle) row.idle = correction<Real>(*call.idle, last);
+      row.keep = Real((1 - std::min(1.0, step.alpha * double(idle))) * step.keep);
+      const int64_t passed = step.fading ? idle + 1 : 1;
+      if (passed < step.num_fades) row.fade1 = fades[2 * passed], row.fade2 = fades[2 * passed + 1];
+      else row.fade1 = Real(std::pow(step.beta1, double(passed))), row.fade2 = Real(std::pow(step.beta2, double(passed)));
+      if constexpr (is_half<W>) draw_words(words, uint64_t(step.step), uint64_t(r), table, dim);
+      rule.template operator()<DIM>(row);
+    }
+  });
+}
+
+// The squared norm of each touched row's summed gradient, added up row by row in one order: not task by task, as how
+// rows are cut into tasks depends on the number of threads.
+template <class Real>
+double squared_norm(const UpdateCall& call, const Entries& entries, Scratch& scratch) {
+  const Tables& tables = *call.tables;
+  const Real* grads = static_cast<const Real*>(call.records[0].grad);
+  int64_t widest = 0;
+  for (int64_t t = 0; t < tables.num_tables; ++t) widest = std::max(widest, tables.tables[t].dim);
+  Real* sums = reinterpret_cast<Real*>(scratch.sums.at_least(call.num_threads * widest * int64_t(sizeof(Real))));
+  double* squares = scratch.squares.at_least(entries.num_keys);
+  for_tasks(call.num_threads, entries.num_tasks, [&](int64_t number, int worker) {
+    const Task& task = entries.tasks[number];
+    const int64_t dim = tables.tables[task.table].dim;
+    int64_t first = task.first;
+    for (int64_t row = 0; row < task.num_rows; ++row) {
+      const int64_t end = entries.ends[task.first + row];
+      if (end - 1 + AHEAD < task.end) prefetch<false>(grads + entries.place(end - 1 + AHEAD), dim);
+      squares[task.first + row] = sum_of_squares(sum_gradients<0>(entries, grads, first, end, Real(1), sums + worker * widest, dim), dim);
+      first = end;
+    }
+  });
+  double total = 0;
+  for (int64_t number = 0; number < entries.num_tasks; ++number)
+    for (int64_t row = 0; row < entries.tasks[number].num_rows; ++row) total += squares[entries.tasks[number].first + row];
+  return total;
+}
