@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from service.executors.base import Room
 from service.settings import Settings
 from trainer.gpus import machine_gpus
-from trainer.memory import RAY_BYTES, RankMemory, machine_memory_bytes
+from trainer.memory import RUN_BYTES, RankMemory, machine_memory_bytes
 from trainer.spec import JobSpec
 
 
 class Needs(NamedTuple):
-    """What the workers of a run take together, memory with Ray's own processes. ``counted``: its tables' rows were
+    """What the workers of a run take together, memory with what is beside them. ``counted``: its tables' rows were
     counted; otherwise memory is what it needs at least."""
 
     workers: int
@@ -39,7 +39,7 @@ def needs_of(spec: JobSpec, memory: RankMemory, counted: bool) -> Needs:
     return Needs(
         workers,
         workers * resources.cpus_per_worker,
-        workers * memory.total + RAY_BYTES,
+        workers * memory.total + RUN_BYTES,
         workers * resources.gpus_per_worker,
         counted,
     )
@@ -106,7 +106,7 @@ def cluster_obstacle(
     if nodes is None:
         return None
     each = Room(
-        needs.cores / needs.workers, (needs.memory_bytes - RAY_BYTES) // needs.workers, needs.gpus / needs.workers
+        needs.cores / needs.workers, (needs.memory_bytes - RUN_BYTES) // needs.workers, needs.gpus / needs.workers
     )
     places = sum(
         min(int(there // wanted) for wanted, there in zip(each, node, strict=True) if wanted) for node in nodes

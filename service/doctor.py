@@ -188,7 +188,7 @@ def check_shared_memory() -> Iterator[Check]:
         yield Check(
             "shm",
             "warn",
-            f"{_gb(free)} free in /dev/shm: Ray falls back to the disk",
+            f"{_gb(free)} free in /dev/shm: ranks exchange through it, and Ray falls back to the disk",
             "in a container, set shm_size to 1gb or more",
         )
     else:
@@ -224,7 +224,7 @@ def check_data_roots() -> Iterator[Check]:
 
 
 def check_ray() -> Iterator[Check]:
-    """Runs start a Ray of their own, unless EVENKEEL_RAY_ADDRESS names a cluster."""
+    """Runs go without Ray, unless EVENKEEL_RAY_ADDRESS names a cluster."""
     if os.environ.get("EVENKEEL_EXECUTOR", "").strip() not in ("", "local"):
         from service.doctor_cluster import check_ray_jobs
 
@@ -232,7 +232,7 @@ def check_ray() -> Iterator[Check]:
         return
     address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip()
     if not address:
-        yield Check("ray", "ok", "local: each run starts and ends its own")
+        yield Check("ray", "ok", "none needed: runs are processes of this host")
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:

@@ -68,8 +68,10 @@ class Runner:
             while True:
                 try:
                     if self.acquire():
-                        await self.round()
+                        taken = await self.round()
                         pulse.good()
+                        if taken:
+                            continue  # they are started at once
                     else:
                         pulse.good(STANDBY)
                 except Exception as error:
@@ -103,8 +105,8 @@ class Runner:
             os.close(self._lock)
             self._lock = None
 
-    async def round(self) -> None:
-        """Every job that is ours, one step on; then those of the queue that there is room for."""
+    async def round(self) -> bool:
+        """Every job that is ours, one step on; then those of the queue that there is room for, if any."""
         async with self._database.read() as connection:
             job = tables.job
             mine = sa.select(job).where(job.c.home_id == self._home_id, job.c.released.is_(False)).order_by(job.c.id)
@@ -117,10 +119,12 @@ class Runner:
                 await self._step(row)
             except Exception as failure:  # one run that cannot be looked after must not leave the others alone
                 failures.append(failure)
+        taken = False
         while await self._claim():
-            pass
+            taken = True
         if failures:
             raise failures[0]
+        return taken
 
     async def _step(self, row: dict[str, Any]) -> None:
         named = logs.job_id.set(row["id"])  # what is logged on the way, in tasks begun here too, says whose it is

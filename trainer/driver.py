@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import tracing
-from trainer.events import EventWriter, utc_now
+from trainer.events import EventWriter, phase, utc_now
 from trainer.failures import Cancelled, Failure, GivenUpError, cause, classify
 from trainer.gpus import check_gpus, known_gpu_bytes
 from trainer.launch import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED, write_json
@@ -99,12 +99,12 @@ class _Attempt:
             with self._signals(), self._time_limit():
                 self.events.write("state", state="starting")
                 check_gpus(run.job, run.cluster)
-                with tracing.span("prepare"):
+                with self._phase("prepare"):
                     self._prepare_data()
                 self.events.write("lineage", **lineage_of(self.run))
                 with tracing.span("train"):
                     self._ranks(start_ranks)
-                with tracing.span("publish"):
+                with self._phase("publish"):
                     self._publish()
         except Cancelled as stop:
             if stop.reason == "timeout":
@@ -117,6 +117,11 @@ class _Attempt:
             failure = cause(run.failures, error) if isinstance(error, RanksFailed) else classify(error)
             return self._failed(failure)
         return self._end("succeeded")
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        with tracing.span(name), phase(self.events.write, name):
+            yield
 
     def _prepare_data(self) -> None:
         from trainer.checkpoint import latest_valid

@@ -21,7 +21,7 @@ from trainer.data.vocabulary import DistinctIds
 from trainer.data.writing import NUM_SPECIAL_ROWS
 from trainer.memory import (
     FLOAT_BYTES,
-    RAY_BYTES,
+    RUN_BYTES,
     RankMemory,
     arithmetic,
     memory_problem,
@@ -96,7 +96,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
         # Pieces of sequences, of which each user may have a short one more.
         train_examples = -(-train_examples // job.model.length)
     steps = -(-train_examples // job.batch_size)
-    total_bytes = memory.total * workers + RAY_BYTES
+    total_bytes = memory.total * workers + RUN_BYTES
     step_seconds = _seconds_per_step(job, ids)
     bound = "distinct ids of all splits" if exact else "a bound from file statistics"
     rows = sum(table.rows for table in memory.by_table.values())
@@ -121,7 +121,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
         arithmetic=[
             f"table rows = {bound} + padding + unknown: at most {rows:,} in all",
             *arithmetic(job, memory),
-            f"all ranks and Ray = {workers} x {memory.total:,} + {RAY_BYTES:,} = {total_bytes:,}",
+            f"all ranks and the run beside them = {workers} x {memory.total:,} + {RUN_BYTES:,} = {total_bytes:,}",
             f"steps per epoch = {train_examples:,} training examples / batch size {job.batch_size:,} = {steps:,}",
             f"seconds per epoch = {steps:,} steps x {step_seconds * 1000:.1f} ms (rough: within a factor of 3)",
         ],

@@ -14,6 +14,7 @@ metric         epoch, split: train | validation | test, auc, logloss, ... (train
                frequency_buckets: [{bucket, ids, min_count, max_count, norm, examples, auc}]
 publication    status: published | held | none, collection, version, reasons: [str], gate: [...]
 error          code, message, remedy
+phase          name (see trainer.events.phase), seconds: what took so long ends now
 lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start (trainer.lineage)
 heartbeat      (none)
 info           message, and any figures worth keeping (alpha taken, shares per rank, unknown share)
@@ -22,11 +23,13 @@ info           message, and any figures worth keeping (alpha taken, shares per r
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +75,15 @@ class EventWriter:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+@contextlib.contextmanager
+def phase(write: Callable[..., None], name: str) -> Iterator[None]:
+    """Tells, by an event, how long the block took, if it did not fail: prepare, cluster, build (from a rank's first
+    line to its first batch), evaluation, checkpoint, publish. ``write``: :meth:`EventWriter.write`, or a rank's own."""
+    begun = time.monotonic()
+    yield
+    write("phase", name=name, seconds=round(time.monotonic() - begun, 3))
 
 
 def read_events(run_dir: Path | str, offset: int = 0) -> Iterator[Event]:

@@ -52,7 +52,7 @@ class ServiceAwayError(RuntimeError):
 
 
 class ResourceError(RuntimeError):
-    """The machines to run on are not there: Ray does not start, is not reached, or there are too few CPUs or GPUs."""
+    """The machines to run on are not there: a Ray cluster is not reached, or there are too few CPUs or GPUs."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    from trainer.standby import Standby
 
 PROCESS_FILE = "process.json"
 LOG_FILE = "log.txt"
@@ -38,7 +41,7 @@ EXIT_SUCCEEDED = 0
 EXIT_FAILED = 1
 """Trying again gives the same failure: bad data, a bad spec, a non-finite loss."""
 EXIT_RETRYABLE = 75
-"""The machinery failed, not the job (sysexits' EX_TEMPFAIL): a worker died, Ray could not start."""
+"""The machinery failed, not the job (sysexits' EX_TEMPFAIL): a worker died, a cluster was not reached."""
 EXIT_CANCELLED = 130
 
 _KILL_SECONDS = 30.0
@@ -46,8 +49,15 @@ _POLL_SECONDS = 0.05
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def launch(run_dir: Path | str, *, env: Mapping[str, str] | None = None, command: Sequence[str] = COMMAND) -> int:
-    """Starts ``command --run-dir D`` (``python -m trainer.run``) in a session of its own and returns its pid at once.
+def launch(
+    run_dir: Path | str,
+    *,
+    env: Mapping[str, str] | None = None,
+    command: Sequence[str] = COMMAND,
+    standby: Standby | None = None,
+) -> int:
+    """Starts ``command --run-dir D`` (``python -m trainer.run``) in a session of its own and returns its pid at once;
+    or, where there is a ``standby`` process that can, forks it from there, which is ``python -m trainer.run`` as well.
 
     The child outlives this process; stdout and stderr are appended to ``D/log.txt``. It inherits this process's
     environment without the credentials of the service (SERVICE_SECRETS), which are none of its business, and with
@@ -59,21 +69,23 @@ def launch(run_dir: Path | str, *, env: Mapping[str, str] | None = None, command
     run_id = json.loads((directory / "run.json").read_text("utf-8"))["run_id"]
     inherited = {name: value for name, value in os.environ.items() if name not in SERVICE_SECRETS}
     ours = {RUN_ID_VARIABLE: str(run_id), RUN_DIR_VARIABLE: str(directory), LAUNCHED_VARIABLE: "1"}
-    environment = {**inherited, **(env or {}), **ours}
+    environment = {**inherited, **(env or {})}
     # The code that runs is the code that launches, wherever it was imported from.
     root = str(Path(__file__).resolve().parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
+    pid = None if standby is None else standby.start(directory, environment, ours)
+    if pid is None:
+        pid = _start([*command, "--run-dir", str(directory)], directory, environment | ours)
+    write_process_file(directory, pid)
+    return pid
+
+
+def _start(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> int:
     with open(directory / LOG_FILE, "ab") as log:
         process = subprocess.Popen(
-            [*command, "--run-dir", str(directory)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
     _children[process.pid] = process
-    write_process_file(directory, process.pid)
     return process.pid
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from embeddings.sharding.collectives import all_reduce
 from trainer.data.prefetch import Prefetched
 from trainer.evaluation import Evaluator
+from trainer.events import phase
 from trainer.failures import Cancelled, NonFiniteError
 from trainer.growing import GrowingRows
 from trainer.label_side import with_swapped_classes
@@ -282,9 +283,10 @@ class Trainer:
     # --- telling and keeping -----------------------------------------------------------------------------------------
 
     def log_progress(self) -> None:
-        """A progress event, at most one each second and one at the end."""
+        """A progress event after this attempt's first step, then at most one each second, and one at the end."""
         now = time.monotonic()
-        if self.rank != 0 or (now - self._told_at < PROGRESS_SECONDS and self.position.step < self.num_steps):
+        soon = self._told_examples and now - self._told_at < PROGRESS_SECONDS
+        if self.rank != 0 or (soon and self.position.step < self.num_steps):
             return
         seconds = max(now - self._told_at, 1e-9)
         rate = (self._examples - self._told_examples) / seconds
@@ -311,7 +313,8 @@ class Trainer:
     def checkpoint(self) -> None:
         """Saves where the run is, unless that is where it was resumed or saved before."""
         if self._saved_step != self.position.step:
-            self.save(self)
+            with phase(self._tell, "checkpoint"):
+                self.save(self)
             self._saved_step = self.position.step
 
     def stop_if_asked(self) -> None:
@@ -382,7 +385,12 @@ class Trainer:
     def evaluate(self, split: str) -> dict[str, Any]:
         """The model's metrics over the whole split, exact, on rank 0 ({} elsewhere). One without a value is None."""
         self.sharded.eval()
-        return self.evaluator.evaluate(split)
+        with phase(self._tell, "evaluation"):
+            return self.evaluator.evaluate(split)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        if self.rank == 0:
+            self.emit(kind, **fields)
 
     def _metric(self, fields: dict[str, Any]) -> None:
         if self.rank == 0:

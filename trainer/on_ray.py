@@ -1,5 +1,4 @@
-"""Ranks in Ray Train: an own cluster on this host, or one that is joined. They speak gloo, and NCCL where
-they have GPUs.
+"""Ranks in Ray Train, on a cluster that is joined. They speak gloo, and NCCL where they have GPUs.
 
 Never a bare ``ray.init``: it takes up whatever cluster a stale file names. Never ``ray stop``: it ends every Ray on the
 host.
@@ -7,21 +6,17 @@ host.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import logging
-import math
 import os
-import secrets
-import shutil
 import signal
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.driver import RanksFailed
+from trainer.events import EventWriter, phase
 from trainer.failures import Cancelled, ResourceError
-from trainer.gpus import machine_gpus
 from trainer.launch import LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
 from trainer.rundir import THIS_CLUSTER, Run, choose_backend
 
@@ -29,11 +24,6 @@ if TYPE_CHECKING:
     from trainer.spec import JobSpec
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_SOCKET_BYTES = 107
-RAY_SOCKET_BYTES = 64
-"""What Ray appends to its folder: ``/session_DATE_TIME_PID/sockets/plasma_store``."""
-OBJECT_STORE_BYTES = 100 * 2**20
-"""Ranks exchange nothing through Ray's object store: what Ray asks for at least, and a little."""
 
 
 def start_ranks(run: Run) -> None:
@@ -41,18 +31,14 @@ def start_ranks(run: Run) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     os.environ["RAY_AUTH_MODE"] = "token"
-    temporary = None
-    if run.ray_address is None:
-        # An own token for an own cluster: none is written into the home directory.
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        temporary = _temporary_directory(run)
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        _connect(run, temporary)
+        with contextlib.closing(EventWriter(run.directory, run.attempt)) as events, phase(events.write, "cluster"):
+            _connect(run)
         for number, handler in handlers.items():
             signal.signal(number, handler)  # ray.init takes SIGTERM for itself
         _check_resources(run)
@@ -80,8 +66,6 @@ def start_ranks(run: Run) -> None:
             raise RanksFailed(str(error)) from error
     finally:
         ray.shutdown()
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _rank(config: dict[str, str]) -> None:
@@ -99,7 +83,7 @@ def _rank(config: dict[str, str]) -> None:
     train_rank(config["directory"], [str(gpu) for gpu in ray.get_gpu_ids()])
 
 
-def _connect(run: Run, temporary: Path | None) -> None:
+def _connect(run: Run) -> None:
     import ray
 
     # Workers of a joined cluster find this code too, and carry the run's marker.
@@ -113,24 +97,9 @@ def _connect(run: Run, temporary: Path | None) -> None:
             # What the job was submitted with reaches the workers too; Ray refuses to be told the same twice.
             ray.init(address=run.cluster, log_to_driver=False)
             return
-        if run.ray_address is not None:
-            ray.init(address=run.ray_address, runtime_env={"env_vars": environment}, log_to_driver=False)
-            return
-        needed = run.job.resources.num_workers * run.job.resources.cpus_per_worker
-        ray.init(
-            address="local",
-            # Ray's CPUs are tokens: a host with fewer cores runs the ranks all the same, more slowly.
-            num_cpus=max(os.cpu_count() or 1, math.ceil(needed)),
-            num_gpus=len(machine_gpus()) if run.job.resources.gpus_per_worker else 0,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            runtime_env={"env_vars": environment},
-            _temp_dir=str(temporary),
-        )
+        ray.init(address=run.ray_address, runtime_env={"env_vars": environment}, log_to_driver=False)
     except Exception as error:
-        where = run.ray_address or "on this host"
-        raise ResourceError(f"Ray {where}: {type(error).__name__}: {str(error).strip()[:500]}") from error
+        raise ResourceError(f"Ray {run.ray_address}: {type(error).__name__}: {str(error).strip()[:500]}") from error
 
 
 def _check_resources(run: Run) -> None:
@@ -143,7 +112,7 @@ def _check_resources(run: Run) -> None:
         words = " and ".join(f"{number:g} {name}s" for name, number in needed.items())
         raise ResourceError(
             f"{resources.num_workers} workers of {words} were asked for, the cluster at "
-            f"{run.ray_address or 'this host'} has room for {room}: ask for fewer, or add nodes"
+            f"{run.ray_address} has room for {room}: ask for fewer, or add nodes"
         )
 
 
@@ -156,16 +125,3 @@ def worker_resources(job: JobSpec) -> dict[str, float]:
 def room_for(nodes: Sequence[Mapping[str, float]], needed: Mapping[str, float]) -> int:
     """How many workers that each need so much find room on nodes that have so much."""
     return sum(min(int(node.get(name, 0.0) // number) for name, number in needed.items()) for node in nodes)
-
-
-def _temporary_directory(run: Run) -> Path:
-    """Ray's folder of logs and sockets. The name is the run's, so that what a killed attempt left is cleared by the
-    next. A socket's path may have 107 bytes, some of which Ray takes: so not the run directory, and not a long
-    TMPDIR either."""
-    name = f"evenkeel-ray-{hashlib.sha256(str(run.directory).encode()).hexdigest()[:12]}"
-    folder = Path(tempfile.gettempdir()) / name
-    if len(os.fsencode(folder)) + RAY_SOCKET_BYTES > MAX_SOCKET_BYTES:
-        folder = Path("/tmp") / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    return folder

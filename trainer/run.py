@@ -1,4 +1,4 @@
-"""``python -m trainer.run --run-dir D``: one attempt at a job, in Ray, in a process of its own (see trainer.launch).
+"""``python -m trainer.run --run-dir D``: one attempt at a job, in a process of its own (see trainer.launch).
 
 Exit codes: see trainer.launch. What happens is told in ``D/events.jsonl``; the last word is ``D/exit.json``.
 """
@@ -6,12 +6,13 @@ Exit codes: see trainer.launch. What happens is told in ``D/events.jsonl``; the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import sys
 from pathlib import Path
 
-from trainer.driver import RunBusyError, execute, give_up
+from trainer.driver import RunBusyError, StartRanks, execute, give_up
 from trainer.failures import GivenUpError, ServiceAwayError, classify
 from trainer.launch import (
     ATTEMPT_VARIABLE,
@@ -23,10 +24,12 @@ from trainer.launch import (
     RUN_ID_VARIABLE,
     await_name,
 )
-from trainer.rundir import attempt_named, read_run
+from trainer.rundir import Run, attempt_named, read_run
 from trainer.uplink import fetch_run
 
-_PR_SET_CHILD_SUBREAPER = 36
+PROCESS_NAME = "evenkeel-run"
+"""As `ps -o comm` and `top` have it; its ranks are called evenkeel-rank0 and so on."""
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NAME = 36, 15
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,8 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
     if not await_name(directory):
         print(f"{directory}: who launched this process died before it could say so: it leaves", file=sys.stderr)
         return EXIT_RETRYABLE
+    libc = ctypes.CDLL(None)
     # Children of children that die move to this process and not to init, so that a walk down the tree finds them.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, PROCESS_NAME.encode(), 0, 0, 0)
     try:
         _take_up(directory)
         run = read_run(directory)
@@ -52,13 +57,27 @@ def main(arguments: list[str] | None = None) -> int:
         return give_up(directory, classify(error), attempt_named(directory))
     os.environ.setdefault(RUN_ID_VARIABLE, run.run_id)
     os.environ[RUN_DIR_VARIABLE] = str(directory)
-    from trainer.on_ray import start_ranks
-
     try:
-        return execute(run, start_ranks)
+        run.fence()
+        with _ranks(run) as start_ranks:
+            return execute(run, start_ranks)
     except (RunBusyError, GivenUpError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_FAILED
+
+
+def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
+    """Those of this host wait from now on, forked before there is a thread here."""
+    if run.ray_address is None:
+        from trainer.light_imports import import_torchrec
+
+        import_torchrec()
+        from trainer.on_host import forked_ranks
+
+        return forked_ranks(run)
+    from trainer.on_ray import start_ranks
+
+    return contextlib.nullcontext(start_ranks)
 
 
 def _take_up(directory: Path) -> None:
@@ -73,7 +92,7 @@ def _take_up(directory: Path) -> None:
 
 if __name__ == "__main__":
     code = main()
-    # Ray is shut down by now: no exit hook, and no signal that comes during one, may change the code that was decided.
+    # No exit hook, and no signal that comes during one, may change the code that was decided.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -62,7 +62,7 @@ class Run:
 
     @property
     def cluster(self) -> str | None:
-        """HOST:PORT of the Ray cluster that the ranks join; None: one of their own, on this host."""
+        """HOST:PORT of the Ray cluster that the ranks join; None: they run on this host, without Ray."""
         return os.environ["RAY_ADDRESS"] if self.ray_address == THIS_CLUSTER else self.ray_address
 
     @property

@@ -53,6 +53,9 @@ def train(
 ) -> int:
     """Runs the job to its end and returns the exit code (trainer.launch). Must be called on the main thread."""
     from trainer.driver import check_free, execute
+    from trainer.light_imports import import_torchrec
+
+    import_torchrec()
     from trainer.on_host import default_directory, start_ranks
 
     home = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"))

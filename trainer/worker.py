@@ -21,6 +21,7 @@ from trainer.background_save import BackgroundSaver
 from trainer.build import build
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.data import PreparedData
+from trainer.events import phase
 from trainer.failures import Cancelled, ResourceError, record
 from trainer.gpus import device_of_rank, machine_gpus, torch_problem
 from trainer.growing import GrowingRows
@@ -51,15 +52,19 @@ def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
     use_threads(int(run.job.resources.cpus_per_worker))
     rank = dist.get_rank()
     reporter = Reporter(run, rank)
+    # Modules are no garbage: steady_memory would search half a million objects, as long as a short training takes.
+    gc.freeze()
     try:
         with contextlib.suppress(Cancelled), _saver(run.job) as saver:
-            trainer = _trainer(run, reporter, saver, use_device(run.job, gpus))
+            with phase(reporter.emit, "build"):
+                trainer = _trainer(run, reporter, saver, use_device(run.job, gpus))
             with steady_memory():
                 trainer.train()
     except BaseException as error:
         record(run.failures, rank, error)
         raise
     finally:
+        gc.unfreeze()
         reporter.close()
 
 

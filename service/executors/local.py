@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer import launch
+from trainer.standby import Standby
 
 
 class LocalRuns:
-    """``command``: what is started in the place of a training, followed by ``--run-dir D``."""
+    """``command``: what is started in the place of a training, followed by ``--run-dir D``: each time anew, where a
+    training is forked from a process that stands by."""
 
     def __init__(self, command: Sequence[str] = launch.COMMAND):
         self._command = tuple(command)
+        self._standby = Standby() if self._command == launch.COMMAND else None
 
     def launch(self, run_dir: Path, /) -> int:
-        return launch.launch(run_dir, command=self._command)
+        return launch.launch(run_dir, command=self._command, standby=self._standby)
 
     def is_alive(self, run_dir: Path, /) -> bool:
         return launch.is_alive(run_dir)

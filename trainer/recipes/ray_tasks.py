@@ -15,9 +15,12 @@ from typing import Any
 from trainer.events import utc_now
 from trainer.failures import ResourceError
 from trainer.launch import write_json
-from trainer.on_ray import OBJECT_STORE_BYTES, ROOT
+from trainer.on_ray import ROOT
 from trainer.recipes.point import Point
 from trainer.recipes.run_point import machine, path_of, run_point
+
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Points exchange nothing through Ray's object store: what Ray asks for at least, and a little."""
 
 
 def run_on_ray(points: Sequence[Point], out: Path, workers: int, command: str) -> Iterator[dict[str, Any]]:

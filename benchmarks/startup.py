@@ -1,0 +1,238 @@
+"""How long a job waits: seconds from submit to first step, and from last step to published.
+
+``python -m benchmarks.startup [--repeat 3] [--case ...]``. A real service in a temporary home, through its REST
+interface, one job at a time: BPR of dim 32 over 100,000 interactions of 1,000 items, published. Cases: ``cold``, the
+first job after the service's start; ``warm``, the same job again; ``refresh``, a day later through a schedule, from
+the version before; ``train``, the first job by ``evenkeel train``, without a service. One JSON line each time;
+``parts`` are seconds of what lies between, as the run's own events tell: see :func:`parts_of`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from benchmarks.harness import cpu, versions
+from service.client import Client
+from trainer import launch
+from trainer.events import read_events
+
+NUM_ROWS, NUM_USERS, NUM_ITEMS, NUM_DAYS = 100_000, 5_000, 1_000, 10
+FIRST_DAY = datetime.date(2026, 3, 1)
+LAST_DAY = FIRST_DAY + datetime.timedelta(NUM_DAYS - 1)
+"""Of the first job: a window ends with the day that it is named after."""
+CASES = ("cold", "warm", "refresh", "train")
+START_SECONDS = 120.0
+POLL_SECONDS = 0.05
+
+
+def write_rows(path: Path) -> None:
+    """Users of ten kinds, each with items of its own kind, one day more than the first job is trained on."""
+    generator = np.random.default_rng(0)
+    count = NUM_ROWS * (NUM_DAYS + 1) // NUM_DAYS
+    user = generator.integers(0, NUM_USERS, count)
+    item = generator.integers(0, NUM_ITEMS // 10, count) * 10 + user % 10
+    days = np.array([FIRST_DAY + datetime.timedelta(day) for day in range(NUM_DAYS + 1)])
+    date = days[np.arange(count) * (NUM_DAYS + 1) // count]
+    pq.write_table(pa.table({"user": user, "item": item, "date": [str(day) for day in date]}), path)
+
+
+def dataset_of(rows: Path) -> dict[str, Any]:
+    return {
+        "name": "interactions",
+        "uri": str(rows),
+        "features": {"user": {"type": "id"}, "item": {"type": "id"}},
+        "label": {"negatives": {"per_positive": 1, "of": "item"}},
+        "partition": "date",
+    }
+
+
+def job_of(**changes: Any) -> dict[str, Any]:
+    document = {
+        "name": "startup",
+        "dataset": {"name": "interactions", "window": {"start": str(LAST_DAY), "days": NUM_DAYS}},
+        "model": {"kind": "bpr", "embedding_dim": 32},
+        "optimizer": {"kind": "adam", "learning_rate": 0.005},
+        "epochs": 2,
+        "batch_size": 2048,
+        # One pass over random rows: how far its vectors move is not what is measured.
+        "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report"}},
+    }
+    return document | changes
+
+
+# --- what a run tells ------------------------------------------------------------------------------------------------
+
+
+def parts_of(directory: Path, submitted: float, ended: float) -> dict[str, Any]:
+    """The fields of a line. Parts, in the order of time: ``queue`` until there is a process, ``process`` until it says
+    that it starts (its imports), ``prepare``, ``cluster`` (Ray's), ``workers`` until rank 0 is at its first line,
+    ``build`` until its first batch, ``first step``, ``training`` (what is no other part), ``evaluation``,
+    ``checkpoint``, ``publish``, ``end`` until it is seen."""
+    events = [event.fields for event in read_events(directory)]
+    phases = [event for event in events if event["type"] == "phase"]
+    steps = [_seconds(event) for event in events if event["type"] == "progress"]
+    states = {event["state"]: _seconds(event) for event in events if event["type"] == "state"}
+    lasted: dict[str, float] = {}
+    for event in phases:
+        lasted[event["name"]] = lasted.get(event["name"], 0.0) + event["seconds"]
+    built = max(_seconds(event) for event in phases if event["name"] == "build")
+    before = max(_seconds(event) for event in phases if event["name"] in ("prepare", "cluster"))
+    started = _started(directory) or submitted
+    parts = {
+        "queue": started - submitted,
+        "process": states["starting"] - started,
+        "prepare": lasted["prepare"],
+        "cluster": lasted.get("cluster", 0.0),
+        "workers": built - lasted["build"] - before,
+        "build": lasted["build"],
+        "first step": steps[0] - built,
+        "evaluation": lasted["evaluation"],
+        "checkpoint": lasted["checkpoint"],
+        "publish": lasted["publish"],
+        "end": ended - states["succeeded"],
+    }
+    parts["training"] = ended - submitted - sum(parts.values())
+    return {
+        "submit_to_first_step_seconds": round(steps[0] - submitted, 2),
+        "last_step_to_published_seconds": round(ended - steps[-1], 2),
+        "total_seconds": round(ended - submitted, 2),
+        "parts": {name: round(seconds, 2) for name, seconds in parts.items()},
+    }
+
+
+def _seconds(event: dict[str, Any]) -> float:
+    return datetime.datetime.fromisoformat(event["time"].replace("Z", "+00:00")).timestamp()
+
+
+def _started(directory: Path) -> float | None:
+    """When the run's process was started, to a hundredth of a second; None where it is not known."""
+    try:
+        recorded = json.loads((directory / launch.PROCESS_FILE).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return float(booted + recorded["start_ticks"] / os.sysconf("SC_CLK_TCK"))
+
+
+def line(case: str, fields: dict[str, Any]) -> None:
+    shown = {"bench": "startup", "case": case, **fields, "load": round(os.getloadavg()[0], 1)}
+    print(json.dumps(shown | {"versions": versions(), "cpu": cpu()}), flush=True)
+
+
+# --- the cases -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def service(home: Path) -> Iterator[Client]:
+    """A service of its own, ready; ended with all that it started."""
+    environment = os.environ | {"EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(home.parent)}
+    for name in ("EVENKEEL_API_KEY", "EVENKEEL_URL", "EVENKEEL_STORE_URL", "EVENKEEL_DATABASE_URL"):
+        environment.pop(name, None)
+    said = home.with_suffix(".log")
+    with open(said, "wb") as log:
+        process = subprocess.Popen(
+            [Path(sys.executable).with_name("evenkeel"), "serve", "--port", "0"],
+            env=environment, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not (address := re.search(r"Evenkeel on (http://\S+)", said.read_text())):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the service did not start: {said.read_text()[-2000:]}")
+            time.sleep(0.05)
+        key = home / "admin.key"
+        while not key.exists():
+            time.sleep(0.05)
+        with Client(address[1], key.read_text().strip()) as client:
+            client.json("GET", "/jobs")  # answered once the service is ready
+            yield client
+    finally:
+        process.terminate()
+        process.wait(60)
+        for directory in (home / "runs").glob("*"):
+            launch.terminate(directory, grace_seconds=2)
+
+
+def waited_for(client: Client, home: Path, job_id: str, submitted: float) -> dict[str, Any]:
+    job = client.wait(job_id, timeout_seconds=600, poll_seconds=POLL_SECONDS)
+    ended = time.time()
+    if job["state"] != "succeeded" or job["publication"]["status"] != "published":
+        raise RuntimeError(f"job {job_id} {job['state']}: {job.get('error') or job['publication']}")
+    return parts_of(home / "runs" / job_id, submitted, ended)
+
+
+def served(folder: Path, cases: list[str], repeat: int) -> None:
+    """``cold``, ``warm`` and ``refresh`` of one service."""
+    home = folder / "home"
+    with service(home) as client:
+        client.add_dataset(dataset_of(folder / "rows.parquet"))
+        for case in ("cold", *["warm"] * (repeat if "warm" in cases else 0)):
+            submitted = time.time()
+            fields = waited_for(client, home, client.submit(job_of())["id"], submitted)
+            if case in cases:
+                line(case, fields)
+        if "refresh" in cases:
+            window = {"name": "interactions", "window": {"start": "{firing_date}", "days": NUM_DAYS}}
+            job = job_of(name="daily", dataset=window, init_from={"collection": "items", "version": "current"})
+            client.add_schedule({"name": "daily", "cron": "0 3 * * *", "timezone": "Europe/Berlin", "job": job})
+            for _ in range(repeat):
+                submitted = time.time()
+                firing = client.trigger("daily", firing_date=str(LAST_DAY + datetime.timedelta(1)))
+                line("refresh", waited_for(client, home, firing["job_id"], submitted))
+    shutil.rmtree(home)
+
+
+def trained(folder: Path) -> None:
+    """``train``: the same by ``evenkeel train``, from the shell's command to its end."""
+    spec, directory = folder / "train.yaml", folder / "run"
+    spec.write_text(yaml.safe_dump_all([dataset_of(folder / "rows.parquet"), {"spec_version": 1, **job_of()}]))
+    evenkeel = Path(sys.executable).with_name("evenkeel")
+    submitted = time.time()
+    subprocess.run(
+        [evenkeel, "train", spec, "--run-dir", directory, "--store", folder / "store"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    line("train", parts_of(directory, submitted, time.time()))
+    shutil.rmtree(directory)
+    shutil.rmtree(folder / "store")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", nargs="*", default=list(CASES), choices=CASES)
+    parser.add_argument("--repeat", type=int, default=3, help="how often each case is measured")
+    parser.add_argument("--services", type=int, default=1, help="how many services are started, each with a cold job")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="evenkeel-startup-") as name:
+        folder = Path(name)
+        write_rows(folder / "rows.parquet")
+        if "train" in options.case:
+            for _ in range(options.repeat):
+                trained(folder)
+        if set(options.case) - {"train"}:
+            for _ in range(options.services):
+                served(folder, options.case, options.repeat)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
