@@ -6,10 +6,18 @@ BIN := $(VENV)/bin
 DATA ?=
 MINUTES ?= 30
 KILLS ?= 100
+WORKERS ?= 2
+# The longer forms of tests that are marked `long`.
+LONG = HYPOTHESIS_PROFILE=long EVENKEEL_SCHEMA_EXAMPLES=200 EVENKEEL_TEST_CANCELS=500 EVENKEEL_TEST_KILLS=200 \
+	EVENKEEL_TEST_SWITCHES=2000 EVENKEEL_TEST_LOAD_SECONDS=300 EVENKEEL_TEST_OUTAGE_SECONDS=300 \
+	EVENKEEL_TEST_VICTIMS="rank raylet gcs_server driver stopped everything"
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# Where the environment forbids Python to keep what it compiled, each of hundreds of processes compiles all of it again.
+export PYTHONDONTWRITEBYTECODE :=
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 BENCHMARKS = $(filter-out __init__ harness peers baselines gpu gpu_tests gpu_kernels stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast check format serve bench soak gpu-check lock clean
+.PHONY: help setup demo test test-fast test-long check format serve bench soak gpu-check lock clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -20,11 +28,15 @@ setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu or cuda); does nothin
 demo: setup  ## train, publish, refresh, hold a broken refresh, fetch vectors; DATA=dataset.yaml for your own rows
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data $(DATA))
 
-test: setup  ## the whole suite, its two halves at once; OPTIONS: of pytest
-	@$(BIN)/python tests/halves.py $(OPTIONS)
+test: setup  ## what CI runs, in WORKERS processes at once (2); OPTIONS: of pytest
+	@$(PYTEST) $(OPTIONS)
 
-test-fast: setup  ## no Ray, nothing slow, no whole service
-	@$(BIN)/python -m pytest -m "not ray and not slow and not end_to_end"
+test-fast: setup  ## no process is started, nothing slow: at most two minutes
+	@$(PYTEST) -m "not process and not slow" $(OPTIONS)
+
+test-long: setup  ## hours: 10,000 examples of each property, 200 requests of each route, many more kills, outages, the soak
+	@$(LONG) $(PYTEST) -m "long or hypothesis" --timeout=0 -o faulthandler_timeout=0 $(OPTIONS)
+	@$(MAKE) soak
 
 check: setup  ## lint, format, types, import rules, compose schema, Dockerfile, known vulnerabilities
 	@$(BIN)/ruff check .

@@ -63,7 +63,7 @@ def run_suite(suite: Suite) -> dict[str, Any]:
         report = Path(folder) / "report.xml"
         # Without the repository's pytest settings: they name plugins and make warnings of other versions errors.
         command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT)]
-        command += ["--import-mode=importlib", "-p", "no:cacheprovider", f"--junitxml={report}", *suite.arguments]
+        command += ["-p", "no:cacheprovider", f"--junitxml={report}", *suite.arguments]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         print(done.stdout[-6000:], done.stderr[-2000:], flush=True)
         cases = _cases(report) if report.exists() else {}

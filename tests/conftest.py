@@ -1,8 +1,8 @@
-"""Fixtures that every test may use: where the real data sets are, hypothesis profiles, the list of allowed skips."""
+"""Fixtures that every test may use: where the real data sets are, hypothesis profiles, the list of allowed skips, and
+what runs beside what."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,25 +13,26 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import pool, ray_cluster
+
 ROOT = Path(__file__).resolve().parent.parent
-
-# Tests are collected by path (importmode importlib): what all of them share needs this to be importable.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from ray_cluster import PATIENCE  # noqa: E402
 
 # Triton reads it when it is imported: tests run its kernels by the interpreter; `make gpu-check` says 0, for the GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
-# Ray starts its workers at niceness 15: on a machine with other work at 0 a run never gets to its first step.
+# Ranks run at a lower priority than the service: beside other tests they would never get to their first step.
 os.environ.setdefault("RAY_worker_niceness", "0")
-for _name, _value in PATIENCE.items():
+os.environ.setdefault("EVENKEEL_RANK_NICENESS", "0")
+for _name, _value in ray_cluster.PATIENCE.items():
     os.environ.setdefault(_name, _value)
-# libgomp reads it when torch is imported. Threads that wait for one another spin by default: where the other half of
+# libgomp reads it when torch is imported. Threads that wait for one another spin by default: where another worker of
 # the suite has the CPU they wait for, a step of a few rows takes tens of milliseconds of both.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile(
     "ci", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "long", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.register_profile("full", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
@@ -51,6 +52,42 @@ ALLOWED_SKIPS = (
 )
 
 
+WITH_PROCESSES = {"ranks", "redis_url", "runs", "s3_address", "served", "service"}
+"""Fixtures whose tests are marked ``process`` for them."""
+_started: list[str] = []
+"""The processes that the test under way has started."""
+
+
+def _note_process(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
+        _started.append(f"{event} {arguments[0] if arguments else ''}".strip())
+
+
+sys.addaudithook(_note_process)
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    _started.clear()
+    yield
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.scheduling import Groups  # needs pytest-xdist, which whoever runs a test alone does not
+
+    return Groups(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several workers take them (`make test`), groups that are long come first: what comes last, one worker does
+    while the others have nothing left."""
+    if not config.getoption("loadgroup", False):
+        return
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (not item.get_closest_marker("ray"), item.path not in slow))
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of the real data sets (EVENKEEL_TEST_DATA, default ../shared/data); skips where it is missing."""
@@ -63,32 +100,15 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Any]:
     """``ranks(world_size).run(function, *arguments)``: the function on each rank of a gloo pool (tests/pool.py)."""
-    module = _module("pool")
-    yield module.pool
-    module.close_all()
+    yield pool.pool
+    pool.close_all()
 
 
-def _module(name: str) -> Any:
-    """A helper beside this file: tests are no package that it could be imported from."""
-    spec = importlib.util.spec_from_file_location(f"evenkeel_test_{name}", ROOT / "tests" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def ray_clusters() -> Any:
-    """The module tests/ray_cluster.py: ``Cluster`` is a real one, in token mode."""
-    return _module("ray_cluster")
-
-
-@pytest.fixture(scope="module")
-def ray_cluster(ray_clusters: Any) -> Iterator[Any]:
+@pytest.fixture(scope="module", name="ray_cluster")
+def _ray_cluster() -> Iterator[ray_cluster.Cluster]:
     """A head that trains nothing and a node with two CPUs, for a module's tests that leave it as it is. Not for all of
     the session: its processes are at work while nothing runs on it."""
-    cluster = ray_clusters.Cluster()
+    cluster = ray_cluster.Cluster()
     try:
         cluster.start_head()
         cluster.start_node(num_cpus=2)
@@ -110,6 +130,8 @@ _with_room_for_frames.__code__ = _with_room_for_frames.__code__.replace(co_stack
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.runtest = partial(_with_room_for_frames, item.runtest)  # type: ignore[method-assign]
+    if item.get_closest_marker("ray") or WITH_PROCESSES.intersection(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.process)
 
 
 @pytest.hookimpl(trylast=True)
@@ -122,6 +144,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     outcome = yield
     report = outcome.get_result()
+    if call.when == "call" and report.passed and _started and "not process" in item.config.getoption("markexpr"):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} starts a process ({_started[0]}), which make test-fast has none of: mark it `process`"
+        )
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if not any(allowed in reason for allowed in ALLOWED_SKIPS):

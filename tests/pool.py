@@ -1,23 +1,20 @@
-"""Persistent pools of gloo ranks for tests: importing torch takes seconds, so each world size pays it once per session.
+"""Persistent pools of gloo ranks for tests: forked once a session for each world size, and again after a failure.
 
 ``pool(2).run(function, *arguments)`` calls a module-level function on every rank and returns its results in rank order.
-Ranks find the function by its file and name, so a test module needs no importable package. A rank that raises, dies or
-hangs is a :class:`RankFailure` with its traceback; the other ranks, which may wait for it in a collective, are ended
-with it, and the next run starts a fresh pool.
+Ranks import it by name, as pickle does. A rank that raises, dies or hangs is a :class:`RankFailure` with its
+traceback; the other ranks, which may wait for it in a collective, are ended with it, and the next run starts a fresh
+pool.
 """
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
-import importlib.util
-import inspect
+import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,11 +22,12 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests import forked
+
 START_TIMEOUT_SECONDS = 300.0
 # Ranks that fail together report within this time of each other; past it the others are taken to wait for the dead one.
 GRACE_SECONDS = 3.0
@@ -41,26 +39,19 @@ class RankFailure(AssertionError):
 
 
 class Pool:
-    """``world_size`` spawned processes that share one gloo process group."""
+    """``world_size`` processes that share one gloo process group."""
 
     def __init__(self, world_size: int):
         self.world_size = world_size
         self._directory = tempfile.TemporaryDirectory(prefix="evenkeel-pool-")
         self._pipes: list[Connection] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        # Not multiprocessing.Process: a spawned one must import this file by name, and tests are not a package.
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        }
-        # Ranks share the cores: one thread each.
-        environment |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+        self._processes: list[ForkServerProcess] = []
         for rank in range(world_size):
-            here, there = socket.socketpair()
-            command = [sys.executable, __file__, str(rank), str(world_size), self._directory.name, str(there.fileno())]
-            self._processes.append(subprocess.Popen(command, pass_fds=[there.fileno()], env=environment, cwd=ROOT))
+            here, there = multiprocessing.Pipe()
+            arguments = (rank, world_size, self._directory.name, there)
+            self._processes.append(forked.start(_serve, *arguments, log=self._log_of(rank)))
             there.close()
-            self._pipes.append(Connection(here.detach()))
+            self._pipes.append(here)
         self._started = False
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float = 300.0) -> list[Any]:
@@ -71,7 +62,7 @@ class Pool:
         name = f"{function.__module__}.{function.__qualname__}"
         if "<" in function.__qualname__:
             raise TypeError(f"{name} is not a module-level function, so ranks cannot find it")
-        call = (inspect.getsourcefile(function), function.__qualname__, arguments, timeout_seconds)
+        call = (function, arguments, timeout_seconds)
         for rank, pipe in enumerate(self._pipes):
             try:
                 _send(pipe, call)
@@ -92,7 +83,8 @@ class Pool:
                 try:
                     succeeded, value = _receive(waiting.pop(rank))
                 except (EOFError, OSError):
-                    code = self._processes[rank].wait(START_TIMEOUT_SECONDS)
+                    self._processes[rank].join(START_TIMEOUT_SECONDS)
+                    code = self._processes[rank].exitcode
                     succeeded, value = False, f"process ended with exit code {code}\n{self._log(rank)}"
                 if succeeded:
                     results[rank] = value
@@ -107,8 +99,11 @@ class Pool:
             raise RankFailure(f"{name} failed\n{told}")
         return [results[rank] for rank in range(self.world_size)]
 
+    def _log_of(self, rank: int) -> Path:
+        return Path(self._directory.name) / f"rank-{rank}.log"
+
     def _log(self, rank: int) -> str:
-        path = Path(self._directory.name) / f"rank-{rank}.log"
+        path = self._log_of(rank)
         return path.read_text("utf-8", "replace")[-8000:] if path.exists() else ""
 
     def close(self) -> None:
@@ -116,7 +111,7 @@ class Pool:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.wait()
+            process.join()
         for pipe in self._pipes:
             pipe.close()
         self._directory.cleanup()
@@ -143,7 +138,7 @@ atexit.register(close_all)
 
 
 def _send(pipe: Connection, value: Any) -> None:
-    # Connection.send would hand tensors over as shared memory, which needs both ends to be multiprocessing's children.
+    # Connection.send would hand tensors over as shared memory, which ends with the process that made it.
     pipe.send_bytes(pickle.dumps(value))
 
 
@@ -153,9 +148,6 @@ def _receive(pipe: Connection) -> Any:
 
 def _serve(rank: int, world_size: int, directory: str, pipe: Connection) -> None:
     """A rank's life: join the group, then answer calls until the parent is gone."""
-    log = os.open(os.path.join(directory, f"rank-{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
     )
@@ -176,18 +168,15 @@ def _serve(rank: int, world_size: int, directory: str, pipe: Connection) -> None
     except BaseException:
         _send(pipe, (False, traceback.format_exc()))
         return
-    modules: dict[str, ModuleType] = {}
     while True:
         try:
-            path, name, arguments, timeout_seconds = _receive(pipe)
+            call = pipe.recv_bytes()
         except (EOFError, OSError):
             return
         faulthandler.dump_traceback_later(START_TIMEOUT_SECONDS, exit=True, file=sys.__stderr__)
         try:
-            function: Any = _load(path, modules)
-            for part in name.split("."):
-                function = getattr(function, part)
-            # Again, for the call alone: to load a test module takes seconds on a busy machine.
+            function, arguments, timeout_seconds = pickle.loads(call)
+            # Again, for the call alone: to import a test module takes seconds on a busy machine.
             faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=sys.__stderr__)
             answer = (True, function(*arguments))
         except BaseException:
@@ -196,20 +185,4 @@ def _serve(rank: int, world_size: int, directory: str, pipe: Connection) -> None
         try:
             _send(pipe, answer)
         except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
-            _send(pipe, (False, f"the result of {name} cannot be pickled: {error}"))
-
-
-def _load(path: str, modules: dict[str, ModuleType]) -> ModuleType:
-    if path not in modules:
-        spec = importlib.util.spec_from_file_location(f"rank_{Path(path).stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        modules[path] = module
-    return modules[path]
-
-
-if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Connection(int(sys.argv[4])))
+            _send(pipe, (False, f"the result of {function.__qualname__} cannot be pickled: {error}"))

@@ -15,7 +15,8 @@ import uuid
 from pathlib import Path
 
 import psutil
-from free_ports import free_port, free_ports
+
+from tests.free_ports import free_port, free_ports
 
 BIN = Path(sys.executable).parent
 MARKER = "EVENKEEL_TEST_CLUSTER"

@@ -67,6 +67,7 @@ def test_make_targets_and_files_exist(document: Path) -> None:
             assert (ROOT / (module.replace(".", "/") + ".py")).exists(), f"{document.name}: there is no module {module}"
 
 
+@pytest.mark.process
 def test_file_tree_is_whole() -> None:
     listed = tree_paths()
     assert len(listed) == len(set(listed)), "the README's file tree names something twice"

@@ -7,6 +7,8 @@ import pytest
 from benchmarks.harness import MIN_ITERATIONS, Workload
 from benchmarks.sse import time_row_wise
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 SMALL = Workload("uniform", 2, 500, 8, 4001)
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import store_servers  # found by the line above
+from tests.contracts import store_servers
 
 
 @pytest.fixture(scope="session")

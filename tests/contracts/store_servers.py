@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 import redis
-from free_ports import free_port
+
+from tests.free_ports import free_port
 
 SECONDS = 240.0
 CREDENTIALS = {

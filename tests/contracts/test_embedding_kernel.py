@@ -14,12 +14,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from module_tables import ON_GPU, module_tables
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
 from embeddings.graph import Graph
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSpropAR, RowOptimizer, RowwiseAdagrad, RowwiseAdamAR
 from embeddings.tables import EmbeddingTables
+from tests.module_tables import ON_GPU, module_tables
+from tests.pairwise import Case, cases
 
 OPTIMIZERS: dict[str, RowOptimizer] = {
     "sgd": SGD(0.1),
@@ -41,14 +42,13 @@ pytestmark = pytest.mark.timeout(900)
 class Backend:
     """What a backend can do: names of OPTIMIZERS, and types of rows, of which ``stored`` are read but not compared.
 
-    ``max_examples``: of problems, where it is slow (None: the profile's). ``threads``: whether it runs on torch's.
-    ``dims``: those that it takes.
+    ``is_slow``: few and small problems. ``threads``: whether it runs on torch's. ``dims``: those that it takes.
     """
 
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
     stored: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
-    max_examples: int | None = None
+    is_slow: bool = False
     threads: bool = True
     dims: tuple[int, ...] = (1, 2, 5, 8, 16, 17, 33, 48, 64)
 
@@ -61,7 +61,7 @@ CANDIDATES = {
     "fbgemm_held": Backend(FUSED, (torch.float32,), (), threads=not ON_GPU, dims=(4, 8, 16, 20, 64)),
     "fbgemm_cached": Backend(FUSED, (torch.float32,), (), threads=not ON_GPU, dims=(4, 8, 16, 20, 64)),
     # Run by its interpreter, a tenth of a millisecond for an operation: tests/embeddings/test_triton.py has the rest.
-    "triton": Backend(("adagrad", "adam_ar", "rowwise_adam_ar"), max_examples=3, threads=False),
+    "triton": Backend(("adagrad", "adam_ar", "rowwise_adam_ar"), is_slow=True, threads=False),
 }
 ON_THREADS = [name for name, backend in CANDIDATES.items() if backend.threads]
 BOTH = [(name, optimizer) for name, backend in CANDIDATES.items() for optimizer in backend.optimizers]
@@ -76,7 +76,6 @@ class Problem:
     steps: tuple[tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], ...], ...]
     sample_offset: int
     bounds: Literal["fatal", "ignore"] = "fatal"
-    index_dtype: torch.dtype = torch.int64
 
     def build(self, optimizer: RowOptimizer, backend: str, dtype: torch.dtype) -> EmbeddingTables:
         return tables_of(backend, self.tables, optimizer, sse=self.sse, seed=17, dtype=dtype, bounds=self.bounds)
@@ -89,17 +88,17 @@ def tables_of(candidate: str, tables: Sequence[TableConfig], optimizer: RowOptim
 
 
 @st.composite
-def problems(draw, dims: tuple[int, ...]) -> Problem:
+def problems(draw, backend: Backend, sequences: bool, bounds: Literal["fatal", "ignore"]) -> Problem:
+    dims, most = backend.dims, 2 if backend.is_slow else 3
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     tables, sse = [], {}
     # 16 and 64 never alone: for tables that all have the one dim code is compiled apart, which takes minutes in all;
     # tests/embeddings/test_cpu_kernel.py has it give the bits of the code for any dims, of every kind.
     first_dims = [dim for dim in dims if dim not in (16, 64)]
-    sequence_dim = draw(st.sampled_from([0, 0, *first_dims]))
-    bounds, index_dtype = draw(st.sampled_from(["fatal", "ignore"])), draw(st.sampled_from([torch.int32, torch.int64]))
+    sequence_dim = draw(st.sampled_from(first_dims)) if sequences else 0
     beyond = 2 if bounds == "ignore" else 0
-    for t in range(draw(st.integers(1, 3))):
-        features = tuple(f"f{t}{i}" for i in range(draw(st.integers(1, 3))))
+    for t in range(draw(st.integers(1, most))):
+        features = tuple(f"f{t}{i}" for i in range(draw(st.integers(1, most))))
         poolings = tuple("none" if sequence_dim else draw(st.sampled_from(["sum", "mean"])) for _ in features)
         num_rows = draw(st.sampled_from([1, 3, 7, 40, 3000]))
         tables.append(
@@ -118,7 +117,7 @@ def problems(draw, dims: tuple[int, ...]) -> Problem:
                 kinds = [SSEConfig(p), SSEConfig(p, graph, 1.5), SSEConfig(p, graph, restart=0.3)]
                 sse[feature] = draw(st.sampled_from(kinds))
     steps = []
-    for _ in range(draw(st.integers(1, 4))):
+    for _ in range(draw(st.integers(1, most + 1))):
         batches = []
         for _ in range(draw(st.integers(1, 2))):
             batch_size, longest = draw(st.sampled_from([0, 1, 3, 70])), draw(st.sampled_from([1, 2, 6]))
@@ -144,7 +143,7 @@ def problems(draw, dims: tuple[int, ...]) -> Problem:
                 weights = torch.from_numpy(values.astype(np.float32))
             batches.append((flat, torch.from_numpy(offsets), weights))
         steps.append(tuple(batches))
-    return Problem(tuple(tables), sse, tuple(steps), draw(st.integers(0, 5)), bounds, index_dtype)
+    return Problem(tuple(tables), sse, tuple(steps), draw(st.integers(0, 5)), bounds)
 
 
 def run(
@@ -165,25 +164,50 @@ def run(
     return outputs, used
 
 
-@pytest.mark.parametrize(("candidate", "optimizer"), BOTH)
-def test_equals_the_reference(candidate, optimizer):
-    limit = CANDIDATES[candidate].max_examples
+def may_be(case: Case) -> bool:
+    if case.get("dtype") == torch.float64 and case.get("index_dtype") == torch.int32:
+        return False  # One type of ids for each type of rows is enough: kernels are compiled for each pair.
+    return "subject" not in case or case.get("dtype") in (None, *CANDIDATES[case["subject"][0]].dtypes)
 
-    @settings(max_examples=limit or settings.default.max_examples)
-    @given(problem=problems(CANDIDATES[candidate].dims), data=st.data())
-    def check(problem: Problem, data) -> None:
-        compare(candidate, optimizer, problem, data)
+
+COMBINED = cases(
+    {
+        "subject": BOTH,
+        "dtype": (torch.float32, torch.float64),
+        "index_dtype": (torch.int32, torch.int64),
+        "sequences": (False, True),
+        "bounds": ("fatal", "ignore"),
+    },
+    may_be,
+)
+
+
+def name_of(case: Case) -> str:
+    parts = (*case["subject"], case["dtype"], case["index_dtype"], "sequences" * case["sequences"], case["bounds"])
+    return "-".join(str(part).removeprefix("torch.") for part in parts if part)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", COMBINED, ids=name_of)
+def test_equals_the_reference(case: Case):
+    """Every two of these choices together; the rest of a problem is drawn."""
+    candidate, optimizer = case["subject"]
+    backend, of_all = CANDIDATES[candidate], settings.default.max_examples
+
+    @settings(max_examples=min(of_all // 12, 10) if backend.is_slow else min(of_all // 5, 100))
+    @given(problem=problems(backend, case["sequences"], case["bounds"]))
+    def check(problem: Problem) -> None:
+        compare(candidate, OPTIMIZERS[optimizer], problem, case["dtype"], case["index_dtype"])
 
     check()
 
 
-def compare(candidate: str, optimizer: str, problem: Problem, data) -> None:
+def compare(
+    candidate: str, optimizer: RowOptimizer, problem: Problem, dtype: torch.dtype, index_dtype: torch.dtype
+) -> None:
     """float32: 1e-6 for each unit of size, as sums of up to some hundred rows round; float64: 1e-12."""
-    dtype = data.draw(st.sampled_from(CANDIDATES[candidate].dtypes))
     tolerance = 1e-6 if dtype == torch.float32 else 1e-12
-    reference, other = (problem.build(OPTIMIZERS[optimizer], name, dtype) for name in ("reference", candidate))
-    # One type of ids for each type of rows is enough: kernels are compiled for each pair.
-    index_dtype = problem.index_dtype if dtype == torch.float32 else torch.int64
+    reference, other = (problem.build(optimizer, name, dtype) for name in ("reference", candidate))
     outputs, swaps = run(reference, problem)
     other_outputs, other_swaps = run(other, problem, index_dtype)
     for expected, got in zip(swaps, other_swaps, strict=True):
@@ -201,7 +225,9 @@ def compare(candidate: str, optimizer: str, problem: Problem, data) -> None:
 
 
 def zipf_steps(candidate: str, num_steps: int = 3) -> Problem:
-    """Large enough for several stripes, blocks and threads, with a row that occurs thousands of times."""
+    """Large enough for several stripes, blocks and threads, with a row that occurs thousands of times (hundreds where
+    the backend is slow)."""
+    batch_size = 200 if CANDIDATES[candidate].is_slow else 2000
     dim = 5 if 5 in CANDIDATES[candidate].dims else 8
     generator = np.random.default_rng(1)
     tables = (
@@ -210,7 +236,7 @@ def zipf_steps(candidate: str, num_steps: int = 3) -> Problem:
     )
     steps = []
     for _ in range(num_steps):
-        lengths = generator.integers(0, 12, (3, 2000))
+        lengths = generator.integers(0, 12, (3, batch_size))
         ids = [np.minimum(generator.zipf(1.3, lengths[f].sum()), rows - 1) for f, rows in enumerate((50_000, 300, 300))]
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
         steps.append(((torch.from_numpy(np.concatenate(ids)), offsets, None),))

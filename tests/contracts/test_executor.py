@@ -19,7 +19,10 @@ from service.executors.base import Executor, Unknown
 from service.executors.local import LocalRuns
 from service.executors.ray_api import RayApi
 from service.executors.ray_jobs import JOB_FILE, RayJobs
+from tests.ray_cluster import Cluster
 from trainer import launch
+
+pytestmark = pytest.mark.process
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("stand_in_run.py")))
 GRACE_SECONDS = 60.0
@@ -235,9 +238,9 @@ def test_nobody_submits_without_the_token(ray_cluster):
 
 
 @ray
-def test_nothing_is_submitted_to_a_cluster_without_a_token(ray_clusters, run_dir):
+def test_nothing_is_submitted_to_a_cluster_without_a_token(run_dir):
     """What ``ray start`` makes of a fresh machine."""
-    cluster = ray_clusters.Cluster(token=None)
+    cluster = Cluster(token=None)
     try:
         cluster.start_head()
         executor = RayJobs(RayApi(cluster.dashboard, "any"), GRACE_SECONDS, entrypoint=COMMAND)

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import store_servers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from embeddings.store import (
     open_store,
 )
 from embeddings.vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors
+from tests.contracts import store_servers
 
 Reopen = Callable[[], Store]
 
@@ -295,6 +295,16 @@ class StoreContract:
         assert (collection.num_erasures(), other.num_erasures()) == (1, 1)
         for version in versions:
             assert other.open(version).lookup([1, 2])[0].tolist() == [MISSING, FOUND]
+
+    def test_erasures_are_counted_across_switches(self, collection: Collection, again: Reopen) -> None:
+        first = publish(collection, items([1, 2, 3], 1))
+        other = again().collection("items")
+        collection.erase([1], "they asked")
+        assert other.open(first).lookup([1, 2, 3])[0].tolist() == [MISSING, FOUND, FOUND]
+        publish(collection, items([2, 3], 2))
+        collection.erase([2], "they asked")
+        assert (collection.num_erasures(), other.num_erasures()) == (2, 2)
+        assert other.open(first).lookup([1, 2, 3])[0].tolist() == [MISSING, MISSING, FOUND]
 
     def test_retention(self, collection: Collection, again: Reopen) -> None:
         versions = [publish(collection, items([1], fill), anchor_version="v000001") for fill in range(1, 7)]
@@ -790,6 +800,7 @@ class TestObjectStore(StoreContract):
         return lambda: open_store(f"{url}&cache={tmp_path / f'other{next(numbers)}'}")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("url", "message"),
     [

@@ -1,7 +1,7 @@
 """Run by test_erasure.py in a process of its own, because it kills itself.
 
-``python erasure_scenarios.py kill ROOT`` erases in a forked child for each kill point i, in ROOT/i, and prints how many
-there are.
+``python -m tests.embeddings.erasure_scenarios kill ROOT`` erases in a forked child for each kill point i, in ROOT/i,
+and prints how many there are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from embeddings.stage import Gate, Settings, View, publish_candidate
 from embeddings.store import Store, open_store
 from embeddings.vectors import ItemVectors
+from tests.embeddings import store_scenarios
 
 DIM = 4
 NUM_ITEMS = 120
@@ -51,8 +52,6 @@ def prepare(root: Path) -> None:
 
 
 def kill(root: Path) -> None:
-    import store_scenarios
-
     template = root / "template"
     prepare(template)
     point = 0

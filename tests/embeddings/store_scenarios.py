@@ -1,6 +1,6 @@
 """Run by test_store_failures.py in processes of their own, because they kill themselves, hit limits, or race.
 
-``python store_scenarios.py SCENARIO ROOT``, where SCENARIO is
+``python -m tests.embeddings.store_scenarios SCENARIO ROOT``, where SCENARIO is
 
 - ``kill``: publishes in a forked child for each kill point i, in ROOT/i; prints the number
 - ``limit`` (and a number N): publishes with RLIMIT_FSIZE = N bytes; prints what came of it

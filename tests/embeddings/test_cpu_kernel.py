@@ -27,6 +27,7 @@ from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSprop, RMSpropAR, Row
 from embeddings.tables import EmbeddingTables
 
 
+@pytest.mark.process
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_entries_are_sorted_by_table_and_row_and_stay_in_order(data, seed):
     """Against Python's stable sort: several records, weights, large buckets, ids that touch nothing."""
@@ -206,6 +207,7 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
     return output.split()
 
 
+@pytest.mark.process
 def test_compiled_code_is_kept_for_the_next_process(tmp_path):
     """Two that compile at once, one that finds it, one whose file was cut short, one that may not write."""
     both = [start(tmp_path) for _ in range(2)]

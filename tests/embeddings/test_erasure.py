@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -24,21 +23,11 @@ from embeddings.store import Collection, CorruptStore, Store, StoreError, Unknow
 from embeddings.store_erasure import IdsErased, finish_erasures
 from embeddings.store_files import StoreBusy, writer_lock
 from embeddings.vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors, keys_of
+from tests.embeddings import erasure_scenarios as scenarios
 
-PROGRAM = Path(__file__).with_name("erasure_scenarios.py")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load_scenarios() -> Any:
-    spec = importlib.util.spec_from_file_location("erasure_scenarios", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-scenarios = load_scenarios()
 N, ERASED = scenarios.NUM_ITEMS, scenarios.ERASED
 
 
@@ -386,7 +375,7 @@ def test_half_precision_versions_keep_their_bits(tmp_path: Path) -> None:
 
 def run(*arguments: object) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
+    command = [sys.executable, "-m", scenarios.__name__, *map(str, arguments)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -403,6 +392,7 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
         yield Path(directory)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_killed_at_every_point_of_an_erasure(memory_path: Path) -> None:
     where = memory_path

@@ -10,6 +10,10 @@ from datetime import timedelta
 import pytest
 import torch
 
+from tests import forked
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("ranks")]
+
 DTYPES = (
     torch.float64,
     torch.float32,
@@ -201,13 +205,9 @@ def die_at_the_second(rank, store, pipe):
 
 
 def test_a_rank_that_dies_ends_the_waiting_of_others(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    processes = [
-        context.Process(target=die_at_the_second, args=(rank, f"file://{tmp_path}/store", there)) for rank in (0, 1)
-    ]
-    for process in processes:
-        process.start()
+    here, there = multiprocessing.Pipe()
+    store = f"file://{tmp_path}/store"
+    processes = [forked.start(die_at_the_second, rank, store, there, log=tmp_path / f"{rank}.txt") for rank in (0, 1)]
     there.close()
     for process in processes:
         process.join(PATIENCE.total_seconds())

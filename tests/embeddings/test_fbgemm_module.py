@@ -10,7 +10,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from module_tables import ON_GPU, module_tables
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
 from embeddings.kernels import fbgemm_module
@@ -20,6 +19,7 @@ from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
 from embeddings.perturbation import perturb
 from embeddings.schedule import LinearWarmup
 from embeddings.tables import EmbeddingTables
+from tests.module_tables import ON_GPU, module_tables
 
 INIT = InitConfig("normal", 0.5)
 OPTIMIZERS = {"sgd": SGD(0.1), "adagrad": Adagrad(0.1, eps=1e-8), "rowwise_adagrad": RowwiseAdagrad(0.1, eps=1e-8)}

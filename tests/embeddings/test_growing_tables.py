@@ -227,6 +227,7 @@ print((resident() - before) >> 20, tables.tables.layout.weights.nbytes >> 30)
 """
 
 
+@pytest.mark.process
 def test_memory_is_taken_as_rows_are_given_out():
     """Forty million rows of 64 with Adam's state, 31 GB, of which 3000 are somebody's: a tenth of a GB with all that
     compiled code and the first step take."""

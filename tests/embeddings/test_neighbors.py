@@ -129,6 +129,7 @@ def test_queries_that_are_no_direction(indexed: tuple[np.ndarray, np.ndarray, Pa
             search.search(vectors[1], 0)
 
 
+@pytest.mark.process
 def test_the_builder_builds_once(tmp_path: Path) -> None:
     collection = open_store(tmp_path / "store").collection("items")
     vectors = clustered(400, 8)

@@ -47,6 +47,16 @@ def test_the_mean_is_the_value(dtype, gap, place):
     assert float(up.mean()) == pytest.approx(place, abs=0.0125 if place else 0.0)
 
 
+@pytest.mark.parametrize("place", [0.0, 0.25, 0.7])
+def test_the_mean_is_the_value_where_float16_is_subnormal(place):
+    """The gap is 2^-24 there, whatever the exponent. 40,000 draws, as above."""
+    words = rounding_words((7, 8), 3, np.arange(10_000), 0, 4)
+    values = np.full(words.shape, (100.0 + place) * 2.0**-24, dtype=np.float32)
+    up = to_float16(values, words).astype(np.float64) * 2.0**24 - 100.0
+    assert set(np.unique(up).tolist()) <= {0.0, 1.0}
+    assert float(up.mean()) == pytest.approx(place, abs=0.0125 if place else 0.0)
+
+
 def test_infinity_stays():
     values, words = np.array([np.inf, -np.inf], dtype=np.float32), np.array([2**32 - 1] * 2, dtype=np.uint32)
     for dtype in HALVES:

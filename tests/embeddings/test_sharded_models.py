@@ -12,6 +12,8 @@ from embeddings.config import InitConfig, SSEConfig, TableConfig
 from embeddings.optim import AdamAR
 from embeddings.tables import EmbeddingTables
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 BAG_KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 SEQUENCE_DIM = 8
 OPTIMIZER = AdamAR(learning_rate=0.05, alpha=1e-2)

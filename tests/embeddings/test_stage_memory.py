@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 PROGRAM = Path(__file__).with_name("stage_memory.py")
 ROOT = Path(__file__).resolve().parents[2]
 # Ids, row numbers, statuses, norms, counts and what is made of them on the way; measured: 95.

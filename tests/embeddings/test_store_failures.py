@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -22,26 +21,14 @@ from embeddings import store_collection, store_version
 from embeddings.store import CorruptStore, Store, StoreError, StoreFull, open_store
 from embeddings.store_files import StoreBusy, decode_document, file_sha256, writer_lock
 from embeddings.vectors import ItemVectors
+from tests.embeddings import store_scenarios as scenarios
 
-SCENARIOS = Path(__file__).with_name("store_scenarios.py")
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_scenarios() -> Any:
-    spec = importlib.util.spec_from_file_location("store_scenarios", SCENARIOS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-scenarios = load_scenarios()
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCENARIOS), *map(str, arguments)]
+    command = [sys.executable, "-m", scenarios.__name__, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -88,6 +75,7 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_killed_at_every_point_of_a_publication(memory_path: Path) -> None:
     num_points = int(run("kill", memory_path))
@@ -122,6 +110,7 @@ def open_vectors(root: Path, number: int) -> np.ndarray:
 # --- full disk -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_bytes", [0, 100, 1000, 4000])
 def test_a_file_size_limit_leaves_what_is_served(tmp_path: Path, num_bytes: int) -> None:
     scenarios.prepare(tmp_path)
@@ -145,6 +134,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.process
 def test_a_full_disk_at_every_free_page(small_disk: Path) -> None:
     """With 0, 1, 2, ... free pages the disk becomes full at another write each time; at the end there is room."""
     root = small_disk / "store"
@@ -293,6 +283,7 @@ def test_every_flipped_byte_of_a_document_is_noticed(tmp_path: Path, name: str) 
 # --- races -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("_attempt", range(3))
 def test_of_two_racing_publishers_one_wins(tmp_path: Path, _attempt: int) -> None:
     scenarios.prepare(tmp_path)
@@ -307,6 +298,8 @@ def test_of_two_racing_publishers_one_wins(tmp_path: Path, _attempt: int) -> Non
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.slow
 def test_readers_see_whole_versions_through_many_switches(memory_path: Path) -> None:
     """EVENKEEL_TEST_SWITCHES says through how many."""

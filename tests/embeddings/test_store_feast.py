@@ -75,6 +75,7 @@ def feast_python():
     return Path(known)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
 def test_feast_serves_what_the_store_serves(tmp_path, feast_python):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -34,13 +33,11 @@ from embeddings.store import (
 from embeddings.store_erasure import erase
 from embeddings.store_files import decode_document, encode_document
 from embeddings.vectors import FOUND, MISSING, ItemVectors
+from tests.contracts import store_servers
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
-_spec = importlib.util.spec_from_file_location("store_servers", ROOT / "tests" / "contracts" / "store_servers.py")
-assert _spec is not None
-assert _spec.loader is not None
-store_servers: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(store_servers)
 
 NUM_ITEMS = 3000
 
@@ -526,6 +523,7 @@ def killed_writers(url: str, mirror: Path, collection: Collection, unlock: Calla
         assert np.unique(vectors).tolist() == [number], reader.version
 
 
+@pytest.mark.long
 def test_writers_killed_at_random_points_embedded(tmp_path: Path) -> None:
     root = tmp_path / "store"
     collection = open_store(root).collection("items")
@@ -535,6 +533,7 @@ def test_writers_killed_at_random_points_embedded(tmp_path: Path) -> None:
     assert list(root.rglob(".*")) == []
 
 
+@pytest.mark.long
 def test_writers_killed_at_random_points_redis(opened: Callable[..., Store], redis_server: Any, tmp_path: Path) -> None:
     collection = opened("grace_seconds=0").collection("items")
     collection.publish(collection.write(ItemVectors(np.arange(NUM_ITEMS), vectors_of(1))), None)

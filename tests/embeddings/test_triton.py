@@ -95,14 +95,15 @@ def look_up(tables: EmbeddingTables, ids, offsets, weights=None) -> torch.Tensor
 
 
 def train(two, tables, num_steps: int = 3, *, weighted: bool = True, seed: int = 0, **batch) -> None:
-    """Steps of both, compared: swapped ids and last steps bit for bit, outputs and rows to rounding."""
+    """Steps of both, compared: swapped ids and last steps bit for bit, outputs and rows to rounding. The first step has
+    two backwards, the second nothing: at the third every row has idled, none is read as it is stored."""
     dtype = two[0].layout.compute_dtype
     # Sums of some ten rows and of as many gradients, in another order.
     tolerance = 2e-6 if dtype == torch.float32 else 1e-12
     for k in range(1, num_steps + 1):
-        for half in range(1 + k % 2):
+        for half in range({1: 2, 2: 0}.get(k, 1)):
             ids, offsets, weights = draw_batch(tables, seed=100 * seed + 2 * k + half, **batch)
-            weights = weights.to(dtype) if weighted and k % 2 else None
+            weights = weights.to(dtype) if weighted and not half else None
             expected, got = (look_up(each, ids, offsets, weights) for each in two)
             torch.testing.assert_close(got.cpu(), expected, rtol=10 * tolerance, atol=tolerance)
             for output in (expected, got):
@@ -112,7 +113,7 @@ def train(two, tables, num_steps: int = 3, *, weighted: bool = True, seed: int =
         expected, got = (each.gradient_squared_norm() for each in two)
         assert got == pytest.approx(expected, rel=10 * tolerance)
         for each in two:
-            each.step(k, 0.5 if k == 2 else 1.0)
+            each.step(k, 0.5 if k == 3 else 1.0)
     for table in tables:
         expected, got = (each.read(table.name).cpu() for each in two)
         torch.testing.assert_close(got, expected, rtol=10 * tolerance, atol=tolerance)
@@ -194,7 +195,7 @@ def test_swaps_are_those_of_sse(dtype):
 def test_equals_the_reference(optimizer, dtype):
     """Sum and mean, tables of two dims, weights, two backwards in a step, SSE, a scaled gradient."""
     two = pair(TABLES, optimizer, sse=SSE, dtype=dtype)
-    train(two, TABLES, batch_size=20, longest=3)
+    train(two, TABLES, batch_size=12, longest=3)
 
 
 def test_a_backward_without_ids_beside_others():
@@ -232,7 +233,7 @@ def test_a_run_of_every_length_is_summed_once(num_hot):
 def test_without_pooling():
     tables = (TableConfig("a", 30, 8, ("a", "b"), "none", init=NORMAL),)
     two = pair(tables, Adam(0.1), sse={"b": SSEConfig(0.5)})
-    train(two, tables, 2, batch_size=9, longest=4)
+    train(two, tables, batch_size=9, longest=4)
 
 
 def test_bitwise_the_same_in_every_run():
@@ -342,6 +343,7 @@ def test_half_rows_are_rounded_as_in_the_whole_table_of_the_reference(column_sta
     assert torch.equal(got.view(torch.int16), expected.contiguous().view(torch.int16))
 
 
+@pytest.mark.process
 def test_compiles_for_a_gpu(tmp_path):
     """Which needs none. What the interpreter can't see: types, and that rows are moved in accesses of 16 bytes."""
     done = subprocess.run(
@@ -368,6 +370,7 @@ def test_compiles_for_a_gpu(tmp_path):
     assert not any("local" in access for moves in (*kernels.values(), *others.values()) for access in moves)
 
 
+@pytest.mark.process
 def test_devices_that_do_not_fit_are_refused():
     """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
     program = (

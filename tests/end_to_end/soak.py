@@ -1,4 +1,4 @@
-"""The soak: two services on one home, schedules that fire every minute, real runs on Ray, readers; and kills.
+"""The soak: two services on one home, schedules that fire every minute, real runs, readers; and kills.
 
 ``make soak`` (30 minutes, a hundred kills) or ``.venv/bin/python tests/end_to_end/soak.py --minutes M --kills N``. Ends
 with a JSON object of what was done and seen, and exit code 1 if a promise was broken:
@@ -194,27 +194,34 @@ class Soak:
     def drivers(self) -> dict[int, str]:
         """Live main processes of runs: pid and run directory."""
         found = {}
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or []
-            if "trainer.run" in words and str(self.home) in words[-1]:
-                with contextlib.suppress(psutil.Error):
-                    if process.status() != psutil.STATUS_ZOMBIE:
-                        found[process.pid] = words[-1]
+        for process in self.parts("evenkeel-run"):
+            with contextlib.suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found[process.pid] = process.environ()[RUN_DIR_VARIABLE]
         return found
 
-    def parts(self, *names: str) -> list[psutil.Process]:
-        """Processes of runs whose command names one of these."""
+    def parts(self, name: str) -> list[psutil.Process]:
+        """Processes of runs that are called so."""
         found = []
-        for process in psutil.process_iter(["cmdline"]):
-            command = " ".join(process.info["cmdline"] or [])
+        for process in psutil.process_iter(["name"]):
             with contextlib.suppress(psutil.Error):
                 ours = process.environ().get(RUN_DIR_VARIABLE, "").startswith(str(self.home))
-                if ours and any(name in command for name in names):
+                if ours and process.info["name"].startswith(name):
+                    found.append(process)
+        return found
+
+    def fork_servers(self) -> list[psutil.Process]:
+        """What the services fork runs from."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            with contextlib.suppress(psutil.Error):
+                of_services = "trainer.fork_server" in (process.info["cmdline"] or [])
+                if of_services and process.environ().get("EVENKEEL_HOME") == str(self.home):
                     found.append(process)
         return found
 
     def kill_something(self) -> None:
-        kinds = ["service"] * 3 + ["driver"] * 3 + ["rank"] * 2 + ["ray"] * 2 + ["suspend"]
+        kinds = ["service"] * 3 + ["driver"] * 3 + ["rank"] * 2 + ["fork_server"] * 2 + ["suspend"]
         while not self.kill(kind := self.random.choice(kinds)):
             time.sleep(0.1)
         self.seen.kills[kind] += 1
@@ -229,7 +236,7 @@ class Soak:
         if kind in ("driver", "suspend"):
             found = [psutil.Process(pid) for pid in self.drivers()]
         else:
-            found = self.parts("ray::") if kind == "rank" else self.parts("raylet", "gcs_server")
+            found = self.parts("evenkeel-rank") if kind == "rank" else self.fork_servers()
         if not found:
             return False
         with contextlib.suppress(psutil.Error):

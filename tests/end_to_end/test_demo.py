@@ -25,7 +25,7 @@ from trainer.spec import Publish
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS = 20_000
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def load_demo() -> ModuleType:
@@ -155,15 +155,14 @@ def test_a_killed_worker_takes_demo_ok_away(
 
 
 def kill_workers(running: Any, ended: threading.Event) -> None:
-    """SIGKILL to the ranks of the job that trains (Ray starts a rank anew that dies before it does)."""
+    """SIGKILL to the ranks of the job that trains."""
     killed = False
     while not killed and not ended.wait(0.1):
         for job in running.client.jobs(state="running"):
             if (job["progress"] or {}).get("step"):
-                # Ray titles a worker with the method that it runs.
                 for process in launch.processes(running.home / "evenkeel" / "runs" / job["id"]):
                     with contextlib.suppress(psutil.NoSuchProcess):
-                        if "RayTrainWorker" in " ".join(process.cmdline()):
+                        if process.name().startswith("evenkeel-rank"):
                             process.kill()
                             killed = True
 

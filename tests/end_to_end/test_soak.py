@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.end_to_end.soak import job, soaking
 
-from soak import job, soaking
-
-pytestmark = [pytest.mark.end_to_end, pytest.mark.ray, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1500)]
 
 
 def test_nothing_is_lost_doubled_or_torn_while_things_are_killed(tmp_path: Path) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import importlib.util
 import os
-import sys
-import uuid
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +17,9 @@ import pytest
 from fastapi import FastAPI
 
 from service.settings import Settings
-
-# Tests are collected by path (importmode importlib): the helpers beside them need this to be importable.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from service_kit import client_of, running
-from small_run import SmallRuns
+from tests.service import databases
+from tests.service.service_kit import client_of, running
+from tests.service.small_run import SmallRuns
 
 
 @pytest.fixture
@@ -42,24 +36,41 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def database_url(backend: str, tmp_path: Path) -> Iterator[str]:
-    """An empty database: a SQLite file, or a schema of its own on the PostgreSQL at EVENKEEL_TEST_POSTGRES."""
-    if backend == "sqlite":
-        yield f"sqlite+aiosqlite:///{tmp_path / 'home' / 'evenkeel.db'}"
-        return
-    schema = f"evenkeel_{uuid.uuid4().hex[:12]}"
+def migrated() -> bool:
+    """Whether the test's database is at the newest revision to begin with. Override it for one that is empty."""
+    return True
 
-    async def execute(statement: str) -> None:
-        connection = await asyncpg.connect(POSTGRES.replace("+asyncpg", ""), timeout=300)
-        await connection.execute(statement)
-        await connection.close()
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return databases.migrated_file(tmp_path_factory.mktemp("migrated"))
+
+
+@pytest.fixture(scope="session")
+def statements_of_migrations() -> str:
+    """Skips where there is no PostgreSQL."""
     try:
-        asyncio.run(execute(f"CREATE SCHEMA {schema}"))
+        return databases.statements_of_migrations(POSTGRES)
     except (OSError, asyncpg.PostgresError, TimeoutError) as error:
         pytest.skip(f"no PostgreSQL at {POSTGRES}: {error}")
+
+
+@pytest.fixture
+def database_url(backend: str, migrated: bool, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database without rows: a SQLite file, or a schema of its own on the PostgreSQL at EVENKEEL_TEST_POSTGRES."""
+    if backend == "sqlite":
+        file = tmp_path / "home" / "evenkeel.db"
+        if migrated:
+            file.parent.mkdir()
+            shutil.copy(request.getfixturevalue("migrated_file"), file)
+        yield f"sqlite+aiosqlite:///{file}"
+        return
+    schema, statements = databases.new_schema(), request.getfixturevalue("statements_of_migrations")
+    databases.execute(
+        POSTGRES, f"CREATE SCHEMA {schema}; SET search_path TO {schema}; {statements if migrated else ''}"
+    )
     yield f"{POSTGRES}?search_path={schema}"
-    asyncio.run(execute(f"DROP SCHEMA {schema} CASCADE"))
+    databases.execute(POSTGRES, f"DROP SCHEMA {schema} CASCADE")
 
 
 @pytest.fixture
@@ -173,14 +184,3 @@ async def dataset(client: httpx.AsyncClient, dataset_body: dict[str, Any]) -> st
     response = await client.post("/v1/datasets", json=dataset_body)
     assert response.status_code == 201, response.text
     return str(dataset_body["name"])
-
-
-@pytest.fixture(scope="session")
-def published() -> Any:
-    """``published.publish(settings)`` and the like: real versions in a real store (tests/service/published.py)."""
-    spec = importlib.util.spec_from_file_location("published", Path(__file__).with_name("published.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

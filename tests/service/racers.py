@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from small_run import SmallRuns
 from sqlalchemy import event
 
 from embeddings.store import open_store
@@ -19,6 +18,7 @@ from service import scheduler, tables
 from service.database import Database
 from service.runner import Runner
 from service.settings import Settings
+from tests.service.small_run import SmallRuns
 
 COUNTER = "counter"
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from fastapi import FastAPI
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.app import create_app
+from service.database import Database
 from service.settings import Settings
 
 ORIGIN = "http://127.0.0.1:8080"
@@ -71,6 +74,14 @@ async def until(look: Callable[[], Awaitable[Any]], seconds: float = 300.0) -> A
             return value
         assert time.monotonic() < deadline, f"nothing came within {seconds} s"
         await asyncio.sleep(0.03)
+
+
+async def waits_for(database: Database, connection: AsyncConnection) -> bool:
+    """Whether anybody waits for a lock that this PostgreSQL connection holds."""
+    holder = await connection.scalar(sa.text("SELECT pg_backend_pid()"))
+    query = sa.text("SELECT count(*) FROM pg_stat_activity WHERE :holder = ANY(pg_blocking_pids(pid))")
+    async with database.read() as another:
+        return bool(await another.scalar(query, {"holder": holder}))
 
 
 async def state_of(client: httpx.AsyncClient, job_id: str) -> str:

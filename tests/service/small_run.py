@@ -37,7 +37,7 @@ class SmallRuns:
         }
         with open(run_dir / real.LOG_FILE, "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, __file__, str(run_dir)],
+                [sys.executable, "-m", __name__, str(run_dir)],
                 stdout=log,
                 stderr=log,
                 env=environment,

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from small_run import SmallRuns
 
 from service.app import serve
 from service.settings import Settings
+from tests.service.small_run import SmallRuns
 
 if __name__ == "__main__":
     settings = dataclasses.replace(

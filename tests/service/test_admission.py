@@ -16,14 +16,14 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
-from service_kit import BOTH, client_of, job_body, running, until, wait_for
-from small_run import SmallRuns
 
 from service import admission, jobs, predicted
 from service.admission import Needs
 from service.executors.base import Room
 from service.settings import Settings
-from trainer.memory import PROCESS_BYTES, RAY_BYTES
+from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
+from tests.service.small_run import SmallRuns
+from trainer.memory import PROCESS_BYTES, RUN_BYTES
 
 GB = 10**9
 HOST = Room(4.0, 16 * GB, 1.0)
@@ -93,7 +93,7 @@ def test_what_is_admitted_never_exceeds_the_host(asked: list[tuple[int, int, int
 
 
 def test_on_a_cluster_each_worker_needs_a_node() -> None:
-    asked = Needs(3, 6.0, 3 * GB + RAY_BYTES, 0, True)
+    asked = Needs(3, 6.0, 3 * GB + RUN_BYTES, 0, True)
     nodes = [Room(4.0, 8 * GB, 0.0), Room(3.0, 8 * GB, 0.0)]
     assert admission.cluster_obstacle(asked, nodes, {}, 9) is None
     found = admission.cluster_obstacle(asked, [Room(4.0, 8 * GB, 0.0), Room(8.0, GB // 2, 0.0)], {}, 9)
@@ -123,7 +123,7 @@ async def test_what_can_never_fit_is_refused_with_the_arithmetic(
         job = (await client.post("/v1/jobs", json=job_body(resources={"num_workers": 1}))).json()
         assert job["needs"]["cores"] == 1
         assert job["needs"]["counted"] is True
-        assert PROCESS_BYTES + RAY_BYTES < job["needs"]["memory_bytes"] < 2 * (PROCESS_BYTES + RAY_BYTES)
+        assert PROCESS_BYTES + RUN_BYTES < job["needs"]["memory_bytes"] < 2 * (PROCESS_BYTES + RUN_BYTES)
 
 
 @pytest.mark.anyio

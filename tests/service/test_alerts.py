@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import promql_parser
-import published
 import pytest
 import typer
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from service_kit import client_of, job_body, running
 
 from service import cli, jobs, tables
 from service.settings import Settings
+from tests.service import published
+from tests.service.service_kit import client_of, job_body, running
 
 pytestmark = pytest.mark.anyio
 
@@ -32,6 +32,7 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("check", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
 def test_prometheus_itself_takes_the_rules_and_they_fire_when_they_should(check: tuple[str, ...]) -> None:
     promtool = shutil.which("promtool")

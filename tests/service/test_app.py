@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
-from service_kit import client_of, running
 
 from service import routes
 from service.settings import Settings
+from tests.service.service_kit import client_of, running
 
 pytestmark = pytest.mark.anyio
 
@@ -29,6 +29,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return {**kept, "EVENKEEL_HOME": str(home), "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
 
 
+@pytest.mark.process
 def test_import_and_create_app_load_neither_torch_nor_ray(tmp_path: Path) -> None:
     script = """
 import sys
@@ -207,6 +208,7 @@ SERVE = "import sys; from service.app import serve; from service.settings import
 SERVE += "sys.exit(serve(Settings.from_environment(), port=int(sys.argv[1])))"
 
 
+@pytest.mark.process
 def test_a_taken_port_is_a_clear_error_and_exit_1(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -224,6 +226,7 @@ def test_a_taken_port_is_a_clear_error_and_exit_1(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
@@ -247,6 +250,7 @@ def test_a_database_that_cannot_be_used_is_a_clear_error_and_exit_1(tmp_path: Pa
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_serve_answers_and_ends_on_sigterm_with_0(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, "0"],

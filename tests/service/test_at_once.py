@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import psutil
-import published
 import pytest
 from fastapi import FastAPI
 
@@ -18,6 +17,7 @@ from embeddings.store import open_store
 from service.at_once import AtOnce, is_local, kind_of_mount, major_faults
 from service.routes.vectors import ARROW, JSON
 from service.settings import Settings
+from tests.service import published
 
 pytestmark = pytest.mark.anyio
 

@@ -11,11 +11,12 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
-from service_kit import BOTH, client_of, job_body, running
 
 from service import audit, tables
 from service.keys import Principal
 from service.settings import Settings
+from tests.service import published
+from tests.service.service_kit import BOTH, client_of, job_body, running
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +66,7 @@ async def test_a_submission_is_entered_once_and_so_is_its_repetition(client: htt
 
 
 async def test_sessions_are_entered_and_fetches_are_not(
-    app: FastAPI, client: httpx.AsyncClient, settings: Settings, published: Any
+    app: FastAPI, client: httpx.AsyncClient, settings: Settings
 ) -> None:
     published.publish(settings)
     await client.post("/v1/collections/items/vectors", json={"ids": [10]})
@@ -82,7 +83,7 @@ async def test_sessions_are_entered_and_fetches_are_not(
 
 
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-async def test_entries_wait_while_the_database_is_away(settings: Settings, published: Any) -> None:
+async def test_entries_wait_while_the_database_is_away(settings: Settings) -> None:
     """A promotion needs the store alone, and is entered all the same."""
     published.publish(settings)
     async with running(settings) as app:
@@ -159,7 +160,7 @@ async def test_entries_of_the_same_moment_share_a_commit_and_none_keeps_another_
 
 
 async def test_what_is_done_stands_where_no_disk_takes_its_entry(
-    settings: Settings, published: Any, caplog: pytest.LogCaptureFixture
+    settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     published.publish(settings)
     async with running(settings) as app:

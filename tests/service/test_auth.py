@@ -14,12 +14,12 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
-from service_kit import ORIGIN, client_of, running
 
 from service import keys, known_keys, tables
 from service.auth import COOKIE, Authenticator
 from service.rate import RateLimit
 from service.settings import Settings
+from tests.service.service_kit import ORIGIN, client_of, running
 
 pytestmark = pytest.mark.anyio
 

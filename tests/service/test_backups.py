@@ -10,18 +10,17 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import published
 import pytest
-import serving
 import sqlalchemy as sa
-from service_kit import BOTH, client_of, job_body, running, until, wait_for
-from small_run import SmallRuns
 from sqlalchemy.engine import make_url
 
 from service import doctor, tables
 from service.backups import OutOfStep, out_of_step
 from service.client import Client
 from service.settings import Settings
+from tests.service import published, serving
+from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
+from tests.service.small_run import SmallRuns
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, BOTH]
 

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from service_kit import client_of, running, until
 
 from service.settings import Settings
+from tests.service.service_kit import client_of, running, until
 from trainer import launch
 
 pytestmark = pytest.mark.anyio

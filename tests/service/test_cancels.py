@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from service_kit import client_of, job_body, running, until
 
 from service.settings import Settings
+from tests.service.service_kit import client_of, job_body, running, until
 from trainer import launch as real
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -91,6 +91,8 @@ def left_behind(runs: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.timeout(1500)
 async def test_cancels_at_random_moments_leave_no_orphan(settings: Settings, dataset_body: dict[str, Any]) -> None:
     seed = int(os.environ.get("EVENKEEL_TEST_SEED", "0"))

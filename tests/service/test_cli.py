@@ -13,17 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import published
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import serving
 import yaml
-from serving import EVENKEEL, Run, Served
 
 from service import cli
 from service import cli_output as output
 from service.client import Client
+from tests.service import published, serving
+from tests.service.serving import EVENKEEL, Run, Served
+
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import serving
-from serving import Served
 
 from embeddings.store import open_store
 from embeddings.vectors import FOUND, MISSING, ItemVectors
+from tests.service import serving
+from tests.service.serving import Served
 
 N, D = 600, 4
 

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import serving
-from serving import Run, Served
 
 from embeddings.stage import publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors import ItemVectors
 from service.client import Client
+from tests.service import serving
+from tests.service.serving import Run, Served
 from trainer.spec import parse_job
 
 N, D = 300, 8

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from tour import documented
 
 from service.app import create_app
 from service.cli import app as cli
 from service.settings import Settings
+from tests.service.tour import documented
 
 COLLECTION = "/v1/collections/{collection}"
 COMMANDS = {

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
-import published
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import serving
 import torch
 from safetensors.numpy import load
-from serving import Served
 
 from embeddings.rff import RandomFourierFeatures
 from service.client import Client, ProblemError, ServiceError, Unreachable, default_key
+from tests.service import published, serving
+from tests.service.serving import Served
 from trainer.spec import parse_job
+
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
@@ -321,6 +321,8 @@ def test_vectors_as_numpy_and_as_arrow(served: Served, client: Client):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_vectors_as_torch_and_as_polars(served: Served, client: Client, dtype: str):
+    import polars as pl  # takes a second, of each worker that collects
+
     published.publish(served.settings, f"songs-{dtype}", carried=(1,))
     collection, ids = f"songs-{dtype}", [20, 11, 10, 20]
     plain = client.vectors(collection, ids, dtype=dtype)
@@ -349,6 +351,8 @@ def test_a_library_that_is_not_installed_is_named(served: Served, client: Client
 
 
 def test_string_ids_of_any_kind_of_array(served: Served, client: Client):
+    import polars as pl  # takes a second, of each worker that collects
+
     published.publish(served.settings, "words", ids=["a", "ä", "b"])
     for ids in (["ä", "zz"], np.array(["ä", "zz"]), pa.array(["ä", "zz"]), pl.Series(["ä", "zz"])):
         got = client.vectors("words", ids)

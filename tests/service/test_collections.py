@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import published
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from service_kit import until
 
 from embeddings import store_collection
 from embeddings.store_files import writer_lock
 from service import neighbors, snapshots
 from service.settings import Settings
+from tests.service import published
+from tests.service.service_kit import until
 
 pytestmark = pytest.mark.anyio
 
@@ -262,6 +262,7 @@ def large_from_100(app, settings: Settings) -> None:
     app.state.neighbors = neighbors.Neighbors(settings.store_url, settings.home / "neighbors", exact_rows=100)
 
 
+@pytest.mark.process
 async def test_a_large_version_is_searched_exactly_until_its_index_is_there(app, client, settings: Settings, caplog):
     _, vectors = published.publish(settings, num_items=300)
     directory = settings.home / "neighbors" / "default" / "items"
@@ -304,6 +305,7 @@ def _touched(path: Path) -> Path:
     return path
 
 
+@pytest.mark.process
 async def test_a_builder_that_fails_leaves_the_exact_search(app, client, settings: Settings):
     _, vectors = published.publish(settings, num_items=300)
     (settings.home / "neighbors").write_text("no directory")

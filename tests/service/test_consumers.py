@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import serving
-from serving import Served
 
 from embeddings.stage import Settings, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors import ItemVectors
+from tests.service import serving
+from tests.service.serving import Served
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ITEMS, DIM, NUM_CLASSES = 800, 16, 6

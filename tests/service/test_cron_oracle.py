@@ -7,12 +7,12 @@ from bisect import bisect_left, bisect_right
 from itertools import islice, takewhile
 
 import pytest
-from cron_oracle import MINUTE, Field, clock_changes
-from cron_oracle import firings as by_brute_force
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service import cron
+from tests.service.cron_oracle import MINUTE, Field, clock_changes
+from tests.service.cron_oracle import firings as by_brute_force
 
 TWO_YEARS = 2 * 365 * 1440
 LIMIT = 300

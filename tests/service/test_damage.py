@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import published
 import pytest
 
 from service.settings import Settings
+from tests.service import published
 
 pytestmark = pytest.mark.anyio
 

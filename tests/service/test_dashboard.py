@@ -13,7 +13,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import published
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,6 +25,7 @@ from service.dashboard import last_auc, last_value, percent_done
 from service.rendering import duration, figure, verdicts
 from service.settings import Settings
 from service.tables import now
+from tests.service import published
 
 pytestmark = pytest.mark.anyio
 

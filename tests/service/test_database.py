@@ -10,14 +10,19 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from racers import COUNTER, add_in_process
-from service_kit import BOTH
 
 from service import keys, tables
 from service.database import MIGRATIONS, Database, migrate
 from service.settings import Settings
+from tests.service.racers import COUNTER, add_in_process
+from tests.service.service_kit import BOTH
 
 pytestmark = [pytest.mark.anyio, BOTH]
+
+
+@pytest.fixture
+def migrated() -> bool:
+    return False
 
 
 async def prepare_counter(database: Database) -> None:
@@ -32,6 +37,7 @@ async def count(database: Database) -> int:
     return int(spec["count"])
 
 
+@pytest.mark.process
 async def test_no_update_is_lost_among_12_writers_in_3_processes(database_url: str) -> None:
     database = Database(database_url)
     await database.start()

@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from private_postgres import PrivatePostgres, private_postgres
-from service_kit import client_of, job_body, running, until
-from small_run import SmallRuns
 
 from service import tables
 from service.settings import Settings
+from tests.service.private_postgres import PrivatePostgres, private_postgres
+from tests.service.service_kit import client_of, job_body, running, until
+from tests.service.small_run import SmallRuns
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -10,9 +10,9 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from service_kit import job_body
 
 from service.settings import Settings
+from tests.service.service_kit import job_body
 
 pytestmark = pytest.mark.anyio
 

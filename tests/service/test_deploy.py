@@ -15,6 +15,8 @@ import yaml
 
 from service.settings import Settings
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"

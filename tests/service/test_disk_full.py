@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import published
 import pytest
-from service_kit import client_of, job_body, running, until, wait_for
-from small_run import SmallRuns
 from sqlalchemy.exc import SQLAlchemyError
 
 from service import app, audit
 from service.settings import Settings
+from tests.service import published
+from tests.service.service_kit import client_of, job_body, running, until, wait_for
+from tests.service.small_run import SmallRuns
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import serving
 import yaml
-from serving import EVENKEEL, Served
 
 from service import doctor
 from service.doctor import Check
+from tests.service import serving
+from tests.service.serving import EVENKEEL, Served
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,7 @@ def versions(**found: str) -> Any:
 GOOD = dict.fromkeys(doctor.PACKAGES, "1.0") | {"torch": "2.13.0+cpu"}
 
 
+@pytest.mark.process
 def test_this_machine_passes():
     """The whole of it in its own process, as users call it."""
     done = subprocess.run(
@@ -70,6 +71,7 @@ def test_this_machine_passes():
     assert done.returncode == (1 if "fail" in [check["level"] for check in checks.values()] else 0)
 
 
+@pytest.mark.process
 def test_every_finding_that_is_not_ok_has_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("EVENKEEL_DATA_ROOTS", str(tmp_path / "nowhere"))
     monkeypatch.setenv("EVENKEEL_RAY_ADDRESS", "nonsense")
@@ -102,6 +104,7 @@ def test_missing_packages_are_named():
     assert checks["packages"] == Check("packages", "fail", "not installed: ray, numba", "run `make setup`")
 
 
+@pytest.mark.process
 def test_load_is_tried_in_another_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "_LOAD", "raise ImportError('undefined symbol: _ZN')")
     (check,) = doctor.check_load()
@@ -242,6 +245,7 @@ def test_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert levels(doctor.check_spec(file)) == {"spec": "ok", "estimate": "fail"}
 
 
+@pytest.mark.process
 def test_exit_code_and_text(tmp_path: Path):
     done = subprocess.run(
         [EVENKEEL, "doctor", str(tmp_path / "none.yaml")], capture_output=True, text=True, timeout=300, check=False
@@ -252,6 +256,7 @@ def test_exit_code_and_text(tmp_path: Path):
     assert done.stderr == ""
 
 
+@pytest.mark.process
 def test_doctor_imports_no_torch():
     code = "import sys, service.doctor; print([name for name in ('torch', 'ray', 'numba') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,12 +6,12 @@ import re
 from typing import Any
 
 import httpx
-import published
 import pytest
 from fastapi import FastAPI
-from service_kit import job_body
 
 from service.settings import Settings
+from tests.service import published
+from tests.service.service_kit import job_body
 
 pytestmark = pytest.mark.anyio
 

@@ -9,13 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import published
 import pytest
-import serving
 from anyio import to_thread
 from fastapi import FastAPI
-from service_kit import until
-from serving import Served
 
 from embeddings import store_erasure
 from embeddings.store_files import writer_lock
@@ -23,6 +19,9 @@ from service.app import create_app
 from service.client import Client, ProblemError
 from service.neighbors import Neighbors
 from service.settings import Settings
+from tests.service import published, serving
+from tests.service.service_kit import until
+from tests.service.serving import Served
 
 
 @pytest.mark.anyio
@@ -75,6 +74,7 @@ async def test_ids_are_erased_from_every_version(app: FastAPI, client: Any, sett
         )
 
 
+@pytest.mark.process
 def test_neighbours_elsewhere_name_no_erased_id(settings: Settings, tmp_path: Path) -> None:
     """Another process has searched two versions, one through an index of its own and one exactly, when ids go."""
     old, _ = published.publish(settings, num_items=300, seed=1)

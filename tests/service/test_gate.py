@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import published
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +17,7 @@ from embeddings.stage import publish_candidate
 from embeddings.vectors import ItemVectors
 from service.cli_gate import null_job
 from service.settings import Settings
+from tests.service import published
 from trainer.spec import parse_job
 
 pytestmark = pytest.mark.anyio

@@ -15,14 +15,14 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from service_kit import client_of, job_body, running, until, wait_for
-from small_run import SmallRuns
 
 from service.settings import Settings
+from tests.service.service_kit import client_of, job_body, running, until, wait_for
+from tests.service.small_run import SmallRuns
 from trainer.launch import EXIT_FILE, PROCESS_FILE, processes
 from trainer.rundir import REVOKED, RUN_FILE
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
 @contextlib.asynccontextmanager

@@ -10,14 +10,14 @@ import time
 from typing import Any, NamedTuple
 
 import httpx
-import published
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
-from service_kit import BOTH, client_of, job_body
 
 from service import jobs, tables
 from service.tenants import url_of
+from tests.service import published
+from tests.service.service_kit import BOTH, client_of, job_body
 
 pytestmark = pytest.mark.anyio
 
@@ -169,7 +169,9 @@ async def test_versions_their_age_and_verdicts(app: FastAPI, client: httpx.Async
     published.publish(settings, "items")
     published.publish(settings, "items", seed=1)
     published.hold(settings, "items")
-    published.publish(settings, "films", num_items=7)
+    published.publish(settings, "films")
+    published.hold(settings, "films")
+    published.publish(settings, "films", num_items=7)  # what was held before it is of the past
     found = await read(client)
 
     def of(name: str, collection: str, **labels: str) -> float:

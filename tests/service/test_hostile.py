@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import published
 import pytest
 from fastapi import FastAPI
-from service_kit import client_of, job_body, until
 
 from service import datasets, heavy, text
 from service.errors import MAX_PROBLEMS
 from service.middleware import STRANGER_BYTES
+from tests.service import published
+from tests.service.service_kit import client_of, job_body, until
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,11 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
-from service_kit import BOTH, job_body
 
 from service import idempotency, jobs, tables
 from service.tenants import HEADER
+from tests.service import published
+from tests.service.service_kit import BOTH, job_body
 
 pytestmark = [pytest.mark.anyio, BOTH]
 ONCE = {"Idempotency-Key": "once"}
@@ -89,7 +90,7 @@ async def test_a_job_for_another_tenant_is_another_request(
     assert (theirs.status_code, theirs.json()["type"]) == (422, "urn:evenkeel:idempotency-key-reused")
 
 
-async def test_a_promotion_is_done_once(app: FastAPI, client: httpx.AsyncClient, published: Any) -> None:
+async def test_a_promotion_is_done_once(app: FastAPI, client: httpx.AsyncClient) -> None:
     settings = app.state.settings
     first, _ = published.publish(settings)
     second, _ = published.publish(settings, seed=2)

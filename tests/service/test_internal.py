@@ -12,10 +12,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from service_kit import BOTH, client_of, job_body
 
 from service import jobs, run_events, run_tokens, tables
 from service.settings import Settings
+from tests.service.service_kit import BOTH, client_of, job_body
 from trainer.events import read_events
 
 pytestmark = pytest.mark.anyio

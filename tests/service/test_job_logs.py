@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from service_kit import job_body
 
 from service import jobs
 from service.client import Client
 from service.client_http import Unreachable
 from service.job_output import STREAM_LOG_BYTES, read_log, whole_characters
+from tests.service.service_kit import job_body
 
 TEXT = "aé漢😀"
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
-from service_kit import BOTH, client_of, job_body
 
 from service import idempotency, jobs, tables
+from tests.service.service_kit import BOTH, client_of, job_body
 
 pytestmark = [pytest.mark.anyio, BOTH]
 

@@ -8,10 +8,10 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
-from service_kit import BOTH, client_of
 
 from service import keys, tables
 from service.auth import Authenticator
+from tests.service.service_kit import BOTH, client_of
 
 pytestmark = [pytest.mark.anyio, BOTH]
 

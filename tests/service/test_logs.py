@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-import serving
 from fastapi import FastAPI
-from service_kit import client_of, job_body, running, until
-from small_run import SmallRuns
 
 from service import logs
 from service.settings import Settings
+from tests.service import serving
+from tests.service.service_kit import client_of, job_body, running, until
+from tests.service.small_run import SmallRuns
 
 pytestmark = pytest.mark.anyio
 
@@ -97,6 +97,7 @@ class NeverLooks(SmallRuns):
         raise ZeroDivisionError("planted")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("executor", [NeverStarts, NeverLooks])
 async def test_what_fails_in_the_runner_says_which_job_it_was(
     settings: Settings, dataset_body: dict[str, Any], kept: Kept, executor: type[SmallRuns]
@@ -159,6 +160,7 @@ def test_text_for_people() -> None:
     assert handler.lines[0].endswith("WARNING evenkeel.test_text: said request_id=abcdefgh rows=3")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_served_process_logs_in_the_form_that_was_asked_for(tmp_path: Path, form: str) -> None:
     asked = {"EVENKEEL_LOG_FORMAT": form, "EVENKEEL_ACCESS_LOG": "1"}
@@ -172,6 +174,7 @@ def test_a_served_process_logs_in_the_form_that_was_asked_for(tmp_path: Path, fo
         assert "route=/healthz" in lines[0]
 
 
+@pytest.mark.process
 def test_a_misspelt_form_is_refused_with_the_remedy(tmp_path: Path) -> None:
     done = subprocess.run(
         [str(serving.EVENKEEL), "serve", "--port", "0"],

@@ -15,13 +15,13 @@ import httpx
 import psutil
 import pytest
 from fastapi import FastAPI
-from service_kit import client_of, job_body, running, until, wait_for
-from small_run import SmallRuns
 
 from service import scheduler, tables
 from service.pulse import SAID_AGAIN_SECONDS, SILENT_SECONDS, TROUBLE_SECONDS, Pulse
 from service.runner import STANDBY
 from service.settings import Settings
+from tests.service.service_kit import client_of, job_body, running, until, wait_for
+from tests.service.small_run import SmallRuns
 from trainer.launch import PROCESS_FILE, processes
 
 pytestmark = pytest.mark.anyio

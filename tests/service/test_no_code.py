@@ -10,10 +10,10 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from service_kit import job_body
 
 from service import parquet_limits
 from service.settings import Settings
+from tests.service.service_kit import job_body
 from trainer import strict_yaml
 from trainer.spec import SpecError, load_documents
 

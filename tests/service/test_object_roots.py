@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -14,15 +12,8 @@ import pytest
 from service import datasets, paths
 from service.errors import Problem
 from service.settings import Settings
+from tests.contracts import store_servers
 from trainer.spec import parse_dataset
-
-_spec = importlib.util.spec_from_file_location(
-    "store_servers", Path(__file__).resolve().parents[1] / "contracts" / "store_servers.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-store_servers: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(store_servers)
 
 ROOTS = Settings(object_roots=("s3://rows/own/", "s3://whole"))
 
@@ -55,6 +46,7 @@ def test_roots_come_from_the_environment_and_are_of_one_tenant() -> None:
     assert Settings.from_environment({}).object_roots == ()
 
 
+@pytest.mark.process
 def test_a_dataset_below_a_root_is_taken_with_what_lies_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

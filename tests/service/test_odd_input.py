@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from service_kit import BOTH, job_body
+
+from tests.service.service_kit import BOTH, job_body
 
 pytestmark = [pytest.mark.anyio, BOTH]
 

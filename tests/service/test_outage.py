@@ -13,14 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import published
 import pytest
-import serving
-from free_ports import free_port
 from sqlalchemy.engine import make_url
 
 from service import known_keys
 from service.client import Client, ProblemError
+from tests.free_ports import free_port
+from tests.service import published, serving
+
+pytestmark = pytest.mark.process
 
 OUTAGE_SECONDS = float(os.environ.get("EVENKEEL_TEST_OUTAGE_SECONDS", "4"))
 """The long test: 300. Requests go on for all of it, at up to RATE in a second."""
@@ -145,6 +146,7 @@ def eventually(url: str, key: str, status: int) -> httpx.Response:
     return answer
 
 
+@pytest.mark.long
 @pytest.mark.timeout(OUTAGE_SECONDS + 300)
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("kind", ["refused", "silent"])

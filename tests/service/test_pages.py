@@ -6,7 +6,8 @@ import asyncio
 
 import httpx
 import pytest
-from service_kit import BOTH, job_body
+
+from tests.service.service_kit import BOTH, job_body
 
 pytestmark = [pytest.mark.anyio, BOTH]
 
@@ -52,3 +53,11 @@ async def test_pages_under_inserts_and_deletes(client: httpx.AsyncClient, datase
             assert seen == sorted(seen, reverse=field == "id")
         walks += 1
     await task
+
+
+async def test_a_list_that_ends_with_a_full_page_has_no_other(client: httpx.AsyncClient, dataset: str) -> None:
+    made = [(await client.post("/v1/jobs", json=job_body())).json()["id"] for _ in range(4)]
+    first = (await client.get("/v1/jobs", params={"limit": 2})).json()
+    second = (await client.get("/v1/jobs", params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    assert [one["id"] for one in first["items"] + second["items"]] == sorted(made, reverse=True)
+    assert second["next_cursor"] is None

@@ -7,10 +7,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from service_kit import BOTH, client_of, job_body, running
 
 from service.settings import Settings
 from service.tenants import HEADER
+from tests.service.service_kit import BOTH, client_of, job_body, running
 
 pytestmark = pytest.mark.anyio
 

@@ -13,6 +13,7 @@ def test_a_burst_and_then_the_rate() -> None:
     assert limit.wait_seconds("b", 0.0) == 0.0  # another name has its own
     allowed = sum(limit.wait_seconds("a", 1 + number / 1000) == 0.0 for number in range(5000))
     assert 59 <= allowed <= 61  # ten for the second that passed, and ten in each of the five
+    assert [limit.wait_seconds("a", 1e6) == 0.0 for _ in range(21)] == [True] * 20 + [False]  # no silence adds to it
 
 
 def test_zero_is_any_number() -> None:

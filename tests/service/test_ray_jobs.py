@@ -13,10 +13,11 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from free_ports import free_port
-from serving import serving
 
 from service import run_events
+from tests.free_ports import free_port
+from tests.ray_cluster import Cluster
+from tests.service.serving import serving
 from trainer import launch
 from trainer.spec import parse_job
 
@@ -167,11 +168,9 @@ def test_a_job_is_published_and_another_is_cancelled(ray_cluster: Any, started: 
     until(lambda: processes_of(service.served.settings.run_dir(long)) == [])
 
 
-def test_runs_of_a_cluster_that_shares_nothing_report_and_outlive_its_head(
-    ray_clusters: Any, started: Any, tmp_path: Path
-) -> None:
+def test_runs_of_a_cluster_that_shares_nothing_report_and_outlive_its_head(started: Any, tmp_path: Path) -> None:
     """Events come over HTTP; the service and then the cluster's head are killed; the retry goes on on a new head."""
-    cluster = ray_clusters.Cluster()
+    cluster = Cluster()
     try:
         cluster.start_head()
         cluster.start_node()

@@ -1,9 +1,8 @@
-"""Real training jobs of a real service, in Ray: a calibration from its command to the gate that it sets, and jobs whose
+"""Real training jobs of a real service: a calibration from its command to the gate that it sets, and jobs whose
 store is in Redis or in object storage."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 from collections.abc import Iterator
@@ -14,24 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import serving
-from serving import Served
 
 from service.client import Client
+from tests.contracts import store_servers
+from tests.service import serving
+from tests.service.serving import Served
 from trainer.launch import terminate
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.end_to_end, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.end_to_end, pytest.mark.timeout(1800)]
 
 USERS, ITEMS, ROWS = 300, 150, 30_000
 WAIT_SECONDS = 900.0
-
-_spec = importlib.util.spec_from_file_location(
-    "store_servers", Path(__file__).resolve().parents[1] / "contracts" / "store_servers.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-store_servers: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(store_servers)
 
 
 def likes(data: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import pytest
 
 from trainer.launch import PROCESS_FILE, terminate
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.end_to_end]
+pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
 
 SERVE = "import sys; from service.app import serve; from service.settings import Settings; "
 SERVE += "sys.exit(serve(Settings.from_environment(), port=0))"
@@ -42,6 +42,7 @@ class Service:
     def __init__(self, home: Path, data: Path):
         self.home = home
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
+        kept["EVENKEEL_RANK_NICENESS"] = "0"
         self._environment = {**kept, "EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(data)}
         self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self.client = httpx.Client()

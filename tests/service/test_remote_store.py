@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import published
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from service_kit import client_of, running, until
 
 from embeddings.store import default_view, open_store
 from service import store_watch
 from service.client_vectors import table_of, vectors_of
 from service.routes.vectors import ARROW
 from service.settings import Settings
+from tests.contracts import store_servers
+from tests.service import published
+from tests.service.service_kit import client_of, running, until
 
 pytestmark = pytest.mark.anyio
-
-_spec = importlib.util.spec_from_file_location(
-    "store_servers", Path(__file__).resolve().parents[1] / "contracts" / "store_servers.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-store_servers: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(store_servers)
 
 
 @pytest.fixture
@@ -40,6 +32,7 @@ def redis(tmp_path: Path) -> Iterator[Any]:
         yield server
 
 
+@pytest.mark.process
 async def test_vectors_from_redis(settings: Settings, redis: Any) -> None:
     collection = open_store(redis.url).collection("items")
     vectors = published.directions(50, 0)
@@ -114,6 +107,7 @@ async def ready(client: Any, status_code: int, status: str) -> dict[str, Any]:
     return dict(await until(look))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("role", "away"), [("api", (200, "degraded")), ("vectors", (503, 503))])
 async def test_a_server_that_is_away_is_told_of_and_its_return_too(
     settings: Settings,
@@ -155,6 +149,7 @@ async def test_a_server_that_is_away_is_told_of_and_its_return_too(
         server.kill()
 
 
+@pytest.mark.process
 async def test_vectors_that_are_here_are_served_without_the_object_store(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

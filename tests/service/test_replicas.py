@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import serving
 from sqlalchemy.engine import make_url
+
+from tests.service import serving
 
 pytestmark = pytest.mark.slow
 
@@ -107,6 +108,8 @@ class Load:
             return None
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.timeout(LOAD_SECONDS + 400)
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 def test_no_acknowledged_write_is_lost_when_a_replica_is_killed(tmp_path: Path, database_url: str) -> None:

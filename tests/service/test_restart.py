@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from service_kit import job_body
 
+from tests.service.service_kit import job_body
 from trainer.launch import PROCESS_FILE, terminate
 
-SERVER = Path(__file__).with_name("small_server.py")
+pytestmark = pytest.mark.process
 
 
 class Server:
@@ -41,7 +41,10 @@ class Server:
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(SERVER)], env=self._environment, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.service.small_server"],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stdout is not None
         url = self._process.stdout.readline().split()[-1]

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import published
 import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
-from service_kit import BOTH, client_of, job_body, running, until
 
 from embeddings.store import StoreError
 from service import idempotency, jobs, retention, tables
 from service.database import Database
 from service.retention import Swept
 from service.settings import Kept, Settings
+from tests.service import published
+from tests.service.service_kit import BOTH, client_of, job_body, running, until, waits_for
 from trainer.spec import JobSpec
 
 pytestmark = [pytest.mark.anyio, BOTH]
@@ -153,9 +153,7 @@ async def test_who_names_a_job_holds_it_until_that_is_known(
         async def waits() -> bool:
             if database.is_sqlite:
                 return bool(getattr(database._writers, "_waiters", None))
-            query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%FOR UPDATE%'"
-            async with database.read() as another:
-                return bool(await another.scalar(sa.text(query)))
+            return await waits_for(database, connection)
 
         await until(waits)
         await jobs.create(connection, spec, dataset_spec, "default")

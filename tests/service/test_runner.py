@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import published
 import pytest
-from service_kit import BOTH, client_of, job_body, running, until, wait_for
-from small_run import SmallRuns
 
 from service import job_output, jobs, run_events, tables
 from service.database import Database
 from service.executors.base import Unknown
 from service.runner import Runner
 from service.settings import Settings
+from tests.service import published
+from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
+from tests.service.small_run import SmallRuns
 from trainer.events import EventWriter
 from trainer.launch import EXIT_FILE, PROCESS_FILE, processes, write_json
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 PUBLISH = {"collection": "items", "feature": "item"}
 
@@ -387,7 +387,6 @@ async def test_run_json_says_which_cluster_to_join(
 
 
 async def test_one_runner_per_home(settings: Settings, runs: SmallRuns) -> None:
-    settings.home.mkdir()
     settings.runs.mkdir()
     database = Database(settings.database_url)
     one, two = (Runner(database, settings, None, runs) for _ in range(2))  # type: ignore[arg-type]
@@ -426,7 +425,8 @@ async def test_no_attempt_begins_while_the_one_before_it_may_live(
             await jobs.change(connection, row, **before)
         for away, attempt in ((True, 1), (False, 2)):
             runs.away = away
-            await runner.round()
+            taken = await runner.round()
+            assert taken is not away, "who is taken is started by another round at once"
             assert (await client.get(f"/v1/jobs/{job['id']}")).json()["attempt"] == attempt
     finally:
         runner.close()

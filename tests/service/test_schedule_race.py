@@ -15,14 +15,14 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
-from racers import fire_killed_everywhere, replica
-from service_kit import BOTH, job_body
 
 from service import tables
 from service.settings import Settings
+from tests.service.racers import fire_killed_everywhere, replica
+from tests.service.service_kit import BOTH, job_body
 from trainer.launch import terminate
 
-pytestmark = [pytest.mark.anyio, BOTH, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, BOTH, pytest.mark.slow, pytest.mark.process]
 
 START = datetime.datetime(2026, 3, 1, 3, 0, tzinfo=datetime.UTC)
 DAY = datetime.timedelta(days=1)

@@ -14,11 +14,11 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
-from racers import fire_in_process
-from service_kit import BOTH, client_of, job_body, running, until, wait_for
 
 from service import jobs, scheduler, tables
 from service.settings import Settings
+from tests.service.racers import fire_in_process
+from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
 
 pytestmark = [pytest.mark.anyio, BOTH]
 
@@ -265,6 +265,7 @@ async def test_firings_come_in_pages(app: FastAPI, client: httpx.AsyncClient, da
     assert dates == [f"2026-03-0{day}" for day in (7, 6, 5, 4, 3, 2, 1)]
 
 
+@pytest.mark.process
 async def test_three_racing_schedulers_fire_nothing_twice(
     app: FastAPI, client: httpx.AsyncClient, dataset: str, database_url: str
 ) -> None:

@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from service_kit import BOTH
 
 from service import tables
 from service.database import Database, migrate
+from tests.service.service_kit import BOTH
 
 pytestmark = [pytest.mark.anyio, BOTH]
+
+
+@pytest.fixture
+def migrated() -> bool:
+    return False
+
 
 NOW = tables.now()
 TABLES = ("api_key", "session", "dataset", "job", "job_label", "job_event", "schedule", "firing")

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from service_kit import BOTH, client_of, job_body, running, until
-from small_run import SmallRuns
-from tour import Tour, Visit, names_resolve, operations, seed
 
 from service import datasets, jobs, schedules, tables
 from service.settings import Settings
 from service.tenants import HEADER
+from tests.service.service_kit import BOTH, client_of, job_body, running, until
+from tests.service.small_run import SmallRuns
+from tests.service.tour import Tour, Visit, names_resolve, operations, seed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("names_resolve")]
 __all__ = ["names_resolve"]
@@ -129,6 +129,7 @@ async def test_names_are_a_tenants_own(app: FastAPI, client: httpx.AsyncClient, 
         assert (await other.get("/v1/audit")).json()["items"][0]["action"] == "DELETE /v1/jobs/{job_id}"
 
 
+@pytest.mark.process
 async def test_a_run_is_given_its_tenants_store_and_files_alone(settings: Settings) -> None:
     """Through the whole service: the run of another tenant publishes into its own store."""
     runs = SmallRuns()

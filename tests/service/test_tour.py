@@ -11,10 +11,10 @@ import httpx
 import jsonschema
 import pytest
 from fastapi import FastAPI
-from tour import Tour, Visit, documented, json_of, names_resolve, operations, seed
 
 from service import examples
 from service.settings import Settings
+from tests.service.tour import Tour, Visit, documented, json_of, names_resolve, operations, seed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("names_resolve")]
 __all__ = ["names_resolve"]

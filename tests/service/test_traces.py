@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from service_kit import client_of, job_body, running
 
 from service import submission, tables
 from service.settings import Settings
+from tests.service.service_kit import client_of, job_body, running
 from trainer import tracing
 from trainer.driver import execute
 from trainer.failures import ResourceError

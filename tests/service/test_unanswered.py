@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from service_kit import client_of, job_body, running, until, wait_for
-from small_run import SmallRuns
 
 from service.executors.base import Room, Unknown
 from service.settings import Settings
+from tests.service.service_kit import client_of, job_body, running, until, wait_for
+from tests.service.small_run import SmallRuns
 
 pytestmark = pytest.mark.anyio
 

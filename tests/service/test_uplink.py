@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
-from free_ports import free_port
-from serving import Served, dataset, job, serving
 
 from service import run_events, run_tokens
+from tests.free_ports import free_port
+from tests.service.serving import Served, dataset, job, serving
 from trainer import uplink
 from trainer.events import EventWriter, read_events
 from trainer.failures import GivenUpError, ServiceAwayError
@@ -24,7 +24,7 @@ from trainer.launch import write_json
 from trainer.rundir import Report, Run, read_run, write_run
 from trainer.spec import parse_dataset, parse_job
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 
 class Elsewhere:

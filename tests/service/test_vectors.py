@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import published
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -18,6 +17,7 @@ from service.client_vectors import table_of, vectors_of
 from service.features import accepted, ids_as
 from service.routes.vectors import ARROW, JSON
 from service.settings import Settings
+from tests.service import published
 
 pytestmark = pytest.mark.anyio
 

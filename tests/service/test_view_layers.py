@@ -13,7 +13,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from serving import Served, serving
 
 from embeddings.rff_torch import RandomFourierLayer
 from embeddings.stage import publish_candidate
@@ -21,6 +20,7 @@ from embeddings.stage_settings import Gate, MovingAverage, Settings, View
 from embeddings.store import Store, open_store
 from embeddings.vectors import ItemVectors, unit_rows
 from service.client import Client
+from tests.service.serving import Served, serving
 
 NUM_ITEMS, DIM = 300, 8
 IDS = np.arange(NUM_ITEMS) * 3

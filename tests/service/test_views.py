@@ -8,11 +8,11 @@ import json
 from typing import Any
 
 import numpy as np
-import published
 import pytest
 
 from embeddings.rff import RandomFourierFeatures
 from service.settings import Settings
+from tests.service import published
 
 pytestmark = pytest.mark.anyio
 NEW = {"name": "wide", "collection": "items", "dim": 64, "sigma": 0.7, "seed": 3, "frequencies": "gaussian"}

@@ -20,14 +20,14 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
-from service_kit import BOTH, client_of, job_body, running, until, wait_for
-from small_run import SmallRuns
 
 from service import tables, webhook_sender, webhooks
 from service.database import Database
 from service.pulse import Pulse
 from service.settings import Settings
 from service.tenants import HEADER
+from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for, waits_for
+from tests.service.small_run import SmallRuns
 
 pytestmark = pytest.mark.anyio
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -362,6 +362,7 @@ async def test_a_held_version_and_a_missed_firing_are_told_of(
     assert (missed["fire_at"], missed["first_fire_at"]) == (firings[0]["fire_at"], firings[-1]["fire_at"])
 
 
+@pytest.mark.parametrize("migrated", [False])
 async def test_a_look_that_fails_is_counted(settings: Settings) -> None:
     """A database that was never made: every look fails, and the alert BackgroundFails goes by the count."""
     settings.home.mkdir()
@@ -441,14 +442,7 @@ async def test_a_webhook_is_deleted_while_its_address_says_that_it_is_gone(
         await webhooks.get(connection, "default", hook["id"])
         sending = asyncio.create_task(send(app))
 
-        async def waits() -> bool:
-            query = (
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'UPDATE webhook %'"
-            )
-            async with database.read() as another:
-                return bool(await another.scalar(sa.text(query)))
-
-        await until(waits)
+        await until(lambda: waits_for(database, connection))
         await webhooks.delete(connection, "default", hook["id"])
     assert await sending == ["given_up"]
     assert (await client.get("/v1/webhooks")).json()["items"] == []

@@ -14,14 +14,15 @@ from pathlib import Path
 import httpx
 import numpy as np
 import psutil
-import published
 import pytest
-import serving
-from serving import Served
 
 from embeddings.store import open_store
 from service.app import listen
 from service.client import Client
+from tests.service import published, serving
+from tests.service.serving import Served
+
+pytestmark = pytest.mark.process
 
 
 def workers_of(served: Served) -> list[psutil.Process]:

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
-from service_kit import job_body
 
 from embeddings.stage import Gate, publish_candidate
 from embeddings.stage import Settings as Stage
 from embeddings.store import open_store
 from embeddings.vectors import ItemVectors
 from service.settings import Settings
+from tests.service.service_kit import job_body
 
 NUM_ITEMS, DIM = 300, 8
 WEBHOOK_HOST = "hooks.example.com"
@@ -33,6 +33,10 @@ SCHEDULE = {
     "timezone": "Europe/Zurich",
     "job": {**JOB, "dataset": {"name": "ratings", "window": {"start": "{firing_date}", "days": 1}}},
 }
+
+
+Reached = dict[tuple[str, str], set[int]]
+"""By method and path, the statuses that were answered."""
 
 
 @dataclasses.dataclass
@@ -279,3 +283,9 @@ class Tour:
         await self.visit(f"GET {one}/deliveries", webhook)
         await self.visit(f"POST {one}/deliveries/{{delivery_id}}/retry", webhook, delivery)
         await self.visit(f"DELETE {one}", webhook)
+
+
+def parameters(path: str, values: dict[str, str]) -> dict[str, str]:
+    """Those of ``path``; ``values``: by name, those called ``name`` by the beginning of the path."""
+    prefix = "/".join(path.split("/")[:3])
+    return {name: values[prefix if name == "name" else name] for name in re.findall(r"{(\w+)}", path)}

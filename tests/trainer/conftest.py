@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.pool import RankFailure
+from tests.trained_runs import TrainedRuns
+from trainer.driver import RanksFailed
 from trainer.rundir import Run, read_run, write_run
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
+from trainer.standby import Standby
+from trainer.worker import train_rank
 
 NUM_ITEMS = 120
 
@@ -94,7 +99,7 @@ def meanwhile(condition: Callable[[], Any], action: Callable[[], None]) -> Itera
 
 @pytest.fixture(scope="session")
 def small() -> SimpleNamespace:
-    """The functions above: test modules are no package that they could be imported from."""
+    """The functions above, for tests that take them as a fixture."""
     return SimpleNamespace(
         write_rows=write_rows,
         dataset=small_dataset,
@@ -132,3 +137,42 @@ def make_run(tmp_path: Path, rows: Path) -> Callable[..., Run]:
         return read_run(directory)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedRuns:
+    """``trained_runs.finish(run)``: a run just written, trained; once a session for all that are alike."""
+    return TrainedRuns(tmp_path_factory.mktemp("trained-runs"))
+
+
+@pytest.fixture
+def trained_run(make_run: Callable[..., Run], trained_runs: TrainedRuns) -> Callable[..., Run]:
+    """``make_run``, finished."""
+    return lambda name="run", **changes: trained_runs.finish(make_run(name, **changes))
+
+
+@pytest.fixture(scope="session")
+def pooled_ranks(ranks: Callable[[int], Any]) -> Callable[[Run], None]:
+    """trainer.on_host.start_ranks, but for processes of its own: the ranks are those of the session's pool."""
+
+    def start(run: Run) -> None:
+        try:
+            ranks(run.job.resources.num_workers).run(train_rank, str(run.directory))
+        except RankFailure as error:
+            raise RanksFailed(str(error)) from error
+
+    return start
+
+
+class StandbyOfTests(Standby):
+    def start(self, run_dir: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int | None:
+        same = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
+        return super().start(run_dir, same, own)
+
+
+@pytest.fixture(scope="session")
+def standby() -> Iterator[Standby]:
+    """The process that runs are forked from: its imports are paid for once."""
+    found = StandbyOfTests()
+    yield found
+    found.close()

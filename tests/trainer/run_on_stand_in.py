@@ -1,25 +1,23 @@
-"""One rank that leads runs of jobs: ``run_on_stand_in.py RANK WORLD_SIZE STORE (DIRECTORY DEVICE)...``
+"""One rank that leads runs of jobs, each of them a directory and a device, in a process of its own.
 
-DEVICE is ``cpu``, with the reference as backend of the tables, or ``standin`` (stand_in_device), whose backend is the
-reference too: so both end with the same bits, if everything between the tables is on the device. Jobs with ``kernel:
-fbgemm`` have FBGEMM's operators on ``cpu``, and its module on ``standin``, behind a cache.
+The device is ``cpu``, with the reference as backend of the tables, or ``standin`` (stand_in_device), whose backend is
+the reference too: so both end with the same bits, if everything between the tables is on the device. Jobs with
+``kernel: fbgemm`` have FBGEMM's operators on ``cpu``, and its module on ``standin``, behind a cache.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 
-import stand_in_device
 import torch
 import torch.distributed as dist
-from stand_in_device import NAME, StandIn, StandInKernel, StandInModuleKernel
 
 from embeddings import tables
+from tests.trainer import stand_in_device
+from tests.trainer.stand_in_device import NAME, StandIn, StandInKernel, StandInModuleKernel
 from trainer import build, planning, worker
+from trainer.on_host import leave
 
-rank, world_size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
 tables_kernel, planned = tables._kernel, planning.Topology
 
 
@@ -44,23 +42,25 @@ def plain_adam(*arguments, fused=None, **settings):
     return adam(*arguments, **settings)
 
 
-tables._kernel, planning.Topology = kernel, topology
-# The CPU's own attention sums in another order than its plain operators, which the stand-in has.
-torch.backends.cuda.enable_flash_sdp(False)
-torch.optim.Adam = plain_adam
-planning.free_bytes_per_rank = lambda device, world_size, backend: 10**9
+def lead(rank: int, world_size: int, store: str, runs: list[tuple[str, str]]) -> None:
+    number, size = str(rank), str(world_size)
+    os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    tables._kernel, planning.Topology = kernel, topology
+    # The CPU's own attention sums in another order than its plain operators, which the stand-in has.
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.optim.Adam = plain_adam
+    planning.free_bytes_per_rank = lambda device, world_size, backend: 10**9
 
-# Two backends, as groups of ranks with GPUs have.
-dist.init_process_group("cpu:gloo,cuda:gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-for directory, name in zip(sys.argv[4::2], sys.argv[5::2], strict=True):
-    build.BACKENDS["evenkeel"] = "reference" if name == "cpu" else None
-    if name == "cpu":
-        worker.use_device = lambda job, gpus=(): torch.device("cpu")
-        worker.train_rank(directory)
-        continue
-    worker.use_device = lambda job, gpus=(): stand_in_device.DEVICE
-    with StandIn():
-        worker.train_rank(directory)
-dist.barrier()
-sys.stdout.flush()
-os._exit(0)
+    # Two backends, as groups of ranks with GPUs have.
+    dist.init_process_group("cpu:gloo,cuda:gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    for directory, name in runs:
+        build.BACKENDS["evenkeel"] = "reference" if name == "cpu" else None
+        if name == "cpu":
+            worker.use_device = lambda job, gpus=(): torch.device("cpu")
+            worker.train_rank(directory)
+            continue
+        worker.use_device = lambda job, gpus=(): stand_in_device.DEVICE
+        with StandIn():
+            worker.train_rank(directory)
+    dist.barrier()
+    leave(0)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from module_tables import CachedOnHost
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -21,6 +20,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from embeddings.kernels.fbgemm_module import ComputeDevice, EmbeddingLocation, FbgemmModuleKernel, module_of
 from embeddings.kernels.layout import Layout, Record
 from embeddings.kernels.reference import ReferenceKernel
+from tests.module_tables import CachedOnHost
 
 NAME = "standin"
 _setup_privateuseone_for_python_backend(NAME)

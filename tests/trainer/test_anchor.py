@@ -121,14 +121,14 @@ def published(run: Any, basis: np.ndarray | None = None) -> ItemVectors:
     return found
 
 
-def first_run(make_run: Any) -> Any:
-    run = make_run("first", **JOB, publish=FREE | {"collection": "elsewhere"}, epochs=1)
-    assert execute(run, start_ranks) == 0
-    return run
+@pytest.fixture
+def first(trained_run: Any) -> Any:
+    return trained_run("first", **JOB, publish=FREE | {"collection": "elsewhere"}, epochs=1)
 
 
-def test_targets_are_served_vectors_with_their_norms_in_the_basis_that_the_job_starts_in(make_run, small, tmp_path):
-    first = first_run(make_run)
+def test_targets_are_served_vectors_with_their_norms_in_the_basis_that_the_job_starts_in(
+    make_run, first, small, tmp_path
+):
     basis = np.linalg.qr(np.random.default_rng(1).standard_normal((DIM, DIM)))[0].astype(np.float32)
     own = published(first, basis)
     served = open_store(first.store_url).collection("items").open()
@@ -167,8 +167,7 @@ def mean_cosine(run: Any, version: Any) -> float:
     return float(np.sum(unit_rows(np.asarray(found.vectors))[0] * unit_rows(served)[0], axis=1)[status > 0].mean())
 
 
-def test_a_retrain_with_another_seed_stays_where_it_is_served_and_resumes_to_the_bit(make_run):
-    first = first_run(make_run)
+def test_a_retrain_with_another_seed_stays_where_it_is_served_and_resumes_to_the_bit(make_run, first):
     published(first)
     version = open_store(first.store_url).collection("items").open()
     settings = {**JOB, "seed": 7, "parent_version": version.version}
@@ -189,8 +188,7 @@ def test_a_retrain_with_another_seed_stays_where_it_is_served_and_resumes_to_the
         assert torch.equal(ours, theirs)
 
 
-def test_another_strength_is_another_job(make_run, small):
-    first = first_run(make_run)
+def test_another_strength_is_another_job(make_run, first, small):
     published(first)
     settings = {**JOB, "parent_version": "v000001", "epochs": 1}
     run = make_run("run", **settings, publish=ANCHORED)
@@ -221,8 +219,7 @@ def joined(of_ranks: list[Any]) -> dict[str, torch.Tensor]:
     return {name: torch.cat([rows for other, _, rows in pieces if other == name]) for name in ("item", "user")}
 
 
-def test_two_ranks_are_drawn_to_where_one_is(make_run, ranks):
-    first = first_run(make_run)
+def test_two_ranks_are_drawn_to_where_one_is(make_run, first, ranks):
     published(first)
     run = make_run("one", **JOB, publish=ANCHORED, parent_version="v000001")
     write_targets(run, prepare(run.dataset, run.job, run.data), None)
@@ -292,8 +289,7 @@ def test_sse_of_the_items_is_refused(small, sse):
     small.job(**JOB | {"sse": {"user": {"probability": 0.1}}}, publish=ANCHORED)
 
 
-def test_a_version_of_another_dim_is_refused(make_run):
-    first = first_run(make_run)
+def test_a_version_of_another_dim_is_refused(make_run, first):
     published(first)
     wider = JOB | {"model": BPR | {"embedding_dim": 2 * DIM}}
     run = make_run("wider", **wider, publish=ANCHORED, parent_version="v000001")

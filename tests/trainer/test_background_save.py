@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
+import time
 
 import pytest
 import torch
 
-from trainer import background_save
+from tests import forked
+from trainer import background_save, checkpoint
 from trainer.background_save import STAGED_COPIES, BackgroundSaver
 from trainer.checkpoint import Checkpoint, CheckpointError, TableShard, latest_valid, save
 from trainer.driver import execute
 from trainer.on_host import start_ranks
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def make_shard(num_rows=101, dim=4, row_start=0, total=None):
@@ -118,32 +116,25 @@ def test_an_error_on_its_way_is_not_hidden_by_one_of_a_save(tmp_path):
         save_and_raise(None)
 
 
-# Many small pieces, each fsynced: the write takes long enough to be met half done.
-KILLED = """
-import os, signal, sys, time
-from pathlib import Path
-import torch
-from trainer import checkpoint
-from trainer.background_save import BackgroundSaver
-from trainer.checkpoint import TableShard
-checkpoint.PIECE_BYTES = 64 * 256
-folder = Path(sys.argv[1])
-weight = torch.zeros(400_000, 16)
-saver = BackgroundSaver()
-saver.save(folder, step=1, tables=[TableShard("t", 64, 0, torch.ones(64, 16), {})], dense={}, extra={})
-saver.save(folder, step=2, tables=[TableShard("t", len(weight), 0, weight, {})], dense={}, extra={})
-while not list(folder.glob(".writing-*/*-00003.safetensors")):
-    time.sleep(0.001)
-assert not (folder / "step-000000000002").exists()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+def killed_while_it_writes(folder):
+    """Many small pieces, each fsynced: the write takes long enough to be met half done."""
+    checkpoint.PIECE_BYTES = 64 * 256
+    weight = torch.zeros(100_000, 16)
+    saver = BackgroundSaver()
+    saver.save(folder, step=1, tables=[TableShard("t", 64, 0, torch.ones(64, 16), {})], dense={}, extra={})
+    saver.save(folder, step=2, tables=[TableShard("t", len(weight), 0, weight, {})], dense={}, extra={})
+    while not list(folder.glob(".writing-*/*-00003.safetensors")):
+        assert not (folder / "step-000000000002").exists()
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_kill_9_while_it_is_written_leaves_the_previous_one(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+@pytest.mark.process
+def test_kill_9_while_it_is_written_leaves_the_previous_one(tmp_path_factory, tmp_path):
+    log = tmp_path_factory.mktemp("log") / "log.txt"
+    process = forked.start(killed_while_it_writes, tmp_path, log=log)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, log.read_text()
     assert latest_valid(tmp_path).step == 1
     assert list(tmp_path.glob(".writing-*"))
     with BackgroundSaver() as saver:

@@ -113,12 +113,11 @@ def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     [("bpr", "fresh"), ("bpr", "warm"), ("mf", "fresh"), ("two_tower", "fresh"), ("item2vec", "fresh"),
      ("item2vec", "warm")],
 )  # fmt: skip
-def test_the_parents_context_stays_and_all_else_is_trained(tmp_path, logs, kind, items):
-    first = run_of(tmp_path, "first", kind, logs[0])
+def test_the_parents_context_stays_and_all_else_is_trained(tmp_path, logs, trained_runs, kind, items):
+    first = trained_runs.finish(run_of(tmp_path, "first", kind, logs[0]))
     second = run_of(tmp_path, "second", kind, logs[1], first, items)
     unbegun = run_of(tmp_path, "unbegun", kind, logs[1], first, items)
-    for run in (first, second):
-        assert execute(run, start_ranks) == 0
+    assert execute(second, start_ranks) == 0
     before, after = as_read(first), as_read(second)
     old, new = contexts(before, kind), contexts(after, kind)
     assert len(old.keys() & new.keys()) >= 30
@@ -150,11 +149,11 @@ def initial_rows(run: Run) -> dict[str, dict[Any, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("kind", ["bpr", "item2vec"])
-def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path, logs, kind):
-    first = run_of(tmp_path, "first", kind, logs[0])
+def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path, logs, trained_runs, kind):
+    first = trained_runs.finish(run_of(tmp_path, "first", kind, logs[0]))
     whole = run_of(tmp_path, "whole", kind, logs[1], first, epochs=2)
     parts = run_of(tmp_path, "parts", kind, logs[1], first, epochs=1)
-    for run in (first, whole, parts):
+    for run in (whole, parts):
         assert execute(run, start_ranks) == 0
     parts = run_of(tmp_path, "parts", kind, logs[1], first, epochs=2, attempt=2)
     assert execute(parts, start_ranks) == 0
@@ -196,9 +195,8 @@ def joined(of_ranks: list[Any]) -> dict[str, torch.Tensor]:
         ("item2vec", {"item": "row_wise"}),
     ],
 )
-def test_two_ranks_train_what_one_does(tmp_path, logs, ranks, kind, sharding):
-    first = run_of(tmp_path, "first", kind, logs[0])
-    assert execute(first, start_ranks) == 0
+def test_two_ranks_train_what_one_does(tmp_path, logs, trained_runs, ranks, kind, sharding):
+    first = trained_runs.finish(run_of(tmp_path, "first", kind, logs[0]))
     second = run_of(tmp_path, "second", kind, logs[1], first)
     prepare(second.dataset, second.job, second.data, base_vocabulary=id_maps(latest_valid(first.checkpoints)))
     with single_rank_group():

@@ -73,6 +73,7 @@ def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
     assert all(message == message[0] * 200 for message in messages)
 
 
+@pytest.mark.process
 def test_kill_leaves_whole_events(tmp_path: Path) -> None:
     code = f"""
         from trainer.events import EventWriter
@@ -98,6 +99,7 @@ def test_kill_leaves_whole_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("next_writer", ["writer", "other"])
+@pytest.mark.process
 def test_full_disk_loses_that_event_only(tmp_path: Path, next_writer: str) -> None:
     """A file size limit stops a write in the middle, as a full disk does. The driver and rank 0 write the same file."""
     code = f"""

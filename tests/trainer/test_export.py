@@ -213,6 +213,7 @@ def test_tables_have_raw_ids_and_rows_as_they_are_read(trained, exported):
     assert np.abs(vectors - stored.numpy()).max() > 1e-4  # momentum and decay were owed
 
 
+@pytest.mark.process
 def test_it_needs_neither_torch_nor_the_run(trained, exported, tmp_path):
     run = trained("dnn")
     rows = rows_for(run).slice(0, 20)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from module_tables import CachedKernel
 
 from embeddings.kernels import fbgemm
 from embeddings.kernels.fbgemm_module import FbgemmModuleKernel
 from embeddings.store import open_store
+from tests.module_tables import CachedKernel
 from trainer.checkpoint import latest_valid
 from trainer.driver import execute
 from trainer.on_host import start_ranks

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from embeddings.store import open_store
 from trainer import driver, launch
 from trainer.checkpoint import CheckpointError, TableShard, latest_valid, save
 from trainer.data import PreparedData, prepare
@@ -167,3 +168,19 @@ def test_a_run_that_lost_its_lease_stops_by_itself(make_run, small, monkeypatch)
         assert execute(run, start_ranks) != launch.EXIT_SUCCEEDED
     assert set(names(run.checkpoints)) <= set(seen[0]), "no checkpoint after the lease was gone"
     assert not (run.directory / launch.EXIT_FILE).exists()
+
+
+def test_one_that_is_given_up_while_it_writes_its_version_does_not_switch(make_run, monkeypatch):
+    """The version takes long to write: its lease is asked for before that, and again for the switch."""
+    run = make_run(publish={"collection": "items", "feature": "item", "gate": {"mode": "off"}}, lease={"token": "a"})
+    looks: list[Path] = []
+
+    def taken_after_the_first_look(current: Run) -> None:
+        current.fence()
+        looks.append(current.directory)
+        revoke(current.directory)
+
+    monkeypatch.setattr("trainer.publish.fence", taken_after_the_first_look)
+    assert execute(run, start_ranks) != launch.EXIT_SUCCEEDED
+    assert len(looks) == 1
+    assert open_store(run.store_url).collection("items").current() is None

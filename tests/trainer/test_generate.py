@@ -114,6 +114,7 @@ def test_days_are_folders_in_order(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.parent.name for path in paths]
 
 
+@pytest.mark.process
 def test_command_line_and_example_manifest(tmp_path):
     command = [sys.executable, "-m", "trainer.generate", "--rows", "3000", "--days", "3", "--out", tmp_path / "log"]
     finished = subprocess.run(command, capture_output=True, text=True, check=True)

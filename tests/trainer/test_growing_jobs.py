@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -16,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from embeddings.store import open_store
+from tests import forked
+from tests.trained_runs import lead
 from trainer import checkpoint, read_tables
 from trainer.build import build
 from trainer.checkpoint import CheckpointError, latest_valid
@@ -36,13 +36,6 @@ from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.warm_start import id_maps, rows_of_parent
 
 NUM_ROWS = 3000
-LEAD = """
-import sys
-from trainer.driver import execute
-from trainer.on_host import start_ranks
-from trainer.rundir import read_run
-execute(read_run(sys.argv[1]), start_ranks)
-"""
 TIGHT = {"capacity": 40, "admit_after": 2, "ttl_steps": 9}
 
 
@@ -293,16 +286,17 @@ def test_tables_are_read_a_chunk_at_a_time(run, monkeypatch):
     assert bool((whole[2:] != 0).any(dim=1).all())
 
 
+@pytest.mark.process
 def test_a_killed_run_goes_on_with_the_same_bits(log, tmp_path):
     """The whole way: kill -9 while it trains and a checkpoint is written now and then, and led again."""
     settings = {"checkpoint": {"every_steps": 7}}
     run = run_of(tmp_path, "killed", job_of(epochs=1000, **settings), log)
-    command = [sys.executable, "-c", LEAD, str(run.directory)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        while len(checkpoint.checkpoints_in(run.checkpoints)) < 3:
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
+    process = forked.start(lead, run.directory, log=tmp_path / "log.txt")
+    while len(checkpoint.checkpoints_in(run.checkpoints)) < 3:
+        assert process.exitcode is None, (tmp_path / "log.txt").read_text()
+        time.sleep(0.01)
+    process.kill()
+    process.join()
     kept = latest_valid(run.checkpoints).step
     epochs = kept // PreparedData.open(run.data).steps_per_epoch + 2
     found = []

@@ -157,6 +157,7 @@ def test_profile_of_values_has_their_range(tmp_path):
     assert "label_rate" not in found
 
 
+@pytest.mark.process
 def test_no_torch():
     code = "import sys, trainer.infer, trainer.estimate, trainer.generate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,6 +14,8 @@ import pytest
 
 from trainer import launch
 
+pytestmark = pytest.mark.process
+
 # A run that ignores SIGTERM, with the children that are hard to find: one in its own process group (as Ray makes them),
 # one in its own session whose parent died (it moves to init), one with an empty environment, each with a grandchild.
 STUBBORN = """

@@ -6,6 +6,8 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 from embeddings.store import open_store
 from trainer.data import PreparedData
 from trainer.driver import execute
@@ -40,6 +42,7 @@ def test_event_and_manifest_tell_the_same(make_run, small, tmp_path):
     assert spec_sha256(run.job) != spec_sha256(small.job(epochs=2))
 
 
+@pytest.mark.process
 def test_the_commit_is_the_one_that_git_tells(tmp_path: Path):
     assert git_commit(tmp_path) is None
 

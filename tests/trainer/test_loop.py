@@ -135,6 +135,7 @@ def test_progress_is_told_sparingly_and_at_the_end(data, small, monkeypatch):
     trainer.train_step = slow_step
     trainer.train()
     times = [at for at, _ in told]
+    assert told[0][1]["step"] == 1, "the first step is told of at once"
     assert all(b - a >= PROGRESS_SECONDS for a, b in itertools.pairwise(times[:-1]))
     last = told[-1][1]
     assert (last["step"], last["epoch"], last["epochs"]) == (2 * data.steps_per_epoch, 2, 2)

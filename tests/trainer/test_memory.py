@@ -218,7 +218,7 @@ def test_the_machine_is_a_limit_for_all_ranks_together():
     assert memory_problem(job, memory, 10**11) is None
     problem, remedy = memory_problem(job, memory, 2 * memory.total)
     assert "this machine has" in problem
-    assert "2 ranks and 734,003,200 for Ray" in problem
+    assert "2 ranks and 734,003,200 beside them" in problem
     assert "larger machine" in remedy
     assert 10**8 < machine_memory_bytes() < 10**14
 
@@ -239,6 +239,7 @@ print(process.memory_info().rss - before)
 """
 
 
+@pytest.mark.process
 def test_memory_measured_is_memory_predicted():
     """Resident memory of a process grows by what is predicted, within 5 %: pages are written when rows are
     initialised."""
@@ -264,6 +265,7 @@ print(code, own * 1024)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.process
 def test_the_peak_of_a_run_is_below_its_prediction_and_of_its_order(make_run, tmp_path):
     """Resident bytes of a process that prepares the data and is the only rank; a checkpoint is written beside it.
 

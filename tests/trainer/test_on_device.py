@@ -8,11 +8,7 @@ Those with kernel fbgemm have the module for GPUs there, and a cache that keeps 
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests import forked
 from trainer.checkpoint import latest_valid
 from trainer.data import prepare
 from trainer.rundir import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
 
-HERE = Path(__file__).parent
 # Of half a minute on a quiet machine.
 BUSY_SECONDS = 600
-pytestmark = pytest.mark.timeout(2 * BUSY_SECONDS + 120)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(2 * BUSY_SECONDS + 120)]
 SPLIT = {"split": {"kind": "per_user_last"}}
 # Together: whole, split and copied tables, pooled and not, SSE on both sides, dropout, micro-batches, clipping.
 JOBS = {
@@ -153,31 +149,30 @@ def make(folder, name, dataset, num_workers, epochs):
     return run
 
 
+def lead(*arguments):
+    """In a process of its own: the import registers the device."""
+    from tests.trainer import run_on_stand_in
+
+    run_on_stand_in.lead(*arguments)
+
+
 def train(folder, num_workers, runs):
     """Every run (directory, device) in turn, on one process for each rank."""
     store = folder / f"rendezvous-{len(list(folder.iterdir()))}"
-    arguments = [word for directory, device in runs for word in (str(directory), device)]
-    paths = (HERE.parents[1], HERE.parent, HERE)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    environment |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     logs = [folder / f"rank-{rank}.log" for rank in range(num_workers)]
     ranks = []
     try:
         for rank, log in enumerate(logs):
-            command = [sys.executable, str(HERE / "run_on_stand_in.py"), str(rank), str(num_workers), str(store)]
-            with open(log, "wb") as output:
-                ranks.append(
-                    subprocess.Popen([*command, *arguments], env=environment, stdout=output, stderr=subprocess.STDOUT)
-                )
+            ranks.append(forked.start(lead, rank, num_workers, str(store), runs, log=log))
         deadline = time.monotonic() + BUSY_SECONDS
-        while None in (codes := [process.poll() for process in ranks]) and not any(codes):
+        while None in (codes := [process.exitcode for process in ranks]) and not any(codes):
             if time.monotonic() > deadline:
                 break
-            time.sleep(0.05)
+            time.sleep(0.02)
     finally:
         for process in ranks:
             process.kill()
-            process.wait()
+            process.join()
     assert codes == [0] * num_workers, "\n".join(log.read_text("utf-8", "replace")[-6000:] for log in logs)
 
 
@@ -198,13 +193,13 @@ def trained_and_resumed(names, dataset, folder, num_workers):
         for name in names
         for device in ("cpu", "standin")
     }
-    train(folder, num_workers, [(run.directory, device) for (_, device), run in runs.items()])
+    train(folder, num_workers, [(str(run.directory), device) for (_, device), run in runs.items()])
     halfway = {key: latest_valid(run.checkpoints).step for key, run in runs.items()}
     for (name, device), run in runs.items():
         more = dataclasses.replace(run, job=run.job.model_copy(update={"epochs": 2}))
         runs[name, device] = more
         write_run(run.directory, run_id=name, job=more.job, dataset=more.dataset, store_url=run.store_url)
-    train(folder, num_workers, [(run.directory, device) for (_, device), run in runs.items()])
+    train(folder, num_workers, [(str(run.directory), device) for (_, device), run in runs.items()])
     found = {}
     for key, run in runs.items():
         tensors, history, step = everything(run)

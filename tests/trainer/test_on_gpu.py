@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from module_tables import ON_GPU, SCARCE_BYTES
 
 from embeddings.kernels import fbgemm_module
+from tests.module_tables import ON_GPU, SCARCE_BYTES
 from trainer.checkpoint import latest_valid
 from trainer.driver import execute
 from trainer.on_host import start_ranks

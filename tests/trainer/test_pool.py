@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 
 def add_ranks(number):
     import torch

@@ -407,6 +407,7 @@ def test_events_are_gathered_by_user(sequence_run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.process
 def test_the_command_scores_by_a_jobs_id(run, tmp_path):
     """The whole way: console script, the trainer as its child, files."""
     shutil.copytree(run.directory, tmp_path / "home" / "runs" / "shop-1")

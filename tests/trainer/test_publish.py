@@ -48,10 +48,9 @@ def test_vectors_are_rows_without_decay_and_norms_are_with_it(make_run, small, t
     assert (found.norms < np.linalg.norm(rows[order], axis=1) * 0.999).any()  # some row idled and decayed
 
 
-def test_rows_that_this_job_did_not_touch_are_no_evidence(make_run, small, tmp_path):
+def test_rows_that_this_job_did_not_touch_are_no_evidence(make_run, trained_run, small, tmp_path):
     """After a warm start, an id that does not occur any more is served as before, not as it was left behind."""
-    first = make_run("first", publish=PUBLISH, epochs=1, sse={})
-    assert execute(first, start_ranks) == 0
+    first = trained_run("first", publish=PUBLISH, epochs=1)
     uri = small.write_rows(tmp_path / "fewer.parquet", num_items=70)
     second = make_run(
         "second",
@@ -75,10 +74,9 @@ def test_rows_that_this_job_did_not_touch_are_no_evidence(make_run, small, tmp_p
     np.testing.assert_array_equal(vectors, old.lookup(gone)[1])
 
 
-def test_what_sse_alone_touched_is_no_evidence(make_run, small, tmp_path):
+def test_what_sse_alone_touched_is_no_evidence(make_run, trained_run, small, tmp_path):
     """Swaps draw among all rows, also of items that this job's data do not have: their row moved, but not for them."""
-    first = make_run("first", epochs=1)
-    assert execute(first, start_ranks) == 0
+    first = trained_run("first", epochs=1)
     uri = small.write_rows(tmp_path / "fewer.parquet", num_items=70)
     second = make_run(
         "second",
@@ -120,12 +118,12 @@ def test_an_older_checkpoint_is_not_published_for_the_end(make_run, small):
     assert len(open_store(run.store_url).collection("items").versions()) == 1
 
 
-def test_vectors_of_a_split_table_are_those_of_a_whole_one(make_run):
+def test_vectors_of_a_split_table_are_those_of_a_whole_one(make_run, pooled_ranks):
     """Two ranks wrote the checkpoint; who reads it does not see that."""
     run = make_run(
         publish=PUBLISH, epochs=1, resources={"num_workers": 2}, sharding={"item": "row_wise", "user": "row_wise"}
     )
-    assert execute(run, start_ranks) == 0
+    assert execute(run, pooled_ranks) == 0
     found = item_vectors(run, latest_valid(run.checkpoints))
     rows, _ = gathered(run, decay=False)
     order = np.argsort(PreparedData.open(run.data).vocabulary("item").to_numpy(), kind="stable")

@@ -14,6 +14,8 @@ from embeddings.config import TableConfig
 from embeddings.optim import AdamAR, RowwiseAdam
 from trainer.checkpoint import Checkpoint, TableShard, latest_valid, save
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 # Rows and columns that no number of ranks divides; a column piece is a multiple of 4 wide in TorchRec.
 TABLES = (TableConfig("user", 37, 24, ("user",)), TableConfig("item", 23, 20, ("item", "other")))
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")

@@ -6,33 +6,19 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import forked
+from tests.trained_runs import lead
 from trainer.checkpoint import MANIFEST_FILE, Checkpoint, _manifest_bytes, latest_valid
 from trainer.driver import execute
 from trainer.on_host import start_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = """
-import sys
-from trainer.driver import execute
-from trainer.on_host import start_ranks
-from trainer.rundir import read_run
-sys.exit(execute(read_run(sys.argv[1]), start_ranks))
-"""
 STEPS_PER_EPOCH = 25
-
-
-def start(directory: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with open(directory / "log.txt", "ab") as log:
-        return subprocess.Popen([sys.executable, "-c", RUN, str(directory)], stdout=log, stderr=log, env=environment)
 
 
 def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
@@ -43,7 +29,7 @@ def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_run_killed_at_random_steps_ends_with_the_same_bits(make_run, small, tmp_path):
     seed = int(os.environ.get("EVENKEEL_TEST_SEED", "0"))
     print(f"seed {seed}")
@@ -54,16 +40,17 @@ def test_a_run_killed_at_random_steps_ends_with_the_same_bits(make_run, small, t
     kept = []
     for attempt in (1, 2):
         run = make_run("killed", attempt=attempt, epochs=1000, **settings)  # none ends before it is killed
-        process = start(run.directory)
+        process = forked.start(lead, run.directory, log=run.directory / "log.txt")
         deadline = time.monotonic() + 300
         before = kept[-1] if kept else 0
         while not ((found := newest_step(run.checkpoints)) is not None and found > before):
-            assert process.poll() is None, (run.directory / "log.txt").read_text()
+            assert process.exitcode is None, (run.directory / "log.txt").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.6))
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        time.sleep(rng.uniform(0, 0.3))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
         kept.append(latest_valid(run.checkpoints).extra["position"]["step"])
         assert kept[-1] > before
 
@@ -87,10 +74,9 @@ def test_a_run_killed_at_random_steps_ends_with_the_same_bits(make_run, small, t
     assert [(*key, m.get("auc"), m.get("loss")) for key, m in sorted(again.items(), key=_position)] == metrics
 
 
-def test_a_field_that_came_later_does_not_keep_a_run_from_its_checkpoint(make_run, small):
+def test_a_field_that_came_later_does_not_keep_a_run_from_its_checkpoint(make_run, trained_run, small):
     """The run began under a version whose jobs had neither; another job is another job all the same."""
-    run = make_run(epochs=1)
-    assert execute(run, start_ranks) == 0
+    run = trained_run(epochs=1)
     file = latest_valid(run.checkpoints).path / MANIFEST_FILE
     body = json.loads(file.read_bytes())["manifest"]
     del body["extra"]["job"]["optimizer"]["schedule"], body["extra"]["job"]["kernel"]

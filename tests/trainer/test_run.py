@@ -10,10 +10,8 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -23,8 +21,10 @@ import pytest
 import torch
 
 from embeddings.store import StoreBusy, open_store
+from tests import small_disk
+from tests.trained_runs import lead
 from trainer import driver, launch
-from trainer.checkpoint import Checkpoint, latest_valid
+from trainer.checkpoint import Checkpoint, checkpoints_in, latest_valid
 from trainer.driver import execute
 from trainer.events import EventWriter
 from trainer.failures import Cancelled, NonFiniteError, ResourceError, cause, classify, record
@@ -68,6 +68,10 @@ def test_a_run_tells_its_life(make_run, small, monkeypatch):
     assert small.metrics(run.directory, "train")[-1]["loss"] < 0.6
     assert told["error"] == []
     assert told["heartbeat"]
+    phases = [event["name"] for event in small.events(run.directory, "phase")]
+    assert (phases[:2], phases[-1]) == (["prepare", "build"], "publish")
+    assert set(phases[2:-1]) == {"evaluation", "checkpoint"}
+    assert phases.count("evaluation") == 4, "two splits after each epoch"
     opening = next(event for event in told["info"] if "alpha" in event)
     assert opening["alpha"] == 0.003
     assert sum(opening["rows_per_rank"]["item"]) == 122
@@ -97,9 +101,8 @@ def test_the_heart_beats_until_the_end(make_run, small, monkeypatch):
     assert len(small.events(run.directory, "heartbeat")) == beats
 
 
-def test_a_run_that_publishes_nothing_says_so(make_run, small):
-    run = make_run(epochs=1)
-    assert execute(run, start_ranks) == 0
+def test_a_run_that_publishes_nothing_says_so(trained_run, small):
+    run = trained_run(epochs=1)
     assert small.events(run.directory, "publication")[0]["status"] == "none"
 
 
@@ -149,9 +152,8 @@ def test_a_loss_that_explodes_names_the_step_and_where(make_run, small):
     assert "learning_rate" in error["remedy"]
 
 
-def test_a_changed_job_does_not_go_on_from_another_jobs_checkpoint(make_run, small):
-    run = make_run(epochs=1)
-    execute(run, start_ranks)
+def test_a_changed_job_does_not_go_on_from_another_jobs_checkpoint(make_run, trained_run, small):
+    run = trained_run(epochs=1)
     changed = make_run(epochs=1, attempt=2, dense_optimizer={"kind": "sgd", "learning_rate": 0.1})
     assert execute(changed, start_ranks) == launch.EXIT_FAILED
     error = small.events(run.directory, "error")[0]
@@ -176,6 +178,7 @@ def spawned_ranks() -> set[psutil.Process]:
     return found
 
 
+@pytest.mark.process
 def test_a_worker_killed_is_worth_another_try(make_run, small):
     """Two ranks; one is killed without a word while the other waits for it."""
     run = make_run(epochs=1000, resources={"num_workers": 2})
@@ -296,9 +299,8 @@ def unit(rows: torch.Tensor) -> torch.Tensor:
         ({"optimizer": {**ADAM_AR, "moments": "lazy"}}, "optimizer.moments"),
     ],
 )
-def test_a_warm_start_that_does_not_fit_is_refused(make_run, small, changes, message):
-    first = make_run("first", epochs=1)
-    assert execute(first, start_ranks) == 0
+def test_a_warm_start_that_does_not_fit_is_refused(make_run, trained_run, small, changes, message):
+    first = trained_run("first", epochs=1)
     second = make_run("second", epochs=1, init_checkpoint=str(first.checkpoints), **changes)
     # Not worth another try: it would find the same.
     error = fails_with(second, small, "bad_input")
@@ -312,47 +314,38 @@ def test_a_warm_start_from_nothing_says_so(make_run, small, tmp_path):
     assert "no valid checkpoint" in small.events(run.directory, "error")[0]["message"]
 
 
-def test_a_warm_start_without_the_ids_of_its_rows_is_refused(make_run, small):
-    first = make_run("first", epochs=1, checkpoint={"keep_last": 1})
-    execute(first, start_ranks)
-    (latest_valid(first.checkpoints).path / "ids-item.arrow").write_bytes(b"other ids")
+def test_a_warm_start_without_the_ids_of_its_rows_is_refused(make_run, trained_run, small):
+    first = trained_run("first", epochs=1)
+    *older, newest = checkpoints_in(first.checkpoints)
+    for path in older:
+        shutil.rmtree(path)
+    (newest / "ids-item.arrow").write_bytes(b"other ids")
     second = make_run("second", epochs=1, init_checkpoint=str(first.checkpoints))
     with pytest.warns(RuntimeWarning, match=r"ids-item\.arrow holds 9 bytes"):
         assert execute(second, start_ranks) != 0
     assert "no valid checkpoint" in small.events(second.directory, "error")[0]["message"]
 
 
-def test_a_refresh_is_published_onto_its_parent(make_run, small):
-    first = make_run("first", publish=PUBLISH | {"gate": {"mode": "off"}})
-    assert execute(first, start_ranks) == 0
+def test_a_refresh_is_published_onto_its_parent(make_run, trained_run):
+    gate_off = {"epochs": 1, "publish": PUBLISH | {"gate": {"mode": "off"}}}
+    first = trained_run("first", **gate_off)
     collection = open_store(first.store_url).collection("items")
     assert collection.current() == "v000001"
-    second = make_run(
-        "second",
-        publish=PUBLISH | {"gate": {"mode": "off"}},
-        init_checkpoint=str(first.checkpoints),
-        parent_version="v000001",
-    )
+    second = make_run("second", **gate_off, init_checkpoint=str(first.checkpoints), parent_version="v000001")
     assert execute(second, start_ranks) == 0
     assert collection.current() == "v000002"
     manifest = collection.manifest("v000002")
     assert manifest["parent"] == "v000001"
     assert manifest["job"] == "second"
     # Attempted once more (a crash after the switch): the same version, not another one.
-    again = make_run(
-        "second",
-        attempt=2,
-        publish=PUBLISH | {"gate": {"mode": "off"}},
-        init_checkpoint=str(first.checkpoints),
-        parent_version="v000001",
-    )
+    again = make_run("second", attempt=2, **gate_off, init_checkpoint=str(first.checkpoints), parent_version="v000001")
     assert execute(again, start_ranks) == 0
     assert collection.current() == "v000002"
 
 
-def test_a_run_that_was_overtaken_is_held(make_run, small):
+def test_a_run_that_was_overtaken_is_held(make_run, trained_run, small):
     gate_off = PUBLISH | {"gate": {"mode": "off"}}
-    assert execute(make_run("first", publish=gate_off), start_ranks) == 0
+    trained_run("first", epochs=1, publish=gate_off)
     late = make_run("late", publish=gate_off, epochs=1)  # it started when there was no version yet
     assert execute(late, start_ranks) == 0
     (publication,) = small.events(late.directory, "publication")
@@ -483,20 +476,21 @@ def test_the_same_directory_again_goes_on_from_the_parent_it_began_with(tmp_path
     command = [str(spec), "--run-dir", str(child)]
     assert train_command([*command, "--init", str(parent), "--set", "resources.timeout_seconds=0.0001"]) == 1
     shutil.rmtree(child / "checkpoints")
+    assert train_command([str(spec), "--run-dir", str(tmp_path / "other")]) == 0  # what is served is another's by now
     assert train_command(command) == 0
     opening = [event for event in small.events(child, "info") if "alpha" in event][-1]
     assert f"warm start from {parent}" in opening["message"]
+    assert small.events(child, "publication")[-1]["status"] == "held"
 
 
-@pytest.mark.slow
-def test_a_warm_start_on_other_ranks_and_another_plan_is_the_same(make_run, small, tmp_path):
+def test_a_warm_start_on_other_ranks_and_another_plan_is_the_same(make_run, small, tmp_path, pooled_ranks):
     two = {"num_workers": 2}
     first = make_run("first", epochs=1, resources=two, sharding={"item": "row_wise"})
-    assert execute(first, start_ranks) == 0
+    assert execute(first, pooled_ranks) == 0
     next_day = {"uri": small.write_rows(tmp_path / "next.parquet", seed=9, num_items=400), "epochs": 1}
     next_day["init_checkpoint"] = str(first.checkpoints)
     split = make_run("two", resources=two, sharding={"item": "table_wise", "user": "row_wise"}, **next_day)
-    assert execute(split, start_ranks) == 0
+    assert execute(split, pooled_ranks) == 0
     whole = make_run("one", **next_day)
     assert execute(whole, start_ranks) == 0
     ours, alone = (latest_valid(run.checkpoints) for run in (split, whole))
@@ -573,42 +567,27 @@ def test_errors_survive_pickling(error):
 
 # --- a disk that fills up --------------------------------------------------------------------------------------------
 
-FULL_DISK = """
-import sys
-from trainer.driver import execute
-from trainer.events import EventWriter
-from trainer.on_host import start_ranks
-from trainer.rundir import read_run
-run = read_run(sys.argv[1])
-code = execute(run, start_ranks)
-print("files:", sorted(path.name for path in run.checkpoints.glob("*")) if run.checkpoints.exists() else [])
-sys.exit(code)
-"""
+
+@pytest.mark.process
+def test_a_full_disk_is_told_and_leaves_no_half_checkpoint(make_run, tmp_path):
+    # The data take some 100 KB of the 600, a checkpoint with these vectors more than the rest.
+    run = make_run(epochs=1, model={"kind": "two_tower", "embedding_dim": 512, "hidden": [8]})
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    code, said = small_disk.run(disk, "600k", tmp_path / "log.txt", lead_on, disk / "run", run.directory)
+    assert code == launch.EXIT_RETRYABLE, said
+    assert "error (disk_full)" in said
+    assert "free space" in said
+    assert "files: []" in said
 
 
-@pytest.mark.slow
-def test_a_full_disk_is_told_and_leaves_no_half_checkpoint(make_run, small, tmp_path):
-    run = make_run(epochs=1)
-    shutil.copytree(run.directory, tmp_path / "copy")
-    inside = 'mount -t tmpfs -o size=600k tmpfs "$0" && cp -r "$1"/. "$0" && exec "$2" -c "$3" "$0"'
-    shell = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    trial = subprocess.run([*shell, 'mount -t tmpfs tmpfs "$0"', str(run.directory)], capture_output=True, check=False)
-    if trial.returncode:
-        pytest.skip(f"mounting a tmpfs is not permitted: {trial.stderr.decode().strip()}")
-    # The data takes some 100 KB of the 600, a checkpoint with these vectors more than the rest.
-    wide = make_run("wide", epochs=1, model={"kind": "two_tower", "embedding_dim": 512, "hidden": [8]})
-    shutil.copy(wide.directory / "run.json", tmp_path / "copy" / "run.json")
-    finished = subprocess.run(
-        [*shell, inside, str(run.directory), str(tmp_path / "copy"), sys.executable, FULL_DISK],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"},
-    )
-    assert finished.returncode == launch.EXIT_RETRYABLE, finished.stdout + finished.stderr
-    assert "error (disk_full)" in finished.stdout
-    assert "free space" in finished.stdout
-    assert "files: []" in finished.stdout
+def lead_on(folder, run_directory):
+    """The run, where there is little room."""
+    shutil.copytree(run_directory, folder)
+    code = lead(folder)
+    checkpoints = read_run(folder).checkpoints
+    print("files:", sorted(path.name for path in checkpoints.glob("*")) if checkpoints.exists() else [])
+    return code
 
 
 # --- what a person sees ----------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""The detached run in Ray Train: killed in any way, it leaves no process and ends with the same bits."""
+"""The detached run in Ray Train, on a cluster that it joins: killed in any way, it leaves no process there and ends
+with the same bits as ranks without Ray."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from free_ports import free_port
 
+from tests.free_ports import free_port
 from trainer import launch
 from trainer.checkpoint import Checkpoint, latest_valid
 from trainer.driver import execute
@@ -59,70 +60,6 @@ def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     return found
 
 
-def start(run) -> None:
-    (run.directory / launch.EXIT_FILE).unlink(missing_ok=True)
-    launch.launch(run.directory, env={"OMP_NUM_THREADS": "1"})
-
-
-def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree(make_run, small, tmp_path):
-    uri = small.write_rows(tmp_path / "rare.parquet", num_items=3000)
-    settings = {"uri": uri, "checkpoint": {"every_steps": 7}, "resources": TWO, "sharding": SPLIT}
-    long = {"epochs": 1000}  # none ends before it is killed
-
-    # A worker is killed: the run says so, and that it is worth another try.
-    run = make_run("killed", **settings, **long)
-    start(run)
-    wait_for(lambda: newest_step(run.checkpoints) > 0, run.directory)
-    workers = [p for p in launch.processes(run.directory) if "RayTrainWorker" in " ".join(p.cmdline())]
-    assert len(workers) == 2
-    workers[-1].kill()
-    ended = wait_for_end(run.directory)
-    assert ended["code"] == launch.EXIT_RETRYABLE
-    assert ended["error"]["code"] == "worker_died"
-    wait_for_no_process(run.directory)
-    first = latest_valid(run.checkpoints).step
-
-    # Everything is killed at once.
-    run = make_run("killed", attempt=2, **settings, **long)
-    start(run)
-    wait_for(lambda: newest_step(run.checkpoints) > first, run.directory)
-    pids = [process.pid for process in launch.processes(run.directory)]
-    assert len(pids) >= 5
-    assert launch.terminate(run.directory, grace_seconds=0) is False
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
-    assert not (run.directory / launch.EXIT_FILE).exists()
-    second = latest_valid(run.checkpoints).step
-
-    # To its end, and the same ranks without Ray and without a cut.
-    settings["epochs"] = second // 25 + 3
-    run = make_run("killed", attempt=3, **settings)
-    start(run)
-    ended = wait_for_end(run.directory)
-    assert ended["code"] == 0, (run.directory / launch.LOG_FILE).read_text()[-6000:]
-    whole = make_run("whole", **settings)
-    assert execute(whole, start_ranks) == 0
-    openings = [event for event in small.events(run.directory, "info") if "alpha" in event]
-    assert [event["resumed_from_step"] for event in openings] == [None, first, second]
-    assert openings[0]["sharding"] == SPLIT
-    assert all(count > 0 for count in openings[0]["rows_per_rank"]["item"])
-    mine, expected = everything(latest_valid(run.checkpoints)), everything(latest_valid(whole.checkpoints))
-    assert [name for name in expected if not torch.equal(mine[name], expected[name])] == []
-    last, steps = mine["item.last_update_step"], latest_valid(run.checkpoints).step
-    assert bool(((last > 0) & (last < steps - 20)).any())  # rows did idle across the cuts
-    wait_for_no_process(run.directory)
-
-
-def wait_for_no_process(directory: Path) -> None:
-    """Ray's own processes may take a moment to follow their driver."""
-    deadline = time.monotonic() + 300
-    while left := launch.processes(directory):
-        assert time.monotonic() < deadline, [process.cmdline() for process in left]
-        time.sleep(0.1)
-
-
-# --- joining a cluster -----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def head() -> Iterator[dict[str, str]]:
     """A real ``ray start --head`` with token, 2 CPUs, an empty home and its own folder; ended by pid."""
@@ -156,6 +93,63 @@ def start_joined(run, head: dict[str, str], **changes: str) -> None:
     (run.directory / launch.EXIT_FILE).unlink(missing_ok=True)
     secret = {name: value for name, value in head.items() if name.startswith("RAY_")}
     launch.launch(run.directory, env={"OMP_NUM_THREADS": "1", **secret, **changes})
+
+
+def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree(make_run, small, tmp_path, head):
+    uri = small.write_rows(tmp_path / "rare.parquet", num_items=3000)
+    settings = {"uri": uri, "checkpoint": {"every_steps": 7}, "resources": TWO, "sharding": SPLIT}
+    long = {"epochs": 1000, "ray_address": head["address"]}  # none ends before it is killed
+
+    # A worker is killed: the run says so, and that it is worth another try.
+    run = make_run("killed", **settings, **long)
+    start_joined(run, head)
+    wait_for(lambda: newest_step(run.checkpoints) > 0, run.directory)
+    workers = [p for p in launch.processes(run.directory) if "RayTrainWorker" in " ".join(p.cmdline())]
+    assert len(workers) == 2
+    workers[-1].kill()
+    ended = wait_for_end(run.directory)
+    assert ended["code"] == launch.EXIT_RETRYABLE
+    assert ended["error"]["code"] == "worker_died"
+    wait_for_no_process(run.directory)
+    first = latest_valid(run.checkpoints).step
+
+    # Everything is killed at once.
+    run = make_run("killed", attempt=2, **settings, **long)
+    start_joined(run, head)
+    wait_for(lambda: newest_step(run.checkpoints) > first, run.directory)
+    pids = [process.pid for process in launch.processes(run.directory)]
+    assert len(pids) >= 3
+    assert launch.terminate(run.directory, grace_seconds=0) is False
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+    assert not (run.directory / launch.EXIT_FILE).exists()
+    second = latest_valid(run.checkpoints).step
+
+    # To its end, and the same ranks without Ray and without a cut.
+    settings["epochs"] = second // 25 + 3
+    run = make_run("killed", attempt=3, ray_address=head["address"], **settings)
+    start_joined(run, head)
+    ended = wait_for_end(run.directory)
+    assert ended["code"] == 0, (run.directory / launch.LOG_FILE).read_text()[-6000:]
+    whole = make_run("whole", **settings)
+    assert execute(whole, start_ranks) == 0
+    openings = [event for event in small.events(run.directory, "info") if "alpha" in event]
+    assert [event["resumed_from_step"] for event in openings] == [None, first, second]
+    assert openings[0]["sharding"] == SPLIT
+    assert all(count > 0 for count in openings[0]["rows_per_rank"]["item"])
+    mine, expected = everything(latest_valid(run.checkpoints)), everything(latest_valid(whole.checkpoints))
+    assert [name for name in expected if not torch.equal(mine[name], expected[name])] == []
+    last, steps = mine["item.last_update_step"], latest_valid(run.checkpoints).step
+    assert bool(((last > 0) & (last < steps - 20)).any())  # rows did idle across the cuts
+    wait_for_no_process(run.directory)
+
+
+def wait_for_no_process(directory: Path) -> None:
+    """Ray's own processes may take a moment to follow their driver. One actor, marked as the first run that the cluster
+    had, is the cluster's."""
+    deadline = time.monotonic() + 300
+    while left := [one for one in launch.processes(directory) if "_AutoscalingCoordinator" not in one.name()]:
+        assert time.monotonic() < deadline, [process.cmdline() for process in left]
+        time.sleep(0.1)
 
 
 def test_a_run_in_a_joined_cluster_is_cancelled_and_goes_on(make_run, small, head):
@@ -201,10 +195,10 @@ def test_a_cluster_that_does_not_know_us_lets_nobody_in(make_run, small, head):
     assert small.events(run.directory, "metric") == []
 
 
-def test_sigterm_is_ours_while_ray_runs(make_run, small):
+def test_sigterm_is_ours_while_ray_runs(make_run, small, head):
     """ray.init takes SIGTERM for itself and would exit in the middle of a step: the handler has to be ours again."""
-    run = make_run(epochs=1000, checkpoint={"every_steps": 100_000})
-    start(run)
+    run = make_run(epochs=1000, checkpoint={"every_steps": 100_000}, ray_address=head["address"])
+    start_joined(run, head)
     (run.directory / "events.jsonl").touch()
     wait_for(lambda: bool(small.events(run.directory, "metric")), run.directory)
     os.kill(json.loads((run.directory / launch.PROCESS_FILE).read_text())["pid"], signal.SIGTERM)

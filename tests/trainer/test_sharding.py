@@ -11,6 +11,8 @@ from embeddings.tables import EmbeddingTables
 from trainer.checkpoint import Checkpoint, CheckpointError, latest_valid
 from trainer.models import DNN
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 DIM = 8
 INIT = InitConfig("normal", 0.3)
 TABLES = (

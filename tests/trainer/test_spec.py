@@ -432,6 +432,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_documents(tmp_path / "absent.yaml")
 
 
+@pytest.mark.process
 def test_specs_load_without_torch() -> None:
     code = "import sys, trainer.spec, trainer.events, trainer.available; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests import small_disk
 from trainer.data import DataError, prepare
 from trainer.data.growth import IdMap
 
@@ -262,36 +263,17 @@ def test_a_failure_keeps_what_was_prepared_before(clicks, dataset_spec, job_spec
     assert {path.name for path in tmp_path.iterdir()} == {"data", "rows.parquet"}
 
 
-FULL_DISK = """
-import sys
-from pathlib import Path
-from trainer.data import DataError, prepare
-from trainer.spec import load_documents
-dataset, job = load_documents(sys.argv[1])
-try:
-    prepare(dataset, job, Path(sys.argv[2]) / "data")
-except DataError as error:
-    print(error)
-print(sorted(path.name for path in Path(sys.argv[2]).iterdir()))
-"""
+def fill_the_disk(dataset, job, folder):
+    with pytest.raises(DataError, match=r"cannot be written: No space left on device \(free disk space"):
+        prepare(dataset, job, folder / "data")
+    print(list(folder.iterdir()))
 
 
+@pytest.mark.process
 def test_disk_full(clicks, dataset_spec, job_spec, tmp_path):
-    dataset, job = dataset_spec(clicks(100_000)), job_spec()
-    (tmp_path / "spec.yaml").write_text(f"{dataset.model_dump_json()}\n---\n{job.model_dump_json()}\n")
-    (tmp_path / "small").mkdir()
-    inside = 'mount -t tmpfs -o size=500k tmpfs "$0" || exit 77; exec "$@"'
-    program = [sys.executable, "-c", FULL_DISK, tmp_path / "spec.yaml", tmp_path / "small"]
-    command = ["unshare", "--mount", "sh", "-c", inside, tmp_path / "small", *program]
-    try:
-        finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    except FileNotFoundError:
-        pytest.skip("mounting a tmpfs is not permitted: there is no unshare")
-    if finished.returncode == 77 or "unshare failed" in finished.stderr:
-        pytest.skip(f"mounting a tmpfs is not permitted: {finished.stderr.strip()}")
-    assert finished.returncode == 0, finished.stderr
-    assert "cannot be written: No space left on device (free disk space" in finished.stdout
-    assert finished.stdout.endswith("[]\n")
+    (tmp_path / "disk").mkdir()
+    arguments = dataset_spec(clicks(20_000)), job_spec(), tmp_path / "disk"
+    assert small_disk.run(tmp_path / "disk", "100k", tmp_path / "log.txt", fill_the_disk, *arguments) == (0, "[]\n")
 
 
 def test_errors_cross_process_boundaries():
@@ -300,6 +282,7 @@ def test_errors_cross_process_boundaries():
     assert isinstance(error, ValueError)
 
 
+@pytest.mark.process
 def test_preparing_needs_no_torch():
     code = "import sys, trainer.data.preparation, trainer.data.prepared; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

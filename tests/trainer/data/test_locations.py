@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,16 +13,11 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from tests.contracts import store_servers
 from trainer.data import PreparedData, prepare
 from trainer.data.errors import DataError
 from trainer.data.source import HIVE_NULL, Source
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
-
-_spec = spec_from_file_location("store_servers", Path(__file__).parents[2] / "contracts" / "store_servers.py")
-assert _spec is not None
-assert _spec.loader is not None
-store_servers: Any = module_from_spec(_spec)
-_spec.loader.exec_module(store_servers)
 
 DAYS = ("2026-01-01", "2026-01-02", "2026-01-10")
 FEATURES = {
@@ -82,6 +75,7 @@ def contents(data: PreparedData) -> dict[str, bytes]:
     return {str(path.relative_to(data.directory)): path.read_bytes() for path in data.directory.rglob("*.bin")}
 
 
+@pytest.mark.process
 def test_object_storage_gives_what_a_directory_gives(server, tmp_path):
     local = write_days(tmp_path / "source" / "days")
     upload(server, tmp_path / "source", "rows/own")
@@ -97,6 +91,7 @@ def test_object_storage_gives_what_a_directory_gives(server, tmp_path):
     assert any("reused" in line for line in logged)
 
 
+@pytest.mark.process
 def test_a_window_reads_its_days_alone(server, tmp_path):
     write_days(tmp_path / "source" / "days")
     upload(server, tmp_path / "source", "rows/window")
@@ -106,6 +101,7 @@ def test_a_window_reads_its_days_alone(server, tmp_path):
     assert data.num_rows_read == 2 * 2 * 80
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("key", "says"),
     [("rows/nothing", "no such file"), ("nobucket/rows", "no such file|did not give"), ("rows/bad", "as Parquet")],

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import datetime
 import os
-import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.data import PreparedData, prepare
+from tests import forked
+from trainer.data import PreparedData, arrays, prepare
 from trainer.data import source as source_module
 from trainer.data.errors import DataError
 from trainer.data.growth import IdMap
@@ -370,30 +370,29 @@ def test_columns_of_one_table_take_its_first_features_type(clicks, dataset_spec,
     assert read_split(data, "train")["similar"].to_pylist() == [items[n : n + n % 3] for n in range(60)]
 
 
-KILLED = """
-import sys, time
-from trainer.data import arrays, prepare
-from trainer.spec import load_documents
-append = arrays.Appender.append
-def slow(self, values):
-    print("writing", flush=True)
-    time.sleep(0.2)
-    append(self, values)
-arrays.Appender.append = slow
-dataset, job = load_documents(sys.argv[1])
-prepare(dataset, job, sys.argv[2])
-"""
+def prepare_slowly(dataset, job, folder):
+    append = arrays.Appender.append
+
+    def slow(self, values):
+        print("writing", flush=True)
+        time.sleep(0.2)
+        append(self, values)
+
+    arrays.Appender.append = slow
+    prepare(dataset, job, folder)
 
 
-def test_killed_while_preparing(clicks, dataset_spec, job_spec, tmp_path):
+@pytest.mark.process
+def test_killed_while_preparing(clicks, dataset_spec, job_spec, tmp_path, tmp_path_factory):
     """SIGKILL in the middle leaves no directory; the next run cleans up and makes it whole."""
     dataset, job = dataset_spec(clicks(300)), job_spec()
-    (tmp_path / "spec.yaml").write_text(f"{dataset.model_dump_json()}\n---\n{job.model_dump_json()}\n")
-    command = [sys.executable, "-c", KILLED, tmp_path / "spec.yaml", tmp_path / "data"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for _ in range(5):
-            assert process.stdout.readline() == "writing\n"
-        process.kill()
+    log = tmp_path_factory.mktemp("log") / "log.txt"
+    process = forked.start(prepare_slowly, dataset, job, tmp_path / "data", log=log)
+    while not (log.exists() and log.read_text().count("writing\n") >= 5):
+        assert process.exitcode is None, log.read_text()
+        time.sleep(0.01)
+    process.kill()
+    process.join()
     assert any(path.name.endswith(".preparing") for path in tmp_path.iterdir())
     assert PreparedData.fingerprint_of(tmp_path / "data") is None
     data = prepare(dataset, job, tmp_path / "data")

@@ -116,7 +116,7 @@ def make_model(
 
 @pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
-    """The functions above: test modules are no package that they could be imported from."""
+    """The functions above, for tests that take them as a fixture."""
     return SimpleNamespace(
         model=make_model, batch=make_batch, names=NAMES, keys=KEYS, lists=LISTS, labels=LABELS, dense=DENSE,
         num_dense=NUM_DENSE, dim=DIM, hidden=HIDDEN, settings=SETTINGS, tables=Tables,

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests import forked
 from trainer.recipes.command import RECIPES, main
 from trainer.recipes.grid import run_grid
 from trainer.recipes.point import Point
@@ -61,6 +61,7 @@ def test_the_small_form_shows_the_direction_of_each_claim(
 
 
 @pytest.mark.slow
+@pytest.mark.process
 def test_a_killed_grid_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
     """kill -9 in the middle of the second point: the first is not run again, the second ends with the same bits as one
     that nobody killed."""
@@ -68,12 +69,12 @@ def test_a_killed_grid_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
     part = ["dropout", "--quick", "--here", "--part", "quick/dnn/none,quick/dnn/DROPOUT_8"]
     main([*part, "--out", str(whole)])
     first, second = (point for point in points_of("dropout", killed / "data") if point.row in ("none", "DROPOUT_8"))
-    command = [sys.executable, "-m", "trainer.recipes.command", *part, "--out", str(killed)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        while not _epochs(killed, second):
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
+    process = forked.start(main, [*part, "--out", str(killed)], log=tmp_path / "log.txt")
+    while not _epochs(killed, second):
+        assert process.exitcode is None, (tmp_path / "log.txt").read_text()
+        time.sleep(0.002)
+    process.kill()
+    process.join()
     assert read_record(second, killed) is None
     record = read_record(first, killed)
     assert record is not None
@@ -96,6 +97,7 @@ def _epochs(out: Path, point: Point) -> list[dict[str, Any]]:
     return metrics_of(out / "runs" / point.key)
 
 
+@pytest.mark.process
 def test_a_failed_point_is_recorded_and_tried_again(data: Path, tmp_path: Path) -> None:
     """Its rows are not there: the others run. Again, it is tried, and they are not."""
     away = tmp_path / "away"

@@ -1,0 +1,63 @@
+"""Processes forked from one that has imported torch and the trainer, which takes seconds; a fork takes none.
+
+The one they are forked from is started on first use and ends with the session. It computes nothing, so it has no
+threads that a fork would lose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_CONTEXT = multiprocessing.get_context("forkserver")
+_IMPORTED = ["pytest", "hypothesis", "torch.distributed", "torchrec", "trainer.on_host", "trainer.driver"]
+# They share the cores: one thread each. Read when torch and numba are imported.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+
+
+def start(function: Callable[..., Any], *arguments: Any, log: Path) -> ForkServerProcess:
+    """A process that calls the module-level ``function``, with one thread, and writes what it says to ``log``."""
+    _CONTEXT.set_forkserver_preload(_IMPORTED)
+    with _set(_ENVIRONMENT):
+        forkserver.ensure_running()
+    sys.audit("os.fork")  # tests/conftest.py counts who starts processes
+    process = _CONTEXT.Process(target=_call, args=(log, function, arguments))
+    process.start()
+    return process
+
+
+def _call(log: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    # Held by this process, it would keep the one that it is forked from when the session was killed. Both end then.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    code = function(*arguments)
+    sys.stdout.flush()
+    if isinstance(code, int):
+        sys.exit(code)
+
+
+@contextlib.contextmanager
+def _set(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
