@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-# Rows that one thread should have to itself, about 0.1 ms. On a busy machine each thread more is one more to wait for.
+# Bytes of rows for which one thread takes about 0.1 ms: on a busy machine each thread more is one more to wait for.
 BYTES_PER_THREAD = 1 << 18
 
 
 def num_threads(num_bytes: int) -> int:
-    """Return as many threads as torch uses in this process, as far as there is work for them."""
-    return max(1, min(torch.get_num_threads(), num_bytes // BYTES_PER_THREAD))
+    """Return one, or where there is work for two all that torch uses: OpenMP ends those that a call leaves out."""
+    return torch.get_num_threads() if num_bytes >= 2 * BYTES_PER_THREAD else 1

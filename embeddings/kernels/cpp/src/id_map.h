@@ -52,7 +52,7 @@ inline void put(const IdMap& map, int64_t raw, int64_t entry) {
   map.slots[2 * place] = raw, map.slots[2 * place + 1] = entry + 1;
 }
 
-inline void fetch_home(const IdMap& map, const int64_t* ids, int64_t i, int64_t count) {
+EVENKEEL_INLINE void fetch_home(const IdMap& map, const int64_t* ids, int64_t i, int64_t count) {
   if (i < count) prefetch<false>(map.slots + 2 * home_of(map, ids[i]), 2);
 }
 

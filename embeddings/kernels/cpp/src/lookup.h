@@ -62,20 +62,22 @@ struct Reader {
         row_values(static_cast<const S*>(tables.row_values) + feature.step_base),
         last_steps(tables.last_steps + feature.step_base) {}
 
-  void warm_up(const int64_t* ids, int64_t first, int64_t end) const {
-    for (int64_t i = first; i < std::min(first + AHEAD, end); ++i) prefetch<false>(weights + ids[i] * dim, dim);
+  int64_t n() const { return length<DIM>(dim); }
+
+  EVENKEEL_INLINE void warm_up(const int64_t* ids, int64_t first, int64_t end) const {
+    for (int64_t i = first; i < std::min(first + AHEAD, end); ++i) prefetch<false>(weights + ids[i] * n(), n());
     if constexpr (HAS_IDLE)
       for (int64_t i = first; i < std::min(first + 2 * AHEAD, end); ++i) prefetch<false>(last_steps + ids[i], 1);
   }
 
-  void fetch_ahead(const int64_t* ids, int64_t i, int64_t end) const {
+  EVENKEEL_INLINE void fetch_ahead(const int64_t* ids, int64_t i, int64_t end) const {
     if (i + AHEAD >= end) return;
     const int64_t ahead = ids[i + AHEAD];
-    prefetch<false>(weights + ahead * dim, dim);
+    prefetch<false>(weights + ahead * n(), n());
     if constexpr (HAS_MOMENTUM) {
       // Only a row touched lately reads its moments: its last step, fetched before, tells.
       if (is_live(feature, ahead) && idle->completed - last_steps[ahead] < idle->num_near) {
-        prefetch<false>(vectors + ahead * VECTORS * dim, VECTORS * dim);
+        prefetch<false>(vectors + ahead * VECTORS * n(), VECTORS * n());
         if constexpr (ROWWISE) prefetch<false>(row_values + ahead, 1);
       }
     }
@@ -85,14 +87,14 @@ struct Reader {
 
   template <class How>
   void read(Real* out, int64_t row, Real factor) const {
-    const W* w = weights + row * dim;
+    const W* w = weights + row * n();
     if constexpr (!HAS_IDLE) return read_scaled<DIM, How>(out, w, factor, dim);
     const Correction<Real> now = correction<Real>(*idle, last_steps[row]);
     const Real scale = factor * now.decay;
     if constexpr (HAS_MOMENTUM) {
       if (now.moves()) {
         const Loss<Real> loss(now, factor, idle->eps_inside_root);
-        const S* m = vectors + row * VECTORS * dim;
+        const S* m = vectors + row * VECTORS * n();
         if constexpr (ROWWISE) return read_shifted<DIM, How>(out, w, m, scale, loss(Real(load(row_values[row]))), dim);
         else return read_moved<DIM, How>(out, w, m, scale, loss, dim);
       }

@@ -11,8 +11,11 @@ inline int64_t length(int64_t dim) { return DIM ? DIM : dim; }
 
 constexpr int64_t LINE = 64;
 
+// Inlined always: GCC takes a function that only prefetches for one without effect and drops its calls.
+#define EVENKEEL_INLINE __attribute__((always_inline)) inline
+
 template <bool WRITE, class T>
-inline void prefetch(const T* place, int64_t count) {
+EVENKEEL_INLINE void prefetch(const T* place, int64_t count) {
   for (int64_t i = 0; i < count; i += LINE / int64_t(sizeof(T))) __builtin_prefetch(place + i, WRITE, 3);
 }
 
@@ -27,14 +30,14 @@ void clear_row(Real* __restrict out, int64_t dim) {
 
 // out = factor w
 template <int DIM, class How, class Real, class W>
-__attribute__((always_inline)) inline void read_scaled(Real* __restrict out, const W* __restrict w, Real factor, int64_t dim) {
+EVENKEEL_INLINE void read_scaled(Real* __restrict out, const W* __restrict w, Real factor, int64_t dim) {
   EVENKEEL_SIMD
   for (int64_t i = 0; i < length<DIM>(dim); ++i) out[i] = How::with(out[i], factor * load(w[i]));
 }
 
 // out = factor w - share m
 template <int DIM, class How, class Real, class W, class S>
-__attribute__((always_inline)) inline void read_shifted(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Real share, int64_t dim) {
+EVENKEEL_INLINE void read_shifted(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Real share, int64_t dim) {
   EVENKEEL_SIMD
   for (int64_t i = 0; i < length<DIM>(dim); ++i)
     out[i] = How::with(out[i], factor * load(w[i]) - share * Real(load(m[i])));
@@ -42,7 +45,7 @@ __attribute__((always_inline)) inline void read_shifted(Real* __restrict out, co
 
 // out = factor w - loss(v) m, the state being [m | v]
 template <int DIM, class How, class Real, class W, class S>
-__attribute__((always_inline)) inline void read_moved(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Loss<Real> loss, int64_t dim) {
+EVENKEEL_INLINE void read_moved(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Loss<Real> loss, int64_t dim) {
   const int64_t n = length<DIM>(dim);
   const S* __restrict v = m + n;
   if (loss.eps.inside == 0) {

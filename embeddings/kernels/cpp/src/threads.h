@@ -1,7 +1,8 @@
-// A pool of threads for loops over independent tasks.
+// Loops over independent tasks on several threads.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 // Calls function(context, task, worker) for each task in [0, num_tasks) on at most num_threads threads, of which the
 // caller is one; worker < num_threads. Which thread takes a task is left open, so tasks must not depend on it.
