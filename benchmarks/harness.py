@@ -2,7 +2,7 @@
 
 One JSON object per line: ``ours_ms`` and ``peer_ms`` are medians, ``ratio`` = ours / peer (below 1 is better), ``iqr``
 the interquartile range of each in milliseconds, ``best`` the fastest of each: where ``iqr`` is as large as the median,
-others were using the machine, and only ``best`` says something. Compilation happens in the warm-up, which is not timed.
+others were using the machine, and only ``best`` says something.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-PACKAGES = ("torch", "fbgemm_gpu-cpu", "numba", "numpy")
+PACKAGES = ("torch", "fbgemm_gpu-cpu", "numpy")
 MIN_ITERATIONS = 15
 
 

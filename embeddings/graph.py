@@ -34,9 +34,7 @@ class Graph:
 
     def __post_init__(self) -> None:
         for name in ("offsets", "neighbours"):
-            array = np.ascontiguousarray(getattr(self, name))
-            # Numba would compile once more for an array that cannot be written.
-            object.__setattr__(self, name, array if array.flags.writeable else array.copy())
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name)))
         self.validate()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:

@@ -1,7 +1,7 @@
 """Philox4x32-10, the counter-based generator behind every draw (Salmon et al., SC 2011), in numpy.
 
 A draw is a pure function of a key and a counter, so every backend, world size and sharding plan, and a resumed run, get
-the same one. The Numba form is in :mod:`embeddings.kernels.cpu.philox`.
+the same one. The compiled form is embeddings/kernels/cpu/src/philox.h.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def swap(
     seed: int,
     step: int,
     sample_offset: int = 0,
-    backend: Literal["numba", "reference"] = "numba",
+    backend: Literal["cpu", "reference"] = "cpu",
 ) -> torch.Tensor:
     """The ids of one feature after SSE; a new tensor. Ids are rows of the whole table, not of a shard.
 
@@ -88,13 +88,13 @@ def swap(
         step: the step being computed, 1, 2, ...
         sample_offset: index in the global batch of the first sample here.
     """
-    bounds = (offsets - offsets[0]).numpy()
-    if backend == "numba":
-        # Numba takes a second to import: only who uses it pays.
+    offsets = offsets - offsets[0]
+    if backend == "cpu":
+        # The kernels import this module.
         from embeddings.kernels.cpu import swap_feature
 
-        draws = swap_draws([(table, feature, config)], seed)
-        return torch.from_numpy(swap_feature(ids.numpy(), bounds, draws, step, sample_offset))
+        return swap_feature(ids, offsets, swap_draws([(table, feature, config)], seed), step, sample_offset)
+    bounds = offsets.numpy()
     lengths = np.diff(bounds)
     samples = np.repeat(np.arange(len(lengths)), lengths) + sample_offset
     positions = np.arange(len(samples)) - np.repeat(bounds[:-1], lengths)

@@ -18,12 +18,13 @@ import torch
 from embeddings.config import SSEConfig, TableConfig
 from embeddings.decay import IdleCoefficients, idle_coefficients
 from embeddings.init import chunks_to_write, initial_rows, initial_rows_of
+from embeddings.kernels.cpu import CpuKernel
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureSlot, Kernel, Layout, Record, Swaps
 from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
 from embeddings.optim import RowOptimizer
 from embeddings.sse import check_sse
 
-Backend = Literal["numba", "cpp", "triton", "fbgemm", "reference"]
+Backend = Literal["cpu", "triton", "fbgemm", "reference"]
 INDEX_DTYPES = (torch.int32, torch.int64)
 MAX_STEP = torch.iinfo(torch.int32).max
 
@@ -39,12 +40,12 @@ class EmbeddingTables(torch.nn.Module):
         optimizer: what :meth:`step` applies.
         sse: for each feature that takes part, its swap probability and graph. Swaps happen in training mode only.
         seed: of the initial rows and the SSE draws.
-        backend: ``numba`` (compiled, parallel over samples and rows), ``triton`` (for a GPU, which ``device`` then
+        backend: ``cpu`` (compiled, parallel over samples and rows), ``triton`` (for a GPU, which ``device`` then
             names), ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch); left out:
             :func:`default_backend` of the device.
         dtype: of stored rows: torch.float64, float32, float16 or bfloat16. Output, gradients and sums are float32 for
             half rows, which are stored with stochastic rounding, and ``dtype`` otherwise.
-        state_dtype: of optimizer state; left out: that of the output.
+        state_dtype: of optimizer state, torch.float64 beside such rows alone; left out: that of the output.
         device: where the tables are; left out: the CPU, or for ``triton`` the current GPU.
         bounds: an id outside its table is an error (``fatal``), or counts as padding (``ignore``): it adds nothing, is
             not counted by a mean, and touches nothing.
@@ -76,6 +77,11 @@ class EmbeddingTables(torch.nn.Module):
         for name, given in (("dtype", dtype), ("state_dtype", state_dtype or dtype)):
             if given not in COMPUTE_DTYPES:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, COMPUTE_DTYPES))}, not {given}")
+        if state_dtype is not None and torch.float64 in (dtype, state_dtype) and dtype != state_dtype:
+            raise ValueError(
+                f"state_dtype {state_dtype} beside rows of {dtype}: rows of torch.float64 have state of torch.float64, "
+                "all others state of 32 or 16 bits; leave state_dtype out for that of the output"
+            )
         if state_dtype == torch.float16 and optimizer.betas is not None:
             raise ValueError(
                 f"state_dtype torch.float16 cannot hold {type(optimizer).__name__}'s v: squares below 6e-8 become 0, "
@@ -387,12 +393,12 @@ def _is_finite(values: torch.Tensor) -> bool:
 
 def default_backend(device: torch.device | str | None = None) -> Backend:
     """The backend of tables on ``device``: ours for the CPU, or ours for GPUs."""
-    return "numba" if device is None or torch.device(device).type == "cpu" else "triton"
+    return "cpu" if device is None or torch.device(device).type == "cpu" else "triton"
 
 
 def _device(backend: str, device: torch.device | str | None) -> torch.device:
     given = None if device is None else torch.device(device)
-    if backend in ("numba", "cpp", "reference") and given is not None and given.type != "cpu":
+    if backend in ("cpu", "reference") and given is not None and given.type != "cpu":
         raise ValueError(f"backend '{backend}' runs on the CPU, not on {given}: use backend 'triton' for a GPU")
     if given is not None and given.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {given} is asked for, but this torch ({torch.__version__}) finds no GPU")
@@ -410,17 +416,10 @@ def _kernel(backend: str, layout: Layout, device: torch.device) -> Kernel:
         from embeddings.kernels.fbgemm import fbgemm_kernel
 
         return fbgemm_kernel(layout, device)
-    if backend == "numba":
-        # Numba takes a second to import, too.
-        from embeddings.kernels.cpu import NumbaKernel
-
-        return NumbaKernel(layout)
-    if backend == "cpp":
-        from embeddings.kernels.cpp import CpuKernel
-
+    if backend == "cpu":
         return CpuKernel(layout)
     if backend == "triton":
         from embeddings.kernels.triton import triton_kernel
 
         return triton_kernel(layout)
-    raise ValueError(f"backend '{backend}' is unknown: use numba, cpp, triton, fbgemm or reference")
+    raise ValueError(f"backend '{backend}' is unknown: use cpu, triton, fbgemm or reference")

@@ -32,11 +32,13 @@ GB = 10**9
 MEMORY_FAIL_BYTES, MEMORY_WARN_BYTES = 2 * GB, 4 * GB  # a run with two workers takes about 2 GB before its tables
 DISK_FAIL_BYTES, DISK_WARN_BYTES = 1 * GB, 5 * GB
 SHARED_MEMORY_WARN_BYTES = 1 * GB
-PACKAGES = ("torch", "torchrec", "ray", "numba", "numpy", "pyarrow", "fastapi")
+PACKAGES = ("torch", "torchrec", "ray", "numpy", "pyarrow", "fastapi")
 LOAD_SECONDS = 120
 
 _LOAD = """
 import json, torch, fbgemm_gpu
+from embeddings.kernels.cpu.library import library
+library()
 torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 2]))
 count = torch.cuda.device_count()
 print(json.dumps([torch.cuda.get_device_name(index) for index in range(count)]))

@@ -21,8 +21,8 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _CONTEXT = multiprocessing.get_context("forkserver")
 _IMPORTED = ["pytest", "hypothesis", "torch.distributed", "torchrec", "trainer.on_host", "trainer.driver"]
-# They share the cores: one thread each. Read when torch and numba are imported.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+# They share the cores: one thread each. Read when torch is imported.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 def start(function: Callable[..., Any], *arguments: Any, log: Path) -> ForkServerProcess:

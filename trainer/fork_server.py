@@ -24,7 +24,6 @@ import pandas  # type: ignore[import-untyped]  # noqa: F401  # pyarrow does, wit
 import pyarrow.pandas_compat  # noqa: F401
 import torch._dynamo  # noqa: F401  # torch does, with its first optimizer
 
-import embeddings.kernels.cpu  # noqa: F401
 import trainer.anchor
 import trainer.data.batches
 import trainer.data.preparation

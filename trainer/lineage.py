@@ -18,7 +18,6 @@ PACKAGES = (
     "fbgemm-gpu",
     "fbgemm-gpu-cpu",
     "ray",
-    "numba",
     "numpy",
     "pyarrow",
     "triton",

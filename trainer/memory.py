@@ -58,7 +58,7 @@ NEIGHBOUR_BYTES = 4
 # of the hash map with as many before while it is made larger, and the sketch's counters (embeddings.growing).
 MAP_ROW_BYTES = 16 + 64 + 32
 COUNTERS_PER_ROW_BYTES = 64
-# Upper bounds. Ranks of a small job took 540 to 630 MiB with kernel fbgemm; Numba's compiler comes on top. The second:
+# Upper bounds. Ranks of a small job took 540 to 630 MiB with kernel fbgemm. The second:
 # a run beside its ranks. Measured, of this host: 330 MB of what it was forked from, 180 of its own process with what it
 # prepares; on a cluster the processes of Ray's head.
 PROCESS_BYTES = 900 * 2**20

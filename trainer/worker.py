@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numba
 import torch
 import torch.distributed as dist
 
@@ -193,7 +192,6 @@ def use_threads(number: int) -> None:
     """As many threads as the rank has CPUs, wherever it runs: sums inside torch depend on how they are split, and a
     retried run must end with the same bits."""
     torch.set_num_threads(max(1, number))
-    numba.set_num_threads(max(1, min(number, numba.config.NUMBA_NUM_THREADS)))
 
 
 def use_device(job: JobSpec, gpus: Sequence[str] = ()) -> torch.device:

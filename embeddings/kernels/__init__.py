@@ -1,1 +1,1 @@
-"""Lookup and update of embedding tables: plain torch (reference) and Numba (cpu), behind one interface."""
+"""Lookup and update of embedding tables: plain torch (reference), C++ (cpu) and others, behind one interface."""

@@ -267,7 +267,7 @@ def fbgemm_kernel(layout: Layout, device: torch.device) -> FbgemmKernel:
 def refuse(layout: Layout) -> None:
     """Raises ValueError, with the remedy, for what FBGEMM's fused CPU kernels have no form of."""
     optimizer, kind = layout.optimizer, type(layout.optimizer)
-    remedy = "use backend 'numba' (kernel: evenkeel)"
+    remedy = "use backend 'cpu' (kernel: evenkeel)"
     if kind not in OPTIMIZERS:
         names = ", ".join(each.__name__ for each in OPTIMIZERS)
         raise ValueError(f"FBGEMM has no fused {kind.__name__} on CPU: {remedy}, or one of {names}")

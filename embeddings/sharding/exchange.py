@@ -15,6 +15,7 @@ from torchrec.distributed.sharding.sequence_sharding import SequenceShardingCont
 from torchrec.distributed.types import NoWait
 
 from embeddings.config import TableConfig
+from embeddings.kernels.cpu import swap_feature
 from embeddings.sharding.collectives import all_gather, all_to_all, sum_in_rank_order
 from embeddings.sharding.ids import in_one_exchange
 from embeddings.sharding.settings import Place, TableSettings
@@ -64,13 +65,8 @@ class Swapper:
             yield values[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0]
 
     def _swap(self, ids: Tensor, offsets: Tensor, draws: SwapDraws) -> Tensor:
-        # Numba takes a second to import: only who swaps pays.
-        from embeddings.kernels.cpu import swap_feature
-
-        swapped = swap_feature(
-            ids.cpu().numpy(), offsets.cpu().numpy(), draws, self._place.step, self._place.sample_offset
-        )
-        return torch.from_numpy(swapped).to(ids.device)
+        swapped = swap_feature(ids.cpu(), offsets.cpu(), draws, self._place.step, self._place.sample_offset)
+        return swapped.to(ids.device)
 
 
 class SwappingDist(RwSparseFeaturesDist):

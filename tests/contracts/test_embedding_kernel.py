@@ -55,7 +55,7 @@ class Backend:
 
 FUSED = ("sgd", "adagrad", "rowwise_adagrad")
 CANDIDATES = {
-    "numba": Backend(),
+    "cpu": Backend(),
     "fbgemm": Backend(FUSED, (torch.float32,), ()),
     # FBGEMM's module, on a GPU where `make gpu-check` runs this, with tables that it holds and tables that it caches.
     "fbgemm_held": Backend(FUSED, (torch.float32,), (), threads=not ON_GPU, dims=(4, 8, 16, 20, 64)),

@@ -32,10 +32,10 @@ from embeddings.optim import (
 from embeddings.schedule import Cosine, LinearWarmup, StepDecay
 from embeddings.tables import EmbeddingTables
 
-COMPILED = ("reference", "numba")
+COMPILED = ("reference", "cpu")
 BACKENDS = (*COMPILED, "triton")
 # Triton's interpreter takes some 50 ms for a step: fewer there, and of the optimizers one for each branch of the rules.
-NUM_STEPS = {"reference": 300, "numba": 300, "triton": 50}
+NUM_STEPS = {"reference": 300, "cpu": 300, "triton": 50}
 COSINE = Cosine(10, 0.1, decay_steps=250, final_factor=0.02)
 STEPS = StepDecay(5, every_steps=40, gamma=0.5)
 # Momentum that is gone after 50 steps, not 290: rows outlive it.
@@ -267,7 +267,7 @@ def test_bits_depend_neither_on_the_run_nor_on_threads(kind):
     try:
         for count in (1, 2, 2):
             torch.set_num_threads(count)
-            tables, norms = build(OPTIMIZERS[kind], "numba", 3000, 48, dtype=torch.float32), []
+            tables, norms = build(OPTIMIZERS[kind], "cpu", 3000, 48, dtype=torch.float32), []
             for k in range(1, 4):
                 tables(ids + k, torch.arange(8001)).backward(grads)
                 norms.append(tables.gradient_squared_norm())

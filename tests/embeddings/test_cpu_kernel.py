@@ -1,4 +1,4 @@
-"""The CPU kernel's parts: the sort, memory that is used again, and compiled code on disk."""
+"""The CPU kernel's own parts: levels of instructions, the order of sums, threads, swaps, memory, the build."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -19,129 +18,222 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.config import InitConfig, SSEConfig, TableConfig
-from embeddings.kernels.cpu import compiled as compiling
-from embeddings.kernels.cpu.arena import MAX_BUFFERS, Arena, Room
-from embeddings.kernels.cpu.geometry import special_dim
-from embeddings.kernels.layout import Record
+from embeddings.graph import Graph
+from embeddings.kernels.cpu import build, swap_feature
+from embeddings.kernels.cpu.buffers import MAX_BUFFERS, BufferPool
+from embeddings.kernels.cpu.kernel import Scratch
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSprop, RMSpropAR, RowwiseAdagrad, RowwiseAdamAR
+from embeddings.sse import swap, swap_draws
 from embeddings.tables import EmbeddingTables
+
+# Rows, state and outputs of a few steps with bags, weights, swaps and halves, as one hash.
+TRAINING = """
+import hashlib, torch
+from embeddings.config import InitConfig, SSEConfig, TableConfig
+from embeddings.optim import Adagrad, AdamAR, RowwiseAdam
+from embeddings.tables import EmbeddingTables
+digest = hashlib.sha256()
+for optimizer in (AdamAR(alpha=1e-3), AdamAR(alpha=1e-3, eps_inside_root=True), RowwiseAdam(), Adagrad()):
+    for dtype, dims in ((torch.float32, (64, 64)), (torch.float32, (17, 64)), (torch.float16, (20, 20)),
+                        (torch.bfloat16, (16, 16)), (torch.float64, (33, 33))):
+        tables = EmbeddingTables(
+            [TableConfig(f"t{i}", 90, dim, (f"f{i}",), "mean", init=InitConfig("normal", 0.1))
+             for i, dim in enumerate(dims)],
+            optimizer, sse={"f0": SSEConfig(0.2)}, dtype=dtype)
+        generator = torch.Generator().manual_seed(0)
+        for step in range(1, 6):
+            ids = torch.randint(0, 90, (2 * 40 * 3,), generator=generator)
+            weights = torch.rand(len(ids), generator=generator) if step % 2 else None
+            output = tables(ids, torch.arange(0, len(ids) + 1, 3), weights)
+            digest.update(output.detach().numpy().tobytes())
+            output.backward(torch.randn(output.shape, generator=generator, dtype=output.dtype))
+            tables.step(step)
+        for part in (tables.layout.weights, tables.layout.vectors, tables.layout.row_values):
+            digest.update(part.view(torch.uint8).numpy().tobytes())
+print(digest.hexdigest())
+"""
 
 
 @pytest.mark.process
-@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
-def test_entries_are_sorted_by_table_and_row_and_stay_in_order(data, seed):
-    """Against Python's stable sort: several records, weights, large buckets, ids that touch nothing."""
-    generator, threads = np.random.default_rng(seed), torch.get_num_threads()
-    tables = []
-    for t in range(data.draw(st.integers(1, 3))):
-        features = tuple(f"f{t}{i}" for i in range(data.draw(st.integers(1, 2))))
-        num_rows, first_live_row = (data.draw(st.sampled_from(some)) for some in ([1, 2, 300, 200_000], [0, 2]))
-        tables.append(TableConfig(f"t{t}", num_rows, 4, features, first_live_row=first_live_row))
-    whole = EmbeddingTables(tables, SGD(), bounds="ignore")
-    slots, records, expected, first_output = whole.layout.slots, [], [], 0
-    for _ in range(data.draw(st.integers(1, 2))):
-        batch_size = data.draw(st.sampled_from([0, 1, 40, 2000]))
-        longest = data.draw(st.sampled_from([1, 3]))
-        lengths = (
-            np.ones(len(slots) * batch_size, int) if longest == 1 else generator.integers(0, 4, len(slots) * batch_size)
+def test_every_level_of_instructions_gives_the_same_bits() -> None:
+    flags = set(Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split())
+    runnable = [level for level, needed in build.levels().items() if set(needed) <= flags]
+    found = {}
+    for level in runnable:
+        environment = os.environ | {build.LEVEL_VARIABLE: level}
+        done = subprocess.run(
+            [sys.executable, "-c", TRAINING], env=environment, capture_output=True, text=True, check=True, timeout=300
         )
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        ids = np.minimum(generator.zipf(1.2, offsets[-1]), 10**6) - 2
-        weights = (generator.random(len(ids)) < 0.7).astype(np.float32) if data.draw(st.booleans()) else None
-        for slot in slots:
-            table = tables[slot.table]
-            for b in range(batch_size):
-                bag = slot.number * batch_size + b
-                for i in range(offsets[bag], offsets[bag + 1]):
-                    live = table.padding_row < ids[i] < table.num_rows and ids[i] >= 0
-                    if live and (weights is None or weights[i]):
-                        place = (first_output + b) * whole.layout.total_dim + slot.column
-                        expected.append((slot.table, int(ids[i]), place))
-        first_output += batch_size
-        scales = None if weights is None else torch.from_numpy(weights)
-        grad = torch.zeros(batch_size, whole.layout.total_dim)
-        records.append(Record(torch.from_numpy(ids), torch.from_numpy(offsets), scales, grad))
-    expected.sort(key=lambda entry: entry[:2])
+        found[level] = done.stdout.strip()
+    assert len(found) == len(runnable)
+    assert len(set(found.values())) == 1, found
+
+
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_gradients_of_a_row_are_summed_in_the_order_of_the_batch(data, seed):
+    """Bit by bit, where many keys go through buckets and several passes, and where a few are inserted."""
+    generator, threads = np.random.default_rng(seed), torch.get_num_threads()
+    num_rows, batch_size = (data.draw(st.sampled_from(some)) for some in ([1, 2, 300, 200_000], [1, 40, 3000, 20_000]))
+    tables = EmbeddingTables([TableConfig(f"t{t}", num_rows, 2, (f"f{t}",)) for t in range(2)], SGD(1.0))
+    ids = np.minimum(generator.zipf(1.2, (2, batch_size)), num_rows) - 1
+    grad = generator.standard_normal((batch_size, 4)).astype(np.float32)
+    # Row after row, one gradient after the other.
+    expected = np.zeros((2, num_rows, 2), dtype=np.float32)
+    for t in range(2):
+        np.add.at(expected[t], ids[t], grad[:, 2 * t : 2 * t + 2])
+        expected[t, 0] = 0.0  # padding
+    before = np.stack([tables.weight(f"t{t}").numpy().copy() for t in range(2)])
     try:
         torch.set_num_threads(data.draw(st.sampled_from([1, 2])))
-        keys, runs, place_bits, direct, places, _, tasks, num_tasks, _ = whole._kernel._entries(records).sorted
+        tables(torch.from_numpy(ids.reshape(-1)), torch.arange(2 * batch_size + 1)).backward(torch.from_numpy(grad))
+        tables.step(1)
     finally:
         torch.set_num_threads(threads)
-    found = []
-    for t, first, end, _, num_rows in tasks[:num_tasks]:
-        assert first == len(found)
-        rows = [key >> place_bits for key in keys[first:end].tolist()]
-        ends = [first + i + 1 for i in range(len(rows)) if rows[i : i + 1] != rows[i + 1 : i + 2]]
-        assert runs[first : first + num_rows].tolist() == ends
-        assert not found or (int(t), int(keys[first]) >> place_bits) != found[-1][:2], "a row is in two tasks"
-        for key in keys[first:end].tolist():
-            low = key & ((1 << place_bits) - 1)
-            found.append((int(t), key >> place_bits, low if direct else int(places[low])))
-    assert found == expected
+    for t in range(2):
+        assert np.array_equal(tables.weight(f"t{t}").numpy(), before[t] - expected[t])
+
+
+def _train_large(tables: EmbeddingTables) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    for step in range(1, 4):
+        ids = torch.randint(0, 5000, (4 * 3000,), generator=generator)
+        output = tables(ids, torch.arange(len(ids) + 1))
+        output.backward(torch.randn(output.shape, generator=generator))
+        tables.step(step)
+    return tables.layout.weights.clone()
+
+
+def _large() -> EmbeddingTables:
+    config = [TableConfig(f"t{t}", 5000, 32, (f"f{t}",), init=InitConfig("normal", 0.1)) for t in range(4)]
+    return EmbeddingTables(config, AdamAR(alpha=1e-3))
+
+
+def test_bits_are_the_same_for_any_number_of_threads():
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 5):
+            torch.set_num_threads(number)
+            found.append(_train_large(_large()))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.process
+def test_a_forked_process_does_its_work_alone():
+    """A fork copies no thread: OpenMP would wait for those of its parent."""
+    threads, tables = torch.get_num_threads(), _large()
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 5000, 4 * 3000))
+    offsets = torch.arange(len(ids) + 1)
+    try:
+        torch.set_num_threads(2)
+        expected = tables._kernel.forward(ids, offsets, None, 3000, None, None)[0].numpy()
+        child = os.fork()
+        if child == 0:
+            found = tables._kernel.forward(ids, offsets, None, 3000, None, None)[0].numpy()
+            os._exit(0 if np.array_equal(found, expected) else 1)
+        assert np.array_equal(tables._kernel.forward(ids, offsets, None, 3000, None, None)[0].numpy(), expected)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
-    ("dim", "optimizer", "dtype"),
+    ("dim", "optimizer"),
     [
-        (16, SGD(), torch.float32), (16, Adagrad(), torch.float32), (16, RowwiseAdagrad(), torch.float32),
-        (16, RMSprop(), torch.float32), (32, RMSprop(), torch.float32), (128, RMSpropAR(alpha=1e-3), torch.float32),
-        (16, Adam(moments="lazy"), torch.float32), (64, AdamAR(alpha=1e-3), torch.float32),
-        (64, AdamAR(alpha=1e-3), torch.float64), (128, AdamAR(alpha=1e-3, moments="lazy"), torch.float32),
-        (64, RowwiseAdamAR(alpha=1e-3), torch.float32),
+        (16, SGD()), (16, Adagrad()), (16, RowwiseAdagrad()),
+        (16, RMSprop()), (32, RMSprop()), (128, RMSpropAR(alpha=1e-3)),
+        (16, Adam(moments="lazy")), (64, AdamAR(alpha=1e-3)),
+        (128, AdamAR(alpha=1e-3, moments="lazy")),
+        (64, RowwiseAdamAR(alpha=1e-3)),
     ],
 )  # fmt: skip
-def test_code_for_one_dim_equals_code_for_any(dim, optimizer, dtype):
-    """Bit by bit, rows, state and outputs: bags of one id, and of several with weights; sequences. Every kind of update
-    that is compiled apart, and of lookup: the code for any dims has the contract suite."""
-    for pooling in ("sum", "none"):
-        config = [TableConfig(f"t{t}", 50, dim, (f"f{t}",), pooling) for t in range(2)]
-        twins = [EmbeddingTables(config, optimizer, dtype=dtype) for _ in range(2)]
-        assert twins[0]._kernel._one_dim == dim
-        twins[1]._kernel._one_dim = 0
-        generator = torch.Generator().manual_seed(0)
-        for step in range(1, 9):
-            longest = 2 - step % 2
-            ids = torch.randint(0, 50, (2 * 30 * longest,), generator=generator)
-            offsets, weights = torch.arange(0, len(ids) + 1, longest), None
-            if longest == 2:
-                weights = torch.rand(len(ids), generator=generator)
-            outputs = [twin(ids, offsets, weights) for twin in twins]
-            grad = torch.randn(outputs[0].shape, generator=generator, dtype=dtype)
-            assert torch.equal(*outputs)
-            for twin, output in zip(twins, outputs, strict=True):
-                output.backward(grad)
-                twin.step(step)
-        for part in ("weights", "vectors", "row_values", "last_steps"):
-            assert torch.equal(*(getattr(twin.layout, part) for twin in twins)), part
+def test_code_for_one_dim_equals_code_for_any(dim, optimizer):
+    """Bit by bit, rows, state and outputs: bags of one id, and of several with weights. The twin has a table of another
+    dim, which no id is of."""
+    config = [TableConfig(f"t{t}", 50, dim, (f"f{t}",)) for t in range(2)]
+    one, any_dim = (
+        EmbeddingTables(config, optimizer),
+        EmbeddingTables([*config, TableConfig("o", 3, 5, ("o",))], optimizer),
+    )
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, 9):
+        longest = 2 - step % 2
+        ids = torch.randint(0, 50, (2 * 30 * longest,), generator=generator)
+        offsets = torch.arange(0, len(ids) + 1, longest)
+        weights = torch.rand(len(ids), generator=generator) if longest == 2 else None
+        outputs = one(ids, offsets, weights), any_dim(ids, torch.cat([offsets, offsets[-1:].repeat(30)]), weights)
+        assert torch.equal(outputs[0], outputs[1][:, : 2 * dim])
+        grad = torch.randn(30, 2 * dim + 5, generator=generator)
+        for tables, output in zip((one, any_dim), outputs, strict=True):
+            output.backward(grad[:, : output.shape[1]])
+            tables.step(step)
+    for table in ("t0", "t1"):
+        assert torch.equal(one.weight(table), any_dim.weight(table))
+        states = one.state(table), any_dim.state(table)
+        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
-def test_tables_of_several_dims_have_no_code_of_their_own():
-    assert [special_dim(dims) for dims in ([64, 64], [16, 64], [17], [128])] == [64, 0, 0, 128]
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_swaps_equal_the_plain_ones(data, seed):
+    generator = np.random.default_rng(seed)
+    num_rows, first_live = data.draw(st.sampled_from([2, 40, 5_000_000, 3 << 29])), data.draw(st.sampled_from([0, 2]))
+    table = TableConfig("t", num_rows, 1, ("f",), first_live_row=first_live)
+    edges = generator.integers(0, num_rows, (2, 100))
+    graph = Graph.from_edges(*edges, num_rows, first_live_row=first_live) if num_rows < 1000 else None
+    config = data.draw(
+        st.sampled_from(
+            [SSEConfig(p, *more) for p in (0.01, 0.5, 1.0) for more in ((), (graph, 3.0), (graph, 1.0, 0.4))]
+        )
+        if graph is not None
+        else st.sampled_from([SSEConfig(0.01), SSEConfig(1.0)])
+    )
+    batch_size, longest = data.draw(st.sampled_from([0, 1, 5, 700])), data.draw(st.sampled_from([1, 4]))
+    lengths = np.ones(batch_size, int) if longest == 1 else generator.integers(0, longest + 1, batch_size)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    ids = torch.from_numpy(generator.integers(0, num_rows, int(offsets[-1])))
+    place = {
+        "step": int(generator.integers(1, 1000)),
+        "sample_offset": int(generator.integers(0, 100)) + data.draw(st.sampled_from([0, 2**34 - 90])),
+    }
+    found = swap_feature(ids, offsets, swap_draws([(table, "f", config)], 7), **place)
+    plain = swap(ids, offsets, table=table, feature="f", config=config, seed=7, backend="reference", **place)
+    assert torch.equal(found, plain)
 
 
-def test_buffers_are_used_again_once_nothing_refers_to_them():
-    arena = Arena()
-    first = arena.take(100, 16, torch.float32)
+def test_offsets_that_do_not_cover_the_ids_are_refused():
+    draws = swap_draws([(TableConfig("t", 9, 1, ("f",)), "f", SSEConfig(0.5))], 7)
+    for offsets in ([0, 2, 1, 3], [0, 1, 2]):
+        with pytest.raises(ValueError, match="offsets must not decrease and must end at the number of ids, 3"):
+            swap_feature(torch.arange(3), torch.tensor(offsets), draws, 1, 0)
+
+
+def test_buffers_come_back_once_nothing_refers_to_them():
+    pool = BufferPool()
+    first = pool.take(100, 16, torch.float32)
     place, view = first.data_ptr(), first[3:5]
     assert place % 64 == 0
     del first
-    second = arena.take(100, 16, torch.float32)
+    second = pool.take(100, 16, torch.float32)
     assert second.data_ptr() != place, "a view still refers to it"
     array = view.numpy()
     del view
-    assert arena.take(100, 16, torch.float32).data_ptr() != place, "an array still refers to it"
+    assert pool.take(100, 16, torch.float32).data_ptr() != place, "an array still refers to it"
     del array
-    assert arena.take(50, 16, torch.float64).data_ptr() == place
-    kept = [arena.take(10, 16, torch.float32) for _ in range(MAX_BUFFERS + 3)]
+    gc.collect()
+    kept = [pool.take(10, 16, torch.float32) for _ in range(MAX_BUFFERS + 3)]
     assert len({each.data_ptr() for each in kept}) == len(kept)
-    assert len(arena._buffers) <= MAX_BUFFERS
-    del kept
-    del second
-    arena.take(1000, 16, torch.float32)
-    assert len(arena._buffers) == 1, "unused ones that are too small are given up"
-    for made in (copy.deepcopy(arena), pickle.loads(pickle.dumps(arena))):
-        assert not made._buffers
-    assert copy.deepcopy(Room())("keys", 3, np.int64).shape == (3,)
+    del kept, second
+    gc.collect()
+    assert len(pool._free) == MAX_BUFFERS
+    assert all(not made._free for made in (copy.deepcopy(pool), pickle.loads(pickle.dumps(pool))))
+
+
+def test_copies_of_scratch_space_are_their_own():
+    scratch = Scratch()
+    alive = [scratch, copy.deepcopy(scratch), pickle.loads(pickle.dumps(scratch))]
+    assert len({each.handle for each in alive}) == 3
 
 
 @pytest.mark.parametrize("optimizer", [AdamAR(0.01), AdamAR(0.01, moments="lazy")], ids=["dense", "lazy"])
@@ -186,68 +278,54 @@ def test_a_step_allocates_nothing(optimizer):
     assert peak - before < 4 * batch_size * 8, f"{peak - before} bytes"
 
 
-SCRIPT = """
-import sys
-import numpy as np
-from embeddings.kernels.cpu import compiled
-from embeddings.kernels.cpu.philox import lane_of
-assert lane_of((np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)), 2) == 3
-print(sum(lane_of.stats.cache_hits.values()), sum(lane_of.stats.cache_misses.values()), compiled.cache_folder())
-"""
-
-
-def start(cache: Path | str, **more: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)} | more
-    return subprocess.Popen([sys.executable, "-c", SCRIPT], env=environment, stdout=subprocess.PIPE, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> list[str]:
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0
-    return output.split()
+def test_a_library_of_other_sources_is_not_loaded(tmp_path, monkeypatch):
+    (tmp_path / "kernel.cpp").write_text("int one() { return 1; }\n")
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    build.source_hash.cache_clear()
+    try:
+        with pytest.raises(
+            RuntimeError,
+            match=r"were not built, or their sources have changed since; run `python -m embeddings.kernels.cpu.build`",
+        ):
+            build.library_path()
+    finally:
+        build.source_hash.cache_clear()
 
 
 @pytest.mark.process
-def test_compiled_code_is_kept_for_the_next_process(tmp_path):
-    """Two that compile at once, one that finds it, one whose file was cut short, one that may not write."""
-    both = [start(tmp_path) for _ in range(2)]
-    assert all(finish(process)[2] == str(compiling_folder(tmp_path)) for process in both)
-    assert finish(start(tmp_path))[:2] == ["1", "0"]
-    (file,) = compiling_folder(tmp_path).glob("philox.lane_of-*.bin")
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    assert finish(start(tmp_path))[:2] == ["0", "1"]
-    assert len(file.read_bytes()) == len(whole)
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    assert finish(start(blocked)) == ["0", "1", "None"]
+def test_builds_what_is_missing_and_removes_what_is_old(tmp_path, monkeypatch):
+    (tmp_path / "kernel.cpp").write_text('extern "C" int one() { return 1; }\n')
+    (tmp_path / "kernel-old.so").write_text("")
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    build.source_hash.cache_clear()
+    try:
+        made = build.build()
+        assert sorted(tmp_path.glob("*.so")) == sorted(made)
+        assert build.library_path() in made
+        (tmp_path / "kernel.cpp").write_text("int one( {\n")
+        build.source_hash.cache_clear()
+        with pytest.raises(build.BuildError, match=r"(?s)kernel\.cpp.* failed:.*error"):
+            build.build()
+        assert sorted(tmp_path.glob("*.so")) == sorted(made), (
+            "what was built stays where the new sources do not compile"
+        )
+    finally:
+        build.source_hash.cache_clear()
 
 
-def compiling_folder(root: Path) -> Path:
-    return root / f"evenkeel-{compiling.source_hash()}"
-
-
-def test_a_change_of_any_source_is_another_folder(tmp_path, monkeypatch):
-    for name in ("lookup.py", "simd.py"):
-        (tmp_path / name).write_text("a = 1\n")
-    monkeypatch.setattr(compiling, "PACKAGE", tmp_path)
-    monkeypatch.setattr(compiling, "CONSTANTS", ())
-    found = [compiling.source_hash.__wrapped__()]
-    (tmp_path / "simd.py").write_text("a = 2\n")
-    found.append(compiling.source_hash.__wrapped__())
-    (tmp_path / "simd.py").rename(tmp_path / "vectors.py")
-    found.append(compiling.source_hash.__wrapped__())
-    assert len(set(found)) == 3
-
-
-def test_folders_of_old_sources_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    for age in range(7):
-        old = tmp_path / f"evenkeel-{age}"
-        old.mkdir()
-        os.utime(old, (1000 - age, 1000 - age))
-    (tmp_path / "somebody-else").mkdir()
-    assert compiling.cache_folder.__wrapped__() == compiling_folder(tmp_path)
-    left = {path.name for path in tmp_path.iterdir()}
-    kept = {f"evenkeel-{age}" for age in range(compiling.KEPT_FOLDERS - 1)}
-    assert left == {"somebody-else", compiling_folder(tmp_path).name} | kept
+@pytest.mark.parametrize(
+    ("compiler", "message"), [("", "no C\\+\\+ compiler: install g\\+\\+"), ("/not/there", "/not/there: .*CXX")]
+)
+@pytest.mark.process
+def test_a_missing_compiler_is_named_with_the_remedy(tmp_path, monkeypatch, compiler, message):
+    (tmp_path / "kernel.cpp").write_text("int one() { return 1; }\n")
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    build.source_hash.cache_clear()
+    try:
+        with pytest.raises(build.BuildError, match=message):
+            build.build()
+    finally:
+        build.source_hash.cache_clear()

@@ -29,7 +29,7 @@ def table(growth, name="item", features=("item", "history"), **more):
     return TableConfig(name, growth.num_rows, DIM, features, init=InitConfig("hash", 0.1), grows=True, **pooling)
 
 
-def make(growth, optimizer=None, backend="numba", **options):
+def make(growth, optimizer=None, backend="cpu", **options):
     return GrowingTables(
         {"item": growth}, [table(growth)], optimizer or AdamAR(0.01, alpha=0.01), backend=backend, **options
     )
@@ -48,7 +48,7 @@ def train(tables, batches, first_step=1):
         tables.step(step)
 
 
-@pytest.mark.parametrize("backend", ["numba", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_equals_tables_that_knew_all_ids_beforehand(optimizer, backend):
     """Rows, state and lookups, bit by bit: which row an id has does not matter, nor when it came."""

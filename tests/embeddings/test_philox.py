@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numba import njit
 
-from embeddings.kernels.cpu import philox
-from embeddings.philox import LOW_WORD_STREAM, ONE_WORD_LIMIT, philox4x32, table_key, uniform_below
-from embeddings.sse import ROW_STREAM
+from embeddings.kernels.cpu import fill_keep_mask
+from embeddings.philox import ONE_WORD_LIMIT, philox4x32, table_key, uniform_below
 
 # Random123 1.14, examples/kat_vectors, "philox4x32 10".
 KNOWN_ANSWERS = [
@@ -37,35 +36,18 @@ def test_counters_are_broadcast():
     assert [int(word[2, 1]) for word in words] == [int(word) for word in alone]
 
 
-@njit
-def grouped(c0, c1, c2, c3, k0, k1, threshold):
-    return philox.philox_hits(c0, c1, c2, c3, k0, k1, threshold)
-
-
-@njit
-def lowest(bits):
-    return philox.lowest_bit(bits)
-
-
-@given(counter=st.tuples(WORD, WORD, WORD, WORD), key=st.tuples(WORD, WORD), lane=st.integers(0, philox.LANES - 1))
-def test_hits_of_groups_of_counters_equal_numpy(counter, key, lane):
-    """Also where the second word of a counter runs over, and at a threshold that is one of the words."""
-    second = (counter[1] + np.arange(philox.GROUPS)) % 2**32
-    words = np.stack(philox4x32((counter[0], second, *counter[2:]), key), axis=1).reshape(-1)
-    for threshold in {1, 2**31, 2**32, max(1, int(words[lane])), int(words[lane]) + 1}:
-        bits = int(grouped(*[np.uint64(word) for word in (*counter, *key, threshold)]))
-        assert [bits >> i & 1 for i in range(philox.LANES)] == (words < threshold).astype(int).tolist()
-
-
-@given(bits=st.integers(1, 2**32 - 1))
-def test_lowest_bit(bits):
-    assert lowest(np.uint32(bits)) == (bits & -bits).bit_length() - 1
-
-
-@given(counter=st.tuples(WORD, WORD, WORD, WORD), key=st.tuples(WORD, WORD))
-def test_compiled_equals_numpy(counter, key):
-    compiled = philox.philox4x32(*[np.uint64(word) for word in (*counter, *key)])
-    assert [int(word) for word in compiled] == [int(word) for word in philox4x32(counter, key)]
+@given(
+    positions=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=5), sample_offset=WORD, step=WORD,
+    site=st.integers(0, 2**16 - 1), key=st.tuples(WORD, WORD), threshold=st.sampled_from([0, 1, 2**31, 2**32]),
+)  # fmt: skip
+def test_compiled_equals_numpy(positions, sample_offset, step, site, key, threshold):
+    """In masks of dropout."""
+    keep = torch.empty(2, len(positions), 12, dtype=torch.bool)
+    fill_keep_mask(keep, torch.tensor([positions] * 2), threshold, (step, sample_offset, site), key)
+    samples = sample_offset + np.arange(2)[:, None, None]
+    places = (site << 16 | np.array(positions))[None, :, None]
+    words = np.stack(philox4x32((step, samples, places, np.arange(3)), key), axis=-1)
+    assert np.array_equal(keep.numpy(), words.reshape(keep.shape) >= threshold)
 
 
 @pytest.mark.parametrize("n", [1, 3, 2**22, 2**22 + 1, 2**24 - 3, 3 * 2**30, 2**32 - 1, 2**32])
@@ -76,17 +58,6 @@ def test_multiply_shift_is_exact(n):
     got = uniform_below(n, words[0], words[1])
     for high, low, drawn in zip(words[0].tolist(), words[1].tolist(), got.tolist(), strict=True):
         assert drawn == ((high * n) >> 32 if n <= ONE_WORD_LIMIT else (((high << 32) | low) * n) >> 64) < n
-
-
-@given(n=st.integers(1, 2**32), words=st.tuples(WORD, WORD, WORD), lane=st.integers(0, 3))
-def test_compiled_draws_equal_numpy(n, words, lane):
-    """The draw of a new row, one word and two."""
-    step, group, place = words
-    counter = [(step, group, place, stream) for stream in (ROW_STREAM, ROW_STREAM + LOW_WORD_STREAM)]
-    high, low = (philox4x32(each, (7, 9))[lane] for each in counter)
-    stream, key = np.uint64(ROW_STREAM), (np.uint64(7), np.uint64(9))
-    compiled = philox.draw_below(*[np.uint64(word) for word in words], stream, lane, *key, np.uint64(n))
-    assert compiled == int(uniform_below(n, high, low))
 
 
 def test_table_key_is_seed_and_crc32():

@@ -171,7 +171,7 @@ def test_any_batch_and_any_cut(ranks, plan, num_samples, cut, seed):
 def test_the_compiled_kernel_gives_the_same(ranks):
     bags = make_bags(9, 1)
     for plan in PLANS[:2]:
-        assert_same(ranks(2).run(pool_once, plan, bags, [5, 4], "numba"), one_device(bags))
+        assert_same(ranks(2).run(pool_once, plan, bags, [5, 4], "cpu"), one_device(bags))
 
 
 def train_some_steps(plan, backend, optimizer, sizes):
@@ -205,11 +205,11 @@ def train_some_steps(plan, backend, optimizer, sizes):
     ids=[f"{plan}-{name}" for plan in ("table_wise", "row_wise", "column_wise") for name in ("adam_ar", "adagrad")]
     + [f"{plan}-{name}" for plan in ("table_wise", "row_wise") for name in ("rowwise_adam_ar", "rmsprop")],
 )
-def test_triton_under_its_interpreter_gives_what_numba_gives(ranks, plan, optimizer):
+def test_triton_under_its_interpreter_gives_what_the_cpu_gives(ranks, plan, optimizer):
     """Tolerance: that of the contract of row optimizers."""
-    numba, triton = (ranks(2).run(train_some_steps, plan, each, optimizer, [5, 4]) for each in ("numba", "triton"))
+    ours, triton = (ranks(2).run(train_some_steps, plan, each, optimizer, [5, 4]) for each in ("cpu", "triton"))
     moved = 0
-    for wanted, found in zip(numba, triton, strict=True):
+    for wanted, found in zip(ours, triton, strict=True):
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
             torch.testing.assert_close(

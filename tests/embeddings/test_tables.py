@@ -14,7 +14,7 @@ from embeddings.config import InitConfig, TableConfig
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSprop, RowwiseAdam
 from embeddings.tables import EmbeddingTables
 
-BACKENDS = ("reference", "numba")
+BACKENDS = ("reference", "cpu")
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -305,6 +305,9 @@ def test_tables_that_make_no_sense_are_refused(backend):
         make(backend, dtype=torch.int8)
     with pytest.raises(ValueError, match=r"state_dtype must be one of"):
         EmbeddingTables([TableConfig("a", 5, 2, ("x",))], SGD(), backend=backend, state_dtype=torch.int8)
+    for dtype, state in ((torch.float64, torch.float32), (torch.bfloat16, torch.float64)):
+        with pytest.raises(ValueError, match=rf"{state} beside rows of {dtype}: .* leave state_dtype out"):
+            EmbeddingTables([TableConfig("a", 5, 2, ("x",))], Adam(), backend=backend, dtype=dtype, state_dtype=state)
     with pytest.raises(ValueError, match="bounds must be 'fatal' or 'ignore', not 'wrap'"):
         EmbeddingTables([TableConfig("a", 5, 2, ("x",))], SGD(), backend=backend, bounds="wrap")
     with pytest.raises(ValueError, match="runs on the CPU, not on cuda:0"):

@@ -36,7 +36,7 @@ import sys
 import service, service.app
 from service.settings import Settings
 service.app.create_app(Settings.from_environment())
-print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "torchrec", "ray", "fbgemm_gpu", "numba"}))
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "torchrec", "ray", "fbgemm_gpu"}))
 """
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment(tmp_path / "home"), capture_output=True, text=True, check=True

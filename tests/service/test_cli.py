@@ -488,7 +488,7 @@ import sys
 sys.argv = ["evenkeel", "--version"]
 from service import cli, cli_resources, cli_vectors, cli_serve, doctor, app
 import trainer.spec
-print([name for name in ("torch", "ray", "numba") if name in sys.modules])
+print([name for name in ("torch", "ray") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

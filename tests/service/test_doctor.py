@@ -99,9 +99,9 @@ def test_abi_pair(installed: dict[str, str], level: str, says: str):
 
 
 def test_missing_packages_are_named():
-    some = {name: version for name, version in GOOD.items() if name not in ("ray", "numba")}
+    some = {name: version for name, version in GOOD.items() if name not in ("ray", "numpy")}
     checks = {check.name: check for check in doctor.check_packages(versions(**some))}
-    assert checks["packages"] == Check("packages", "fail", "not installed: ray, numba", "run `make setup`")
+    assert checks["packages"] == Check("packages", "fail", "not installed: ray, numpy", "run `make setup`")
 
 
 @pytest.mark.process
@@ -258,6 +258,6 @@ def test_exit_code_and_text(tmp_path: Path):
 
 @pytest.mark.process
 def test_doctor_imports_no_torch():
-    code = "import sys, service.doctor; print([name for name in ('torch', 'ray', 'numba') if name in sys.modules])"
+    code = "import sys, service.doctor; print([name for name in ('torch', 'ray') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -284,7 +284,7 @@ def test_the_peak_of_a_run_is_below_its_prediction_and_of_its_order(make_run, tm
     )
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(run.directory)], capture_output=True, text=True, check=True, timeout=800,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     code, measured = map(int, done.stdout.splitlines()[-1].split())
     assert code == 0, done.stdout

@@ -187,7 +187,7 @@ def one_device_float64(ranks):
 
 @pytest.fixture(scope="module")
 def one_device_float32(ranks):
-    return ranks(1).run(train_one_device, 100, "float32", "numba")[0]
+    return ranks(1).run(train_one_device, 100, "float32", "cpu")[0]
 
 
 def assert_really_split(shares, plan, world_size):
@@ -236,7 +236,7 @@ def test_float64_weights_after_100_steps_are_those_of_one_device(ranks, one_devi
 @pytest.mark.parametrize(("world_size", "plan"), [(1, TABLE_WISE), (2, MIXED), (2, ALL_KINDS)])
 def test_float32_loss_curves_are_those_of_one_device(ranks, one_device_float32, plan, world_size):
     expected_losses, expected_rows, _ = one_device_float32
-    results = ranks(world_size).run(train, plan, 100, "float32", "numba")
+    results = ranks(world_size).run(train, plan, 100, "float32", "cpu")
     assert_really_split(results[0][2], plan, world_size)
     losses = np.sum([losses for losses, _, _ in results], axis=0)
     np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-5)

@@ -17,7 +17,7 @@ from trainer.lineage import installed_packages
 from trainer.recipes.section import Findings
 from trainer.spec import DatasetSpec, JobSpec
 
-DECIDING_PACKAGES = ("evenkeel", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numba", "numpy")
+DECIDING_PACKAGES = ("evenkeel", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
 """Whose versions are part of a point's key: with another one its figures may be others."""
 
 When = Literal["epochs", "best", "last"]

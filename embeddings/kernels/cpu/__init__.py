@@ -1,12 +1,12 @@
-"""The Numba kernel: table-batched, parallel over samples (lookup) and rows (update), compiled once and cached on disk.
+"""The CPU kernel: table-batched C++, parallel over samples (lookup) and rows (update), built by build.py.
 
-Every row is read or written by one thread, and duplicates of a row are summed in the order in which they occur in the
-batch, so results are bitwise the same for any number of threads.
+Every row is read or written by one thread, duplicates of a row are summed in the order in which they occur in the
+batch, and no operations are fused or reordered, so results are bitwise the same for any number of threads and on any
+processor.
 """
 
 from __future__ import annotations
 
-from embeddings.kernels.cpu.kernel import NumbaKernel
-from embeddings.kernels.cpu.swap import swap_feature
+from embeddings.kernels.cpu.kernel import CpuKernel, fill_keep_mask, swap_feature
 
-__all__ = ["NumbaKernel", "swap_feature"]
+__all__ = ["CpuKernel", "fill_keep_mask", "swap_feature"]

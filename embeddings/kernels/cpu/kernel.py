@@ -1,76 +1,53 @@
-"""The Numba backend: what compiled code is given, and when."""
+"""The CPU backend: describes tables, batches and steps to the compiled kernels."""
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from ctypes import byref, pointer
+from typing import Any
 
 import numpy as np
 import torch
 
 from embeddings.config import SSEConfig
-from embeddings.decay import IdleCoefficients
-from embeddings.kernels.cpu.arena import Arena, Room
-from embeddings.kernels.cpu.geometry import COLUMN, FIRST, LIVE, MEAN, ROW_BITS, special_dim
-from embeddings.kernels.cpu.lookup import FAULT_ID, lookup
-from embeddings.kernels.cpu.sort import BUCKET, DIGIT_BITS, MAX_BUCKET_BITS, build_keys, sort_keys
-from embeddings.kernels.cpu.threads import SAMPLES_PER_TASK, TASKS_PER_THREAD, block_size, use_threads
-from embeddings.kernels.cpu.update import apply_updates, fades_of, kind_of, rounding_of, rule_of, squared_norms
-from embeddings.kernels.layout import Layout, Record, Swaps
+from embeddings.decay import SMALLEST_FLOOR, IdleCoefficients
+from embeddings.kernels.cpu import library as native
+from embeddings.kernels.cpu.buffers import BufferPool
+from embeddings.kernels.cpu.library import library
+from embeddings.kernels.cpu.threads import num_threads
+from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
+from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdam
+from embeddings.philox import table_key
 from embeddings.sse import SwapDraws, swap_draws
 
+# The first that an optimizer is an instance of.
+RULES = {
+    SGD: native.SGD, Adagrad: native.ADAGRAD, RowwiseAdagrad: native.ROWWISE_ADAGRAD, RMSprop: native.RMSPROP,
+    RowwiseAdam: native.ROWWISE_ADAM, Adam: native.ADAM,
+}  # fmt: skip
+# Steps whose powers of beta are looked up; two powers take as long as the rest of a row of 16.
+TABLED_POWERS = 4096
 
-class Entries(NamedTuple):
-    """The looked-up ids of some records, sorted (see embeddings.kernels.cpu.sort), and all their gradients, flat."""
 
-    grads: np.ndarray
-    # keys, runs, place_bits, direct, places, shares, tasks, number of tasks, room for one sum of each task
-    sorted: tuple[Any, ...]
-
-
-class NumbaKernel:
+class CpuKernel:
     """See :class:`embeddings.kernels.layout.Kernel`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        slots = []
-        for slot in layout.slots:
-            t, table = slot.table, layout.tables[slot.table]
-            bases = (layout.weight_base[t], layout.vector_base[t], layout.step_base[t])
-            live = max(0, table.row_count - (table.padding_row + 1))
-            slots.append(
-                (
-                    t,
-                    slot.column,
-                    slot.dim,
-                    slot.mean,
-                    table.row_count,
-                    table.padding_row + 1,
-                    live,
-                    *map(int, bases),
-                    max(0, table.row_count - 1).bit_length(),
-                )
-            )
-        self._slots = np.array(slots, dtype=np.int64)
-        first = [next(slot.number for slot in layout.slots if slot.table == t) for t in range(len(layout.tables))]
-        self._geometry = self._slots[first]
-        self._slot_ranges = np.array([*first, len(layout.slots)], dtype=np.int64)
-        self._row_bits = self._geometry[:, ROW_BITS].copy()
-        self._most_row_bits = int(self._row_bits.max())
-        self._means = any(slot.mean for slot in layout.slots)
-        # Whole cache lines for the sums of each task.
-        self._widest = -(-max(slot.dim for slot in layout.slots) // 16) * 16
-        self._kind = kind_of(layout.optimizer)
-        self._one_dim = special_dim(table.dim for table in layout.tables)
-        self._room = Room()
-        self._no_scales = torch.empty(0, dtype=layout.compute_dtype).numpy()
-        self._no_draws = swap_draws([], layout.seed)
-        self._inside = int(getattr(layout.optimizer, "eps_inside_root", False))
-        self._rounding = rounding_of(layout)
-        self._fades = fades_of(layout.optimizer, self._no_scales.dtype)
+        self._rule = next(rule for kind, rule in RULES.items() if isinstance(layout.optimizer, kind))
+        self._real = np.dtype(str(layout.compute_dtype).removeprefix("torch."))
+        powers = np.arange(TABLED_POWERS)[:, None]
+        self._fades = (np.array(layout.optimizer.betas or (0.0, 0.0)) ** powers).astype(self._real)
         self._decay: tuple[np.ndarray, np.ndarray] | None = None
-        self._outputs, self._ids = Arena(), Arena()
+        self._outputs, self._ids, self._scratch = BufferPool(), BufferPool(), Scratch()
         self._draws: dict[tuple[SSEConfig, ...], SwapDraws] = {}
+        features = [self._feature(slot) for slot in layout.slots]
+        firsts = {slot.table: feature for slot, feature in zip(layout.slots[::-1], features[::-1], strict=True)}
+        self._features = (native.Feature * len(features))(*features)
+        self._firsts = (native.Feature * len(firsts))(*(firsts[t] for t in sorted(firsts)))
+        library()  # what was not built is said now, not in the first step
 
     def forward(
         self,
@@ -82,141 +59,109 @@ class NumbaKernel:
         idle: IdleCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
-        ids, bounds = indices.numpy(), _offsets(offsets, indices)
-        if bounds[0] != 0 or bounds[-1] != len(ids):
-            raise layout.bad_ends(int(bounds[0]), int(bounds[-1]), len(ids))
-        num_features = len(layout.slots)
-        threads = use_threads(self._bytes(len(ids)))
-        num_outputs = batch_size if layout.pooled else len(ids)
+        batch = _Batch(indices, offsets, self._scales(weights), batch_size)
+        ends = int(batch.offsets[0]), int(batch.offsets[-1])
+        if ends != (0, len(indices)):
+            raise layout.bad_ends(*ends, len(indices))
+        num_outputs = batch_size if layout.pooled else len(indices)
         output = self._outputs.take(num_outputs, layout.total_dim, layout.compute_dtype)
-        used, draws, sample_offset, step_word = indices, self._no_draws, 0, np.uint64(0)
+        used, drawn = batch.ids, None
         if swaps is not None:
-            used, draws = self._ids.take(1, len(ids), indices.dtype).view(-1), self._swap_draws(swaps.configs)
-            sample_offset, step_word = swaps.sample_offset, np.uint64(swaps.step & 0xFFFFFFFF)
-        faults = np.zeros((num_features, 2), dtype=np.int64)
-        self._lookup(idle)(
-            output.view(-1).numpy(), *self._storage(), self._slots, layout.pooled, layout.bounds == "ignore",
-            block_size(num_features, batch_size, threads), ids, used.numpy(), bounds, self._scales(weights), *draws,
-            batch_size, sample_offset, step_word, *self._idle_arguments(idle), faults,
+            used = self._ids.take(1, len(indices), torch.int64).view(-1)
+            drawn = describe_swaps(self._swap_draws(swaps.configs), swaps.step, swaps.sample_offset)
+        faults = np.zeros((len(layout.slots), 2), dtype=np.int64)
+        tables, idle_call = self._all_tables(), self._idle(idle)
+        call = native.LookupCall(
+            tables=pointer(tables), idle=idle_call and pointer(idle_call.struct), swaps=drawn and pointer(drawn),
+            batch=batch.struct, output=output.data_ptr(), used=used.data_ptr() if drawn else None,
+            faults=faults.ctypes.data, ignore_bounds=layout.bounds == "ignore",
+            num_threads=num_threads(self._num_bytes(len(indices))),
         )  # fmt: skip
+        library().lookup(byref(call))
         if faults.any():
             self._raise(faults)
-        return output, used
-
-    def _lookup(self, idle: IdleCoefficients | None) -> Any:
-        moved = _moved(idle)
-        return lookup(idle is not None, moved, moved and bool(self.layout.row_names), self._one_dim)
+        return output, indices if swaps is None else used.to(indices.dtype)
 
     def _raise(self, faults: np.ndarray) -> None:
         f = int(np.flatnonzero(faults[:, 0])[0])
         slot, (fault, value) = self.layout.slots[f], (int(part) for part in faults[f])
-        raise self.layout.bad_id(slot, value) if fault == FAULT_ID else self.layout.bad_offsets(slot)
+        raise self.layout.bad_id(slot, value) if fault == native.BAD_ID else self.layout.bad_offsets(slot)
 
     def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
-        table, ids = self.layout.tables[t], rows.numpy()
-        threads = use_threads(len(ids) * table.dim * self._no_scales.itemsize)
-        # A reader may keep it, so it is no arena's.
-        output = torch.empty(len(ids), table.dim, dtype=self.layout.compute_dtype)
-        # A lookup of one feature with one id in each bag, padding being a row like others.
-        slot = self._geometry[t : t + 1].copy()
-        slot[0, [COLUMN, MEAN, FIRST, LIVE]] = 0, 0, 0, table.row_count
+        dim = self.layout.tables[t].dim
+        # A reader may keep it, so it comes from no pool.
+        output = torch.empty(len(rows), dim, dtype=self.layout.compute_dtype)
+        # A lookup of one feature with one id in each bag.
+        tables, idle_call = self._one_table(t), self._idle(idle)
+        batch = _Batch(rows, torch.arange(len(rows) + 1, dtype=rows.dtype), None, len(rows))
         faults = np.zeros((1, 2), dtype=np.int64)
-        self._lookup(idle)(
-            output.view(-1).numpy(), *self._storage(), slot, True, False, block_size(1, len(ids), threads), ids, ids,
-            np.arange(len(ids) + 1, dtype=ids.dtype), self._no_scales, *self._no_draws, len(ids), 0, np.uint64(0),
-            *self._idle_arguments(idle), faults,
+        call = native.LookupCall(
+            tables=pointer(tables), idle=idle_call and pointer(idle_call.struct), batch=batch.struct,
+            output=output.data_ptr(), faults=faults.ctypes.data,
+            num_threads=num_threads(len(rows) * dim * self._real.itemsize),
         )  # fmt: skip
+        library().lookup(byref(call))
         assert not faults.any()
         return output
 
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
-        entries, lead = self._entries(records), (0.0, 1.0) if idle is None else (idle.lead_moved, idle.lead_floor)
-        words = self._room("words", len(entries.sorted[-1]) if self._rounding.size else 1, np.uint32)
-        apply_updates(self._kind, idle is not None, _moved(idle), self._one_dim)(
-            *self._storage(), entries.grads, self._geometry, *entries.sorted, words, self._rounding,
-            rule_of(self.layout.optimizer, step, lead), self._fades, step, scale, *self._idle_arguments(idle)[1:],
-        )  # fmt: skip
+        call = self._update_call(records, idle)
+        call.struct.step = pointer(self._step(step, scale))
+        _check(library().update(byref(call.struct)))
 
     def squared_norm(self, records: Sequence[Record]) -> float:
-        entries = self._entries(records)
-        tasks, num_tasks = entries.sorted[6:8]
-        num_keys = int(tasks[num_tasks - 1, 2]) if num_tasks else 0
-        squares = np.empty(num_keys)
-        squared_norms(entries.grads, self._geometry, *entries.sorted, squares)
-        return float(squares.sum())
+        found, call = ctypes.c_double(), self._update_call(records, None)
+        _check(library().squared_norm(byref(call.struct), byref(found)))
+        return found.value
 
-    def _entries(self, records: Sequence[Record]) -> Entries:
-        """What the records looked up, sorted by table and row."""
-        layout, room, num_features = self.layout, self._room, len(self.layout.slots)
-        num_entries = sum(record.indices.numel() for record in records)
-        threads = use_threads(self._bytes(num_entries))
-        wanted_tasks = 1 if threads == 1 else TASKS_PER_THREAD * threads
-        grads = records[0].grad
-        if len(records) > 1:
-            grads = self._outputs.take(sum(len(record.grad) for record in records), layout.total_dim, grads.dtype)
-            torch.cat([record.grad for record in records], out=grads)
-        direct = not self._means and all(record.weights is None for record in records)
-        place_bits = max(grads.numel(), num_entries).bit_length()
-        if place_bits + self._most_row_bits > 63:
-            raise ValueError(f"a step over {grads.numel()} elements of gradient is too large: use smaller batches")
-        per_table = -(-num_entries // len(layout.tables))
-        bits = max((per_table - 1) // BUCKET, (wanted_tasks - 1) // len(layout.tables)).bit_length()
-        bucket_bits = min(MAX_BUCKET_BITS, self._most_row_bits, bits)
-        spans, samples = self._spans(records, threads)
-        num_blocks = int(spans[-1, 0] + num_features * spans[-1, 1])
-        keys, ordered = room("keys", num_entries, np.uint64), room("ordered", num_entries, np.uint64)
-        num_weighted = 0 if direct else num_entries
-        places, shares = room("places", num_weighted, np.int64), room("shares", num_weighted, self._no_scales.dtype)
-        blocks = room("blocks", num_blocks * 3, np.int64).reshape(-1, 3)
-        counts = room("counts", num_blocks << bucket_bits, np.int32).reshape(-1, 1 << bucket_bits)
-        first_entry = first_output = 0
-        for record, size, (first_block, _) in zip(records, samples, spans, strict=True):
-            build_keys(
-                self._slots, layout.pooled, record.indices.numpy(), _offsets(record.offsets, record.indices),
-                self._scales(record.weights), record.batch_size(num_features), size, first_entry, first_output,
-                first_block, layout.total_dim, place_bits, direct, bucket_bits, keys, places, shares, blocks, counts,
-            )  # fmt: skip
-            first_entry, first_output = first_entry + record.indices.numel(), first_output + len(record.grad)
-        per_task = max(1, -(-num_entries // wanted_tasks))
-        most_tasks = len(layout.tables) + num_entries // per_task
-        tasks = room("tasks", most_tasks * 5, np.int64).reshape(-1, 5)
-        runs = room("runs", num_entries, np.int64)
-        num_tasks = sort_keys(
-            self._row_bits, self._slot_ranges, spans, num_blocks, blocks, bucket_bits, place_bits, per_task, counts,
-            keys, ordered, room("ends", len(layout.tables) << bucket_bits, np.int64).reshape(len(layout.tables), -1),
-            tasks, room("digits", threads << DIGIT_BITS, np.int64).reshape(threads, -1), runs,
+    def _update_call(self, records: Sequence[Record], idle: IdleCoefficients | None) -> _Described:
+        layout, num_features = self.layout, len(self.layout.slots)
+        # Gradients of several backwards lie one after the other.
+        grads = [record.grad for record in records]
+        grad = grads[0]
+        if len(grads) > 1:
+            grad = self._outputs.take(sum(map(len, grads)), layout.total_dim, grad.dtype)
+            torch.cat(grads, out=grad)
+        batches = [
+            _Batch(record.indices, record.offsets, self._scales(record.weights), record.batch_size(num_features))
+            for record in records
+        ]
+        num_ids = sum(batch.struct.num_ids for batch in batches)
+        row_bits = max((table.row_count - 1).bit_length() for table in layout.tables)
+        if max(grad.numel(), num_ids).bit_length() + row_bits > 63:
+            raise ValueError(f"a step over {grad.numel()} elements of gradient is too large: use smaller batches")
+        described = (native.Record * len(batches))(*(native.Record(b.struct, grad.data_ptr()) for b in batches))
+        tables, idle_call = self._all_tables(), self._idle(idle)
+        call = native.UpdateCall(
+            tables=pointer(tables), idle=idle_call and pointer(idle_call.struct), records=described,
+            num_records=len(batches), scratch=self._scratch.handle,
+            num_threads=num_threads(self._num_bytes(num_ids)),
         )  # fmt: skip
-        sums = room("sums", most_tasks * self._widest, self._no_scales.dtype)
-        return Entries(
-            grads.numpy().reshape(-1), (ordered, runs, place_bits, direct, places, shares, tasks, num_tasks, sums)
-        )
+        return _Described(call, (grad, batches, tables, idle_call, described))
 
-    def _spans(self, records: Sequence[Record], threads: int) -> tuple[np.ndarray, list[int]]:
-        """For each record (first block, blocks of a feature), int64 [records, 2], and samples of a block."""
-        num_features = len(self.layout.slots)
-        wanted = 1 if threads == 1 else -(-TASKS_PER_THREAD * threads // num_features)
-        spans, samples, first_block = np.empty((len(records), 2), dtype=np.int64), [], 0
-        for r, record in enumerate(records):
-            batch_size = record.batch_size(num_features)
-            samples.append(max(SAMPLES_PER_TASK, -(-batch_size // wanted)))
-            spans[r] = first_block, -(-batch_size // samples[-1])
-            first_block += num_features * int(spans[r, 1])
-        return spans, samples
+    def _step(self, step: int, scale: float) -> native.Step:
+        optimizer = self.layout.optimizer
+        beta1, beta2 = optimizer.betas or (0.0, 0.0)
+        rate = optimizer.rate(step)
+        return native.Step(
+            rate=rate, beta1=beta1, beta2=beta2, eps=self._eps(optimizer), alpha=optimizer.idle_alpha,
+            keep=1.0 - rate * optimizer.constant_decay, clip=optimizer.clip_row_norm or 0.0, scale=scale,
+            fades=self._fades.ctypes.data, num_fades=len(self._fades), step=step, rule=self._rule,
+            fading=optimizer.fading, eps_inside_root=getattr(optimizer, "eps_inside_root", False),
+            from_start=optimizer.decays_from_start,
+        )  # fmt: skip
 
-    def _bytes(self, num_ids: int) -> int:
+    def _eps(self, optimizer: RowOptimizer) -> float:
+        """No smaller than what reading takes: a product of two roots must not vanish."""
+        power = 2 if getattr(optimizer, "eps_inside_root", False) else 1
+        return max(float(getattr(optimizer, "eps", 0.0)), SMALLEST_FLOOR[self._real.name] ** power)
+
+    def _num_bytes(self, num_ids: int) -> int:
         """About the size of the rows of so many ids."""
-        return num_ids * self._no_scales.itemsize * self.layout.total_dim // len(self.layout.slots)
+        return num_ids * self._real.itemsize * self.layout.total_dim // len(self.layout.slots)
 
-    def _storage(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        # Made anew each time: kept arrays would stay behind when the tables are copied.
-        layout = self.layout
-        return _array(layout.weights), _array(layout.vectors), _array(layout.row_values), layout.last_steps.numpy()
-
-    def _scales(self, weights: torch.Tensor | None) -> np.ndarray:
-        if weights is None:
-            return self._no_scales
-        scales: np.ndarray = weights.to(self.layout.compute_dtype).contiguous().numpy()
-        return scales
+    def _scales(self, weights: torch.Tensor | None) -> torch.Tensor | None:
+        return None if weights is None else weights.to(self.layout.compute_dtype).contiguous()
 
     def _swap_draws(self, configs: tuple[SSEConfig, ...]) -> SwapDraws:
         if configs not in self._draws:
@@ -225,39 +170,151 @@ class NumbaKernel:
             self._draws[configs] = swap_draws(features, self.layout.seed)
         return self._draws[configs]
 
-    def _idle_arguments(self, idle: IdleCoefficients | None) -> tuple[Any, ...]:
-        """K, and the coefficients of what reading corrects in the type of the rows."""
-        real = self._no_scales.dtype
+    def _tables(self, features: Any, firsts: Any, total_dim: int, pooled: bool) -> native.Tables:
+        """Made anew each time: what points to storage would stay behind when the tables are copied."""
+        layout = self.layout
+        return native.Tables(
+            weights=layout.weights.data_ptr(), vectors=layout.vectors.data_ptr(),
+            row_values=layout.row_values.data_ptr() if layout.row_names else None,
+            last_steps=layout.last_steps.data_ptr(), features=features, tables=firsts, num_features=len(features),
+            num_tables=len(firsts), total_dim=total_dim, pooled=pooled,
+            weight_type=native.ELEMENT_TYPES[layout.dtype], state_type=native.ELEMENT_TYPES[layout.state_dtype],
+            any_mean=any(slot.mean for slot in layout.slots),
+        )  # fmt: skip
+
+    def _all_tables(self) -> native.Tables:
+        return self._tables(self._features, self._firsts, self.layout.total_dim, self.layout.pooled)
+
+    def _one_table(self, t: int) -> native.Tables:
+        """Of one feature whose bags are sums, padding being a row like others."""
+        feature = native.Feature.from_buffer_copy(self._firsts[t])
+        feature.table = feature.column = feature.mean = feature.first_row = 0
+        feature.num_live = feature.num_rows
+        one = (native.Feature * 1)(feature)
+        return self._tables(one, one, feature.dim, True)
+
+    def _feature(self, slot: FeatureSlot) -> native.Feature:
+        layout, t = self.layout, slot.table
+        table, first_row = layout.tables[t], layout.tables[t].padding_row + 1
+        key0, key1 = table_key(layout.seed, table.name)
+        return native.Feature(
+            table=t, column=slot.column, dim=slot.dim, mean=slot.mean, num_rows=table.row_count, first_row=first_row,
+            num_live=max(0, table.row_count - first_row), weight_base=layout.weight_base[t],
+            vector_base=layout.vector_base[t], step_base=layout.step_base[t],
+            row_bits=max(0, table.row_count - 1).bit_length(), key0=key0, key1=key1, whole_row=table.row_start,
+            whole_column=table.column_start,
+        )  # fmt: skip
+
+    def _idle(self, idle: IdleCoefficients | None) -> _Described | None:
         if idle is None:
-            nothing, none = np.zeros(1, dtype=real), np.zeros(0)
-            return 0, nothing, np.zeros((0, 4), dtype=real), none, 0.0, 0.0, False, self._inside
+            return None
         if self._decay is None or self._decay[0] is not idle.decay:
-            self._decay = (idle.decay, idle.decay.astype(real))
-        near = np.empty((len(idle.moved), 4), dtype=real)
+            self._decay = (idle.decay, idle.decay.astype(self._real))
+        near = np.empty((len(idle.moved), 4), dtype=self._real)
         for column, values in enumerate((idle.moved, idle.floor, idle.taken, idle.taken_floor)):
             near[:, column] = values
-        return (
-            idle.completed_steps, self._decay[1], near, idle.log_sums, idle.log_now, idle.log_slope, idle.from_start,
-            self._inside,
+        struct = native.Idle(
+            decay=self._decay[1].ctypes.data, near=near.ctypes.data, log_sums=idle.log_sums.ctypes.data,
+            completed=idle.completed_steps, num_decay=len(idle.decay), num_near=len(near),
+            num_log_sums=len(idle.log_sums), log_now=idle.log_now, log_slope=idle.log_slope,
+            lead_moved=idle.lead_moved, lead_floor=idle.lead_floor, from_start=idle.from_start,
+            eps_inside_root=idle.eps_inside_root, momentum=idle.momentum,
+        )  # fmt: skip
+        return _Described(struct, (self._decay[1], near, idle.log_sums))
+
+
+class _Described:
+    """A struct and what it points to, which must live as long."""
+
+    def __init__(self, struct: Any, owners: tuple[Any, ...]) -> None:
+        self.struct, self._owners = struct, owners
+
+
+class _Batch:
+    """A batch as a struct."""
+
+    def __init__(self, ids: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int) -> None:
+        self.ids, self.offsets, self.weights = ids.long(), offsets.long(), weights
+        self.struct = native.Batch(
+            ids=self.ids.data_ptr(), offsets=self.offsets.data_ptr(),
+            weights=None if weights is None else weights.data_ptr(), num_ids=len(ids), batch_size=batch_size,
         )  # fmt: skip
 
 
-# Numba knows no half types: they go in as integers, which embeddings.kernels.cpu.simd converts.
-_AS_INTEGERS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+class Scratch:
+    """Memory of the compiled update, kept from step to step. A copy is a new one."""
+
+    def __init__(self) -> None:
+        self.handle = library().scratch_new()
+        if not self.handle:
+            raise MemoryError("no memory for the scratch space of an update")
+        weakref.finalize(self, library().scratch_free, self.handle).atexit = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Scratch:
+        return Scratch()
+
+    def __reduce__(self) -> tuple[type[Scratch], tuple[()]]:
+        return Scratch, ()
 
 
-def _moved(idle: IdleCoefficients | None) -> bool:
-    """Whether momentum moves rows while they are idle."""
-    return idle is not None and idle.momentum
+def _check(status: int) -> None:
+    if status:
+        raise MemoryError("no memory to sort the ids of this step: no row was changed; use smaller batches")
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    integers = _AS_INTEGERS.get(tensor.dtype)
-    array: np.ndarray = (tensor if integers is None else tensor.view(integers)).numpy()
-    return array
+def describe_swaps(draws: SwapDraws, step: int, sample_offset: int) -> native.Swaps:
+    """Return the struct of some features' swaps; ``draws`` must outlive it."""
+    return native.Swaps(
+        features=draws.words.ctypes.data, graph_offsets=draws.offsets.ctypes.data,
+        neighbours=draws.neighbours.ctypes.data, thresholds=draws.thresholds.ctypes.data,
+        sample_offset=sample_offset, step=step & 0xFFFFFFFF,
+    )  # fmt: skip
 
 
-def _offsets(offsets: torch.Tensor, indices: torch.Tensor) -> np.ndarray:
-    """In the type of the ids, as compiled code exists for one or the other."""
-    array: np.ndarray = (offsets if offsets.dtype == indices.dtype else offsets.to(indices.dtype)).numpy()
-    return array
+def swap_feature(
+    ids: torch.Tensor, offsets: torch.Tensor, draws: SwapDraws, step: int, sample_offset: int
+) -> torch.Tensor:
+    """Return the ids of one feature after SSE: the compiled form of :func:`embeddings.sse.swap`.
+
+    Args:
+        ids: int32 or int64 [n].
+        offsets: int32 or int64 [B + 1], from 0.
+        draws: of the one feature.
+        step: the step being computed.
+        sample_offset: index in the global batch of the first sample here.
+
+    Raises:
+        ValueError: offsets that decrease or do not end at the number of ids.
+    """
+    ids, offsets = ids.contiguous(), offsets.contiguous()
+    if bool((offsets.diff() < 0).any()) or int(offsets[-1]) != len(ids):
+        raise ValueError(f"offsets must not decrease and must end at the number of ids, {len(ids)}")
+    batch, used = _Batch(ids, offsets, None, len(offsets) - 1), torch.empty(len(ids), dtype=torch.int64)
+    swaps = describe_swaps(draws, step, sample_offset)
+    call = native.SwapCall(
+        batch=batch.struct, swaps=pointer(swaps), used=used.data_ptr(), num_threads=num_threads(8 * len(ids))
+    )
+    library().swap(byref(call))
+    return used.to(ids.dtype)
+
+
+def fill_keep_mask(
+    keep: torch.Tensor, positions: torch.Tensor, threshold: int, draw: tuple[int, int, int], key: tuple[int, int]
+) -> None:
+    """Fill a dropout mask: trainer.models.dropout.
+
+    Args:
+        keep: bool [b, l, a multiple of 4], contiguous.
+        positions: int64 [b, l], in [0, 2^16).
+        threshold: words below it drop.
+        draw: step, index of the first sample in the global batch, site.
+        key: of Philox.
+    """
+    positions = positions.contiguous()
+    step, sample_offset, site = draw
+    call = native.KeepMaskCall(
+        keep=keep.data_ptr(), positions=positions.data_ptr(), num_samples=len(positions),
+        num_positions=positions.shape[1], num_quads=keep.shape[2] // 4, step=step, sample_offset=sample_offset,
+        site=site, threshold=threshold, key0=key[0], key1=key[1],
+    )  # fmt: skip
+    library().keep_mask(byref(call))

@@ -15,7 +15,7 @@ def triton_kernel(layout: Layout) -> TritonKernel:
     if importlib.util.find_spec("triton") is None:
         raise ValueError(
             "backend 'triton' needs the package triton, which is not installed: it comes with torch for CUDA "
-            "(make setup EXTRA=cuda); on a machine without a GPU use backend 'numba'"
+            "(make setup EXTRA=cuda); on a machine without a GPU use backend 'cpu'"
         )
     # Triton reads TRITON_INTERPRET when it is imported: not before it is needed.
     from embeddings.kernels.triton.kernel import TritonKernel

@@ -392,7 +392,7 @@ class TritonKernel:
 def _check_device(device: torch.device, interpreted: bool) -> None:
     if device.type == "cpu" and not interpreted:
         raise ValueError(
-            "backend 'triton' runs on a GPU: pass device='cuda', or take backend 'numba'. On the CPU its kernels run "
+            "backend 'triton' runs on a GPU: pass device='cuda', or take backend 'cpu'. On the CPU its kernels run "
             "under Triton's interpreter alone, for tests: set TRITON_INTERPRET=1 before triton is imported"
         )
     if device.type != "cpu" and interpreted:

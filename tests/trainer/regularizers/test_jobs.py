@@ -294,7 +294,7 @@ def test_what_was_perturbed_comes_back_bit_for_bit(prepared, small):
     data = PreparedData.open(prepared.data)
     model = {**DNN, "batch_norm": True}
     with single_rank_group():
-        trainer = trainer_of(job_of(small, {}, model=model), data, backend="numba", dtype=torch.float32)
+        trainer = trainer_of(job_of(small, {}, model=model), data, backend="cpu", dtype=torch.float32)
         steps(trainer, 3)
         batches = trainer.batches()
         parts = next(batches)

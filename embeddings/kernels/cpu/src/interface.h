@@ -100,6 +100,14 @@ struct UpdateCall {
   int32_t num_threads;
 };
 
+// Masks of dropout: trainer/models/dropout.py.
+struct KeepMaskCall {
+  uint8_t* keep;             // [num_samples, num_positions, 4 num_quads]
+  const int64_t* positions;  // [num_samples, num_positions]
+  int64_t num_samples, num_positions, num_quads, step, sample_offset, site;
+  uint64_t threshold, key0, key1;
+};
+
 struct SwapCall {
   Batch batch;  // of one feature
   const Swaps* swaps;

@@ -19,12 +19,12 @@ template <class T> struct Type { using type = T; };
 // over a row are then unrolled.
 template <class Function>
 void with_types(const Tables& tables, Function&& function) {
+  // Rows of double have state of double, and no others have.
   const auto with_state = [&](auto weight) {
     switch (tables.state_type) {
-      case FLOAT64: return function(weight, Type<double>{}, std::integral_constant<int, 0>{});
       case FLOAT16: return function(weight, Type<Float16>{}, std::integral_constant<int, 0>{});
       case BFLOAT16: return function(weight, Type<BFloat16>{}, std::integral_constant<int, 0>{});
-      case FLOAT32: break;
+      default: break;
     }
     if constexpr (std::is_same_v<typename decltype(weight)::type, float>) {
       int64_t dim = tables.tables[0].dim;
@@ -40,7 +40,7 @@ void with_types(const Tables& tables, Function&& function) {
     function(weight, Type<float>{}, std::integral_constant<int, 0>{});
   };
   switch (tables.weight_type) {
-    case FLOAT64: return with_state(Type<double>{});
+    case FLOAT64: return function(Type<double>{}, Type<double>{}, std::integral_constant<int, 0>{});
     case FLOAT32: return with_state(Type<float>{});
     case FLOAT16: return with_state(Type<Float16>{});
     case BFLOAT16: return with_state(Type<BFloat16>{});
@@ -121,12 +121,15 @@ EVENKEEL_API void evenkeel_swap(const SwapCall* call) {
   });
 }
 
-// words: uint32 [count, 4], of counters uint32 [count, 4].
-EVENKEEL_API void evenkeel_philox(const uint32_t* counters, int64_t count, uint32_t key0, uint32_t key1, uint32_t* words) {
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t* c = counters + 4 * i;
-    const Words found = philox(c[0], c[1], c[2], c[3], key0, key1);
-    std::copy(found.lane, found.lane + 4, words + 4 * i);
+EVENKEEL_API void evenkeel_keep_mask(const KeepMaskCall* call) {
+  for (int64_t place = 0; place < call->num_samples * call->num_positions; ++place) {
+    const uint32_t sample = uint32_t(call->sample_offset + place / call->num_positions);
+    const uint32_t at = uint32_t(call->site << 16 | call->positions[place]);
+    uint8_t* keep = call->keep + place * 4 * call->num_quads;
+    for (int64_t quad = 0; quad < call->num_quads; ++quad) {
+      const Words words = philox(uint32_t(call->step), sample, at, uint32_t(quad), uint32_t(call->key0), uint32_t(call->key1));
+      for (int lane = 0; lane < 4; ++lane) keep[4 * quad + lane] = words.lane[lane] >= call->threshold;
+    }
   }
 }
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_double, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
 import torch
 
-from embeddings.kernels.cpp.build import library_path
+from embeddings.kernels.cpu.build import library_path
 
 ELEMENT_TYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 SGD, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM, ROWWISE_ADAM = range(6)
@@ -87,6 +87,14 @@ class SwapCall(ctypes.Structure):
     _fields_ = [("batch", Batch), ("swaps", POINTER(Swaps)), ("used", c_void_p), ("num_threads", c_int32)]
 
 
+class KeepMaskCall(ctypes.Structure):
+    _fields_ = [
+        ("keep", c_void_p), ("positions", c_void_p),
+        *((name, c_int64) for name in ("num_samples", "num_positions", "num_quads", "step", "sample_offset", "site")),
+        *((name, c_uint64) for name in ("threshold", "key0", "key1")),
+    ]  # fmt: skip
+
+
 class IdMap(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "ids_of", "last_seen", "free", "numbers", "current", "previous")),
@@ -101,7 +109,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "update": (c_int32, [POINTER(UpdateCall)]),
     "squared_norm": (c_int32, [POINTER(UpdateCall), POINTER(c_double)]),
     "swap": (None, [POINTER(SwapCall)]),
-    "philox": (None, [c_void_p, c_int64, c_uint32, c_uint32, c_void_p]),
+    "keep_mask": (None, [POINTER(KeepMaskCall)]),
     "id_map_find": (None, [POINTER(IdMap), c_void_p, c_int64, c_void_p]),
     "id_map_touch": (c_int64, [POINTER(IdMap), c_void_p, c_int64, c_void_p, c_int32, c_void_p]),
     "id_map_admit": (

@@ -1,4 +1,4 @@
-"""Build the compiled kernels, once for each level of instructions: ``python -m embeddings.kernels.cpp.build``.
+"""Build the compiled kernels, once for each level of instructions: ``python -m embeddings.kernels.cpu.build``.
 
 The compiler is $CXX, or the system's, or where there is none that of the ziglang package. A library's name holds the
 hash of its sources, so that one built from others is never loaded. Imports nothing of the project.
@@ -34,6 +34,8 @@ LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "aarch64": {"armv8-a": ()},
 }
+# Lines that will be written are fetched as such; older processors take the instruction for none.
+MACHINE_FLAGS = {"x86_64": ("-mprfchw",), "aarch64": ()}
 
 
 class BuildError(RuntimeError):
@@ -51,7 +53,7 @@ def levels() -> dict[str, tuple[str, ...]]:
 @cache
 def source_hash() -> str:
     """Return a hash of the sources and of how they are compiled."""
-    digest = hashlib.sha256(repr(FLAGS).encode())
+    digest = hashlib.sha256(repr((FLAGS, MACHINE_FLAGS)).encode())
     for path in sorted(SOURCES.glob("*.[ch]*")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
@@ -68,7 +70,7 @@ def library_path(level: str | None = None) -> Path:
         known = ", ".join(levels())
         raise RuntimeError(
             f"{path} is missing: the compiled kernels were not built, or their sources have changed since; "
-            f"run `python -m embeddings.kernels.cpp.build` (levels of instructions: {known})"
+            f"run `python -m embeddings.kernels.cpu.build` (levels of instructions: {known})"
         )
     return path
 
@@ -126,7 +128,7 @@ def _compile(compiler: list[str], level: str, path: Path) -> None:
     # To a name of its own: another process may be at the same.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
-    command = [*compiler, *FLAGS, f"-march={level}", *sources, "-o", str(temporary)]
+    command = [*compiler, *FLAGS, *MACHINE_FLAGS[platform.machine()], f"-march={level}", *sources, "-o", str(temporary)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

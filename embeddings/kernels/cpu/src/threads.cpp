@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <dlfcn.h>
+#include <pthread.h>
 
 namespace {
 
@@ -12,6 +13,11 @@ struct OpenMP {
   using Parallel = void(void (*)(void*), void*, unsigned num_threads, unsigned flags);
   Parallel* parallel = reinterpret_cast<Parallel*>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
   int (*thread_number)() = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
+  // A fork copies no thread, and a runtime that had some would wait for them for ever.
+  static inline bool has_lost_threads = false;
+
+  OpenMP() { pthread_atfork(nullptr, nullptr, [] { has_lost_threads = true; }); }
+  bool is_usable() const { return parallel && thread_number && !has_lost_threads; }
 };
 
 constexpr int MAX_THREADS = 128;
@@ -42,9 +48,9 @@ struct Job {
 }  // namespace
 
 void run_tasks(int num_threads, int64_t num_tasks, void (*function)(void*, int64_t, int), void* context) {
-  static const OpenMP openmp;
   num_threads = int(std::min<int64_t>({num_threads, num_tasks, MAX_THREADS}));
-  if (num_threads < 2 || !openmp.parallel || !openmp.thread_number) {
+  static const OpenMP openmp;
+  if (num_threads < 2 || !openmp.is_usable()) {
     for (int64_t task = 0; task < num_tasks; ++task) function(context, task, 0);
     return;
   }
