@@ -3,9 +3,8 @@
 Peers ``fbgemm_adagrad`` and ``fbgemm_rowwise_adagrad``: backward + update against FBGEMM's fused ones (rowwise Adagrad
 keeps one number for a row where all but our own keep one or two vectors: less work, and said so).
 ``torch_sparse_adam``: lookup + backward + step against torch.nn.EmbeddingBag with torch.optim.SparseAdam. ``copy``:
-bytes that the update must move for each second, over what a plain copy moves on the same threads. ``bare_rows``: a pass
-that reads and writes as many rows and computes nothing (benchmarks.bare_rows). ``lazy``: lookup + backward + step of
-AdamAR, dense moments against lazy moments.
+bytes that the update must move for each second, over what a plain copy moves on the same threads. ``lazy``: lookup +
+backward + step of AdamAR, dense moments against lazy moments.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from benchmarks import peers
-from benchmarks.bare_rows import BareRows
 from benchmarks.harness import Workload, interleave, line, main
 from embeddings.decay import IdleCoefficients
 from embeddings.optim import Adagrad, Adam, AdamAR, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdamAR
@@ -150,39 +148,24 @@ def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterat
 def against_memory(
     workload: Workload, name: str, optimizer: RowOptimizer, draw: Any, grad: torch.Tensor, iterations: int
 ) -> Iterator[dict[str, Any]]:
-    """The update of the rows alone, sort apart: of a copy's bandwidth, and of a bare pass over as many rows.
+    """The bandwidth of a step, its sort included, of a copy's."""
+    tables, touched = peers.ours(workload, optimizer), []
 
-    The sort is timed once more right before each step, and taken off.
-    """
-    tables = peers.ours(workload, optimizer)
-    bare = BareRows(tables)
-    sorts: list[float] = []
-    touched: list[int] = []
-
-    def prepare() -> Any:
+    def prepare() -> None:
         indices, offsets = draw()
         tables(indices, offsets).backward(grad)
-        start = time.perf_counter()
-        tables._kernel._entries(tables._records)  # type: ignore[attr-defined]
-        sorts.append(1e3 * (time.perf_counter() - start))
         touched.append(sum(len(torch.unique(rows)) for rows in indices.view(workload.num_tables, -1)))
-        # Of other ids: the rows of these are in the caches once one of the two has been there.
-        return bare.places(draw()[0])
 
     def update(_: Any) -> None:
         tables.step(tables.completed_steps + 1)
 
-    times = interleave(prepare, update, lambda places: bare(places, grad), iterations=iterations)
-    # Not each its own: one sort that was interrupted would leave an update of negative time.
-    times[:, 0] -= np.median(sorts[-iterations:])
-    case = f"{workload} {name}, sort apart"
-    yield line("update", case, "bare_rows", times, equal="as many rows and state, other ids")
+    times = interleave(prepare, update, iterations=iterations)[:, 0]
     moved = bytes_moved(workload, float(np.mean(touched[-iterations:])), len(optimizer.state_names) - 1)
     copy = copy_bandwidth()
-    bandwidth = moved / float(np.median(times[:, 0])) * 1e3
-    against = np.stack([times[:, 0], np.full(iterations, 1e3 * moved / copy)], axis=1)
+    bandwidth = moved / float(np.median(times)) * 1e3
+    against = np.stack([times, np.full(iterations, 1e3 * moved / copy)], axis=1)
     yield line(
-        "update", case, "copy", against, bandwidth_ratio=round(bandwidth / copy, 4),
+        "update", f"{workload} {name}", "copy", against, bandwidth_ratio=round(bandwidth / copy, 4),
         gb_per_second=round(bandwidth / 1e9, 2), copy_gb_per_second=round(copy / 1e9, 2),
     )  # fmt: skip
 

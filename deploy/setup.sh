@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv and installs Evenkeel into it. Idempotent: does nothing when the lock and pyproject.toml are unchanged.
+# Makes .venv and installs Evenkeel into it. Idempotent: does nothing when the lock, pyproject.toml
+# and the CPU kernel's sources are unchanged.
 # EXTRA=cpu (default) or EXTRA=cuda picks the lock; PYTHON picks the interpreter (3.11); TORCH_INDEX an index of CPU builds
 # of torch, where the configured package index has none.
 set -euo pipefail
@@ -18,8 +19,13 @@ CUDA_BUILD_MB=12000
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 [ -f "$LOCK" ] || fail "no lock $LOCK: EXTRA must be cpu or cuda, not '$EXTRA'"
+# The CPU kernel, compiled for the levels of instructions that processors have; does nothing when it is up to date.
+build_kernel() { "$VENV/bin/python" embeddings/kernels/cpu/build.py > /dev/null || fail "the CPU kernel was not built"; }
 stamp="$(cat "$LOCK" pyproject.toml "$0" | sha256sum | cut -d' ' -f1)"
-if [ -x "$VENV/bin/evenkeel" ] && [ "$(cat "$VENV/.evenkeel-stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
+if [ -x "$VENV/bin/evenkeel" ] && [ "$(cat "$VENV/.evenkeel-stamp" 2>/dev/null)" = "$stamp" ]; then
+  build_kernel
+  exit 0
+fi
 
 command -v "$PYTHON" >/dev/null 2>&1 || PYTHON=python3
 command -v "$PYTHON" >/dev/null 2>&1 || fail "no python3.11 on PATH: install Python 3.11 or set PYTHON=/path/to/python3.11"
@@ -58,6 +64,11 @@ install_torch
 # --no-deps: torchrec asks for the CUDA build of fbgemm, which clashes with the CPU build; the lock is complete.
 "${pip[@]}" install --no-deps --require-hashes -r "$LOCK"
 "${pip[@]}" install --no-deps --no-build-isolation -e .
+if [ -z "${CXX:-}" ] && ! command -v c++ g++ clang++ >/dev/null; then
+  echo "setup: no C++ compiler here: taking one from deploy/requirements-compiler.lock (100 MB)"
+  "${pip[@]}" install --no-deps --require-hashes -r deploy/requirements-compiler.lock
+fi
+build_kernel
 "$VENV/bin/python" -c 'import torch, fbgemm_gpu; print("setup: torch", torch.__version__, "with fbgemm", fbgemm_gpu.__version__)'
 rm "$VENV/.evenkeel-unfinished"
 echo "$stamp" > "$VENV/.evenkeel-stamp"

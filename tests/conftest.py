@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +116,7 @@ def _ray_cluster() -> Iterator[ray_cluster.Cluster]:
         cluster.stop()
 
 
-def _with_room_for_frames(run: Callable[[], None]) -> None:
-    """CPython keeps frames in chunks of 16 KiB and unmaps one when its first frame returns. What calls back and forth
-    across such a border maps and unmaps at each call: Numba's compiler does, a million times for a handful of
-    functions, wherever the frames of pytest and hypothesis below it end just before one. A frame of half a megabyte
-    gets a chunk of one, and the rest of it is for all that it calls."""
-    run()
-
-
-_with_room_for_frames.__code__ = _with_room_for_frames.__code__.replace(co_stacksize=1 << 16)
-
-
 def pytest_itemcollected(item: pytest.Item) -> None:
-    item.runtest = partial(_with_room_for_frames, item.runtest)  # type: ignore[method-assign]
     if item.get_closest_marker("ray") or WITH_PROCESSES.intersection(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.process)
 

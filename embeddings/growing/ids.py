@@ -52,7 +52,7 @@ class GrowingIds:
         self._free = np.zeros(growth.capacity, dtype=np.int32)
         counters = 64 * growth.num_blocks if growth.admit_after > 1 else 0
         self._current, self._previous = (np.zeros(counters, dtype=np.uint8) for _ in range(2))
-        self._block_shift = np.uint64(65 - growth.num_blocks.bit_length())
+        self._block_shift = 65 - growth.num_blocks.bit_length()
         self._step = 0
         self._make_slots(_FIRST_BITS)
 
@@ -103,7 +103,7 @@ class GrowingIds:
         self._step = step
         entries, misses = np.empty(len(ids), dtype=np.int64), np.empty(len(ids), dtype=np.int64)
         count = id_map.touch(
-            ids, entries, self._slots, self._shift, self._mask, self._last_seen, np.int32(step), misses
+            ids, entries, self._slots, self._shift, self._mask, self._last_seen, step, misses
         )
         self._numbers[id_map.NEW] = 0
         new_entries = np.empty(count, dtype=np.int64)
@@ -111,7 +111,7 @@ class GrowingIds:
         while why != id_map.DONE:
             start, why = id_map.admit(
                 ids, entries, misses[:count], start, is_counted, self._slots, self._shift, self._mask, self._ids,
-                self._last_seen, np.int32(step), self._free, self.growth.capacity, self._numbers, new_entries,
+                self._last_seen, step, self._free, self.growth.capacity, self._numbers, new_entries,
                 self.growth.admit_after, self._current, self._previous, self._block_shift, self.growth.capacity, refuse,
             )  # fmt: skip
             is_counted = why in (id_map.FULL_MAP, id_map.NO_ENTRY)
@@ -203,7 +203,7 @@ class GrowingIds:
 
     def _make_slots(self, bits: int) -> None:
         """A map of 2^bits places with the ids that there are: less than half of them are ever taken."""
-        self._bits, self._mask, self._shift = bits, 2**bits - 1, np.uint64(64 - bits)
+        self._bits, self._mask, self._shift = bits, 2**bits - 1, 64 - bits
         self._slots = np.zeros(2 * 2**bits, dtype=np.int64)
         entries, _ = self.ids()
         id_map.put_all(entries, self._ids, self._slots, self._shift, self._mask)

@@ -7,10 +7,13 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embeddings.config import SSEConfig
 from embeddings.graph import Graph, pack_graphs
+from embeddings.sse import swap_any
 
 
 @st.composite
@@ -135,10 +138,11 @@ def test_copies_of_a_model_share_its_graph():
     assert again.neighbours.tolist() == graph.neighbours.tolist()
 
 
-def test_read_only_arrays_are_taken():
-    """Memory-mapped ones are: compiled code is made for arrays that can be written."""
+def test_read_only_arrays_are_swapped_by():
+    """As they are: memory-mapped ones are read-only."""
     offsets, neighbours = np.array([0, 1, 2]), np.array([1, 0], dtype=np.int32)
     offsets.flags.writeable = neighbours.flags.writeable = False
     graph = Graph(offsets, neighbours)
-    assert graph.offsets.flags.writeable
-    assert graph.neighbours.tolist() == [1, 0]
+    assert graph.neighbours is neighbours
+    found = swap_any(torch.tensor([0, 1]), 2, SSEConfig(1.0, graph, 1e9), seed=0, step=1)
+    assert found.tolist() == [1, 0]

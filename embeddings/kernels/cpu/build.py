@@ -124,11 +124,25 @@ def _compiler() -> list[str]:
     raise BuildError("no C++ compiler: install g++ or clang++, or `pip install ziglang`, or name one in CXX")
 
 
+def _march(compiler: list[str], level: str) -> str:
+    if "ziglang" not in compiler:
+        return f"-march={level}"
+    return "-mcpu=" + {"armv8-a": "generic"}.get(level, level.replace("-", "_"))
+
+
 def _compile(compiler: list[str], level: str, path: Path) -> None:
     # To a name of its own: another process may be at the same.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
-    command = [*compiler, *FLAGS, *MACHINE_FLAGS[platform.machine()], f"-march={level}", *sources, "-o", str(temporary)]
+    command = [
+        *compiler,
+        *FLAGS,
+        *MACHINE_FLAGS[platform.machine()],
+        _march(compiler, level),
+        *sources,
+        "-o",
+        str(temporary),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

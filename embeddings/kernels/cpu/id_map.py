@@ -1,4 +1,4 @@
-"""The compiled map from raw 64-bit ids to entries (src/id_map.h), called as embeddings.kernels.cpu.id_map is."""
+"""The compiled map from raw 64-bit ids to entries (src/id_map.h), for embeddings.growing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DONE, FULL_MAP, NO_ENTRY, FULL_COUNTERS = range(4)
 
 def find(ids: np.ndarray, entries: np.ndarray, slots: np.ndarray, shift: int, mask: int) -> None:
     """Write the entry of each id, -1 for those that are not there."""
-    described = native.IdMap(slots=slots.ctypes.data, shift=int(shift), mask=mask)
+    described = native.IdMap(slots=slots.ctypes.data, shift=shift, mask=mask)
     library().id_map_find(byref(described), ids.ctypes.data, len(ids), entries.ctypes.data)
 
 
@@ -27,10 +27,10 @@ def touch(
 ) -> int:  # fmt: skip
     """Find, note the step at each entry found, and return how many ids have none: their positions go to ``misses``."""
     described = native.IdMap(
-        slots=slots.ctypes.data, last_seen=last_seen.ctypes.data, shift=int(shift), mask=mask
+        slots=slots.ctypes.data, last_seen=last_seen.ctypes.data, shift=shift, mask=mask
     )  # fmt: skip
     found: int = library().id_map_touch(
-        byref(described), ids.ctypes.data, len(ids), entries.ctypes.data, int(step), misses.ctypes.data
+        byref(described), ids.ctypes.data, len(ids), entries.ctypes.data, step, misses.ctypes.data
     )
     return found
 
@@ -46,24 +46,24 @@ def admit(
     described = native.IdMap(
         slots=slots.ctypes.data, ids_of=ids_of.ctypes.data, last_seen=last_seen.ctypes.data, free=free.ctypes.data,
         numbers=numbers.ctypes.data, current=current.ctypes.data, previous=previous.ctypes.data, mask=mask,
-        shift=int(shift), capacity=capacity, admit_after=admit_after, block_shift=int(block_shift),
+        shift=shift, capacity=capacity, admit_after=admit_after, block_shift=block_shift,
         count_limit=count_limit,
     )  # fmt: skip
     place = c_int64(start)
     why = library().id_map_admit(
         byref(described), ids.ctypes.data, entries.ctypes.data, misses.ctypes.data, len(misses), byref(place),
-        is_counted, int(step), new_entries.ctypes.data, refuse,
+        is_counted, step, new_entries.ctypes.data, refuse,
     )  # fmt: skip
     return place.value, why
 
 
 def put_all(entries: np.ndarray, ids_of: np.ndarray, slots: np.ndarray, shift: int, mask: int) -> None:
     """Put the ids of these entries into an empty map."""
-    described = native.IdMap(slots=slots.ctypes.data, ids_of=ids_of.ctypes.data, shift=int(shift), mask=mask)
+    described = native.IdMap(slots=slots.ctypes.data, ids_of=ids_of.ctypes.data, shift=shift, mask=mask)
     library().id_map_put(byref(described), entries.ctypes.data, len(entries))
 
 
 def remove_all(entries: np.ndarray, ids_of: np.ndarray, slots: np.ndarray, shift: int, mask: int) -> None:
     """Take the ids of these entries out."""
-    described = native.IdMap(slots=slots.ctypes.data, ids_of=ids_of.ctypes.data, shift=int(shift), mask=mask)
+    described = native.IdMap(slots=slots.ctypes.data, ids_of=ids_of.ctypes.data, shift=shift, mask=mask)
     library().id_map_remove(byref(described), entries.ctypes.data, len(entries))
