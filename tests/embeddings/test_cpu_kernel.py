@@ -242,7 +242,7 @@ def test_a_step_allocates_nothing(optimizer):
 
     What they do allocate is the tables of what idleness does, which do not grow with the batch.
     """
-    batch_size, dim = 2048, 16
+    batch_size, dim = 8192, 16
     tables = EmbeddingTables(
         [TableConfig(f"t{t}", 5000, dim, (f"f{t}",), init=InitConfig("normal", 0.1)) for t in range(4)],
         optimizer,
