@@ -144,11 +144,13 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
     run."""
     state = app.state
     tasks = []
+    executor: Executor | None = state.executor
     if state.settings.role == "vectors":
         state.authenticator.recall()
         tasks = [asyncio.create_task(state.authenticator.keep_informed())]
     if state.settings.role in ("all", "scheduler"):
-        runner = Runner(state.database, state.settings, state.store, state.executor or executor_of(state.settings))
+        executor = executor or executor_of(state.settings)
+        runner = Runner(state.database, state.settings, state.store, executor)
         errors_of = state.metrics.background_errors
         for outcome in webhook_sender.OUTCOMES:
             state.metrics.webhooks.labels(outcome)  # a series that begins with a 1 has not increased, to Prometheus
@@ -181,6 +183,8 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if executor is not None and executor is not state.executor:
+            await asyncio.to_thread(executor.close)  # waits for a run that is just being started
 
 
 async def _finish_erasures(database: Database, store: Store) -> None:
@@ -282,7 +286,8 @@ def serve(
         together.enter_context(listener)
         reason = asyncio.run(_reason_not_to_start(settings))
         try:
-            executor = executor or executor_of(settings)
+            if executor is None:
+                executor_of(settings)  # tried: the lifespan makes its own, and closes it
             tracing.provider()
         except (ValueError, RuntimeError) as error:
             reason = str(error)

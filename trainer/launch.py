@@ -85,6 +85,10 @@ def _start(command: Sequence[str], directory: Path, environment: Mapping[str, st
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
+    # Those whose process.json could not be written, or was removed, nobody else waits for.
+    for pid, child in list(_children.items()):
+        if child.poll() is not None:
+            _children.pop(pid, None)
     _children[process.pid] = process
     return process.pid
 
@@ -194,7 +198,7 @@ def _main_process(directory: Path) -> psutil.Process | None:
         return None
     child = _children.get(recorded["pid"])
     if child is not None and child.poll() is not None:
-        del _children[recorded["pid"]]  # reaped: no zombie is left
+        _children.pop(recorded["pid"], None)  # reaped: no zombie is left
         return None
     if _identity(recorded["pid"]) != recorded:
         return None

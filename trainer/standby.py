@@ -42,6 +42,7 @@ class Standby:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._made_of: Any = None
+        self._closed = False
 
     def start(self, run_dir: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int | None:
         """The pid of a run of this directory, with ``environment`` and the run's ``own`` variables; None where there is
@@ -49,6 +50,8 @@ class Standby:
         if len(os.fsencode(run_dir)) >= LONGEST_PATH:
             return None
         with self._lock:
+            if self._closed:
+                return None
             try:
                 self._renew({**environment}, code_state())
                 assert self._connection is not None
@@ -61,8 +64,9 @@ class Standby:
                 return None
 
     def close(self) -> None:
-        """Ends it; runs that it has started go on."""
+        """Ends it for good; runs that it has started go on, and later ones start without it."""
         with self._lock:
+            self._closed = True
             self._end()
 
     @property

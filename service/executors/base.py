@@ -35,6 +35,9 @@ class Executor(Protocol):
         """Ends it and all that it left: asked first, forced after ``grace_seconds``. True if it ended by itself. Again,
         or for one that is gone or never was, it clears what is left and returns True."""
 
+    def close(self) -> None:
+        """Ends what it keeps beside the runs, which go on. To be called by whoever made it, when they are done."""
+
 
 class Cluster(Executor, Protocol):
     """An executor whose runs are elsewhere: what is free there is not to be seen from here."""

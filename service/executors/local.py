@@ -25,3 +25,7 @@ class LocalRuns:
 
     def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
         return launch.terminate(run_dir, grace_seconds)
+
+    def close(self) -> None:
+        if self._standby is not None:
+            self._standby.close()

@@ -118,6 +118,9 @@ class RayJobs:
                 raise RuntimeError(f"{run_dir}: job {submission_id} is {job['status']} long after it was killed")
             time.sleep(POLL_SECONDS)
 
+    def close(self) -> None:
+        """Each question to the cluster is a connection of its own."""
+
     def _submission(self, submission_id: str, run_dir: Path, run: Mapping[str, Any]) -> dict[str, Any]:
         """No code travels: the cluster's image has it. A ``report`` in run.json says that the run is to fetch the rest
         from the service, and to tell it what happens."""

@@ -109,6 +109,7 @@ def test_one_that_is_asked_ends_itself_whoever_asks(make, run_dir):
     begun(executor, run_dir)
     with pytest.raises(RuntimeError, match="still running"):
         executor.launch(run_dir)
+    executor.close()
     later = make()
     assert later.is_alive(run_dir)
     until(lambda: later.is_alive(run_dir) and "begins" in said(run_dir))

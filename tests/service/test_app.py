@@ -15,9 +15,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+import service.app
 from service import routes
 from service.settings import Settings
 from tests.service.service_kit import client_of, running
+from tests.service.small_run import SmallRuns
 
 pytestmark = pytest.mark.anyio
 
@@ -182,6 +184,26 @@ async def test_roles_answer_what_they_serve(settings: Settings) -> None:
     async with running(dataclasses.replace(settings, role="scheduler")) as app, client_of(app) as client:
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.get("/v1/jobs")).status_code == 404
+
+
+async def test_a_service_closes_the_executor_that_it_made_and_no_other(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    class Runs(SmallRuns):
+        def close(self) -> None:
+            closed.append(self)
+
+    made = Runs()
+    monkeypatch.setattr(service.app, "executor_of", lambda settings: made)
+    settings = dataclasses.replace(settings, role="all")
+    async with running(settings, executor=Runs()):
+        pass
+    assert closed == []
+    async with running(settings):
+        assert closed == []
+    assert closed == [made]
 
 
 def test_settings_come_from_the_environment(tmp_path: Path) -> None:

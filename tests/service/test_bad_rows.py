@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,11 +26,13 @@ START_SECONDS = 400.0
 @pytest.fixture
 async def service(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     """With the trainer's own launcher: the run's data are prepared before any rank or Ray is started."""
+    before = psutil.Process().children()
     async with running(dataclasses.replace(settings, role="all")) as app:
         async with client_of(app, settings.admin_key_file.read_text().strip()) as client:
             yield client
             for run in settings.runs.glob("job_*"):
                 launch.terminate(run, 5)
+    assert psutil.Process().children() == before, "what its runs were forked from ends with the service"
 
 
 def write(path: Path, click: np.ndarray) -> Path:

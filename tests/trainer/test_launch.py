@@ -1,6 +1,7 @@
 """Real child trees: started detached, recognised by pid and creation time, ended without leaving one orphan."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -199,6 +200,26 @@ def test_a_run_whose_launcher_died_before_it_was_recorded_never_begins(tmp_path)
         assert done.returncode == code
         wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
         assert log.read_text() == said
+
+
+def test_one_that_could_not_be_recorded_is_no_zombie_for_ever(tmp_path, monkeypatch):
+    """Its process.json finds no room on the disk; the service goes on."""
+
+    def full(directory, pid):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "run.json").write_text(json.dumps({"run_id": "r"}))
+    before = set(launch._children)
+    with monkeypatch.context() as patched:
+        patched.setattr(launch, "write_process_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            launch.launch(tmp_path, command=["true"])
+    (lost,) = set(launch._children) - before
+    wait_for(lambda: psutil.Process(lost).status() == psutil.STATUS_ZOMBIE)
+    launch.launch(tmp_path, command=["true"])
+    assert not psutil.pid_exists(lost)
+    wait_for(lambda: not launch.is_alive(tmp_path))
+    assert set(launch._children) <= before
 
 
 def test_launch_is_torch_free():

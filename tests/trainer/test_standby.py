@@ -136,6 +136,56 @@ def test_a_run_starts_by_itself_where_none_can_be_forked(tmp_path, monkeypatch, 
     assert pid > 0
 
 
+QUICK = """#!{python} -S
+import json, os, socket, sys
+connection = socket.socket(fileno=int(sys.argv[-1]))
+connection.send(json.dumps({{"ready": True}}).encode())
+while connection.recv(2**16):
+    connection.send(json.dumps({{"pid": os.getpid()}}).encode())
+"""
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch) -> Standby:
+    """One whose process is there at once, and forks nothing."""
+    script = tmp_path / "quick"
+    script.write_text(QUICK.format(python=sys.executable))
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return Standby()
+
+
+def held() -> tuple[int, list[psutil.Process]]:
+    """Open descriptors and children, zombies too, of this process."""
+    return len(os.listdir("/proc/self/fd")), psutil.Process().children()
+
+
+def test_those_that_are_replaced_leave_nothing(tmp_path, monkeypatch, quick):
+    before, started = held(), set()
+    for number in range(12):
+        if quick.pid is not None and number % 3 == 0:
+            os.kill(quick.pid, signal.SIGKILL)
+        elif quick.pid is not None and number % 3 == 1:
+            os.kill(quick.pid, signal.SIGSTOP)
+            with monkeypatch.context() as patched:
+                patched.setattr(module, "ANSWER_SECONDS", 0.05)
+                assert quick.start(tmp_path, {"NUMBER": str(number - 1)}, {}) is None
+        started.add(quick.start(tmp_path, {"NUMBER": str(number)}, {}))
+        assert len(held()[1]) == len(before[1]) + 1
+    assert None not in started
+    quick.close()
+    assert held() == before
+
+
+def test_one_that_was_closed_starts_none(tmp_path, quick):
+    """As where a run is being started in a thread while the service ends."""
+    before = held()
+    assert quick.start(tmp_path, {}, {}) is not None
+    quick.close()
+    assert quick.start(tmp_path, {}, {}) is None
+    assert held() == before
+
+
 OWNER = """
 import os, sys, time
 from pathlib import Path
