@@ -99,7 +99,10 @@ def _connect(run: Run) -> None:
             return
         ray.init(address=run.ray_address, runtime_env={"env_vars": environment}, log_to_driver=False)
     except Exception as error:
-        raise ResourceError(f"Ray {run.ray_address}: {type(error).__name__}: {str(error).strip()[:500]}") from error
+        reason = f"{type(error).__name__}: {str(error).strip()[:500]}"
+        if "InvalidAuthToken" in str(error.__cause__):
+            reason = "the cluster does not take our token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's"
+        raise ResourceError(f"Ray {run.ray_address}: {reason}") from error
 
 
 def _check_resources(run: Run) -> None:

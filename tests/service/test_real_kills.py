@@ -35,9 +35,9 @@ VICTIMS = os.environ.get("EVENKEEL_TEST_VICTIMS", "rank stopped").split()
 LIMIT_SECONDS = 900 * len(VICTIMS)
 """The waits between attempts double, from 10 seconds on."""
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end, pytest.mark.timeout(LIMIT_SECONDS)]
-SILENCE_SECONDS = 30
-EPOCHS = int(os.environ.get("EVENKEEL_TEST_EPOCHS", 50 + 50 * len(VICTIMS)))
-"""Some ten seconds of training for each, alone on two cores: it must outlast its victims."""
+SILENCE_SECONDS = 15
+EPOCHS = int(os.environ.get("EVENKEEL_TEST_EPOCHS", 30 + 35 * len(VICTIMS)))
+"""Some seven seconds of training for each, alone on two cores: it must outlast its victims."""
 POLL_SECONDS = 0.5
 """Asking the service costs both of them a core's tenth."""
 JOB = {
