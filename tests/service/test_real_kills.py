@@ -26,7 +26,7 @@ from service.client import Client
 from tests.service import serving
 from trainer.checkpoint import Checkpoint, latest_valid
 from trainer.events import EVENTS_FILE, read_events
-from trainer.launch import EXIT_FILE, PROCESS_FILE, launch, processes, terminate
+from trainer.launch import EXIT_FILE, PROCESS_FILE, _children, launch, processes, terminate
 from trainer.rundir import Run, read_run, revoke, write_run
 from trainer.spec import parse_dataset, parse_job
 
@@ -172,6 +172,7 @@ def test_one_that_wakes_beside_its_successor_takes_nothing_from_it(tmp_path: Pat
         for process in first:
             process.send_signal(signal.SIGSTOP)
         revoke(directory)
+        child = _children[json.loads((directory / PROCESS_FILE).read_text())["pid"]]
         (directory / PROCESS_FILE).unlink()
         stopped_at = newest_step(directory)
         start(2)
@@ -181,6 +182,7 @@ def test_one_that_wakes_beside_its_successor_takes_nothing_from_it(tmp_path: Pat
         for process in first:
             process.send_signal(signal.SIGCONT)
         until(lambda: not any(_lives(process.pid) for process in first))  # by themselves
+        child.wait()  # nobody else knows of it
         until(lambda: _exit_of(directory))
         assert (_exit_of(directory)["state"], _exit_of(directory)["attempt"]) == ("succeeded", 2)
         events = [event.fields for event in read_events(directory, said)]
