@@ -102,9 +102,7 @@ class GrowingIds:
         gone = [self._expired(step)]
         self._step = step
         entries, misses = np.empty(len(ids), dtype=np.int64), np.empty(len(ids), dtype=np.int64)
-        count = id_map.touch(
-            ids, entries, self._slots, self._shift, self._mask, self._last_seen, step, misses
-        )
+        count = id_map.touch(ids, entries, self._slots, self._shift, self._mask, self._last_seen, step, misses)
         self._numbers[id_map.NEW] = 0
         new_entries = np.empty(count, dtype=np.int64)
         start, why, is_counted, refuse = 0, -1, False, self.growth.when_full == "refuse"
