@@ -189,8 +189,7 @@ def test_a_cluster_that_is_too_small_is_told_at_once(make_run, small, head):
 
 def test_a_cluster_that_does_not_know_us_lets_nobody_in(make_run, small, head):
     run = make_run(resources=TWO, ray_address=head["address"])
-    # Ray asks twenty times, nine seconds each.
-    start_joined(run, head, RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_NUM_REDIS_GET_RETRIES="1")
+    start_joined(run, head, RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_gcs_server_port_wait_time_s="2")
     ended = wait_for_end(run.directory)
     assert ended["error"]["code"] == "no_resources"
     assert "the cluster does not take our token: set RAY_AUTH_TOKEN" in ended["error"]["message"]
