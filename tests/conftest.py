@@ -119,6 +119,9 @@ def _ray_cluster() -> Iterator[ray_cluster.Cluster]:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("ray") or WITH_PROCESSES.intersection(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.process)
+    case = item.callspec.id if hasattr(item, "callspec") else ""
+    if "postgresql" in case or "triton" in case or item.path.name == "test_triton.py":
+        item.add_marker(pytest.mark.twin)
 
 
 @pytest.hookimpl(trylast=True)

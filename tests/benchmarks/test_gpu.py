@@ -19,6 +19,7 @@ def test_what_is_missing_is_said(capsys, monkeypatch, tmp_path):
     assert not (tmp_path / "gpu.json").exists()
 
 
+@pytest.mark.process
 def test_tests_that_need_a_gpu_are_recorded_with_what_became_of_them(tmp_path):
     if not gpu.missing():
         pytest.skip("there is a GPU, and this needs a GPU not to be there")
@@ -40,6 +41,7 @@ def test_tests_that_need_a_gpu_are_recorded_with_what_became_of_them(tmp_path):
     assert run_suite(Suite((str(tmp_path),)))["outcome"] == "failed"
 
 
+@pytest.mark.process
 def test_tests_whose_imports_are_missing_are_skipped_with_the_reason():
     found = run_suite(Suite(("tests/trainer/test_on_gpu.py",), "import nothing_of_this_name"))
     assert found == {

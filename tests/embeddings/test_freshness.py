@@ -15,6 +15,9 @@ from embeddings.stage import Gate, MovingAverage, Publication, Settings, publish
 from embeddings.store import Store, open_store
 from embeddings.vectors import ItemVectors, unit_rows
 
+# Refreshes by the hundred.
+pytestmark = pytest.mark.slow
+
 N, D, CLUSTERS = 800, 16, 8
 MOVED = 16
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.end_to_end.soak import job, soaking
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def test_nothing_is_lost_doubled_or_torn_while_things_are_killed(tmp_path: Path) -> None:

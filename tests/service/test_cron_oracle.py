@@ -14,6 +14,9 @@ from service import cron
 from tests.service.cron_oracle import MINUTE, Field, clock_changes
 from tests.service.cron_oracle import firings as by_brute_force
 
+# Years of minutes.
+pytestmark = pytest.mark.slow
+
 TWO_YEARS = 2 * 365 * 1440
 LIMIT = 300
 

@@ -14,6 +14,9 @@ from trainer.checkpoint import latest_valid
 from trainer.driver import execute
 from trainer.on_host import start_ranks
 
+# Whole jobs.
+pytestmark = pytest.mark.slow
+
 JOB = {
     "kernel": "fbgemm",
     "model": {"kind": "bpr", "embedding_dim": 4},

@@ -35,6 +35,9 @@ from trainer.rundir import read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.warm_start import id_maps, rows_of_parent
 
+# Whole jobs.
+pytestmark = pytest.mark.slow
+
 NUM_ROWS = 3000
 TIGHT = {"capacity": 40, "admit_after": 2, "ttl_steps": 9}
 

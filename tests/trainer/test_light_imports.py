@@ -44,6 +44,7 @@ def test_evenkeel_train_imports_neither_ray_nor_torchs_compiler(tmp_path: Path, 
     assert "the real one True" in done.stdout.splitlines()
 
 
+@pytest.mark.process
 def test_the_console_script_becomes_the_trainer_without_the_other_commands(tmp_path: Path) -> None:
     script = "import sys; sys.argv[0] = 'evenkeel'; from service.command import main; main()"
     done = subprocess.run(

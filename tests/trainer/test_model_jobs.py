@@ -27,6 +27,9 @@ from trainer.rundir import read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.train import main as train_command
 
+# A training of each kind of model.
+pytestmark = pytest.mark.slow
+
 CLICK = ("fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "finalmlp", "din")
 SMALL = {
     "xdeepfm": {"cin_layers": [6, 4]},

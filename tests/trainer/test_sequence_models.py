@@ -32,6 +32,9 @@ from trainer.publish import item_vectors
 from trainer.rundir import read_run, write_run
 from trainer.spec import Model, parse_dataset, parse_job
 
+# Whole jobs.
+pytestmark = pytest.mark.slow
+
 KEYS = ("item", "item__target", "item__negative")
 NUM_ROWS, DIM, LENGTH = 9, 6, 4
 
