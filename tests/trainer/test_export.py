@@ -30,6 +30,9 @@ from trainer.scorer import is_sequence
 from trainer.sealed import SealError, seal
 from trainer.spec import parse_dataset, parse_job
 
+# A training of each kind of model.
+pytestmark = pytest.mark.slow
+
 NUM_ROWS = 240
 SIZES = {
     "sasrec": {"length": 5},
@@ -221,9 +224,6 @@ def test_it_needs_neither_torch_nor_the_run(trained, exported, tmp_path):
     code = """
 import sys, pyarrow.parquet as pq
 from trainer.exported import Exported
-
-# A training of each kind of model.
-pytestmark = pytest.mark.slow
 scores = Exported(sys.argv[1]).predict(pq.read_table(sys.argv[2]))
 assert not {"torch", "torchrec", "ray"} & set(sys.modules), "torch was imported"
 pq.write_table(scores, sys.argv[3])
