@@ -27,10 +27,9 @@ def test_focal_loss_is_its_formula(alpha):
     for gamma in (0.0, 0.5, 2.0):
         expected = []
         for z, y in zip(scores.tolist(), labels.tolist(), strict=True):
-            p = 1 / (1 + math.exp(-z))
-            p_t = p if y else 1 - p
+            missed = 1 / (1 + math.exp(z if y else -z))  # 1 - p_t, with all of its digits where p_t is close to 1
             alpha_t = 1.0 if alpha is None else alpha if y else 1 - alpha
-            expected.append(-alpha_t * (1 - p_t) ** gamma * math.log(p_t))
+            expected.append(-alpha_t * missed**gamma * math.log1p(-missed))
         found = pointwise_loss("focal", scores, labels, gamma=gamma, alpha=alpha)
         torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
     if alpha is None:
