@@ -73,7 +73,7 @@ def pytest_runtest_protocol(item: pytest.Item):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from tests.scheduling import Groups  # needs pytest-xdist, which whoever runs a test alone does not
+    from tests.scheduling import Groups  # needs pytest-xdist, which a single test does not
 
     return Groups(config, log)
 

@@ -126,7 +126,7 @@ def _rank(
 
 
 def _give_way(niceness: int) -> None:
-    """To whoever answers requests beside this rank: on a processor, and where memory runs out."""
+    """Yield to other processes of this host: for the processor, and when memory runs out."""
     os.nice(niceness)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, "ascii")

@@ -36,7 +36,7 @@ class Executor(Protocol):
         or for one that is gone or never was, it clears what is left and returns True."""
 
     def close(self) -> None:
-        """Ends what it keeps beside the runs, which go on. To be called by whoever made it, when they are done."""
+        """Ends what it keeps beside the runs, which go on. The owner calls it last."""
 
 
 class Cluster(Executor, Protocol):

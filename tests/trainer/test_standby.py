@@ -70,7 +70,7 @@ def test_a_forked_run_is_like_a_started_one(tmp_path, standby, monkeypatch):
     links = {int(fd.name): os.readlink(fd) for fd in Path(f"/proc/{run.pid}/fd").iterdir()}
     log = str(tmp_path / "run" / launch.LOG_FILE)
     assert (links[0], links[1], links[2]) == ("/dev/null", log, log)
-    assert not any("socket" in target for target in links.values()), "it holds the end of nobody's socket"
+    assert not any("socket" in target for target in links.values()), "no socket is left open"
     # Found by its marker alone: nothing else says yet that it is this directory's.
     assert [process.pid for process in launch.processes(tmp_path / "run")] == [run.pid]
     assert not (tmp_path / "run" / launch.EXIT_FILE).exists(), "it begins when it is named, and not before"
