@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.build import table_configs
-from trainer.data import PreparedData
-from trainer.models import MODELS
-from trainer.sharding import ShardedModel
+from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.sharded_model import ShardedModel
+from trainer.models.registry import MODELS
 from trainer.spec import JobSpec
+from trainer.training.build import table_configs
 
 
 class _Pooled(nn.Module):
@@ -53,7 +53,7 @@ class _Blocks:
 class TorchModel:
     """A model on one process whose embeddings torch.optim.Adam trains on dense gradients, or nobody does.
 
-    Implements trainer.loop.Model.
+    Implements trainer.training.loop.Model.
     """
 
     def __init__(self, module: nn.Module, embeddings: _Pooled, job: JobSpec):

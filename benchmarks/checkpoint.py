@@ -29,8 +29,8 @@ from torch import Tensor
 from benchmarks.harness import MIN_ITERATIONS, line
 from embeddings import EmbeddingTables, TableConfig
 from embeddings.optim import Adam
-from trainer.background_save import BackgroundSaver
-from trainer.checkpoint import Checkpoint, TableShard, save
+from trainer.checkpoint.async_writer import BackgroundSaver
+from trainer.checkpoint.format import Checkpoint, TableShard, save
 
 NUM_PIECES = 2
 

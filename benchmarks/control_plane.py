@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import cpu, versions
 from embeddings.store import default_view, open_store
-from embeddings.vectors import ItemVectors
+from embeddings.vectors.item_vectors import ItemVectors
 
 NUM_JOBS = 1000
 NUM_ITEMS = 200_000

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.ctr_tasks import CROSS_LAYERS, HELD_OUT, Request, answer, auc_of
-from trainer.data import PreparedData
-from trainer.data.jagged import Jagged
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns.jagged import Jagged
 
 PREDICT_BATCH = 8192
 VARIANTS = ("adam", "adam_no_l2", "adagrad_no_l2")

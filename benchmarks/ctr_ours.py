@@ -1,4 +1,5 @@
-"""Ours, as users run it: a job of ``trainer.train``, what ``evenkeel train`` calls. Its own events are its figures."""
+"""Ours, as users run it: a job of ``trainer.launch.in_process``, what ``evenkeel train`` calls. Its own events are its
+figures."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data import PreparedData
-from trainer.events import read_events
-from trainer.on_host import leave
+from trainer.data.batches.prepared import PreparedData
+from trainer.launch.in_process import train
+from trainer.launch.on_host import leave
+from trainer.runs.events import read_events
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
-from trainer.train import train
 
 WARM_SECONDS = 4.0
 """Of a job's progress: what comes before it has compilation and the first touches of all memory in it."""

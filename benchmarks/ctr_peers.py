@@ -2,8 +2,9 @@
 
 ``.venv/bin/pip install --no-deps deepctr-torch==0.3.0`` (extra ``bench``; left out, so is that peer), then
 ``python -m benchmarks.ctr_peers auc [--out lines.jsonl]`` and ``python -m benchmarks.ctr_peers speed``. Same rows,
-vocabularies, split, dimension, tower, batch size and epochs for all; ours is a job of ``trainer.train``, as ``evenkeel
-train`` runs it, with AdamAR and its whole state; how each peer is run is said in its file (ctr_deepctr, ctr_torchrec).
+vocabularies, split, dimension, tower, batch size and epochs for all; ours is a job of ``trainer.launch.in_process``, as
+``evenkeel train`` runs it, with AdamAR and its whole state; how each peer is run is said in its file (ctr_deepctr,
+ctr_torchrec).
 
 ``auc``: each library's learning rate is chosen on the *validation* split with seed 0, on a grid of half decades which
 is climbed from the middle until the best has worse on both sides; then seeds 0 .. N-1, each at its own best validation
@@ -34,8 +35,9 @@ import numpy as np
 from benchmarks import ctr_deepctr, ctr_ours, ctr_torchrec
 from benchmarks.ctr_tasks import HELD_OUT, MODELS, Request, Task, quality_tasks, quick_task, speed_task
 from benchmarks.harness import cpu, versions
-from trainer.data import PreparedData, prepare
-from trainer.on_host import leave
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.prepare.preparation import prepare
+from trainer.launch.on_host import leave
 
 OURS, DEEPCTR, TORCHREC = "ours", "deepctr_torch", "torchrec"
 LIBRARIES = (OURS, DEEPCTR, TORCHREC)

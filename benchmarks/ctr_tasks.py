@@ -1,7 +1,7 @@
 """What CTR libraries are compared on: rows, models, and what one training is asked to do.
 
-Every library gets the rows as :func:`trainer.data.prepare` coded and split them: the same vocabularies (row 0 of a
-table is padding, row 1 the unknown id), the same training, validation and test rows.
+Every library gets the rows as :func:`trainer.data.prepare.preparation.prepare` coded and split them: the same
+vocabularies (row 0 of a table is padding, row 1 the unknown id), the same training, validation and test rows.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from benchmarks.pipeline import write_log
-from trainer.data import PreparedData
-from trainer.metrics import auc
-from trainer.recipes import documents
-from trainer.recipes.quick_data import write_quick_data
+from trainer.data.batches.prepared import PreparedData
+from trainer.evaluation.metrics import auc
+from trainer.recipes.pages import documents
+from trainer.recipes.trials.quick_data import write_quick_data
 from trainer.spec import DatasetSpec, JobSpec
 
 MODELS = ("dnn", "dcnv2", "deepfm")

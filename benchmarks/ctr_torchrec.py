@@ -28,10 +28,10 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.types import ShardingType
 
 from benchmarks.ctr_tasks import CROSS_LAYERS, HELD_OUT, Request, answer, auc_of
-from trainer.data import PreparedData
-from trainer.models import MODELS
-from trainer.on_host import leave, single_rank_group
-from trainer.worker import quiet
+from trainer.data.batches.prepared import PreparedData
+from trainer.launch.on_host import leave, single_rank_group
+from trainer.launch.worker import quiet
+from trainer.models.registry import MODELS
 
 DENSE_LEARNING_RATE = 0.001
 EVALUATION_BATCH = 8192

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import expm, logm
 
-from embeddings.vectors import Array, ItemVectors
+from embeddings.vectors.item_vectors import Array, ItemVectors
 
 Rng = np.random.Generator
 

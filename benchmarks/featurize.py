@@ -21,14 +21,14 @@ import numpy as np
 import torch
 
 from benchmarks.harness import MIN_ITERATIONS, interleave, line
-from embeddings.align import procrustes
-from embeddings.carry import plan
+from embeddings.refresh.merge import plan
+from embeddings.refresh.procrustes import procrustes
+from embeddings.refresh.served_rows import ServedRows
+from embeddings.refresh.settings import MovingAverage
 from embeddings.rff import RandomFourierFeatures
-from embeddings.rows import Array
-from embeddings.served import ServedRows
-from embeddings.stage_settings import MovingAverage
 from embeddings.store import open_store
-from embeddings.vectors import ItemVectors, chunks
+from embeddings.vectors.item_vectors import ItemVectors, chunks
+from embeddings.vectors.lazy_rows import Array
 
 DIM_IN, DIM = 64, 128
 NUM_IDS = 1000

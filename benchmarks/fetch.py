@@ -25,7 +25,7 @@ import orjson
 
 from benchmarks.harness import interleave, line
 from embeddings.store import Collection, default_view, open_store
-from embeddings.vectors import ItemVectors
+from embeddings.vectors.item_vectors import ItemVectors
 from service.client import Client
 
 DIM = 128

@@ -31,7 +31,7 @@ class Suite:
 
 KERNEL = Suite(
     # What kernels compile to is tested against the locked version of Triton, not against this machine's.
-    ("-k", "not compiles", "tests/embeddings/test_triton.py")
+    ("-k", "not compiles", "tests/embeddings/kernels/test_triton.py")
 )
 BEYOND_THE_KERNEL = {
     "fbgemm_module": Suite(
@@ -39,12 +39,13 @@ BEYOND_THE_KERNEL = {
             "-k",
             "fbgemm_held or fbgemm_cached or test_fbgemm_module",
             "tests/contracts/test_embedding_kernel.py",
-            "tests/embeddings/test_fbgemm_module.py",
+            "tests/embeddings/kernels/test_fbgemm_module.py",
         ),
         _FBGEMM,
     ),
     "jobs": Suite(
-        ("tests/trainer/test_on_gpu.py",), _FBGEMM + "import trainer.driver, trainer.on_host, trainer.worker"
+        ("tests/trainer/launch/test_on_gpu.py",),
+        _FBGEMM + "import trainer.launch.driver, trainer.launch.on_host, trainer.launch.worker",
     ),
 }
 

@@ -2,7 +2,7 @@
 
 Ids are 64-bit, drawn by Zipf (exponent 1.05) from three million at a time, of which a thousandth is replaced by new
 ones at each step, so that a table of a million rows is full after a while and old ids have to go. Bench ``assign``: our
-:class:`embeddings.growing.ids.GrowingIds` and the peer get the same ids in turns in one process; the time is that of
+:class:`embeddings.dynamic.id_map.GrowingIds` and the peer get the same ids in turns in one process; the time is that of
 a step's ids becoming rows, after ``--steps`` steps that are not timed. ``own_row``: share of the timed ids that have a
 row which nobody else reads.
 
@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 from benchmarks.harness import interleave, line
-from embeddings.config import InitConfig, TableConfig
-from embeddings.growing.ids import GrowingIds
-from embeddings.growing.settings import UNKNOWN_ROW, Growth
-from embeddings.growing.tables import GrowingTables
+from embeddings.dynamic.id_map import GrowingIds
+from embeddings.dynamic.settings import UNKNOWN_ROW, Growth
+from embeddings.dynamic.tables import GrowingTables
 from embeddings.optim import AdamAR
-from embeddings.tables import EmbeddingTables
+from embeddings.tables.config import InitConfig, TableConfig
+from embeddings.tables.embedding_tables import EmbeddingTables
 
 CAPACITY = 1_000_000
 NUM_IDS = 3_000_000

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from trainer.driver import execute
-from trainer.on_host import start_ranks
-from trainer.rundir import read_run, write_run
+from trainer.launch.driver import execute
+from trainer.launch.on_host import start_ranks
+from trainer.runs.directory import read_run, write_run
 from trainer.spec import load_documents, parse_job
 
 MANIFEST = Path(__file__).resolve().parents[1] / "examples" / "epinions.yaml"

@@ -15,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embeddings.stage import publish_candidate
-from embeddings.stage_settings import Gate, Settings
+from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.settings import Gate, Settings
 from embeddings.store import Collection, open_store
-from embeddings.vectors import ItemVectors
-from trainer.checkpoint import latest_valid
-from trainer.launch import EXIT_FILE
-from trainer.publish import item_vectors
-from trainer.rundir import Run, read_run
+from embeddings.vectors.item_vectors import ItemVectors
+from trainer.checkpoint.format import latest_valid
+from trainer.launch.in_process import train
+from trainer.publishing.publish import item_vectors
+from trainer.runs.directory import Run, read_run
+from trainer.runs.run_process import EXIT_FILE
 from trainer.spec import DatasetSpec, JobSpec, parse_job
-from trainer.train import train
 
 _COLUMNS = ("vectors", "norms", "evidence", "counts")
 

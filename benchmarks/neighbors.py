@@ -24,8 +24,8 @@ import numpy as np
 import psutil
 
 from benchmarks.harness import interleave, line
-from embeddings.neighbors import NeighborSearch, build_index
-from embeddings.vectors import FOUND, Array
+from embeddings.store.nearest_neighbors import NeighborSearch, build_index
+from embeddings.vectors.item_vectors import FOUND, Array
 
 NUM_CENTRES = 2_000
 SPREAD = 0.7

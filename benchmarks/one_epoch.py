@@ -30,13 +30,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.baselines import TorchModel
-from trainer.build import build, default_alpha
-from trainer.data import PreparedData, prepare
-from trainer.loop import Trainer, dense_optimizer
-from trainer.on_host import leave, single_rank_group
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.prepare.preparation import prepare
+from trainer.launch.in_process import read_spec
+from trainer.launch.on_host import leave, single_rank_group
+from trainer.launch.worker import quiet, use_threads
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.train import read_spec
-from trainer.worker import quiet, use_threads
+from trainer.training.build import build, default_alpha
+from trainer.training.loop import Trainer, dense_optimizer
 
 METHODS = ("adam", "adam_lazy", "adam_ar", "torch_adam", "frozen")
 PROTOCOLS = ("epinions", "amazon_sports")

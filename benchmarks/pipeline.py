@@ -1,7 +1,8 @@
 """From Parquet to a trained model: what is read in a second, and what is trained, by the job's own code.
 
 A click log of 26 features of 500,000 ids each is written as Parquet, prepared (ids to rows of tables), read as shuffled
-batches, and trained on by ``trainer.train``, as ``evenkeel train`` does: MLP 256-128, AdamAR with dense moments, batch
+batches, and trained on by ``trainer.launch.in_process``, as ``evenkeel train`` does: MLP 256-128, AdamAR with dense
+moments, batch
 2048. One JSON object per line, ``examples_per_second`` in each:
 
 ==============  =====================================================================================================
@@ -40,12 +41,13 @@ import torch
 from torch import nn
 
 from benchmarks.harness import cpu, versions
-from trainer.data import PreparedData, prepare
-from trainer.loop import dense_optimizer
-from trainer.on_host import leave, single_rank_group
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.prepare.preparation import prepare
+from trainer.launch.in_process import train
+from trainer.launch.on_host import leave, single_rank_group
+from trainer.launch.worker import quiet, steady_memory, use_threads
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
-from trainer.train import train
-from trainer.worker import quiet, steady_memory, use_threads
+from trainer.training.loop import dense_optimizer
 
 DIM, BATCH_SIZE, HIDDEN = 16, 2048, (256, 128)
 EXPONENT = 1.05
@@ -198,7 +200,7 @@ def peer(kind: str, data: PreparedData, job: JobSpec, steps: int) -> float:
 
 def parts(data: PreparedData, job: JobSpec, threads: int, steps: int) -> Iterator[tuple[str, float, float]]:
     """(part, ms of a step, processor ms of a step): medians of the loop's own calls on batches that are there."""
-    from trainer.build import build, choose_alpha
+    from trainer.training.build import build, choose_alpha
 
     use_threads(threads)
     with single_rank_group():

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.item_tables import ItemTables
-from embeddings.vectors import unit_rows
+from embeddings.vectors.item_vectors import unit_rows
 from trainer.spec import parse_dataset, parse_job
 
 Array = npt.NDArray[Any]

@@ -47,16 +47,16 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.item_tables import ItemTables
 from benchmarks.one_epoch import Condition
-from embeddings import canary
-from embeddings.calibration import MIN_NULLS, calibrate
-from embeddings.stage import Publication, publish_candidate
-from embeddings.stage_settings import Gate, MovingAverage, Settings
+from embeddings.refresh import probe
+from embeddings.refresh.calibration import MIN_NULLS, calibrate
+from embeddings.refresh.publish import Publication, publish_candidate
+from embeddings.refresh.settings import Gate, MovingAverage, Settings
 from embeddings.store import Collection, Store, open_store
-from embeddings.vectors import ItemVectors, unit_rows
-from trainer.checkpoint import latest_valid
-from trainer.data import PreparedData
-from trainer.rundir import Run
-from trainer.train import read_spec
+from embeddings.vectors.item_vectors import ItemVectors, unit_rows
+from trainer.checkpoint.format import latest_valid
+from trainer.data.batches.prepared import PreparedData
+from trainer.launch.in_process import read_spec
+from trainer.runs.directory import Run
 
 Array = npt.NDArray[Any]
 SPECS = (Path("examples/ml1m.yaml"), Path("examples/ml1m_item2vec.yaml"))
@@ -284,7 +284,7 @@ def serve(
     def begin(where: Collection) -> None:
         publish(where, day0, Settings(gate=Gate("off")))
         if nulls:
-            canary.register(where, "genre", genres.ids.tolist(), genres.labels.tolist())
+            probe.register(where, "genre", genres.ids.tolist(), genres.labels.tolist())
 
     def features(version: str | None) -> tuple[Array, Array]:
         assert version is not None

@@ -30,8 +30,8 @@ import numpy as np
 
 from benchmarks.item_tables import ItemTables
 from benchmarks.refresh import Array, Genres, refreshes, rows_of
-from embeddings.vectors import ItemVectors, unit_rows
-from trainer.train import read_spec
+from embeddings.vectors.item_vectors import ItemVectors, unit_rows
+from trainer.launch.in_process import read_spec
 
 ALIGNMENTS: dict[str, Callable[[Array], Array]] = {
     "all alike": np.ones_like,

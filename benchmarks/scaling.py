@@ -94,9 +94,9 @@ class Training:
 
     def __init__(self, workload: Workload, plan: str):
         # Only the ranks pay for TorchRec.
-        from embeddings.sharding.collectives import all_reduce
-        from trainer.models import DNN
-        from trainer.sharding import embedding_bag_collection, shard_model
+        from embeddings.sharding.exchange.collectives import all_reduce
+        from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
+        from trainer.models.registry import DNN
 
         tables = peers.table_configs(workload)
         features = [feature for table in tables for feature in table.features]
@@ -166,8 +166,8 @@ def _rank(rank: int, world_size: int, store: str, pipe: Connection, workload: Wo
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
-    from trainer.on_host import leave
-    from trainer.worker import quiet, steady_memory, use_threads
+    from trainer.launch.on_host import leave
+    from trainer.launch.worker import quiet, steady_memory, use_threads
 
     use_threads(1)
     quiet()

@@ -76,8 +76,8 @@ class Training:
 
     def __init__(self, workload: Workload, sse: float | None):
         # Only the ranks pay for TorchRec.
-        from trainer.models import DNN
-        from trainer.sharding import embedding_bag_collection, shard_model
+        from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
+        from trainer.models.registry import DNN
 
         tables = peers.table_configs(workload)
         features = [feature for table in tables for feature in table.features]
@@ -159,8 +159,8 @@ def _rank(rank: int, store: str, workloads: list[Workload], iterations: int) -> 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["LOCAL_WORLD_SIZE"] = str(NUM_RANKS)
-    from trainer.on_host import leave
-    from trainer.worker import quiet, steady_memory, use_threads
+    from trainer.launch.on_host import leave
+    from trainer.launch.worker import quiet, steady_memory, use_threads
 
     use_threads(1)
     quiet()

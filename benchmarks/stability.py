@@ -34,13 +34,13 @@ import pyarrow.parquet as pq
 
 from benchmarks.faults import Fault, faults_of_rows
 from benchmarks.item_tables import ItemTables
-from embeddings import canary
-from embeddings.calibration import SETTINGS, Calibration, calibrate
-from embeddings.gate import Thresholds
-from embeddings.stage import Gate, Publication, Settings, publish_candidate
+from embeddings.refresh import probe
+from embeddings.refresh.calibration import SETTINGS, Calibration, calibrate
+from embeddings.refresh.gate import Thresholds
+from embeddings.refresh.publish import Gate, Publication, Settings, publish_candidate
 from embeddings.store import Collection, Store, open_store
-from embeddings.vectors import ItemVectors
-from trainer.train import read_spec
+from embeddings.vectors.item_vectors import ItemVectors
+from trainer.launch.in_process import read_spec
 
 ROW_LENGTH = 10
 FAULTY_DAY = 5
@@ -76,7 +76,7 @@ class Family:
         target = self.store.collection(name)
         if not target.exists():
             self.publish(name, first, "off")
-            canary.register(target, "genre", *self.genres)
+            probe.register(target, "genre", *self.genres)
         if calibration is not None:
             target.save_settings(SETTINGS, self.name, calibration.as_document())
         return target
@@ -172,7 +172,7 @@ def faulty(family: Family, others: Family | None, calibration: Calibration, retr
 
     def line(fault: Fault, severity: float, items: ItemVectors) -> Line:
         name = f"{fault.name} {severity}"
-        starting = Thresholds().with_own(canary.starting_limits(target.settings(canary.SETTINGS)))
+        starting = Thresholds().with_own(probe.starting_limits(target.settings(probe.SETTINGS)))
         return {
             "case": "fault",
             "fault": fault.name,

@@ -31,8 +31,8 @@ import yaml
 
 from benchmarks.harness import cpu, versions
 from service.client import Client
-from trainer import launch
-from trainer.events import read_events
+from trainer.runs import run_process
+from trainer.runs.events import read_events
 
 NUM_ROWS, NUM_USERS, NUM_ITEMS, NUM_DAYS = 100_000, 5_000, 1_000, 10
 FIRST_DAY = datetime.date(2026, 3, 1)
@@ -125,7 +125,7 @@ def _seconds(event: dict[str, Any]) -> float:
 def _started(directory: Path) -> float | None:
     """When the run's process was started, to a hundredth of a second; None where it is not known."""
     try:
-        recorded = json.loads((directory / launch.PROCESS_FILE).read_text("utf-8"))
+        recorded = json.loads((directory / run_process.PROCESS_FILE).read_text("utf-8"))
     except FileNotFoundError:
         return None
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -168,7 +168,7 @@ def service(home: Path) -> Iterator[Client]:
         process.terminate()
         process.wait(60)
         for directory in (home / "runs").glob("*"):
-            launch.terminate(directory, grace_seconds=2)
+            run_process.terminate(directory, grace_seconds=2)
 
 
 def waited_for(client: Client, home: Path, job_id: str, submitted: float) -> dict[str, Any]:

@@ -29,8 +29,8 @@ import numpy as np
 from benchmarks.harness import interleave, line
 from benchmarks.store_peers import LMDB, SQLite, redis_server
 from embeddings.store import Collection, open_store
-from embeddings.store_feast import export_feast
-from embeddings.vectors import ItemVectors
+from embeddings.store.feast import export_feast
+from embeddings.vectors.item_vectors import ItemVectors
 
 DIM = 128
 NUM_IDS = 1000

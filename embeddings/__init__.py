@@ -9,16 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embeddings.config import InitConfig, SSEConfig, TableConfig
-    from embeddings.tables import EmbeddingTables
+    from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+    from embeddings.tables.embedding_tables import EmbeddingTables
 
 __all__ = ["EmbeddingTables", "InitConfig", "SSEConfig", "TableConfig"]
 
 _HOMES = {
-    "EmbeddingTables": "embeddings.tables",
-    "InitConfig": "embeddings.config",
-    "SSEConfig": "embeddings.config",
-    "TableConfig": "embeddings.config",
+    "EmbeddingTables": "embeddings.tables.embedding_tables",
+    "InitConfig": "embeddings.tables.config",
+    "SSEConfig": "embeddings.tables.config",
+    "TableConfig": "embeddings.tables.config",
 }
 
 

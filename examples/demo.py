@@ -28,12 +28,12 @@ import numpy as np
 import pyarrow.dataset as pads
 from safetensors.numpy import load as load_safetensors
 
+from embeddings.refresh.publish import publish_candidate
 from embeddings.rff import RandomFourierFeatures
-from embeddings.stage import publish_candidate
 from embeddings.store import open_store
-from embeddings.vectors import FOUND, ItemVectors
+from embeddings.vectors.item_vectors import FOUND, ItemVectors
 from service.client import Client, ServiceError
-from trainer import launch
+from trainer.runs import run_process
 from trainer.spec import DatasetSpec, JobSpec, Publish, SpecError, load_documents, parse_dataset, parse_job
 
 COLLECTION = "items"
@@ -107,7 +107,15 @@ class Demo:
         assert dataset is not None
         if self.data is None:
             rows = self.home / "clicklog"
-            command = [sys.executable, "-m", "trainer.generate", "--rows", str(self.num_rows), "--days", "10"]
+            command = [
+                sys.executable,
+                "-m",
+                "trainer.data.sources.click_log",
+                "--rows",
+                str(self.num_rows),
+                "--days",
+                "10",
+            ]
             subprocess.run([*command, "--out", str(rows)], check=True, stdout=subprocess.DEVNULL)
             dataset = parse_dataset(dataset.model_dump(mode="json") | {"uri": str(rows)})
         else:
@@ -329,7 +337,7 @@ class Demo:
                 service.kill()
                 service.wait()
         for run_dir in sorted((self.home / "evenkeel" / "runs").glob("*")):
-            launch.terminate(run_dir, grace_seconds=2)
+            run_process.terminate(run_dir, grace_seconds=2)
 
 
 def partition_days(dataset: DatasetSpec) -> list[str]:

@@ -24,38 +24,27 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from embeddings.store import Store, open_store
-from embeddings.store_erasure import finish_erasures
-from service import (
-    audit,
-    errors,
-    examples,
-    keys,
-    known_keys,
-    links,
-    logs,
-    metrics,
-    middleware,
-    retention,
-    routes,
-    scheduler,
-    tenants,
-    webhook_sender,
-    workers,
-)
-from service.at_once import AtOnce, is_local
-from service.audit import Audit
-from service.auth import AWAY, Authenticator
-from service.database import Database
-from service.errors import ProblemBody
-from service.executors.base import Executor
-from service.executors.choice import executor_of
-from service.neighbors import Neighbors
-from service.pulse import Pulse
-from service.runner import Runner
-from service.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
-from service.store_watch import StoreWatch
-from service.text import refuse_odd_text
-from trainer import tracing
+from embeddings.store.erasure import finish_erasures
+from service.api import middleware, openapi_examples, openapi_links, routes
+from service.core import errors, logs
+from service.core.database import Database
+from service.core.errors import ProblemBody
+from service.core.inline_io import AtOnce, is_local
+from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
+from service.core.task_health import Pulse
+from service.core.text_validation import refuse_odd_text
+from service.features.neighbors import Neighbors
+from service.features.store_health import StoreWatch
+from service.identity import audit, key_cache, keys, tenants
+from service.identity.audit import Audit
+from service.identity.auth import AWAY, Authenticator
+from service.jobs.executors.base import Executor
+from service.jobs.executors.choice import executor_of
+from service.jobs.runner import Runner
+from service.ops import metrics, retention, workers
+from service.schedules import scheduler
+from service.webhooks import sender
+from trainer.runs import tracing
 
 log = logging.getLogger("evenkeel")
 
@@ -89,7 +78,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     app.state.store = open_store(settings.store_url)
     app.state.at_once = AtOnce(is_local(app.state.store))
     app.state.store_watch = StoreWatch(app.state.store)
-    keys_file = settings.home / known_keys.FILE_NAME if settings.role == "vectors" else None
+    keys_file = settings.home / key_cache.FILE_NAME if settings.role == "vectors" else None
     app.state.authenticator = Authenticator(app.state.database, file=keys_file)
     app.state.neighbors = Neighbors(settings.store_url, settings.home / "neighbors")
     app.state.metrics = metrics.Metrics()
@@ -100,7 +89,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     errors.install(app)
     middleware.install(app, settings)
     for name in routes.for_role(settings.role):
-        app.include_router(importlib.import_module(f"service.routes.{name}").router)
+        app.include_router(importlib.import_module(f"service.api.routes.{name}").router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -152,7 +141,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
         executor = executor or executor_of(state.settings)
         runner = Runner(state.database, state.settings, state.store, executor)
         errors_of = state.metrics.background_errors
-        for outcome in webhook_sender.OUTCOMES:
+        for outcome in sender.OUTCOMES:
             state.metrics.webhooks.labels(outcome)  # a series that begins with a 1 has not increased, to Prometheus
         state.pulses = pulses = tuple(map(Pulse, ("runner", "scheduler", "webhooks", "retention")))
         tasks = [
@@ -163,7 +152,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
                 )
             ),
             asyncio.create_task(
-                webhook_sender.run(
+                sender.run(
                     state.database,
                     state.settings,
                     pulses[2],
@@ -250,8 +239,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(schema.pop("$defs", {}))
         schemas["ProblemBody"] = schema
-        examples.add_to(document)
-        links.add_to(document)
+        openapi_examples.add_to(document)
+        openapi_links.add_to(document)
         app.openapi_schema = document
     return app.openapi_schema
 

@@ -11,9 +11,9 @@ import json
 import shutil
 from pathlib import Path
 
-from trainer.driver import execute
-from trainer.on_host import start_ranks
-from trainer.rundir import RUN_FILE, Run, read_run, write_run
+from trainer.launch.driver import execute
+from trainer.launch.on_host import start_ranks
+from trainer.runs.directory import RUN_FILE, Run, read_run, write_run
 
 
 def lead(directory: Path) -> int:

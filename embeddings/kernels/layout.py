@@ -1,4 +1,5 @@
-"""Where rows, state and features lie: what both kernels and :class:`embeddings.tables.EmbeddingTables` share."""
+"""Where rows, state and features lie: what both kernels and :class:`embeddings.tables.embedding_tables.EmbeddingTables`
+share."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import numpy as np
 import torch
 
-from embeddings.config import Pooling, SSEConfig, TableConfig
-from embeddings.decay import IdleCoefficients
 from embeddings.optim import RowOptimizer
+from embeddings.optim.deferred_update import IdleCoefficients
+from embeddings.tables.config import Pooling, SSEConfig, TableConfig
 
 # Elements in a cache line of the narrowest type.
 _LINE = 16

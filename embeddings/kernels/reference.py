@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from embeddings.decay import IdleCoefficients, Movement
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
 from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad
-from embeddings.philox import table_key
-from embeddings.rounding import rounding_words, to_bfloat16, to_float16
-from embeddings.sse import swap
+from embeddings.optim.deferred_update import IdleCoefficients, Movement
+from embeddings.optim.stochastic_rounding import rounding_words, to_bfloat16, to_float16
+from embeddings.sse.swap import swap
+from embeddings.tables.philox import table_key
 
 
 class ReferenceKernel:
@@ -108,7 +108,7 @@ class ReferenceKernel:
         last[rows] = step
 
     def _stored(self, t: int, rows: torch.Tensor, theta: torch.Tensor, step: int) -> torch.Tensor:
-        """In the type of the rows: halves by :mod:`embeddings.rounding`."""
+        """In the type of the rows: halves by :mod:`embeddings.optim.stochastic_rounding`."""
         layout, table = self.layout, self.layout.tables[t]
         if layout.dtype == layout.compute_dtype:
             return theta
@@ -163,7 +163,8 @@ def _entries(
 
 
 def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
-    """Local rows of table ``t`` as of now, a copy [len(rows), dim]: equation of :mod:`embeddings.decay`."""
+    """Local rows of table ``t`` as of now, a copy [len(rows), dim]: equation of
+    :mod:`embeddings.optim.deferred_update`."""
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
     if idle is None:
         return theta

@@ -1,7 +1,8 @@
 """Our tables under TorchRec's sharding, on any number of ranks, also one: bags and sequences, whole or split.
 
 TorchRec plans, wraps and distributes inputs; our sharders make its lookups run
-:class:`embeddings.tables.EmbeddingTables`. What differs from the stock sharders, and why (docs/adr/0007-sharding.md):
+:class:`embeddings.tables.embedding_tables.EmbeddingTables`. What differs from the stock sharders, and why
+(docs/adr/0007-sharding.md):
 
 * SSE. Where rows are whole (table-wise, column-wise, data-parallel) the lookup swaps: after the all-to-all ids are
   ordered by rank, so the index in the concatenation is the index in the global batch. Where they are split (row-wise,
@@ -14,10 +15,10 @@ TorchRec plans, wraps and distributes inputs; our sharders make its lookups run
 * Bad input on one rank is agreed on before any rank waits for its rows.
 """
 
-from embeddings.sharding.bags import BAG_SHARDINGS, ShardedBags, TableSharder
-from embeddings.sharding.faults import OtherRankFailed
+from embeddings.sharding.embedding import SEQUENCE_SHARDINGS, SequenceSharder, ShardedSequences
+from embeddings.sharding.embedding_bag import BAG_SHARDINGS, ShardedBags, TableSharder
+from embeddings.sharding.exchange.collective_check import OtherRankFailed
 from embeddings.sharding.lookup import TableKernel
-from embeddings.sharding.sequences import SEQUENCE_SHARDINGS, SequenceSharder, ShardedSequences
 from embeddings.sharding.settings import (
     LocalPiece,
     TableSettings,

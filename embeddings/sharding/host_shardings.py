@@ -21,9 +21,9 @@ from torchrec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingShard
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding, TwRwSparseFeaturesDist
 from torchrec.distributed.types import NoWait
 
-from embeddings.sharding.exchange import Swapper, sum_over_ranks
-from embeddings.sharding.ids import in_one_exchange
-from embeddings.sharding.pooled import PooledDist
+from embeddings.sharding.exchange.ids import in_one_exchange
+from embeddings.sharding.exchange.pooled import PooledDist
+from embeddings.sharding.exchange.split_rows import Swapper, sum_over_ranks
 from embeddings.sharding.settings import Place, TableSettings
 from embeddings.sharding.shardings import OurSharding, PooledColumns
 

@@ -17,10 +17,10 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, Sharded
 from torchrec.distributed.types import ShardingType
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 
-from embeddings.config import TableConfig
 from embeddings.sharding.replicas import ReplicatedTables
 from embeddings.sharding.settings import TableSettings, pooling_of
-from embeddings.tables import EmbeddingTables
+from embeddings.tables.config import TableConfig
+from embeddings.tables.embedding_tables import EmbeddingTables
 
 
 class TableLookup(GroupedPooledEmbeddingsLookup):
@@ -61,7 +61,8 @@ def _type_dummy(lookup: TableLookup | SequenceLookup, settings: TableSettings) -
 class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
     """The shards of a group of tables on one rank, looked up by EmbeddingTables; bags or sequences.
 
-    Row state is no state of a torch optimizer: it is saved by row (trainer/checkpoint.py), so TorchRec's is empty.
+    Row state is no state of a torch optimizer: it is saved by row (trainer/checkpoint/format.py), so TorchRec's is
+    empty.
     EmbeddingTables takes a feature once, and TorchRec may hand it over several times, for two tables or for two column
     shards of one; and it stores its tables in one type, and their state in one: where those of a group differ, or a
     feature comes again, the group is looked up in several parts.

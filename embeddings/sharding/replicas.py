@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from embeddings.kernels.layout import Record
-from embeddings.sharding.host_memory import host_memory
-from embeddings.tables import EmbeddingTables
+from embeddings.sharding.exchange.shm_transport import host_memory
+from embeddings.tables.embedding_tables import EmbeddingTables
 
 
 class ReplicatedTables(EmbeddingTables):

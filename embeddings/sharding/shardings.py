@@ -17,10 +17,10 @@ from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddi
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from torchrec.distributed.types import ShardingEnv
 
-from embeddings.sharding.exchange import SequenceDist, SummingDist, SwappingDist
-from embeddings.sharding.ids import in_one_exchange
+from embeddings.sharding.exchange.ids import in_one_exchange
+from embeddings.sharding.exchange.pooled import PooledDist
+from embeddings.sharding.exchange.split_rows import SequenceDist, SummingDist, SwappingDist
 from embeddings.sharding.lookup import SequenceLookup, TableLookup
-from embeddings.sharding.pooled import PooledDist
 from embeddings.sharding.settings import Place, TableSettings
 
 

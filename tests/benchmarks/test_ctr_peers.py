@@ -13,10 +13,11 @@ import torch
 from benchmarks import ctr_deepctr, ctr_ours, ctr_peers, ctr_torchrec
 from benchmarks.ctr_peers import Place, at_best_epoch, auc_verdicts, climbed, compare_auc, speed_verdicts, train
 from benchmarks.ctr_tasks import MODELS, Request, Task, quick_task
-from trainer.data import PreparedData, prepare
-from trainer.data.jagged import Jagged
-from trainer.on_host import single_rank_group
-from trainer.worker import use_threads
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns.jagged import Jagged
+from trainer.data.prepare.preparation import prepare
+from trainer.launch.on_host import single_rank_group
+from trainer.launch.worker import use_threads
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def test_what_is_missing_is_said(capsys, monkeypatch, tmp_path):
 def test_tests_that_need_a_gpu_are_recorded_with_what_became_of_them(tmp_path):
     if not gpu.missing():
         pytest.skip("there is a GPU, and this needs a GPU not to be there")
-    found = run_suite(Suite(("tests/trainer/test_on_gpu.py",)))
+    found = run_suite(Suite(("tests/trainer/launch/test_on_gpu.py",)))
     assert found["outcome"] == "skipped"
     assert found["reason"].startswith("needs a GPU")
     assert found["counts"] == {"skipped": len(found["cases"])}
@@ -43,7 +43,7 @@ def test_tests_that_need_a_gpu_are_recorded_with_what_became_of_them(tmp_path):
 
 @pytest.mark.process
 def test_tests_whose_imports_are_missing_are_skipped_with_the_reason():
-    found = run_suite(Suite(("tests/trainer/test_on_gpu.py",), "import nothing_of_this_name"))
+    found = run_suite(Suite(("tests/trainer/launch/test_on_gpu.py",), "import nothing_of_this_name"))
     assert found == {
         "outcome": "skipped",
         "reason": "what it needs is not here: ModuleNotFoundError: No module named 'nothing_of_this_name'",

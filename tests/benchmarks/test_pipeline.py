@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import pipeline
-from trainer.data import prepare
+from trainer.data.prepare.preparation import prepare
 
 ROWS, IDS, FEATURES = 4000, 300, 3
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.refresh import BARS, CASES, KINDS, Day, Genres, conditions, follow, serve
 from embeddings.store import open_store
-from embeddings.vectors import ItemVectors
+from embeddings.vectors.item_vectors import ItemVectors
 
 GOOD = {
     "accuracy": 0.6, "retained": 1.0, "retained_last": 1.0, "churn_per_day": 0.01, "freshness": 1.0, "published": 9,

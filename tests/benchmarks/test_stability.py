@@ -11,10 +11,10 @@ import pytest
 from benchmarks.faults import Fault, faults_of_rows, shuffled, some
 from benchmarks.stability import broken_promises
 from benchmarks.stability_tables import BEGIN, END, put_into, tables
-from embeddings.align import procrustes, rotate
-from embeddings.gate import Thresholds, decide
-from embeddings.stability import compare
-from embeddings.vectors import ItemVectors
+from embeddings.refresh.gate import Thresholds, decide
+from embeddings.refresh.gate_metrics import compare
+from embeddings.refresh.procrustes import procrustes, rotate
+from embeddings.vectors.item_vectors import ItemVectors
 
 N, D = 2000, 32
 

@@ -15,10 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embeddings.config import InitConfig, SSEConfig, TableConfig
-from embeddings.graph import Graph
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSpropAR, RowOptimizer, RowwiseAdagrad, RowwiseAdamAR
-from embeddings.tables import EmbeddingTables
+from embeddings.sse.graph import Graph
+from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.tables.embedding_tables import EmbeddingTables
 from tests.module_tables import ON_GPU, module_tables
 from tests.pairwise import Case, cases
 
@@ -60,7 +60,8 @@ CANDIDATES = {
     # FBGEMM's module, on a GPU where `make gpu-check` runs this, with tables that it holds and tables that it caches.
     "fbgemm_held": Backend(FUSED, (torch.float32,), (), threads=not ON_GPU, dims=(4, 8, 16, 20, 64)),
     "fbgemm_cached": Backend(FUSED, (torch.float32,), (), threads=not ON_GPU, dims=(4, 8, 16, 20, 64)),
-    # Run by its interpreter, a tenth of a millisecond for an operation: tests/embeddings/test_triton.py has the rest.
+    # Run by its interpreter, a tenth of a millisecond for an operation: tests/embeddings/kernels/test_triton.py has the
+    # rest.
     "triton": Backend(("adagrad", "adam_ar", "rowwise_adam_ar"), is_slow=True, threads=False),
 }
 ON_THREADS = [name for name, backend in CANDIDATES.items() if backend.threads]
@@ -93,7 +94,7 @@ def problems(draw, backend: Backend, sequences: bool, bounds: Literal["fatal", "
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     tables, sse = [], {}
     # 16 and 64 never alone: for tables that all have the one dim code is compiled apart, which takes minutes in all;
-    # tests/embeddings/test_cpu_kernel.py has it give the bits of the code for any dims, of every kind.
+    # tests/embeddings/kernels/test_cpu_kernel.py has it give the bits of the code for any dims, of every kind.
     first_dims = [dim for dim in dims if dim not in (16, 64)]
     sequence_dim = draw(st.sampled_from(first_dims)) if sequences else 0
     beyond = 2 if bounds == "ignore" else 0

@@ -14,13 +14,13 @@ import httpx
 import psutil
 import pytest
 
-from service.errors import Problem
-from service.executors.base import Executor, Unknown
-from service.executors.local import LocalRuns
-from service.executors.ray_api import RayApi
-from service.executors.ray_jobs import JOB_FILE, RayJobs
+from service.core.errors import Problem
+from service.jobs.executors.base import Executor, Unknown
+from service.jobs.executors.local import LocalRuns
+from service.jobs.executors.ray_api import RayApi
+from service.jobs.executors.ray_jobs import JOB_FILE, RayJobs
 from tests.ray_cluster import Cluster
-from trainer import launch
+from trainer.runs import run_process
 
 pytestmark = pytest.mark.process
 
@@ -73,12 +73,12 @@ def begun(executor: Executor, run_dir: Path) -> None:
 
 
 def said(run_dir: Path) -> str:
-    path = run_dir / launch.LOG_FILE
+    path = run_dir / run_process.LOG_FILE
     return path.read_text() if path.exists() else ""
 
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:
-    return launch.processes(run_dir)
+    return run_process.processes(run_dir)
 
 
 def test_one_that_ends_by_itself(make, run_dir):

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from embeddings.config import InitConfig, TableConfig
 from embeddings.optim import (
     SGD,
     Adagrad,
@@ -29,8 +28,9 @@ from embeddings.optim import (
     RowwiseAdam,
     RowwiseAdamAR,
 )
-from embeddings.schedule import Cosine, LinearWarmup, StepDecay
-from embeddings.tables import EmbeddingTables
+from embeddings.optim.lr_schedules import Cosine, LinearWarmup, StepDecay
+from embeddings.tables.config import InitConfig, TableConfig
+from embeddings.tables.embedding_tables import EmbeddingTables
 
 COMPILED = ("reference", "cpu")
 BACKENDS = (*COMPILED, "triton")

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings import store_redis_packed
 from embeddings.store import (
     Collection,
     GateHeld,
@@ -27,7 +26,8 @@ from embeddings.store import (
     ViewExists,
     open_store,
 )
-from embeddings.vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors
+from embeddings.store.backends import redis_packed
+from embeddings.vectors.item_vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors
 from tests.contracts import store_servers
 
 Reopen = Callable[[], Store]
@@ -777,7 +777,7 @@ class TestPackedRedisStore(TestRedisStore):
 
     @pytest.fixture
     def url(self, redis_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-        monkeypatch.setattr(store_redis_packed, "BLOCK_BYTES", 48)
+        monkeypatch.setattr(redis_packed, "BLOCK_BYTES", 48)
         with store_servers.redis_prefix(redis_url, request.node.name) as url:
             yield f"{url}&rows=packed"
 

@@ -36,8 +36,8 @@ import pyarrow.parquet as pq
 
 from embeddings.store import Store, open_store
 from service.client import Client
-from service.client_http import ProblemError, ServiceError
-from trainer.launch import RUN_DIR_VARIABLE
+from service.client.http import ProblemError, ServiceError
+from trainer.runs.run_process import RUN_DIR_VARIABLE
 
 COLLECTION = "soaked"
 NUM_ITEMS = 300
@@ -45,7 +45,7 @@ TERMINAL = ("succeeded", "failed", "cancelled")
 SERVE = """
 import dataclasses, sys
 from service.app import serve
-from service.settings import Settings
+from service.core.settings import Settings
 fast = dict(retry_backoff_seconds=0.5, silence_seconds=240.0)
 sys.exit(serve(dataclasses.replace(Settings.from_environment(), **fast), port=0, role=sys.argv[1]))
 """
@@ -215,7 +215,7 @@ class Soak:
         found = []
         for process in psutil.process_iter(["cmdline"]):
             with contextlib.suppress(psutil.Error):
-                of_services = "trainer.fork_server" in (process.info["cmdline"] or [])
+                of_services = "trainer.launch.fork_server" in (process.info["cmdline"] or [])
                 if of_services and process.environ().get("EVENKEEL_HOME") == str(self.home):
                     found.append(process)
         return found

@@ -15,12 +15,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service import scheduler, tables
 from service.app import create_app
-from service.executors.local import LocalRuns
-from service.settings import Settings
-from trainer import launch
-from trainer.generate import ClickLog, generate
+from service.core import tables
+from service.core.settings import Settings
+from service.jobs.executors.local import LocalRuns
+from service.schedules import scheduler
+from trainer.data.sources.click_log import ClickLog, generate
+from trainer.runs import run_process
 from trainer.spec import load_documents
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
@@ -33,9 +34,9 @@ RUN_SECONDS = 600.0
 ON_THIS_HOST = """
 import sys
 from pathlib import Path
-from trainer.driver import execute
-from trainer.on_host import leave, start_ranks
-from trainer.rundir import read_run
+from trainer.launch.driver import execute
+from trainer.launch.on_host import leave, start_ranks
+from trainer.runs.directory import read_run
 leave(execute(read_run(Path(sys.argv[2])), start_ranks))
 """
 
@@ -67,7 +68,7 @@ async def three_days(tmp_path: Path) -> None:
     app = create_app(settings, LocalRuns((sys.executable, "-c", ON_THIS_HOST)))
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
-        stack.callback(lambda: [launch.terminate(run, 0) for run in settings.runs.glob("job_*")])
+        stack.callback(lambda: [run_process.terminate(run, 0) for run in settings.runs.glob("job_*")])
         key = settings.admin_key_file.read_text().strip()
         client = await stack.enter_async_context(
             httpx.AsyncClient(

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from trainer import launch
+from trainer.runs import run_process
 from trainer.spec import Publish
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -160,7 +160,7 @@ def kill_workers(running: Any, ended: threading.Event) -> None:
     while not killed and not ended.wait(0.1):
         for job in running.client.jobs(state="running"):
             if (job["progress"] or {}).get("step"):
-                for process in launch.processes(running.home / "evenkeel" / "runs" / job["id"]):
+                for process in run_process.processes(running.home / "evenkeel" / "runs" / job["id"]):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         if process.name().startswith("evenkeel-rank"):
                             process.kill()

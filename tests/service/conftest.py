@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
 
-from service.settings import Settings
+from service.core.settings import Settings
 from tests.service import databases
 from tests.service.service_kit import client_of, running
 from tests.service.small_run import SmallRuns

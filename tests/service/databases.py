@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 from sqlalchemy import event
 
-from service.database import Database
+from service.core.database import Database
 
 
 def migrated_file(folder: Path) -> Path:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from embeddings.store import Collection, Store, default_view, open_store
-from embeddings.vectors import CARRIED, FOUND, ItemVectors
-from service.settings import Settings
+from embeddings.vectors.item_vectors import CARRIED, FOUND, ItemVectors
+from service.core.settings import Settings
 
 DIM = 8
 

@@ -14,10 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from embeddings.store import open_store
-from service import scheduler, tables
-from service.database import Database
-from service.runner import Runner
-from service.settings import Settings
+from service.core import tables
+from service.core.database import Database
+from service.core.settings import Settings
+from service.jobs.runner import Runner
+from service.schedules import scheduler
 from tests.service.small_run import SmallRuns
 
 COUNTER = "counter"

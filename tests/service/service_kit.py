@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.app import create_app
-from service.database import Database
-from service.settings import Settings
+from service.core.database import Database
+from service.core.settings import Settings
 
 ORIGIN = "http://127.0.0.1:8080"
 BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgresql"], indirect=True)

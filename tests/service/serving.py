@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service import cli
-from service.settings import Settings
+from service.cli import main as cli_main
+from service.core.settings import Settings
 
 EVENKEEL = Path(sys.executable).with_name("evenkeel")
 
@@ -117,7 +117,7 @@ def in_this_process(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         capsys.readouterr()
         code = 0
         try:
-            cli.main()
+            cli_main.main()
         except SystemExit as end:
             code = int(end.code or 0)
         said = capsys.readouterr()

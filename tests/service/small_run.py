@@ -1,4 +1,5 @@
-"""A real process in the place of ``trainer.run``: it speaks the run's event file, and behaves as the job's label
+"""A real process in the place of ``trainer.launch.entrypoint``: it speaks the run's event file, and behaves as the
+job's label
 ``behave`` says. Needs neither torch nor Ray, so that the control plane's tests are quick.
 
 succeed | fail | retryable | die (kill -9 of itself, first attempt only) | always_die | hang (until SIGTERM) |
@@ -16,12 +17,12 @@ import sys
 import time
 from pathlib import Path
 
-from trainer import launch as real
-from trainer.events import EventWriter
+from trainer.runs import run_process as real
+from trainer.runs.events import EventWriter
 
 
 class SmallRuns:
-    """An executor: launches this file, watches and ends it with trainer.launch's own functions."""
+    """An executor: launches this file, watches and ends it with trainer.runs.run_process's own functions."""
 
     def __init__(self) -> None:
         self.launched: list[Path] = []

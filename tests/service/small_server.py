@@ -6,7 +6,7 @@ import dataclasses
 import sys
 
 from service.app import serve
-from service.settings import Settings
+from service.core.settings import Settings
 from tests.service.small_run import SmallRuns
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import pytest
 from fastapi import FastAPI
 
 import service.app
-from service import routes
-from service.settings import Settings
+from service.api import routes
+from service.core.settings import Settings
 from tests.service.service_kit import client_of, running
 from tests.service.small_run import SmallRuns
 
@@ -36,7 +36,7 @@ def test_import_and_create_app_load_neither_torch_nor_ray(tmp_path: Path) -> Non
     script = """
 import sys
 import service, service.app
-from service.settings import Settings
+from service.core.settings import Settings
 service.app.create_app(Settings.from_environment())
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "torchrec", "ray", "fbgemm_gpu"}))
 """
@@ -226,7 +226,7 @@ def test_settings_come_from_the_environment(tmp_path: Path) -> None:
         Settings(role="captain")  # type: ignore[arg-type]
 
 
-SERVE = "import sys; from service.app import serve; from service.settings import Settings; "
+SERVE = "import sys; from service.app import serve; from service.core.settings import Settings; "
 SERVE += "sys.exit(serve(Settings.from_environment(), port=int(sys.argv[1])))"
 
 

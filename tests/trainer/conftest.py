@@ -17,11 +17,11 @@ import pytest
 
 from tests.pool import RankFailure
 from tests.trained_runs import TrainedRuns
-from trainer.driver import RanksFailed
-from trainer.rundir import Run, read_run, write_run
+from trainer.launch.driver import RanksFailed
+from trainer.launch.worker import train_rank
+from trainer.runs.directory import Run, read_run, write_run
+from trainer.runs.standby import Standby
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
-from trainer.standby import Standby
-from trainer.worker import train_rank
 
 NUM_ITEMS = 120
 
@@ -153,7 +153,7 @@ def trained_run(make_run: Callable[..., Run], trained_runs: TrainedRuns) -> Call
 
 @pytest.fixture(scope="session")
 def pooled_ranks(ranks: Callable[[int], Any]) -> Callable[[Run], None]:
-    """trainer.on_host.start_ranks, but for processes of its own: the ranks are those of the session's pool."""
+    """trainer.launch.on_host.start_ranks, but for processes of its own: the ranks are those of the session's pool."""
 
     def start(run: Run) -> None:
         try:

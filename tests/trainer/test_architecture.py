@@ -1,4 +1,5 @@
-"""docs/architecture.md lists what of FBGEMM and TorchRec a training step runs: profiled, and read from the imports.
+"""docs/development/architecture.md lists what of FBGEMM and TorchRec a training step runs: profiled, and read from the
+imports.
 
 An operator or a name that appears or vanishes is a change of the production path: say so in the document.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "architecture.md"
+DOCUMENT = ROOT / "docs" / "development" / "architecture.md"
 PLANS = {
     "bags": (
         "table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "table_column_wise", "grid",
@@ -41,7 +42,7 @@ def documented(heading: str, column: str, marks: str = "x") -> set[str]:
 
 
 def profile_steps_by_network(cases):
-    from embeddings.sharding.host_memory import exchanges_by_network
+    from embeddings.sharding.exchange.shm_transport import exchanges_by_network
 
     with exchanges_by_network():
         return profile_steps(cases)
@@ -54,10 +55,10 @@ def profile_steps(cases):
     from torch.profiler import ProfilerActivity, profile
     from torchrec import KeyedJaggedTensor
 
-    from embeddings.config import InitConfig, SSEConfig, TableConfig
     from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
     from embeddings.sharding import embedding_bag_collection, embedding_collection
-    from trainer.sharding import shard_model
+    from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+    from trainer.distributed.sharded_model import shard_model
 
     optimizers = {"sgd": SGD(), "adagrad": Adagrad(), "rowwise_adagrad": RowwiseAdagrad()}
     rank, ranks, features = dist.get_rank(), dist.get_world_size(), ("user", "item", "history")
@@ -100,7 +101,7 @@ def test_a_step_runs_the_documented_operators_of_distribution_and_no_others(rank
 
 def test_every_plan_is_profiled():
     from embeddings.sharding import BAG_SHARDINGS, SEQUENCE_SHARDINGS
-    from trainer.planning import sharding_name
+    from trainer.distributed.planner import sharding_name
 
     assert set(PLANS["bags"]) == set(map(sharding_name, BAG_SHARDINGS))
     assert set(PLANS["sequences"]) == set(map(sharding_name, SEQUENCE_SHARDINGS))

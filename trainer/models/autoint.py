@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.models.click import ClickModel, NumericFields
-from trainer.models.drawing import drawn, uniform
-from trainer.models.towers import PLAIN, TowerOptions, tower
+from trainer.models.ctr_base import ClickModel, NumericFields
+from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.layers.seeded_init import drawn, uniform
 
 
 class AutoInt(ClickModel):

@@ -38,12 +38,12 @@ class RankingModel(nn.Module):
     targets: ClassVar[tuple[str, ...]] = ()
     """Features whose ids are what the loss is about, the label side of SSE; empty where that is a class, ``labels``."""
     loss_kind: str = "bce"
-    """The loss that the job names (trainer.available_evaluation.loss_of), for models that have several."""
+    """The loss that the job names (trainer.spec.checks.evaluation.loss_of), for models that have several."""
     loss_settings: Mapping[str, float | None] = MappingProxyType({})
-    """What that loss takes beside scores and labels (trainer.available_evaluation.loss_settings_of)."""
+    """What that loss takes beside scores and labels (trainer.spec.checks.evaluation.loss_settings_of)."""
     num_dense: int = 0
     """How many numeric features :meth:`forward` takes. A model that can read them takes ``num_dense`` when it is built
-    (trainer.available.DENSE_MODELS)."""
+    (trainer.spec.checks.supported.DENSE_MODELS)."""
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """``forward(features)``, or of a model that reads numeric features ``forward(features, dense)``, with the
@@ -59,13 +59,13 @@ class RankingModel(nn.Module):
         raise NotImplementedError
 
     def evaluate(self, batch: Batch, catalogue: Tensor | None = None) -> tuple[Tensor, ...]:
-        """What metrics are made of (trainer.evaluation), each [n]: scores and labels of a batch. ``catalogue`` is that
-        of the model."""
+        """What metrics are made of (trainer.evaluation.evaluator), each [n]: scores and labels of a batch.
+        ``catalogue`` is that of the model."""
         return self.scores(batch), batch.labels
 
     def user_side(self, features: Any) -> Tensor:
-        """Of a model that ranks all items for a user (trainer.available_evaluation.CATALOGUE_MODELS): what the score is
-        a product of, [b, d], from features of which ``user`` alone is not empty."""
+        """Of a model that ranks all items for a user (trainer.spec.checks.evaluation.CATALOGUE_MODELS): what the score
+        is a product of, [b, d], from features of which ``user`` alone is not empty."""
         raise NotImplementedError
 
     def item_side(self, features: Any) -> Tensor:
@@ -85,11 +85,12 @@ class RankingModel(nn.Module):
 
     @staticmethod
     def of_keys(keys: Sequence[Any]) -> dict[str, Any]:
-        """Keywords that this model takes from the keys of its batches (trainer.data.keys)."""
+        """Keywords that this model takes from the keys of its batches (trainer.data.batches.keys)."""
         return {}
 
     def begin(self, data: Any) -> None:
-        """Sets initial values that are those of the data (trainer.data.PreparedData), such as a mean label."""
+        """Sets initial values that are those of the data (trainer.data.batches.prepared.PreparedData), such as a mean
+        label."""
 
     @staticmethod
     def table_dim(table: str, dim: int) -> int:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.base import with_dense
-from trainer.models.click import ClickModel
-from trainer.models.drawing import drawn, uniform
-from trainer.models.towers import PLAIN, TowerOptions, tower
+from trainer.models.ctr_base import ClickModel
+from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.layers.seeded_init import drawn, uniform
 
 
 class DCNv2(ClickModel):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.base import mlp, with_dense
-from trainer.models.batch_norm import BatchNorm
-from trainer.models.click import ClickModel
-from trainer.models.drawing import drawn
+from trainer.models.ctr_base import ClickModel
+from trainer.models.layers.batch_norm import BatchNorm
+from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.layers.seeded_init import drawn
 from trainer.models.next_item import owners, sums_by_owner
-from trainer.models.towers import PLAIN, TowerOptions, tower
 
 
 class DIN(ClickModel):
@@ -111,7 +111,8 @@ class DIN(ClickModel):
 class Dice(nn.Module):
     """f(s) = p s + (1 - p) alpha s, p = sigmoid((s - E[s]) / sqrt(Var[s] + eps)), equation 4, for s [n, width]: PReLU
     whose turning point follows the data. Moments over all rows of the global batch in training, running ones in
-    evaluation (trainer.models.batch_norm). alpha, one for each column, starts from 0 and is learned; eps is 1e-8."""
+    evaluation (trainer.models.layers.batch_norm). alpha, one for each column, starts from 0 and is learned; eps is
+    1e-8."""
 
     def __init__(self, width: int, dtype: torch.dtype):
         super().__init__()

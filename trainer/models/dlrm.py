@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.models.click import ClickModel
-from trainer.models.towers import PLAIN, TowerOptions, tower
+from trainer.models.ctr_base import ClickModel
+from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
 
 
 class DLRM(ClickModel):

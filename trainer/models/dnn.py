@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.losses import pointwise_loss
 from trainer.models.base import Batch, RankingModel, pooled_rows, with_dense
-from trainer.models.towers import PLAIN, TowerOptions, tower
+from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.training.losses import pointwise_loss
 
 
 class DNN(RankingModel):

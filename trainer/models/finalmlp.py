@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.base import with_dense
-from trainer.models.click import ClickModel
-from trainer.models.drawing import drawn, uniform
-from trainer.models.towers import PLAIN, TowerOptions, tower
+from trainer.models.ctr_base import ClickModel
+from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.layers.seeded_init import drawn, uniform
 
 
 class FinalMLP(ClickModel):
@@ -94,7 +94,7 @@ class Gate(nn.Module):
             x = torch.cat([vectors[:, place] for place in self.places], dim=1)
         *inner, last = self.layers
         for layer in inner:
-            # Not a module: dropout of hidden layers is for the streams (trainer.regularizers.layers).
+            # Not a module: dropout of hidden layers is for the streams (trainer.training.regularizers.layers).
             x = layer(x).relu()
         return 2.0 * torch.sigmoid(last(x))
 

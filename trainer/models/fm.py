@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.models.click import FirstOrderModel, NumericFields
+from trainer.models.ctr_base import FirstOrderModel, NumericFields
 from trainer.models.deepfm import pairs
 
 

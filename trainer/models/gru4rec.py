@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.models.drawing import drawn
-from trainer.models.every_position import Drop, EveryPositionModel
+from trainer.models.causal_sequence import Drop, EveryPositionModel
+from trainer.models.layers.seeded_init import drawn
 
 
 class GRU4Rec(EveryPositionModel):

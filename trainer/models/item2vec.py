@@ -17,8 +17,8 @@ class Item2Vec(NextItemModel):
     """loss = sum over the targets o of centre i of [-log sigmoid(<v_i, u_o>) - sum_k log sigmoid(-<v_i, u_k>)].
 
     Targets are the items at most ``window`` places from i in its user's sequence, the k are drawn for each of them by
-    unigram^0.75 (trainer.data.sequence_batches). An item's row is [v | u], 2 dim wide: v, the input embedding, is what
-    is published, u the output embedding. Parameters: 2 dim for each item, nothing else.
+    unigram^0.75 (trainer.data.batches.sequence_batches). An item's row is [v | u], 2 dim wide: v, the input embedding,
+    is what is published, u the output embedding. Parameters: 2 dim for each item, nothing else.
 
     Where it ranks, a user is the mean v of the last ``window`` items, against u: the log odds, up to item frequency,
     that the candidate is near them.

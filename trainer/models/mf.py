@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.losses import pointwise_loss
 from trainer.models.base import Batch, RankingModel
 from trainer.models.bpr import ITEM, USER
+from trainer.training.losses import pointwise_loss
 
 
 class MF(RankingModel):

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from trainer.data.sequence_batches import catalogue_features
-from trainer.data.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
-from trainer.metrics import rank_of
+from trainer.data.batches.sequence_batches import catalogue_features
+from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
+from trainer.evaluation.metrics import rank_of
 from trainer.models.base import Batch, RankingModel
 
 FULL_RANKING_ROWS = 50_000
@@ -20,7 +20,7 @@ FULL_RANKING_ROWS = 50_000
 class NextItemModel(RankingModel):
     """Base: ``embeddings`` maps a KeyedJaggedTensor to {feature: JaggedTensor}, one row for each id.
 
-    A batch (trainer.data.sequence_batches) has lists of ``item``, ``item__target`` and ``item__negative``. In
+    A batch (trainer.data.batches.sequence_batches) has lists of ``item``, ``item__target`` and ``item__negative``. In
     evaluation ``item`` is what came before, ``item__target`` one item and ``item__negative`` as many for each sample.
     """
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from trainer.models.every_position import Drop, EveryPositionModel
+from trainer.models.causal_sequence import Drop, EveryPositionModel
 
 
 class SASRec(EveryPositionModel):

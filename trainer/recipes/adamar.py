@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.recipes import documents, published
 from trainer.recipes.click_tasks import ClickTask, click_tasks, write_click_log
-from trainer.recipes.point import Claim, Column, Point, Recipe, Table
+from trainer.recipes.pages import documents, published
+from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
 
 MODELS = {"dnn": "DNN", "wide_deep": "WDL", "xdeepfm": "xDeepFM", "wukong": "WuKong"}
 SAM = {"sam": {"rho": 0.05}}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.generate import ClickLog, generate
-from trainer.recipes import documents
+from trainer.data.sources.click_log import ClickLog, generate
+from trainer.recipes.pages import documents
 from trainer.spec import DatasetSpec
 
 LOG = ClickLog(num_rows=600_000, num_days=10, seed=0)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.errors import DataError
-from trainer.failures import ResourceError
-from trainer.recipes import adamar, alpha, dropout, lecture, rff, sse
-from trainer.recipes.point import Recipe
-from trainer.recipes.quick_data import write_quick_data
-from trainer.rundir import read_run
+from trainer.launch.in_process import read_spec
+from trainer.recipes import adamar, alpha, dropout, generalization_report, rff, sse
+from trainer.recipes.trials.quick_data import write_quick_data
+from trainer.recipes.trials.trial import Recipe
+from trainer.runs.directory import read_run
+from trainer.runs.failures import ResourceError
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.train import read_spec
 
 RECIPES: dict[str, Callable[..., Recipe]] = {
     "adamar": adamar.recipe,
@@ -25,7 +25,7 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
     "sse": sse.recipe,
     "dropout": dropout.recipe,
     "rff": rff.recipe,
-    "lecture": lecture.recipe,
+    "lecture": generalization_report.recipe,
 }
 """``recipe(data, seeds, quick)``; those of MAKE_ROWS take the folder ``rows`` of files that they write."""
 MAKE_ROWS = ("adamar", "alpha", "lecture", "sse")
@@ -107,8 +107,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
 
     if recipe.prepare is not None:
         recipe.prepare()
-    from trainer.recipes.grid import run_grid
-    from trainer.recipes.run_point import Stopped, read_record
+    from trainer.recipes.trials.grid import run_grid
+    from trainer.recipes.trials.run_trial import Stopped, read_record
 
     if options.report:
         records = [record for point in points if (record := read_record(point, out)) is not None]
@@ -118,7 +118,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
         except (Stopped, KeyboardInterrupt):
             print("stopped; the same command goes on from here", file=sys.stderr)
             return 130
-    from trainer.recipes.report import write_report
+    from trainer.recipes.pages.report import write_report
 
     report = write_report(recipe, points, records, out)
     print(report.markdown)
@@ -128,6 +128,6 @@ def _run(options: argparse.Namespace, command: str) -> int:
 
 if __name__ == "__main__":
     code = main()
-    from trainer.on_host import leave
+    from trainer.launch.on_host import leave
 
     leave(code)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.recipes import documents, published
-from trainer.recipes.point import Claim, Column, Point, Recipe, Table
+from trainer.recipes.pages import documents, published
+from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
 from trainer.spec import DatasetSpec
 
 RATE = 0.4

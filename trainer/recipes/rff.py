@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from embeddings.vectors import Array
-from trainer.recipes import documents, published, rff_task_2
-from trainer.recipes.layout import facts
+from embeddings.vectors.item_vectors import Array
+from trainer.recipes import rff_task_2
 from trainer.recipes.next_item_task import MAX_EPOCHS, histories
-from trainer.recipes.point import Point, Recipe
-from trainer.recipes.quick_data import TASTE_CLASSES, write_tastes
+from trainer.recipes.pages import documents, published
+from trainer.recipes.pages.layout import facts
+from trainer.recipes.pages.section import Findings, Panel, Section
 from trainer.recipes.rff_figures import (
     Features,
     Judged,
@@ -30,8 +30,9 @@ from trainer.recipes.rff_figures import (
     spread,
     unit,
 )
-from trainer.recipes.run_point import KEPT, kept_path
-from trainer.recipes.section import Findings, Panel, Section
+from trainer.recipes.trials.quick_data import TASTE_CLASSES, write_tastes
+from trainer.recipes.trials.run_trial import KEPT, kept_path
+from trainer.recipes.trials.trial import Point, Recipe
 
 DIMS = (16, 32, 64)
 MAIN_DIM = 32

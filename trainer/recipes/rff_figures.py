@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embeddings.align import procrustes, rotate
-from embeddings.canary import fit
+from embeddings.refresh.probe import fit
+from embeddings.refresh.procrustes import procrustes, rotate
 from embeddings.rff import RandomFourierFeatures
-from embeddings.vectors import Array, unit_rows
-from trainer.recipes.layout import NOT_RUN
+from embeddings.vectors.item_vectors import Array, unit_rows
+from trainer.recipes.pages.layout import NOT_RUN
 
 NUM_STEPS = 300
 """Of the regression: more change the third decimal of an accuracy."""

@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trainer.recipes import documents, graphs, published
-from trainer.recipes.figures import Figures
-from trainer.recipes.point import Claim, Column, Point, Recipe, Table
-from trainer.recipes.section import Findings
-from trainer.recipes.speed import speed
+from trainer.recipes import graphs
+from trainer.recipes.pages import documents, published
+from trainer.recipes.pages.figures import Figures
+from trainer.recipes.pages.section import Findings
+from trainer.recipes.trials.speed import speed
+from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
 from trainer.spec import DatasetSpec
 
 FEW = {"early_stopping": {"patience": 3}}

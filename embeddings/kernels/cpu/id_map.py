@@ -1,4 +1,4 @@
-"""The compiled map from raw 64-bit ids to entries (src/id_map.h), for embeddings.growing."""
+"""The compiled map from raw 64-bit ids to entries (src/id_map.h), for embeddings.dynamic."""
 
 from __future__ import annotations
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from embeddings.config import SSEConfig
-from embeddings.decay import SMALLEST_FLOOR, IdleCoefficients
 from embeddings.kernels.cpu import library as native
 from embeddings.kernels.cpu.buffers import BufferPool
 from embeddings.kernels.cpu.library import library
 from embeddings.kernels.cpu.threads import num_threads
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
 from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdam
-from embeddings.philox import table_key
-from embeddings.sse import SwapDraws, swap_draws
+from embeddings.optim.deferred_update import SMALLEST_FLOOR, IdleCoefficients
+from embeddings.sse.swap import SwapDraws, swap_draws
+from embeddings.tables.config import SSEConfig
+from embeddings.tables.philox import table_key
 
 # The first that an optimizer is an instance of.
 RULES = {
@@ -301,7 +301,7 @@ def swap_feature(
 def fill_keep_mask(
     keep: torch.Tensor, positions: torch.Tensor, threshold: int, draw: tuple[int, int, int], key: tuple[int, int]
 ) -> None:
-    """Fill a dropout mask: trainer.models.dropout.
+    """Fill a dropout mask: trainer.models.layers.dropout.
 
     Args:
         keep: bool [b, l, a multiple of 4], contiguous.

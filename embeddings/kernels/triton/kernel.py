@@ -13,17 +13,17 @@ import numpy as np
 import torch
 import triton
 
-from embeddings.decay import IdleCoefficients
 from embeddings.kernels.layout import Layout, Record, Swaps
 from embeddings.kernels.triton import rules
+from embeddings.kernels.triton.deferred_update import IdleSource
 from embeddings.kernels.triton.entries import entries
 from embeddings.kernels.triton.faults import Faults
-from embeddings.kernels.triton.idle import IdleSource
 from embeddings.kernels.triton.lookup import lookup
 from embeddings.kernels.triton.update import finish, update
 from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad
-from embeddings.philox import table_key
-from embeddings.sse import swap_draws
+from embeddings.optim.deferred_update import IdleCoefficients
+from embeddings.sse.swap import swap_draws
+from embeddings.tables.philox import table_key
 
 MAX_POSITIONS = 16
 # Entries after which a run is split: see embeddings.kernels.triton.update.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.idle import movement, owed
+from embeddings.kernels.triton.deferred_update import movement, owed
 from embeddings.kernels.triton.swap import DRAW_WORDS, swap
 
 # Columns of a feature's description: number, output column, whether it is a mean, rows, padding row, bases.

@@ -1,4 +1,4 @@
-"""Philox4x32-10 in Triton, with the keys and counters of :mod:`embeddings.philox`: the same words, bit for bit.
+"""Philox4x32-10 in Triton, with the keys and counters of :mod:`embeddings.tables.philox`: the same words, bit for bit.
 
 ``tl.philox_impl`` is the published generator (the tests hold it against the known-answer vectors). ``tl.randint4x`` is
 not used: its counter is one offset, ours are four words.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.philox import LOW_WORD_STREAM, ONE_WORD_LIMIT
+from embeddings.tables.philox import LOW_WORD_STREAM, ONE_WORD_LIMIT
 
 _LOW_WORD_STREAM = tl.constexpr(LOW_WORD_STREAM)
 _ONE_WORD_LIMIT = tl.constexpr(ONE_WORD_LIMIT)
@@ -31,7 +31,7 @@ def one_word(c0, c1, c2, stream, key0, key1, lane):
 
 @triton.jit
 def below(n, c0, c1, c2, stream, key0, key1, lane):
-    """Uniform integers in [0, n), int64: embeddings.philox.uniform_below of the words of ``stream``.
+    """Uniform integers in [0, n), int64: embeddings.tables.philox.uniform_below of the words of ``stream``.
 
     ``n`` is an int64 tensor of numbers from 1 to 2^32. Up to 2^22 one word is enough; above, the high part of the
     product of n and the word with that of stream + 2^31 behind it.

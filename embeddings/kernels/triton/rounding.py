@@ -1,4 +1,4 @@
-"""Storing rows: half types by the stochastic rounding of :mod:`embeddings.rounding`, bit for bit."""
+"""Storing rows: half types by the stochastic rounding of :mod:`embeddings.optim.stochastic_rounding`, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from embeddings.kernels.triton.philox import four_words
-from embeddings.rounding import STREAM
+from embeddings.optim.stochastic_rounding import STREAM
 
 _STREAM = tl.constexpr(STREAM)
 
@@ -62,7 +62,7 @@ def draws(row, column_start, step, key0, key1, TILE: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def _to_half(x, word):
-    """embeddings.rounding.to_float16."""
+    """embeddings.optim.stochastic_rounding.to_float16."""
     bits = x.to(tl.uint32, bitcast=True)
     exponent = ((bits >> 23) & 0xFF).to(tl.int32)
     finite = exponent < 255

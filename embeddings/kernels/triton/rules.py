@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.idle import movement, owed, root
+from embeddings.kernels.triton.deferred_update import movement, owed, root
 from embeddings.kernels.triton.rounding import store
 
 NORM, SGD, ADAGRAD, RMSPROP, ADAM = (tl.constexpr(rule) for rule in range(5))

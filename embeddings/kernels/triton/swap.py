@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from embeddings.kernels.triton.philox import below, one_word
-from embeddings.sse import HIT_STREAM, NEIGHBOUR_STREAM, ROW_STREAM
+from embeddings.sse.swap import HIT_STREAM, NEIGHBOUR_STREAM, ROW_STREAM
 
 _HIT_STREAM, _ROW_STREAM = tl.constexpr(HIT_STREAM), tl.constexpr(ROW_STREAM)
 _NEIGHBOUR_STREAM = tl.constexpr(NEIGHBOUR_STREAM)

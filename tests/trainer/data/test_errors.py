@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import small_disk
-from trainer.data import DataError, prepare
-from trainer.data.growth import IdMap
+from trainer.data.columns.dynamic_ids import IdMap
+from trainer.data.errors import DataError
+from trainer.data.prepare.preparation import prepare
 
 ALL_TRAIN = {"evaluation": {"split": {"validation": 0, "test": 0}}}
 
@@ -284,5 +285,7 @@ def test_errors_cross_process_boundaries():
 
 @pytest.mark.process
 def test_preparing_needs_no_torch():
-    code = "import sys, trainer.data.preparation, trainer.data.prepared; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, trainer.data.prepare.preparation, trainer.data.batches.prepared; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

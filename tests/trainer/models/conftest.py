@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from trainer.data.keys import Key
-from trainer.models import MODELS
+from trainer.data.batches.keys import Key
+from trainer.models.registry import MODELS
 
 DIM, NUM_ROWS = 4, 8
 KEYS = (

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.models import MODELS
 from trainer.models.mf import MF
+from trainer.models.registry import MODELS
 
 
 def mf(lab, loss="bce"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer.recipes.command import RECIPES, main
-from trainer.recipes.point import Recipe
+from trainer.recipes.trials.trial import Recipe
 from trainer.spec import load_documents
 
 DATA = Path("nowhere")

@@ -53,7 +53,7 @@ inline void store(Float16& place, float value) {
 inline void store(BFloat16& place, double value) { store(place, float(value)); }
 inline void store(Float16& place, double value) { store(place, float(value)); }
 
-// Rows of halves are rounded by a drawn word: embeddings.rounding.
+// Rows of halves are rounded by a drawn word: embeddings.optim.stochastic_rounding.
 inline void store_drawn(double& place, double value, uint32_t) { place = value; }
 inline void store_drawn(float& place, float value, uint32_t) { place = value; }
 

@@ -1,4 +1,4 @@
-// A hash map from raw 64-bit ids to entries, with the counters that decide who is let in: embeddings/growing.
+// A hash map from raw 64-bit ids to entries, with the counters that decide who is let in: embeddings/dynamic.
 //
 // Open addressing with linear probing over pairs of (id, entry + 1) of one flat array, 0 being an empty place; ids are
 // spread by splitmix64's finalizer, a bijection. To remove an id shifts those behind it back, so that nothing marks where

@@ -1,4 +1,4 @@
-// What reading an idle row corrects: embeddings/decay.py.
+// What reading an idle row corrects: embeddings/optim/deferred_update.py.
 #pragma once
 
 #include <cmath>

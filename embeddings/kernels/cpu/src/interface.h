@@ -41,7 +41,7 @@ struct Batch {
   int64_t num_ids, batch_size;
 };
 
-// embeddings.decay.IdleCoefficients in the type of sums; null where reading a row corrects nothing.
+// embeddings.optim.deferred_update.IdleCoefficients in the type of sums; null where reading a row corrects nothing.
 struct Idle {
   const void* decay;      // [num_decay], its last entry holds for every later age
   const void* near;       // [num_near, 4]: moved, floor, taken, taken_floor by age
@@ -100,7 +100,7 @@ struct UpdateCall {
   int32_t num_threads;
 };
 
-// Masks of dropout: trainer/models/dropout.py.
+// Masks of dropout: trainer/models/layers/dropout.py.
 struct KeepMaskCall {
   uint8_t* keep;             // [num_samples, num_positions, 4 num_quads]
   const int64_t* positions;  // [num_samples, num_positions]

@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon et al., SC 2011): embeddings/philox.py.
+// Philox4x32-10 (Salmon et al., SC 2011): embeddings/tables/philox.py.
 #pragma once
 
 #include <cstdint>

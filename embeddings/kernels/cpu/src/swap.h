@@ -1,4 +1,4 @@
-// Stochastic Shared Embeddings: the swaps of one feature, bit for bit those of embeddings/sse.py.
+// Stochastic Shared Embeddings: the swaps of one feature, bit for bit those of embeddings/sse/swap.py.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ struct Draw {
 
   uint64_t word(uint32_t stream) const { return philox(step, group, place, stream, key0, key1).lane[lane]; }
 
-  // Uniform in [0, bound): embeddings.philox.uniform_below.
+  // Uniform in [0, bound): embeddings.tables.philox.uniform_below.
   int64_t below(uint64_t bound, uint32_t stream) const {
     const uint64_t high = word(stream);
     if (bound <= ONE_WORD_LIMIT) return int64_t(high * bound >> 32);

@@ -3,7 +3,7 @@
 
 #include "sort.h"
 
-constexpr uint32_t ROUNDING_STREAM = 0x40000000;  // embeddings.rounding.STREAM
+constexpr uint32_t ROUNDING_STREAM = 0x40000000;  // embeddings.optim.stochastic_rounding.STREAM
 
 // The summed gradient of a row: in the batch's own gradients where there is one that counts as it is.
 template <int DIM, class Real>
@@ -18,7 +18,7 @@ const Real* sum_gradients(
   return sum;
 }
 
-// embeddings.rounding.rounding_words of one row.
+// embeddings.optim.stochastic_rounding.rounding_words of one row.
 inline void draw_words(uint32_t* words, uint64_t step, uint64_t row, const Feature& table, int64_t dim) {
   row += table.whole_row;
   const int64_t first = int64_t(table.whole_column);

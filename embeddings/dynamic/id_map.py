@@ -1,0 +1,214 @@
+"""Entries of a table for raw 64-bit ids that come and go while it trains. Torch-free; plain form: reference.py.
+
+ids = GrowingIds(Growth(capacity=1_000_000, admit_after=2, ttl_steps=50_000))
+given = ids.assign(raw, step)    # training: entries, who came, who went
+entries = ids.find(raw)          # evaluation: changes nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from embeddings.dynamic.settings import Growth
+from embeddings.kernels.cpu import id_map
+
+Int64s = npt.NDArray[np.int64]
+_FIRST_BITS = 10
+
+
+class Assigned(NamedTuple):
+    """What a step's ids got.
+
+    Attributes:
+        entries: int64 [n], of each id; -1: none, the id is to read the row of unknown ids.
+        new_entries, new_ids: int64 [k], entries that belong to another id from now on, or to one at last, each once.
+        gone_ids: int64 [m], ids that lost their entry, each once.
+    """
+
+    entries: Int64s
+    new_entries: Int64s
+    new_ids: Int64s
+    gone_ids: Int64s
+
+
+class GrowingIds:
+    """A map from raw ids to the entries 0 .. capacity - 1: who is let in and who goes is :class:`Growth`'s.
+
+    What comes out is a function of the calls and their order alone, the same on every machine: ranks that are given the
+    same ids have the same map. An id of the step at hand never goes. Lower entries are given out first, and those of
+    ids that went are given out again.
+    """
+
+    def __init__(self, growth: Growth) -> None:
+        self.growth = growth
+        self._numbers = np.zeros(id_map.NUM_NUMBERS, dtype=np.int64)
+        # Of zeros, so that the system gives memory when it is written.
+        self._ids = np.zeros(growth.capacity, dtype=np.int64)
+        self._last_seen = np.zeros(growth.capacity, dtype=np.int32)
+        self._free = np.zeros(growth.capacity, dtype=np.int32)
+        counters = 64 * growth.num_blocks if growth.admit_after > 1 else 0
+        self._current, self._previous = (np.zeros(counters, dtype=np.uint8) for _ in range(2))
+        self._block_shift = 65 - growth.num_blocks.bit_length()
+        self._step = 0
+        self._make_slots(_FIRST_BITS)
+
+    def __len__(self) -> int:
+        """How many ids have an entry."""
+        return int(self._numbers[id_map.COUNT])
+
+    @property
+    def step(self) -> int:
+        """Of the last :meth:`assign`."""
+        return self._step
+
+    @property
+    def num_used(self) -> int:
+        """Entries ever given out: those from here on have never been anybody's."""
+        return int(self._numbers[id_map.HIGH])
+
+    @property
+    def num_refused(self) -> int:
+        """Occurrences that found no entry because the table was full of ids of the same step, or of those that stay."""
+        return int(self._numbers[id_map.REFUSED])
+
+    def ids(self) -> tuple[Int64s, Int64s]:
+        """(entries, ascending, and their ids), int64 [len(self)] each."""
+        entries = np.flatnonzero(self._last_seen[: self.num_used] >= 0)
+        return entries, self._ids[entries]
+
+    def find(self, ids: Int64s) -> Int64s:
+        """The entry of each id, int64 [n], -1 for ids without one."""
+        ids, entries = _flat(ids), np.empty(len(ids), dtype=np.int64)
+        id_map.find(ids, entries, self._slots, self._shift, self._mask)
+        return entries
+
+    def assign(self, ids: Int64s, step: int) -> Assigned:
+        """Entries for the ids of a step, in training: those without one may get it, others may lose theirs.
+
+        Args:
+            ids: int64 [n], with repetitions; their order decides who of them is first.
+            step: not less than at the last call. Several calls may be of one step.
+
+        Raises:
+            ValueError: steps that go back.
+        """
+        ids = _flat(ids)
+        if step < self._step or step > np.iinfo(np.int32).max:
+            raise ValueError(f"step {step} comes after step {self._step}: steps must not go back, and fit int32")
+        gone = [self._expired(step)]
+        self._step = step
+        entries, misses = np.empty(len(ids), dtype=np.int64), np.empty(len(ids), dtype=np.int64)
+        count = id_map.touch(ids, entries, self._slots, self._shift, self._mask, self._last_seen, step, misses)
+        self._numbers[id_map.NEW] = 0
+        new_entries = np.empty(count, dtype=np.int64)
+        start, why, is_counted, refuse = 0, -1, False, self.growth.when_full == "refuse"
+        while why != id_map.DONE:
+            start, why = id_map.admit(
+                ids, entries, misses[:count], start, is_counted, self._slots, self._shift, self._mask, self._ids,
+                self._last_seen, step, self._free, self.growth.capacity, self._numbers, new_entries,
+                self.growth.admit_after, self._current, self._previous, self._block_shift, self.growth.capacity, refuse,
+            )  # fmt: skip
+            is_counted = why in (id_map.FULL_MAP, id_map.NO_ENTRY)
+            if why == id_map.FULL_MAP:
+                self._make_slots(self._bits + 1)
+            elif why == id_map.NO_ENTRY:
+                gone.append(self._oldest(step))
+                refuse = not len(gone[-1])
+            elif why == id_map.FULL_COUNTERS:
+                self._current, self._previous = self._previous, self._current
+                self._current[:] = 0
+                self._numbers[id_map.COUNTED] = 0
+        new_entries = new_entries[: int(self._numbers[id_map.NEW])]
+        return Assigned(entries, new_entries, self._ids[new_entries], np.concatenate(gone))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Copies of all that decides what comes next, for :meth:`load`."""
+        used = self.num_used
+        return {
+            "ids": self._ids[:used].copy(),
+            "last_seen": self._last_seen[:used].copy(),
+            "free": self._free[: int(self._numbers[id_map.FREE])].copy(),
+            "numbers": np.append(self._numbers, self._step),
+            "counters": np.concatenate([self._current, self._previous]),
+        }
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Goes on from what :meth:`state` gave, of a map with the same :class:`Growth`.
+
+        Raises ValueError where it is of another, or does not fit together; the map is as it was then.
+        """
+        wanted = set(self.state())
+        if set(state) != wanted:
+            raise ValueError(f"the state of growing ids must hold {sorted(wanted)}, not {sorted(state)}")
+        numbers = np.asarray(state["numbers"], dtype=np.int64)
+        if numbers.shape != (id_map.NUM_NUMBERS + 1,):
+            raise ValueError(f"the state of growing ids is damaged: numbers has shape {numbers.shape}")
+        used, num_free, count = (int(numbers[each]) for each in (id_map.HIGH, id_map.FREE, id_map.COUNT))
+        ids, last_seen, free = state["ids"], state["last_seen"], state["free"]
+        half = len(self._current)
+        if used > self.growth.capacity or len(state["counters"]) != 2 * half:
+            raise ValueError(
+                f"the state is of growing ids with {used} entries used and {len(state['counters'])} counters, these "
+                f"have capacity {self.growth.capacity} and {2 * half} counters: use the same capacity and admit_after"
+            )
+        is_live = np.asarray(last_seen) >= 0
+        if (
+            not len(ids) == len(last_seen) == used
+            or not len(free) == num_free == used - count
+            or int(is_live.sum()) != count
+            or len(np.unique(ids[is_live])) != count
+            or not np.array_equal(np.sort(free), np.flatnonzero(~is_live))
+        ):
+            raise ValueError("the state of growing ids is damaged: entries, free ones and their numbers do not agree")
+        self._numbers[:] = numbers[:-1]
+        self._step = int(numbers[-1])
+        self._ids[:used], self._last_seen[:used], self._free[:num_free] = ids, last_seen, free
+        self._current[:], self._previous[:] = state["counters"][:half], state["counters"][half:]
+        self._make_slots(max(_FIRST_BITS, (2 * count).bit_length() + 1))
+
+    def _expired(self, step: int) -> Int64s:
+        """Takes the entries of ids that have not occurred for too long, where it is time to look: those ids."""
+        ttl, period = self.growth.ttl_steps, self.growth.expiry_period
+        if ttl is None or step // period == self._step // period:
+            return np.empty(0, dtype=np.int64)
+        seen = self._last_seen[: self.num_used]
+        return self._remove(np.flatnonzero((seen >= 0) & (seen < step - ttl)))
+
+    def _oldest(self, step: int) -> Int64s:
+        """Takes entries of the ids that occurred longest ago, none of this step: those ids. All entries are taken."""
+        seen, count = self._last_seen, self.growth.eviction_count
+        limit = min(np.partition(seen, count - 1)[count - 1], step)
+        older = np.flatnonzero(seen < limit)
+        if limit < step:
+            older = np.append(older, np.flatnonzero(seen == limit)[: count - len(older)])
+        return self._remove(older)
+
+    def _remove(self, entries: Int64s) -> Int64s:
+        # The oldest, and of those the lowest, is the first that is given to somebody else.
+        entries = entries[np.lexsort((entries, self._last_seen[entries]))]
+        if len(entries):
+            id_map.remove_all(entries, self._ids, self._slots, self._shift, self._mask)
+            num_free = int(self._numbers[id_map.FREE])
+            self._free[num_free : num_free + len(entries)] = entries[::-1]
+            self._numbers[id_map.FREE] += len(entries)
+            self._numbers[id_map.COUNT] -= len(entries)
+            self._last_seen[entries] = -1
+        return self._ids[entries]
+
+    def _make_slots(self, bits: int) -> None:
+        """A map of 2^bits places with the ids that there are: less than half of them are ever taken."""
+        self._bits, self._mask, self._shift = bits, 2**bits - 1, 64 - bits
+        self._slots = np.zeros(2 * 2**bits, dtype=np.int64)
+        entries, _ = self.ids()
+        id_map.put_all(entries, self._ids, self._slots, self._shift, self._mask)
+
+
+def _flat(ids: Int64s) -> Int64s:
+    ids = np.ascontiguousarray(ids)
+    if ids.dtype != np.int64 or ids.ndim != 1:
+        raise ValueError(f"ids must be int64 [n], not {ids.dtype} {list(ids.shape)}: hash strings to 64 bits first")
+    return ids

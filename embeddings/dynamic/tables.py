@@ -1,0 +1,160 @@
+"""Embedding tables that are given raw 64-bit ids: rows come with the ids, and go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from embeddings.dynamic.id_map import GrowingIds
+from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW, Growth
+from embeddings.optim import RowOptimizer
+from embeddings.tables.config import TableConfig
+from embeddings.tables.embedding_tables import EmbeddingTables
+
+
+class GrowingTables(torch.nn.Module):
+    """EmbeddingTables of which some are asked by raw ids instead of rows.
+
+    growth = Growth(capacity=1_000_000, ttl_steps=50_000)
+    item = TableConfig("item", growth.num_rows, 16, ("item",), init=InitConfig("hash"), grows=True)
+    tables = GrowingTables({"item": growth}, [item], AdamAR(alpha=1e-4))
+    pooled = tables(raw_ids, offsets)    # training: new ids get rows, with initial values of hash(id, seed)
+    loss(pooled).backward()
+    tables.step(1)
+    tables.take_gone("item")             # ids that lost their row meanwhile
+
+    In evaluation mode nothing changes, and ids without a row read that of unknown ids, row 1, as in training those do
+    that :class:`Growth` does not let in. A row that goes from one id to another starts anew: initial values, no state.
+
+    Args:
+        growth: by table, how it grows: those with ``grows``, and ``growth.num_rows`` rows. Tables left out are asked by
+            rows, as ever.
+        tables: as of EmbeddingTables.
+        optimizer, options: as of EmbeddingTables.
+
+    Attributes:
+        tables: the EmbeddingTables: rows, state and optimizer. Row e + 2 is entry e of ``ids``.
+        ids: by table, :class:`GrowingIds`.
+    """
+
+    def __init__(
+        self, growth: Mapping[str, Growth], tables: Sequence[TableConfig], optimizer: RowOptimizer, **options: Any
+    ) -> None:
+        super().__init__()
+        for table in tables:
+            wanted = growth[table.name].num_rows if table.name in growth else None
+            if table.grows != (wanted is not None) or wanted not in (None, table.num_rows):
+                raise ValueError(
+                    f"table '{table.name}' has {table.num_rows} rows and grows={table.grows}, its growth "
+                    f"{'is not given' if wanted is None else f'needs {wanted} rows and grows=True'}"
+                )
+            if table.grows and table.first_live_row != FIRST_ROW:
+                raise ValueError(f"table '{table.name}' grows: its rows 0 and 1 are padding and the unknown id's")
+        self.tables = EmbeddingTables(tables, optimizer, **options)
+        self.features = self.tables.features
+        self._names = tuple(table.name for table in tables)
+        if missing := sorted(set(growth) - set(self._names)):
+            raise ValueError(f"growth is of tables {missing}, which are not there (there are {list(self._names)})")
+        self.ids = {name: GrowingIds(growth[name]) for name in self._names if name in growth}
+        self._gone: dict[str, list[np.ndarray]] = {name: [] for name in self.ids}
+
+    def forward(
+        self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As EmbeddingTables; ``indices`` int64 [n] hold raw ids where the table of their feature grows."""
+        return self.tables(self.rows_of(indices, offsets), offsets, per_sample_weights)  # type: ignore[no-any-return]
+
+    def rows_of(self, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """The rows of raw ids, int64 [n]. In training mode this is where ids get rows, and lose them."""
+        if indices.dtype != torch.int64:
+            raise ValueError(f"raw ids must be int64, not {indices.dtype}: hash strings to 64 bits first")
+        rows = indices.detach().cpu().clone()
+        num_features, layout = len(self.features), self.tables.layout
+        if offsets.dim() != 1 or (offsets.numel() - 1) % num_features:
+            raise ValueError(f"offsets must be [F * B + 1] with F = {num_features} features, not {list(offsets.shape)}")
+        if offsets.numel() == 1:
+            return rows
+        ends = offsets[:: (offsets.numel() - 1) // num_features].tolist()
+        for t, table in enumerate(layout.tables):
+            if table.name not in self.ids:
+                continue
+            places = [slot.number for slot in layout.slots if slot.table == t]
+            part = rows[ends[places[0]] : ends[places[-1] + 1]]
+            part.copy_(torch.from_numpy(self._rows(table.name, part.numpy())))
+        return rows.to(indices.device)
+
+    def _rows(self, name: str, raw: np.ndarray) -> np.ndarray:
+        ids = self.ids[name]
+        if self.training:
+            given = ids.assign(raw, self.tables.completed_steps + 1)
+            entries = given.entries
+            if len(given.new_entries):
+                rows = torch.from_numpy(given.new_entries + FIRST_ROW)
+                self.tables.renew(name, rows, given.new_ids.view(np.uint64))
+            if len(given.gone_ids):
+                self._gone[name].append(given.gone_ids)
+        else:
+            entries = ids.find(raw)
+        return np.where(entries < 0, UNKNOWN_ROW, entries + FIRST_ROW)
+
+    def step(self, k: int, scale: float = 1.0) -> None:
+        """As EmbeddingTables.step."""
+        self.tables.step(k, scale)
+
+    def take_gone(self, name: str) -> np.ndarray:
+        """Ids of a growing table that lost their row since this was last asked, int64 [n], in that order; some may have
+        come back. Whoever serves their vectors can drop them."""
+        gone, self._gone[name] = self._gone[name], []
+        return np.concatenate([np.empty(0, dtype=np.int64), *gone])
+
+    def vectors(self, name: str, *, decay: bool = True) -> tuple[np.ndarray, torch.Tensor]:
+        """(ids int64 [n], their rows as of now [n, dim]) of a growing table: what there is to publish."""
+        entries, raw = self.ids[name].ids()
+        return raw, self.tables.read(name, torch.from_numpy(entries + FIRST_ROW), decay=decay)
+
+    def state_for_checkpoint(self) -> dict[str, Any]:
+        """Copies of all that training goes on from: of each growing table its ids, and of the rows those that were
+        ever somebody's."""
+        return {
+            "completed_steps": self.tables.completed_steps,
+            "birth_step": self.tables.birth_step,
+            "ids": {name: ids.state() for name, ids in self.ids.items()},
+            "tables": {
+                name: {part: rows[: self._num_used(name)].clone() for part, rows in self._parts(name).items()}
+                for name in self._names
+            },
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from :meth:`state_for_checkpoint`. Raises ValueError where it is of other tables, or does not fit
+        together; nothing has changed then."""
+        if state["ids"].keys() != self.ids.keys() or state["tables"].keys() != set(self._names):
+            raise ValueError(f"the state is of tables {sorted(state['tables'])}, these are {sorted(self._names)}")
+        loaded = {name: GrowingIds(ids.growth) for name, ids in self.ids.items()}
+        for name, ids in loaded.items():
+            ids.load(state["ids"][name])
+        for name, given in state["tables"].items():
+            mine = self._parts(name)
+            count = FIRST_ROW + loaded[name].num_used if name in loaded else len(mine["weight"])
+            wanted = {part: (count, *rows.shape[1:]) for part, rows in mine.items()}
+            found = {part: tuple(rows.shape) for part, rows in given.items()}
+            if found != wanted:
+                raise ValueError(f"table '{name}': the state has rows of {found}, not of {wanted}")
+        for name, given in state["tables"].items():
+            for part, rows in self._parts(name).items():
+                # Rows of nobody stay 0: they were never written.
+                rows[len(given[part]) : self._num_used(name)] = 0
+                rows[: len(given[part])] = given[part]
+        self.ids, self._gone = loaded, {name: [] for name in loaded}
+        self.tables.discard()
+        self.tables.birth_step, self.tables.completed_steps = state["birth_step"], state["completed_steps"]
+
+    def _num_used(self, name: str) -> int:
+        """Rows of a table from the first on, beyond which none was ever anybody's."""
+        return FIRST_ROW + self.ids[name].num_used if name in self.ids else len(self.tables.weight(name))
+
+    def _parts(self, name: str) -> dict[str, torch.Tensor]:
+        return {"weight": self.tables.weight(name), **self.tables.state(name)}

@@ -1,0 +1,288 @@
+"""FBGEMM's compiled CPU kernels on our storage: fused SGD, exact Adagrad and exact rowwise Adagrad.
+
+FBGEMM's module (``SplitTableBatchedEmbeddingBagsCodegen``) applies its optimizer inside ``backward``, once for each
+backward, keeps rows of its own, and takes dims that are multiples of 4. The operators under it have none of these
+limits: they read and write any flat tensor at any offsets. So a step is here what it is in every backend: ``backward``
+records, and ``update`` hands *all* records to the fused backward operator as one batch. FBGEMM sums the gradients of a
+row before it applies them, so two backwards are one exact step. What a bag leaves out (padding, weight 0, ids out of
+bounds) is taken out before FBGEMM sees it, and a mean is a sum with weights 1 / count (docs/adr/0009).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
+import torch
+
+from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
+from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
+from embeddings.optim.deferred_update import IdleCoefficients
+from embeddings.sse.swap import swap
+
+# FBGEMM's numbers of PoolingMode.SUM, EmbeddingLocation.HOST and SparseType.FP32.
+_SUM, _HOST, _FP32 = 0, 0, 0
+
+OPTIMIZERS = (SGD, Adagrad, RowwiseAdagrad)
+
+
+class Bags(NamedTuple):
+    """What FBGEMM is given for a group: ids without those that add nothing, and their weights."""
+
+    indices: torch.Tensor  # int32 or int64 [m]
+    lengths: torch.Tensor  # int64 [F, B]
+    shares: torch.Tensor  # float32 [m]
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """Where each bag starts, of the type of the indices [F * B + 1]."""
+        ends = self.lengths.reshape(-1).cumsum(0, dtype=self.indices.dtype)
+        return torch.cat([ends.new_zeros(1), ends])
+
+
+class Group:
+    """Features that one call looks up, and where FBGEMM finds their tables: an entry for each feature."""
+
+    def __init__(self, layout: Layout, slots: Sequence[FeatureSlot]) -> None:
+        self.slots = tuple(slots)
+        tables = [slot.table for slot in slots]
+        # A table without rows would be taken for a part of the next one, which starts at the same number.
+        starts = [0]
+        for table in layout.tables:
+            starts.append(starts[-1] + max(1, table.row_count))
+        columns = [0]
+        for slot in slots:
+            columns.append(columns[-1] + slot.dim)
+        base = layout.step_base if layout.row_names else layout.vector_base
+        self.placements = torch.full((len(slots),), _HOST, dtype=torch.int32)
+        self.weight_offsets = torch.tensor([int(layout.weight_base[t]) for t in tables])
+        self.state_offsets = torch.tensor([int(base[t]) for t in tables])
+        self.column_offsets = torch.tensor(columns, dtype=torch.int32)
+        self.total_dim, self.max_dim = columns[-1], max(slot.dim for slot in slots)
+        self.row_starts = torch.tensor([*(starts[t] for t in tables), starts[max(tables) + 1]])
+        self.row_bits = int(math.log2(starts[-1])) + 1
+
+
+class FbgemmKernel:
+    """See :class:`embeddings.kernels.layout.Kernel`. Raises ValueError for what FBGEMM's CPU kernels cannot do.
+
+    All tables are one call; without pooling each table is one, every id being a bag of its own.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        refuse(layout)
+        self.layout = layout
+        slots = layout.slots
+        by_table = [[slot for slot in slots if slot.table == t][:1] for t in range(len(layout.tables))]
+        self._groups = [Group(layout, group) for group in ([slots] if layout.pooled else by_table)]
+
+    def forward(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+        batch_size: int,
+        swaps: Swaps | None,
+        idle: IdleCoefficients | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layout = self.layout
+        self._check(indices, offsets, batch_size)
+        used = indices if swaps is None else self._swapped(indices, offsets, batch_size, swaps)
+        if batch_size == 0 or (indices.numel() == 0 and not layout.pooled):
+            return torch.zeros(0, layout.total_dim, device=indices.device), used
+        outputs = [
+            self._look_up(group, bags)
+            for group, bags in zip(self._groups, self._bags(used, offsets, weights, batch_size), strict=True)
+            if bags.lengths.numel()
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), used
+
+    def _look_up(self, group: Group, bags: Bags) -> torch.Tensor:
+        """Weighted sums of the bags, [B, columns of the group]."""
+        output: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
+            self.layout.weights, group.weight_offsets, group.column_offsets, group.total_dim, group.row_starts,
+            bags.indices, bags.offsets, _SUM, bags.shares, _FP32,
+        )  # fmt: skip
+        return output
+
+    def _check(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
+        """That bags and ids exist: FBGEMM would read whatever memory they point to."""
+        layout = self.layout
+        if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
+            raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
+        for slot in layout.slots:
+            bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
+            if bool((bounds.diff() < 0).any()):
+                raise layout.bad_offsets(slot)
+            ids = indices[int(bounds[0]) : int(bounds[-1])]
+            if layout.bounds == "ignore" or not ids.numel():
+                continue
+            low, high = (int(bound) for bound in torch.aminmax(ids))
+            if low < 0 or high >= layout.tables[slot.table].row_count:
+                raise layout.bad_id(slot, low if low < 0 else high)
+
+    def _swapped(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int, swaps: Swaps) -> torch.Tensor:
+        """The ids after SSE, which FBGEMM knows nothing of: the same bits as inside the other backends' lookups."""
+        used = indices.clone()
+        for slot, config in zip(self.layout.slots, swaps.configs, strict=True):
+            if config.probability == 0.0:
+                continue
+            bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
+            span = slice(int(bounds[0]), int(bounds[-1]))
+            table = self.layout.tables[slot.table]
+            swapped = swap(
+                used[span].long().cpu(), bounds.long().cpu(), table=table, feature=slot.name, config=config,
+                seed=self.layout.seed, step=swaps.step, sample_offset=swaps.sample_offset,
+            )  # fmt: skip
+            inside = (used[span] >= 0) & (used[span] < table.row_count)
+            used[span] = torch.where(inside, swapped.to(used), used[span])
+        return used
+
+    def _bags(
+        self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int
+    ) -> list[Bags]:
+        """For each group, the ids that add something, with their weights."""
+        layout = self.layout
+        lengths = offsets.diff().view(len(layout.slots), batch_size).long()
+        real = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
+        shares = torch.ones(len(indices), device=indices.device) if weights is None else weights.float()
+        ends = [0, *lengths.sum(dim=1).cumsum(0).tolist()]
+        for slot in layout.slots:
+            table, span = layout.tables[slot.table], slice(ends[slot.number], ends[slot.number + 1])
+            if table.padding_row >= 0:
+                torch.ne(indices[span], table.padding_row, out=real[span])
+            if layout.bounds == "ignore":
+                real[span] &= (indices[span] >= 0) & (indices[span] < table.row_count)
+            if slot.mean:
+                counts = _sums(real[span], lengths[slot.number]).clamp(min=1)
+                shares = shares.clone() if shares is weights else shares
+                shares[span] /= counts.repeat_interleave(lengths[slot.number])
+        kept = real if weights is None else real & (shares != 0)
+        if layout.pooled:
+            if bool(kept.all()):
+                return [Bags(indices, lengths, shares)]
+            return [Bags(indices[kept], _sums(kept, lengths.reshape(-1)).view_as(lengths), shares[kept])]
+        found = []
+        for group in self._groups:
+            features = [slot.number for slot in layout.slots if slot.table == group.slots[0].table]
+            span = slice(ends[features[0]], ends[features[-1] + 1])
+            mine = kept[span]
+            found.append(Bags(indices[span][mine], mine.long()[None], shares[span][mine]))
+        return found
+
+    def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+        return self.layout.weight(t)[rows]
+
+    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+        for group, bags, grad in list(self._joined(records)):
+            if bags.indices.numel():
+                self._apply(group, bags, grad if scale == 1.0 else grad * scale, step)
+                for t, ids in self._touched(group, bags):
+                    self.layout.last_update_step(t)[ids] = step
+
+    def _apply(self, group: Group, bags: Bags, grad: torch.Tensor, step: int) -> None:
+        layout, optimizer, ops = self.layout, self.layout.optimizer, torch.ops.fbgemm
+        rate = torch.tensor(optimizer.rate(step), dtype=torch.float32)
+        batch = (
+            grad, layout.weights, group.placements, group.weight_offsets, group.column_offsets, group.max_dim,
+            group.row_starts, group.row_bits, bags.indices, bags.offsets, _SUM, bags.shares, False,
+        )  # fmt: skip
+        if isinstance(optimizer, RowwiseAdagrad):
+            ops.split_embedding_backward_codegen_rowwise_adagrad_cpu(
+                *batch, layout.row_values, group.placements, group.state_offsets, rate, optimizer.eps
+            )
+        elif isinstance(optimizer, Adagrad):
+            ops.split_embedding_backward_codegen_adagrad_cpu(
+                *batch, layout.vectors, group.placements, group.state_offsets, rate, optimizer.eps
+            )
+        else:
+            ops.split_embedding_backward_codegen_sgd_cpu(*batch, rate)
+
+    def squared_norm(self, records: Sequence[Record]) -> float:
+        """Sum over touched rows of the squared length of their gradient, in float64."""
+        total = 0.0
+        for group, bags, grad in self._joined(records):
+            parts: dict[int, list[torch.Tensor]] = {}
+            first = column = 0
+            for slot, lengths in zip(group.slots, bags.lengths, strict=True):
+                end = first + int(lengths.sum())
+                samples = torch.arange(lengths.numel(), device=grad.device).repeat_interleave(lengths)
+                block = grad[:, column : column + slot.dim].double()[samples] * bags.shares[first:end, None].double()
+                parts.setdefault(slot.table, []).append(block)
+                first, column = end, column + slot.dim
+            for t, ids in self._touched(group, bags):
+                unique, inverse = torch.unique(ids, return_inverse=True)
+                summed = grad.new_zeros(len(unique), self.layout.tables[t].dim, dtype=torch.float64)
+                total += float(summed.index_add_(0, inverse, torch.cat(parts[t])).square().sum())
+        return total
+
+    def _joined(self, records: Sequence[Record]) -> Iterator[tuple[Group, Bags, torch.Tensor]]:
+        """For each group all records as one batch, and its output gradient [samples or ids of all records, columns]."""
+        num_features = len(self.layout.slots)
+        batches = [
+            self._bags(record.indices, record.offsets, record.weights, record.batch_size(num_features))
+            for record in records
+        ]
+        starts = [0] * len(records)
+        for number, group in enumerate(self._groups):
+            parts = [batch[number] for batch in batches]
+            grads = []
+            for r, record in enumerate(records):
+                end = starts[r] + parts[r].lengths.shape[1]
+                grads.append(record.grad[starts[r] : end])
+                starts[r] = end
+            if len(parts) == 1:
+                yield group, parts[0], grads[0].contiguous()
+                continue
+            sizes = [part.lengths.sum(dim=1).tolist() for part in parts]
+            indices = [part.indices.split(size) for part, size in zip(parts, sizes, strict=True)]
+            shares = [part.shares.split(size) for part, size in zip(parts, sizes, strict=True)]
+            features = range(len(group.slots))
+            joined = Bags(
+                torch.cat([each[f] for f in features for each in indices]),
+                torch.cat([part.lengths for part in parts], dim=1),
+                torch.cat([each[f] for f in features for each in shares]),
+            )
+            yield group, joined, torch.cat(grads)
+
+    def _touched(self, group: Group, bags: Bags) -> Iterator[tuple[int, torch.Tensor]]:
+        """(table, its ids in the batch)."""
+        ends = [0, *bags.lengths.sum(dim=1).cumsum(0).tolist()]
+        for t in dict.fromkeys(slot.table for slot in group.slots):
+            places = [place for place, slot in enumerate(group.slots) if slot.table == t]
+            yield t, bags.indices[ends[places[0]] : ends[places[-1] + 1]].long()
+
+
+def fbgemm_kernel(layout: Layout, device: torch.device) -> FbgemmKernel:
+    """The kernel for tables on this device: FBGEMM's operators on a CPU, its module on a GPU."""
+    if device.type == "cpu":
+        return FbgemmKernel(layout)
+    from embeddings.kernels.fbgemm.module import FbgemmModuleKernel
+
+    return FbgemmModuleKernel(layout, device)
+
+
+def refuse(layout: Layout) -> None:
+    """Raises ValueError, with the remedy, for what FBGEMM's fused CPU kernels have no form of."""
+    optimizer, kind = layout.optimizer, type(layout.optimizer)
+    remedy = "use backend 'cpu' (kernel: evenkeel)"
+    if kind not in OPTIMIZERS:
+        names = ", ".join(each.__name__ for each in OPTIMIZERS)
+        raise ValueError(f"FBGEMM has no fused {kind.__name__} on CPU: {remedy}, or one of {names}")
+    for option in ("eps_inside_root", "weight_decay", "clip_row_norm"):
+        if getattr(optimizer, option, None):
+            raise ValueError(f"FBGEMM's fused {kind.__name__} has no {option}: {remedy}, or leave it out")
+    if layout.dtype != torch.float32 or layout.state_dtype != torch.float32:
+        raise ValueError(
+            f"FBGEMM trains float32 rows and state on CPU, not {layout.dtype} with {layout.state_dtype}: use "
+            f"torch.float32, or {remedy.removeprefix('use ')}"
+        )
+
+
+def _sums(flags: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """How many of ``flags`` are set in each of the consecutive runs of these lengths, int64."""
+    before = torch.nn.functional.pad(flags.cumsum(0), (1, 0))
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    return before[ends[1:]] - before[ends[:-1]]

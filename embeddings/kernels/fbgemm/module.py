@@ -1,0 +1,150 @@
+"""FBGEMM's own module as a backend, for GPUs: its CUDA kernels, and its cache of tables larger than GPU memory.
+
+Never run on a GPU. Tests run the same code with tables in host memory, behind a cache that keeps rows to itself as the
+GPU's does, and on a device that stands in for a GPU (docs/adr/0009).
+
+Tables lie in GPU memory where they fit, else in unified memory with a cache of rows on the GPU (MANAGED_CACHING). The
+module applies its optimizer in ``backward``: so it is at the step that all records go forward and backward, as one
+batch. Its storage becomes the layout's. Rows that the GPU caches are written back whenever someone else asks for them,
+and the cache is emptied: what is written there is what the next lookup reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+
+from embeddings.kernels.fbgemm.kernel import Bags, FbgemmKernel, Group
+from embeddings.kernels.fbgemm.placement import FOR_TABLES, place
+from embeddings.kernels.layout import Layout
+from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
+
+_OPTIMIZERS = {
+    SGD: EmbOptimType.EXACT_SGD,
+    Adagrad: EmbOptimType.EXACT_ADAGRAD,
+    RowwiseAdagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}
+
+
+class FbgemmModuleKernel(FbgemmKernel):
+    """See :class:`embeddings.kernels.layout.Kernel`. Takes the rows and state of ``layout`` over, and then holds them.
+
+    Raises ValueError for what the module cannot do beyond :class:`FbgemmKernel`: dims that are no multiples of 4.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        super().__init__(layout)
+        odd = [f"'{table.name}' ({table.dim})" for table in layout.tables if table.dim % 4]
+        if odd:
+            raise ValueError(
+                f"FBGEMM's module takes dims that are multiples of 4, not those of tables {', '.join(odd)}: use such a "
+                "dim, or another backend"
+            )
+        self._device = device
+        self._module = self._build()
+        self._adopt()
+
+    def _build(self) -> Any:
+        layout = self.layout
+        if self._device.type == "cpu":
+            return module_of(layout, self._device, EmbeddingLocation.HOST, ComputeDevice.CPU)
+        shapes = [(max(1, table.row_count), table.dim) for table in layout.tables]
+        sets = place(shapes, len(layout.vector_names), len(layout.row_names), bytes_for_tables(self._device)).cache_sets
+        location = EmbeddingLocation.MANAGED_CACHING if sets else EmbeddingLocation.DEVICE
+        return module_of(layout, self._device, location, ComputeDevice.CUDA, sets)
+
+    def _adopt(self) -> None:
+        """The module's storage, with what the layout holds in it, in the place of the layout's."""
+        layout, module = self.layout, self._module
+        tables = range(len(layout.tables))
+        weights = [layout.weight(t) for t in tables]
+        vectors = [layout.vector(t, "sum") for t in tables] if layout.vector_names else []
+        numbers = [layout.row_value(t, "sum") for t in tables] if layout.row_names else []
+        last = [layout.last_update_step(t) for t in tables]
+        layout.weights, layout.weight_base = _storage(module, "weights")
+        if layout.vector_names:
+            layout.vectors, layout.vector_base = _storage(module, "momentum1")
+        if layout.row_names:
+            layout.row_values, layout.step_base = _storage(module, "momentum1")
+        ends = layout.step_base[-1] + max(1, layout.tables[-1].row_count)
+        layout.last_steps = torch.zeros(int(ends), dtype=torch.int32, device=self._device)
+        layout.device = self._device
+        layout.on_access = self._write_back
+        for t in tables:
+            layout.weight(t).copy_(weights[t])
+            layout.last_update_step(t).copy_(last[t])
+            if vectors:
+                layout.vector(t, "sum").copy_(vectors[t])
+            if numbers:
+                layout.row_value(t, "sum").copy_(numbers[t])
+
+    def _write_back(self) -> None:
+        """Cached rows to where the layout sees them; the cache is empty then, so that what is written there is read."""
+        self._module.flush()
+        self._module.reset_cache_states()
+
+    def _look_up(self, group: Group, bags: Bags) -> torch.Tensor:
+        num_bags = bags.lengths.shape[1]
+        if not bags.indices.numel():
+            return torch.zeros(num_bags, group.total_dim, device=bags.indices.device)
+        # The cache numbers the rows of all tables in the type of the ids.
+        bags = bags._replace(indices=bags.indices.long())
+        if self.layout.pooled:
+            pooled: torch.Tensor = self._module(bags.indices, bags.offsets, bags.shares)
+            return pooled
+        # Of sequences one table at a time: the bags of the others are empty.
+        t, dim = group.slots[0].table, group.total_dim
+        lengths = bags.lengths.new_zeros(len(self._groups), num_bags)
+        lengths[t] = bags.lengths[0]
+        rows: torch.Tensor = self._module(bags.indices, bags._replace(lengths=lengths).offsets, bags.shares)
+        return rows[:, t * dim : (t + 1) * dim]
+
+    def _apply(self, group: Group, bags: Bags, grad: torch.Tensor, step: int) -> None:
+        self._module.set_learning_rate(self.layout.optimizer.rate(step))
+        with torch.enable_grad():
+            self._look_up(group, bags).backward(grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FbgemmModuleKernel:
+        # The twin's layout is a plain copy; its own module takes that over.
+        layout = memo.get(id(self.layout)) or self.layout.__deepcopy__(memo)
+        twin = type(self)(layout, self._device)
+        memo[id(self)] = twin
+        return twin
+
+
+def module_of(
+    layout: Layout, device: torch.device, location: EmbeddingLocation, compute: ComputeDevice, cache_sets: int = 0
+) -> Any:
+    """FBGEMM's module for the tables of ``layout``, all in one place; rows and state are 0."""
+    by_table = [[slot.table for slot in layout.slots if slot.table == t] for t in range(len(layout.tables))]
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        # A table without rows would be taken for a part of the next one, which starts at the same number.
+        [(max(1, table.row_count), table.dim, location, compute) for table in layout.tables],
+        # A row for each id needs no features: a table's ids are one list of bags.
+        feature_table_map=[t for tables in by_table for t in (tables if layout.pooled else tables[:1])],
+        optimizer=_OPTIMIZERS[type(layout.optimizer)],
+        eps=getattr(layout.optimizer, "eps", 0.0),
+        cache_sets=cache_sets,
+        stochastic_rounding=False,
+        bounds_check_mode=BoundsCheckMode.NONE,
+        device=device,
+    )
+
+
+def bytes_for_tables(device: torch.device) -> int:
+    """What tables may take of the GPU's memory that is free now. The last fifth of all of it is left alone, however
+    many groups of tables come one after the other."""
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(free - (1 - FOR_TABLES) * total))
+
+
+def _storage(module: Any, prefix: str) -> tuple[torch.Tensor, np.ndarray]:
+    """The flat tensor that holds ``prefix`` (all tables are in one place), and where each table starts in it."""
+    held = [getattr(module, f"{prefix}_{place}") for place in ("host", "dev", "uvm")]
+    (tensor,) = [each for each in held if each.numel()]
+    return tensor.detach(), np.array(getattr(module, f"{prefix}_physical_offsets"), dtype=np.int64)

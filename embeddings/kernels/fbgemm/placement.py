@@ -1,0 +1,55 @@
+"""Where FBGEMM's module keeps tables: in a GPU's memory, or in the host's with a cache of rows on the GPU. Torch-free.
+
+The arithmetic alone: the kernel places by it (embeddings.kernels.fbgemm.module), and a job is refused by it
+(trainer.sizing.memory). Rows and state are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+FOR_TABLES = 0.8
+"""Of memory, that of a GPU or of the host: the rest is for the dense part, batches and what allocators waste."""
+
+CACHED_SHARE = 0.2
+"""Of the rows, where they are cached: FBGEMM's own default (cache_load_factor). No figure of ours."""
+
+# Rows of a set of FBGEMM's cache (DEFAULT_ASSOC of its CUDA build), and what a row there takes beside its weights: its
+# number and the time of its last use, int64 both.
+_ROWS_OF_A_SET = 32
+_CACHED_ROW_BYTES = 16
+# On the GPU for every row of a cached table: FBGEMM's map from rows to tables, and our step of the last touch.
+_ROW_BYTES = 8
+_STEP_BYTES = _FLOAT_BYTES = 4
+
+
+class Placement(NamedTuple):
+    """``cache_sets``: of FBGEMM's cache, 32 rows each; 0 where tables lie on the GPU and nothing is cached.
+    ``gpu_bytes``, ``host_bytes``: what tables, state and cache take where."""
+
+    cache_sets: int
+    gpu_bytes: int
+    host_bytes: int
+
+
+def place(shapes: Sequence[tuple[int, int]], num_vectors: int, num_numbers: int, gpu_bytes: int) -> Placement:
+    """Tables of ``shapes`` (rows, dim) where a GPU has so many bytes for them.
+
+    All on the GPU if they fit. Else rows and state vectors are in the host's memory, and a fifth of the rows on the
+    GPU too, or as many as fit, and one set at least; there ``gpu_bytes`` of the result may be more than there are.
+
+    Args:
+        num_vectors, num_numbers: state for each row: vectors as wide as the row, and single numbers.
+    """
+    rows = sum(count for count, _ in shapes)
+    wide = sum(count * dim for count, dim in shapes) * _FLOAT_BYTES * (1 + num_vectors)
+    whole = wide + rows * (num_numbers * _FLOAT_BYTES + _STEP_BYTES)
+    if whole <= gpu_bytes:
+        return Placement(0, whole, 0)
+    kept = rows * (num_numbers * _FLOAT_BYTES + _ROW_BYTES)
+    # Every row of the cache is as wide as the widest table.
+    set_bytes = _ROWS_OF_A_SET * (max(dim for _, dim in shapes) * _FLOAT_BYTES + _CACHED_ROW_BYTES)
+    wanted = -(-int(CACHED_SHARE * rows) // _ROWS_OF_A_SET)
+    sets = max(1, min(wanted, (gpu_bytes - kept) // set_bytes))
+    return Placement(sets, kept + sets * set_bytes, wide)

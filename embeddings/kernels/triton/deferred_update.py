@@ -1,0 +1,114 @@
+"""What dense semantics owe an idle row: the tables of :mod:`embeddings.optim.deferred_update` on the device, and
+reading them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from embeddings.optim.deferred_update import IdleCoefficients
+
+
+@triton.jit
+def owed(
+    last, completed, near, num_near, decay, num_decay, logs, num_logs, now,
+    MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
+):  # fmt: skip
+    """(P, moved, floor, taken, its floor) of rows last touched at the int32 steps ``last``.
+
+    See embeddings.optim.deferred_update.IdleCoefficients.
+
+    Args:
+        near: ``moved`` of rows idle for J < num_near steps, then ``floor``, ``taken`` and ``taken_floor``.
+        decay: P without the constant decay for J < num_decay; the last entry holds for every later J.
+        logs: float64 L[s] for s < num_logs, read if LOGS; ``now``: float64 L[K], and what a later step adds.
+    """
+    owing = last > 0
+    if FROM_START:
+        owing = last >= 0
+    idle = tl.where(owing, completed - last, 0)
+    p = tl.load(decay + tl.minimum(idle, num_decay - 1))
+    if LOGS:
+        end = num_logs - 1
+        later = tl.maximum(last - end, 0).to(tl.float64)
+        log = tl.load(now) - tl.load(logs + tl.minimum(last, end)) - tl.load(now + 1) * later
+        p = p * tl.where(owing, tl.exp(log), 1.0).to(p.dtype)
+    if MOMENTUM:
+        moving = owing & (idle < num_near)
+        moved = tl.load(near + idle, mask=moving, other=0.0)
+        floor = tl.load(near + num_near + idle, mask=moving, other=1.0)
+        taken = tl.load(near + 2 * num_near + idle, mask=moving, other=0.0)
+        taken_floor = tl.load(near + 3 * num_near + idle, mask=moving, other=1.0)
+    else:
+        moved, floor, taken, taken_floor = (
+            tl.zeros_like(p), tl.zeros_like(p) + 1.0, tl.zeros_like(p), tl.zeros_like(p) + 1.0,
+        )  # fmt: skip
+    return p, moved, floor, taken, taken_floor
+
+
+@triton.jit
+def movement(m, v, moved, floor, taken, taken_floor, INSIDE: tl.constexpr):
+    """What is subtracted from rows [n, BLOCK] with these moments: moved m / root - taken m / taken_root."""
+    first, second = root(v, floor[:, None], INSIDE), root(v, taken_floor[:, None], INSIDE)
+    return m * ((moved[:, None] * second - taken[:, None] * first) / (first * second))
+
+
+@triton.jit
+def root(square, eps, INSIDE: tl.constexpr):
+    """What Adam and Adagrad divide by."""
+    if INSIDE:
+        return tl.sqrt(square + eps)
+    else:
+        return tl.sqrt(square) + eps
+
+
+class IdleTables(NamedTuple):
+    """Arguments of :func:`owed`."""
+
+    near: torch.Tensor
+    num_near: int
+    decay: torch.Tensor
+    num_decay: int
+    logs: torch.Tensor
+    num_logs: int
+    now: torch.Tensor
+
+
+class IdleSource:
+    """Carries IdleCoefficients over to the device: what changes at each step, and, where it has grown, the rest."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._nothing = torch.zeros(2, dtype=dtype, device=device)
+        self._no_logs = torch.zeros(2, dtype=torch.float64, device=device)
+        self._near = self._decay = self._logs = (np.zeros(0), self._nothing)
+        self._now: tuple[int, torch.Tensor] = (-1, self._no_logs)
+
+    def at(self, idle: IdleCoefficients | None) -> IdleTables:
+        """The tables as ``idle`` is now."""
+        if idle is None:
+            return IdleTables(self._nothing, 1, self._nothing, 1, self._no_logs, 1, self._no_logs)
+        if self._decay[0] is not idle.decay:
+            self._decay = (idle.decay, self.carry(idle.decay, self.dtype))
+        if self._near[0] is not idle.moved:
+            near = np.concatenate([idle.moved, idle.floor, idle.taken, idle.taken_floor])
+            self._near = (idle.moved, self.carry(near, self.dtype))
+        if len(idle.log_sums) and self._logs[0] is not idle.log_sums:
+            self._logs = (idle.log_sums, self.carry(idle.log_sums, torch.float64))
+        if len(idle.log_sums) and self._now[0] != idle.completed_steps:
+            now = self.carry(np.array([idle.log_now, idle.log_slope]), torch.float64)
+            self._now = (idle.completed_steps, now)
+        return IdleTables(
+            self._near[1], len(idle.moved), self._decay[1], len(idle.decay),
+            self._logs[1] if len(idle.log_sums) else self._no_logs, len(idle.log_sums), self._now[1],
+        )  # fmt: skip
+
+    def carry(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        """``values`` on the device, without waiting for what runs there."""
+        tensor = torch.from_numpy(values).to(dtype)
+        # From pinned memory the copy waits for nothing, and the allocator keeps the memory until it is done.
+        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)

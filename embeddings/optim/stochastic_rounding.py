@@ -1,0 +1,46 @@
+"""Storing half-precision rows: stochastic rounding, so that steps smaller than half a unit in the last place count.
+
+The draw of an element depends on the step, the table, and its row and column in the whole table: every backend and
+every sharding plan stores the same bits. Key (seed, crc32(table name)), counter (step, row, row >> 32 << 16 |
+column >> 2, STREAM), lane column & 3 (see :mod:`embeddings.tables.philox`). Numpy only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embeddings.tables.philox import LANES, philox4x32
+
+STREAM = 0x40000000
+
+
+def rounding_words(
+    key: tuple[int, int], step: int, rows: np.ndarray, column_start: int, num_columns: int
+) -> np.ndarray:
+    """A 32-bit word for each element, uint32 [n, num_columns]; ``rows`` and ``column_start`` are the whole table's."""
+    first, end = column_start // LANES, (column_start + num_columns - 1) // LANES + 1
+    rows = rows.astype(np.uint64)[:, None]
+    quads = (rows >> np.uint64(32)) << np.uint64(16) | np.arange(first, end, dtype=np.uint64)[None, :]
+    words = np.stack(philox4x32((step, rows, quads, STREAM), key), axis=-1).reshape(len(rows), LANES * (end - first))
+    skip = column_start - first * LANES
+    return words[:, skip : skip + num_columns].astype(np.uint32)
+
+
+def to_bfloat16(values: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """float32 as bits of bfloat16, uint16: away from zero where what is cut off plus half of the word carries."""
+    bits: np.ndarray = (values.view(np.uint32) + (words & np.uint32(0xFFFF))) >> np.uint32(16)
+    return bits.astype(np.uint16)
+
+
+def to_float16(values: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """float32 as one of the two float16 around it: away from zero if word < 2^32 times its place between them."""
+    finite = np.isfinite(values)
+    size = np.where(finite, np.abs(values), np.float32(0))
+    # The distance of halves at a value: 2^(e - 10), and 2^-24 where they are subnormal. Dividing by it is exact.
+    exponent = (size.view(np.uint32) >> np.uint32(23)).astype(np.int32)
+    unit = ((np.maximum(exponent, 113) - 10) << 23).view(np.float32)
+    below = np.floor(size / unit)
+    up = ((size / unit - below) * np.float32(2**32)).astype(np.int64) > words.astype(np.int64)
+    rounded = (below + up.astype(np.float32)) * unit
+    with np.errstate(over="ignore"):
+        return np.where(finite, np.copysign(rounded, values), values).astype(np.float16)

@@ -1,0 +1,57 @@
+"""The gate of one collection: what is measured of a candidate, by which limits it is judged, and what is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from embeddings.refresh import probe
+from embeddings.refresh.calibration import calibration_of
+from embeddings.refresh.gate import Check, Metrics, Thresholds, Verdict, decide
+from embeddings.refresh.gate_metrics import compare
+from embeddings.vectors.item_vectors import Array, ItemVectors
+
+if TYPE_CHECKING:
+    from embeddings.store import Collection
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """``verdict`` on ``metrics``; ``record``: for the manifest, which calibration and canaries had a say."""
+
+    verdict: Verdict
+    metrics: Metrics
+    record: dict[str, Any]
+
+
+def assess(
+    collection: Collection,
+    previous: ItemVectors | None,
+    candidate: ItemVectors,
+    *,
+    anchor_generation: int,
+    model: str = "",
+    live: Array | None = None,
+    thresholds: Thresholds | None = None,
+    checks: tuple[Check, ...] = (),
+    seed: int = 0,
+) -> Assessment:
+    """Measures the aligned ``candidate`` against the ``previous`` version (see ``compare``), has the collection's
+    canaries of ``anchor_generation`` read both, and judges by ``thresholds``; where they are left out, by the
+    collection's calibration for ``model``, else by the starting values. ``checks`` come first in the verdict."""
+    metrics: dict[str, float] = compare(previous, candidate, live=live, seed=seed)
+    canaries = probe.canaries_of(collection, anchor_generation) if previous is not None else {}
+    if previous is not None:
+        metrics.update(probe.measure(canaries, previous, candidate))
+    calibration = calibration_of(collection, model, candidate.dim)
+    if thresholds is None:
+        thresholds = Thresholds().with_own(probe.starting_limits(canaries))
+        # Limits of distances between versions mean nothing to a version that has none before it.
+        if calibration is not None and previous is not None:
+            thresholds = calibration.thresholds(thresholds)
+    record: dict[str, Any] = {"canaries": sorted(canaries), "calibration": None}
+    if calibration is not None:
+        record["calibration"] = {
+            name: getattr(calibration, name) for name in ("model", "num_nulls", "nulls", "limits", "created_at")
+        }
+    return Assessment(Verdict((*checks, *decide(metrics, thresholds).checks)), metrics, record)

@@ -1,0 +1,77 @@
+"""How much a kernel of published vectors knows of a label: kernel-target alignment and the Nadaraya-Watson estimator
+(Xu et al., Featurizing Pretrained Representations, sections 4.3 and 5; Nadaraya 1964).
+
+Both ask without a trained consumer, and both see directions through their products alone: a rotation changes neither,
+so they tell what a version knows from where it lies. Figures for a version's report; nothing is held by them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embeddings.rff import DEFAULT_SIGMA
+from embeddings.vectors.item_vectors import Array, unit_rows
+
+MAX_PAIRED = 1_000
+"""Items of a kernel matrix: where there are more, as many, evenly spread."""
+SIGMAS = (DEFAULT_SIGMA, 1.0, 2.0, 4.0, 8.0)
+
+
+def kernel(left: Array, right: Array, sigma: float) -> Array:
+    """K(h, h') = exp(-sigma^2 |h - h'|^2 / 2) of unit rows [n, d] and [m, d]: [n, m]."""
+    products: Array = np.exp(sigma**2 * (left @ right.T - 1.0))
+    return products
+
+
+def kernel_alignment(vectors: Array, classes: Array, sigma: float = DEFAULT_SIGMA) -> tuple[float, float]:
+    """(A, lift) of vectors [n, d], read as directions, and classes int [n]: A = 1 / (n (n - 1)) sum_{i != j}
+    1[y_i = y_j] K(h_i, h_j), the paper's, in which frequent classes weigh most, and lift = the mean K of pairs of one
+    class / the mean K of all pairs: 1 where the vectors know nothing. NaN without two items of one class."""
+    rows = unit_rows(vectors)[0]
+    others = ~np.eye(len(rows), dtype=bool)
+    same = (classes[:, None] == classes[None, :]) & others
+    if not same.any():
+        return float("nan"), float("nan")
+    products = kernel(rows, rows, sigma)
+    aligned = float((products * same).sum() / others.sum())
+    return aligned, float(products[same].mean() / products[others].mean())
+
+
+def nadaraya_watson(
+    known: Array, known_classes: Array, asked: Array, num_classes: int, sigmas: tuple[float, ...] = SIGMAS
+) -> Array:
+    """Classes int [m] of ``asked`` [m, d]: argmax_c sum_j 1[y_j = c] K(h, h_j) over the ``known`` [n, d], with the
+    sigma of ``sigmas`` that is right most often on the known ones themselves, each left out of its own answer (the
+    smallest of equals)."""
+    known, asked = unit_rows(known)[0], unit_rows(asked)[0]
+    votes = np.eye(num_classes)[known_classes]
+    best, best_right = sigmas[0], -1.0
+    for sigma in sigmas:
+        weights = kernel(known, known, sigma)
+        np.fill_diagonal(weights, 0.0)
+        right = float(((weights @ votes).argmax(axis=1) == known_classes).mean())
+        if right > best_right:
+            best, best_right = sigma, right
+    answers: Array = (kernel(asked, known, best) @ votes).argmax(axis=1)
+    return answers
+
+
+def diagnostics(vectors: Array, classes: Array, held_out: Array, num_classes: int) -> dict[str, float]:
+    """``alignment``, ``alignment_lift`` of all items and ``nw_accuracy`` on the ``held_out`` (bool [n]) by the others,
+    each from at most MAX_PAIRED of them; NaN where there are none."""
+    some = _spread(np.arange(len(vectors)))
+    aligned, lift = kernel_alignment(vectors[some], classes[some])
+    found = {"alignment": aligned, "alignment_lift": lift, "nw_accuracy": float("nan")}
+    if held_out.any() and not held_out.all():
+        known, asked = _spread(np.flatnonzero(~held_out)), _spread(np.flatnonzero(held_out))
+        answers = nadaraya_watson(vectors[known], classes[known], vectors[asked], num_classes)
+        found["nw_accuracy"] = float((answers == classes[asked]).mean())
+    return found
+
+
+def _spread(rows: Array) -> Array:
+    """At most MAX_PAIRED of ``rows``."""
+    if len(rows) <= MAX_PAIRED:
+        return rows
+    spread: Array = rows[np.linspace(0, len(rows) - 1, MAX_PAIRED).astype(np.int64)]
+    return spread

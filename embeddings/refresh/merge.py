@@ -1,0 +1,125 @@
+"""Which items a version serves, and from where: found in this run, carried from the parent, or not any more.
+
+Rows over time: an item of the run that has evidence is *found*; one of the parent that this run has not found is
+*carried* with the vector that was served last, until it is *retired* by training (a tombstone), *expires* or is erased;
+an id without any vector is *missing*. A pure function of ids and flags: no vector is touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from embeddings.vectors.item_vectors import CARRIED, FOUND, ItemVectors, shared_rows
+from embeddings.vectors.lazy_rows import Array
+
+
+class ExpirySettings(Protocol):
+    @property
+    def after_publications(self) -> int | None: ...
+    @property
+    def after_days(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Expiry:
+    """When a carried item becomes missing: once it has been carried through more publications than the limit, or its
+    own vector is older than so many days, whichever comes first; None: no such limit."""
+
+    after_publications: int | None = None
+    after_days: int | None = 90
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows of a version, sorted by id. m of them.
+
+    keys [m]; found_rows int64 [m], the candidate's row, -1 where carried; parent_rows int64 [m], the parent's row, -1
+    where the parent had none; statuses uint8 [m]; carried_for, last_found int32 [m] (see ItemVectors); num_missing: ids
+    of the candidate that have no vector; num_new: found ones that the parent did not have.
+    """
+
+    keys: Array
+    found_rows: Array
+    parent_rows: Array
+    statuses: Array
+    carried_for: Array
+    last_found: Array
+    num_missing: int
+    num_new: int
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def pick(self, found: Array, carried: Array | None) -> Array:
+        """One column of the version, from the candidate's column and the parent's."""
+        if carried is None or not (self.found_rows < 0).any():
+            return found[self.found_rows]
+        column = np.empty(len(self), dtype=found.dtype)
+        is_carried = self.found_rows < 0
+        column[is_carried] = carried[self.parent_rows[is_carried]]
+        column[~is_carried] = found[self.found_rows[~is_carried]]
+        return column
+
+
+def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings | None, today: int) -> Array:
+    """bool [rows of the parent]: items that would be carried once more, and are not, because they have been for too
+    long. ``renewed``: bool, those that the run has found."""
+    gone = np.zeros(0 if parent is None else len(parent), dtype=np.bool_)
+    if parent is None or expiry is None:
+        return gone
+    if expiry.after_publications is not None and parent.carried_for is not None:
+        gone |= parent.carried_for >= expiry.after_publications
+    if expiry.after_days is not None and parent.last_found is not None:
+        gone |= today - parent.last_found > expiry.after_days
+    gone &= ~renewed
+    return gone
+
+
+def plan(parent: ItemVectors | None, keys: Array, usable: Array, wanted: Array, leaves: Array, today: int) -> Plan:
+    """What is served of a candidate with sorted ids ``keys`` [n], of which those ``usable`` (bool) have a vector.
+
+    parent: what is served now, in the candidate's coordinates; None in a new anchor generation, which carries nothing.
+    wanted: bool [n], ids that may be served at all and count as missing without a vector. leaves: bool [rows of the
+    parent], items that are not carried on: retired, expired, erased. today: days since 1970-01-01 UTC.
+    """
+    rows = np.flatnonzero(usable)
+    num_without = int(np.count_nonzero(wanted & ~usable))
+    if parent is None:
+        nothing = np.full(len(rows), -1)
+        return Plan(
+            keys[rows], rows, nothing, np.full(len(rows), FOUND, np.uint8), np.zeros(len(rows), np.int32),
+            np.full(len(rows), today, np.int32), num_without, len(rows),
+        )  # fmt: skip
+    old, new = shared_rows(parent.keys, keys)
+    stays = ~leaves
+    renewed = np.zeros(len(parent), dtype=np.bool_)
+    renewed[old] = usable[new]
+    num_rescued = int(np.count_nonzero((wanted & ~usable)[new] & stays[old]))
+    parent_row_of = np.full(len(keys), -1)
+    parent_row_of[new] = old
+    parent_rows = parent_row_of[rows]
+    num_new = int(np.count_nonzero(parent_rows < 0))
+    kept = np.flatnonzero(~renewed & stays)
+    statuses = np.full(len(rows), FOUND, np.uint8)
+    carried_for = np.zeros(len(rows), np.int32)
+    last_found = np.full(len(rows), today, np.int32)
+    served = keys[rows]
+    if len(kept):
+        served = np.concatenate([served, parent.keys[kept]])
+        order = np.argsort(served, kind="stable")
+        served = served[order]
+        rows = np.concatenate([rows, np.full(len(kept), -1)])[order]
+        parent_rows = np.concatenate([parent_rows, kept])[order]
+        statuses = np.concatenate([statuses, np.full(len(kept), CARRIED, np.uint8)])[order]
+        before = _or_zero(parent.carried_for, kept)
+        carried_for = np.concatenate([carried_for, before + np.int32(1)])[order]
+        since = np.full(len(kept), today, np.int32) if parent.last_found is None else parent.last_found[kept]
+        last_found = np.concatenate([last_found, since])[order]
+    return Plan(served, rows, parent_rows, statuses, carried_for, last_found, num_without - num_rescued, num_new)
+
+
+def _or_zero(column: Array | None, rows: Array) -> Array:
+    return np.zeros(len(rows), np.int32) if column is None else column[rows]

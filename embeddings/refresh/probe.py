@@ -1,0 +1,232 @@
+"""Canaries: consumers frozen on the day they were registered, which read every candidate before anybody else does.
+
+A canary is multinomial logistic regression from an item's published vector to a label. Its weights never change; what
+may change is how right it is (accuracy, on items it was not fitted on) and how many of its predictions differ from
+those on the version that is served (churn). Both are gated. It is kept as one JSON document in the collection's
+settings, so numpy alone reads it, and holds at most ``MAX_ITEMS`` items.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embeddings.refresh.kernel_alignment import diagnostics
+from embeddings.store.views import utc_now
+from embeddings.vectors.item_vectors import FOUND, Array, ItemVectors, arrow_of, find_rows, keys_of, unit_rows
+
+if TYPE_CHECKING:
+    from embeddings.store import Collection
+    from embeddings.store.tombstones import ErasedIds
+
+SETTINGS = "canary"
+MAX_ITEMS = 20_000
+MAX_CLASSES = 256
+MIN_ITEMS = 100
+HELD_OUT = 0.25
+L2 = 1e-3
+# Without a calibration: two points under the accuracy of the day it was registered, and one prediction in four.
+ACCURACY_MARGIN = 0.02
+STARTING_CHURN = 0.25
+
+Canary = Mapping[str, Any]
+# What a canary keeps for each item.
+_BY_ITEM = ("ids", "codes", "held_out")
+
+
+# --- logistic regression ---------------------------------------------------------------------------------------------
+
+
+def fit(features: Array, classes: Array, num_classes: int, *, l2: float = L2, num_steps: int = 1000) -> Array:
+    """Weights [d + 1, c], the intercept last, that minimise mean cross-entropy + l2/2 |W|^2 (intercept free) for
+    ``features`` [n, d] and ``classes`` int [n]. Nesterov's method with restarts, from zero: the same weights on every
+    machine up to rounding."""
+    inputs = np.hstack([features, np.ones((len(features), 1))])
+    wanted = np.zeros((len(features), num_classes))
+    wanted[np.arange(len(features)), classes] = 1.0
+    penalty = np.full((inputs.shape[1], 1), l2)
+    penalty[-1] = 0.0
+    # The Hessian of softmax is at most a half.
+    step = 1.0 / (0.5 * float(np.linalg.eigvalsh(inputs.T @ inputs / len(inputs))[-1]) + l2)
+    weights = ahead = np.zeros((inputs.shape[1], num_classes))
+    momentum = 1.0
+    for _ in range(num_steps):
+        gradient = inputs.T @ (_softmax(inputs @ ahead) - wanted) / len(inputs) + penalty * ahead
+        following = ahead - step * gradient
+        if float(np.sum(gradient * (following - weights))) > 0:
+            momentum, ahead = 1.0, weights
+            continue
+        larger = (1.0 + np.sqrt(1.0 + 4.0 * momentum**2)) / 2.0
+        ahead = following + (momentum - 1.0) / larger * (following - weights)
+        change = float(np.abs(following - weights).max())
+        weights, momentum = following, larger
+        if change < 1e-6:
+            break
+    return weights
+
+
+def _softmax(logits: Array) -> Array:
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares: Array = odds / odds.sum(axis=1, keepdims=True)
+    return shares
+
+
+# --- registering -----------------------------------------------------------------------------------------------------
+
+
+def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: int = 0) -> dict[str, Any]:
+    """Fits a canary on the current version and keeps it in the collection's settings; returns its document.
+
+    ids, labels: one per item; labels are strings, booleans or integers, nulls left out. Items that the version has not
+    found are left out, and beyond ``MAX_ITEMS`` a sample is taken; a quarter is kept for judging. Again for a name: a
+    new one takes its place. Raises ValueError for fewer than ``MIN_ITEMS`` items, one class, or too many.
+    """
+    reader = collection.open()
+    keys, values = keys_of(ids), np.asarray(labels, dtype=object)
+    if values.shape != (len(keys),):
+        raise ValueError(f"canary '{name}': {len(keys)} ids and labels of shape {values.shape}: one label for each id")
+    if len(np.unique(keys)) != len(keys):
+        raise ValueError(f"canary '{name}': an id occurs more than once: one label for each id")
+    rows = find_rows(reader.keys, keys)
+    usable = (rows >= 0) & np.array([value is not None and value == value for value in values.tolist()], dtype=bool)
+    usable[usable] = reader.statuses[rows[usable]] == FOUND
+    chosen = np.flatnonzero(usable)
+    if len(chosen) < MIN_ITEMS:
+        raise ValueError(
+            f"canary '{name}': {len(chosen)} of {len(keys)} labelled items have a vector in {reader.version}, "
+            f"{MIN_ITEMS} are needed: check that the ids are those of '{collection.name}'"
+        )
+    draw = np.random.Generator(np.random.Philox(seed))
+    if len(chosen) > MAX_ITEMS:
+        chosen = np.sort(draw.choice(chosen, MAX_ITEMS, replace=False))
+    names, codes = np.unique(np.array([str(value) for value in values[chosen].tolist()]), return_inverse=True)
+    if not 2 <= len(names) <= MAX_CLASSES:
+        raise ValueError(
+            f"canary '{name}': {len(names)} classes: 2 to {MAX_CLASSES} can be told apart; group the labels"
+        )
+    held_out = draw.random(len(chosen)) < HELD_OUT
+    features = unit_rows(reader.vectors[rows[chosen]])[0]
+    mean, scale = features[~held_out].mean(axis=0), features[~held_out].std(axis=0) + 1e-6
+    weights = fit((features[~held_out] - mean) / scale, codes[~held_out], len(names))
+    # Standardisation folded in: a canary reads vectors as they are served.
+    folded = weights[:-1] / scale[:, None]
+    intercept = weights[-1] - mean @ folded
+    right = (features @ folded + intercept).argmax(axis=1) == codes
+    document = {
+        "name": name,
+        "version": reader.version,
+        "anchor_generation": reader.manifest["anchor_generation"],
+        "dim": reader.dim,
+        "classes": names.tolist(),
+        "ids": arrow_of(keys[chosen]).to_pylist(),
+        "codes": codes.tolist(),
+        "held_out": held_out.astype(int).tolist(),
+        "weights": _packed(folded),
+        "intercept": _packed(intercept),
+        "accuracy": float(right[held_out].mean()),
+        "majority": float(np.bincount(codes[held_out], minlength=len(names)).max() / held_out.sum()),
+        "created_at": utc_now(),
+    }
+    collection.save_settings(SETTINGS, name, document)
+    # Ids that were erased while it was fitted; an erasure that is recorded later finds it where it is.
+    forget(collection, collection.erased())
+    return document
+
+
+def copy_to(source: Collection, target: Collection) -> list[str]:
+    """Registers the canaries of ``source`` anew on the current version of ``target``; their names."""
+    for name, canary in source.settings(SETTINGS).items():
+        register(target, name, canary["ids"], [canary["classes"][code] for code in canary["codes"]])
+    return list(source.settings(SETTINGS))
+
+
+def forget(collection: Collection, erased: ErasedIds) -> None:
+    """Takes erased ids out of every canary of a collection; the weights stay."""
+    for name, canary in collection.settings(SETTINGS).items():
+        kept = ~erased.matches(keys_of(canary["ids"])) if canary["ids"] else np.ones(0, dtype=bool)
+        if not kept.all():
+            lists = {part: [x for x, keep in zip(canary[part], kept, strict=True) if keep] for part in _BY_ITEM}
+            collection.save_settings(SETTINGS, name, {**canary, **lists})
+
+
+def summary(canary: Canary) -> dict[str, Any]:
+    """A canary as lists show it: without items and weights."""
+    kept = ("name", "version", "anchor_generation", "dim", "classes", "accuracy", "majority", "created_at")
+    return {**{name: canary[name] for name in kept}, "num_items": len(canary["ids"])}
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def canaries_of(collection: Collection, anchor_generation: int) -> dict[str, dict[str, Any]]:
+    """The canaries that can read an anchor generation, by name; in another one they would read noise. Without those
+    whose items to judge by were all erased."""
+    found = collection.settings(SETTINGS)
+    return {
+        name: one
+        for name, one in found.items()
+        if one["anchor_generation"] == anchor_generation and any(one["held_out"])
+    }
+
+
+def measure(canaries: Mapping[str, Canary], previous: ItemVectors, candidate: ItemVectors) -> dict[str, float]:
+    """``canary_accuracy[NAME]``, of the frozen consumer on the aligned ``candidate``, over the items that it was not
+    fitted on; ``canary_drop[NAME]``, by how much that is less than on the day it was registered, which is what is
+    judged (canaries fitted on different versions differ in accuracy); ``canary_churn[NAME]``, share of its predictions,
+    over all its items, that differ from those on ``previous``; ``canary_judged[NAME]`` and ``canary_items[NAME]``, how
+    many items accuracy and churn are shares of; and what nobody is held by: ``canary_alignment[NAME]``,
+    ``canary_alignment_lift[NAME]`` and ``canary_nw_accuracy[NAME]`` (embeddings.refresh.kernel_alignment). Items
+    without evidence in the candidate, and for churn in either, do not count; NaN where none is left."""
+    metrics: dict[str, float] = {}
+    for name, canary in canaries.items():
+        keys = keys_of(canary["ids"])
+        new, old = find_rows(candidate.keys, keys), find_rows(previous.keys, keys)
+        has_new = (new >= 0) & candidate.evidence[new]
+        has_old = (old >= 0) & (previous.statuses[old] == FOUND)
+        predicted = np.full(len(keys), -1)
+        vectors = candidate.vectors[new[has_new]]
+        predicted[has_new] = predict(canary, vectors)
+        before = np.full(len(keys), -1)
+        before[has_old] = predict(canary, previous.vectors[old[has_old]])
+        judged = has_new & np.array(canary["held_out"], dtype=bool)
+        both = has_new & has_old
+        right = predicted == np.array(canary["codes"])
+        accuracy = float(right[judged].mean()) if judged.any() else float("nan")
+        metrics[f"canary_accuracy[{name}]"] = accuracy
+        metrics[f"canary_drop[{name}]"] = float(canary["accuracy"]) - accuracy
+        metrics[f"canary_churn[{name}]"] = float((predicted != before)[both].mean()) if both.any() else float("nan")
+        metrics[f"canary_judged[{name}]"] = float(judged.sum())
+        metrics[f"canary_items[{name}]"] = float(both.sum())
+        codes, held_out = (np.array(canary[part])[has_new] for part in ("codes", "held_out"))
+        known = diagnostics(np.nan_to_num(vectors), codes, held_out.astype(bool), len(canary["classes"]))
+        metrics.update({f"canary_{figure}[{name}]": value for figure, value in known.items()})
+    return metrics
+
+
+def predict(canary: Canary, vectors: Array) -> Array:
+    """Class codes int [n] for ``vectors`` [n, d], read as directions; those that are not finite give class 0."""
+    dim, num_classes = int(canary["dim"]), len(canary["classes"])
+    weights = _unpacked(canary["weights"]).reshape(dim, num_classes)
+    scores = np.nan_to_num(unit_rows(vectors)[0]) @ weights + _unpacked(canary["intercept"])
+    codes: Array = scores.argmax(axis=1)
+    return codes
+
+
+def starting_limits(canaries: Mapping[str, Canary]) -> dict[str, float]:
+    """Limits of canaries that no calibration knows."""
+    limits = {}
+    for name in canaries:
+        limits[f"canary_drop[{name}]"] = ACCURACY_MARGIN
+        limits[f"canary_churn[{name}]"] = STARTING_CHURN
+    return limits
+
+
+def _packed(numbers: Array) -> str:
+    return base64.b64encode(np.ascontiguousarray(numbers, dtype="<f4").tobytes()).decode()
+
+
+def _unpacked(text: str) -> Array:
+    return np.frombuffer(base64.b64decode(text), dtype="<f4").astype(np.float64)

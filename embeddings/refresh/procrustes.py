@@ -1,0 +1,112 @@
+"""Rotation of a refreshed table of item vectors onto the version that consumers already know.
+
+Two trainings of the same model give the same geometry in another basis (any rotation or reflection of both towers
+leaves every score unchanged). Orthogonal Procrustes (Schoenemann 1966) finds the basis change from the items both
+versions share.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embeddings.vectors.item_vectors import chunks, squares_of, unit_float32, unit_rows
+from embeddings.vectors.lazy_rows import CHUNK_ROWS, Array, Rows, Vectors, take
+
+MIN_SHARED_PER_DIM = 12
+
+
+class TooFewShared(ValueError):
+    """Fewer shared items than the rotation has to be trusted with."""
+
+
+def min_shared(dim: int) -> int:
+    """Shared items below which an alignment of ``dim`` coordinates is refused: 12 per coordinate."""
+    return MIN_SHARED_PER_DIM * dim
+
+
+def procrustes(
+    source: Vectors,
+    target: Vectors,
+    *,
+    source_rows: Array | None = None,
+    target_rows: Array | None = None,
+    chunk_rows: int = CHUNK_ROWS,
+) -> Array:
+    """Orthogonal R [d, d], float64, that minimises sum_i |unit(source_i) R - unit(target_i)|^2: with the singular value
+    decomposition U S V^T of sum_i unit(source_i)^T unit(target_i), R = U V^T.
+
+    source, target: [n, d], row i of one is the same item as row i of the other; with ``source_rows`` and
+    ``target_rows`` (int [n] each) the pairs are picked from larger arrays, which may be memory-mapped: rows are read
+    ``chunk_rows`` at a time. Directions are of any scale, sums are kept in float64. Zero rows do not count. Raises
+    TooFewShared under 12 d pairs, ValueError for shapes that differ or rows that are not finite.
+    """
+    if source.ndim != 2 or target.ndim != 2 or source.shape[1] != target.shape[1]:
+        raise ValueError(f"source has shape {source.shape} and target {target.shape}: expected [n, d] of one d")
+    num_source = len(source) if source_rows is None else len(source_rows)
+    num_target = len(target) if target_rows is None else len(target_rows)
+    if num_source != num_target:
+        raise ValueError(f"{num_source} source rows against {num_target} target rows: they are paired by position")
+    dim = source.shape[1]
+    product = np.zeros((dim, dim))
+    num_pairs = 0
+    for part in chunks(num_source, chunk_rows):
+        left = source[part] if source_rows is None else take(source, source_rows[part])
+        right = target[part] if target_rows is None else take(target, target_rows[part])
+        block, num_directions = _product(left, right)
+        product += block
+        num_pairs += num_directions
+    if num_pairs < min_shared(dim):
+        raise TooFewShared(
+            f"{num_pairs} shared items, {min_shared(dim)} are needed to align {dim} coordinates "
+            f"({MIN_SHARED_PER_DIM} for each): start a new anchor generation"
+        )
+    left_basis, _, right_basis = np.linalg.svd(product)
+    return left_basis @ right_basis
+
+
+def _product(left: Array, right: Array) -> tuple[Array, int]:
+    """(sum of unit(left_i)^T unit(right_i) [d, d], number of pairs that have two directions) of one chunk. A float32
+    chunk is multiplied in float32: its sums are added up in float64."""
+    left_squares, right_squares = squares_of(left), squares_of(right)
+    if left_squares is not None and right_squares is not None:
+        weights = 1.0 / np.sqrt(left_squares.astype(np.float64) * right_squares)
+        return (left * weights.astype(np.float32)[:, None]).T @ right, len(left)
+    (left, left_norms), (right, right_norms) = unit_rows(left), unit_rows(right)
+    if not (np.isfinite(left_norms).all() and np.isfinite(right_norms).all()):
+        raise ValueError("a row is not finite: leave rows without a direction out of the alignment")
+    return left.T @ right, int(np.count_nonzero((left_norms > 0) & (right_norms > 0)))
+
+
+def turn_rows(rows: Array, rotation: Array | None) -> Array:
+    """``rows`` R [n, d] of one chunk, of any length: in float32 where float32 can hold the squares of the rows, which
+    loses nothing that a float32 vector has; else unit(rows) R in float64, in which zero rows stay zero and rows that
+    are not finite become NaN. Without a rotation unit(rows)."""
+    if rotation is not None and squares_of(rows) is not None:
+        turned: Array = rows @ rotation.astype(np.float32)
+        return turned
+    directions, _ = unit_rows(rows)
+    return directions if rotation is None else directions @ rotation
+
+
+def rotate_rows(rows: Array, rotation: Array | None) -> Array:
+    """unit(rows) R, float32 [n, d], of one chunk; without a rotation the directions alone. Zero rows stay zero, rows
+    that are not finite become NaN."""
+    return unit_float32(turn_rows(rows, rotation))
+
+
+class Rotated(Rows):
+    """unit(vectors) R, turned when read (see ``rotate_rows``)."""
+
+    def __init__(self, vectors: Vectors, rotation: Array | None):
+        super().__init__(*vectors.shape)
+        self._vectors = vectors
+        self._rotation = rotation
+
+    def read(self, rows: slice | Array) -> Array:
+        given = self._vectors[rows] if isinstance(rows, slice) else take(self._vectors, rows)
+        return rotate_rows(given, self._rotation)
+
+
+def rotate(vectors: Vectors, rotation: Array | None) -> Array:
+    """unit(vectors) R as float32 [n, d], all of it in memory, computed by chunks (see ``rotate_rows``)."""
+    return np.asarray(Rotated(vectors, rotation))

@@ -1,0 +1,64 @@
+"""The rows of a version, computed when they are read: turned, averaged with what is served, or carried."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embeddings.refresh.merge import Plan
+from embeddings.refresh.moving_average import average
+from embeddings.refresh.procrustes import turn_rows
+from embeddings.refresh.settings import AverageSettings
+from embeddings.vectors.item_vectors import unit_float32
+from embeddings.vectors.lazy_rows import Array, Rows, Vectors, take
+
+
+class ServedRows(Rows):
+    """Row i is that of ``plan.keys[i]``: the candidate's direction in the coordinates of what is served, averaged with
+    the parent's vector where there is one and ``ema`` is on; the parent's vector, bit for bit, where it is carried.
+
+    candidate: raw rows [n, d]. rotation: R, None for none. parent: what is served, None where nothing is averaged or
+    carried. ``reset``: bool [m], items read so far that took their new vector whole because it was far from the old.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        candidate: Vectors,
+        rotation: Array | None,
+        parent: Vectors | None,
+        ema: AverageSettings | None,
+    ):
+        super().__init__(len(plan), candidate.shape[1])
+        self._plan = plan
+        self._candidate = candidate
+        self._rotation = rotation
+        self._parent = parent
+        self._ema = ema
+        self.reset = np.zeros(len(plan), dtype=np.bool_)
+
+    def read(self, rows: slice | Array) -> Array:
+        found_rows, parent_rows = self._plan.found_rows[rows], self._plan.parent_rows[rows]
+        found = found_rows >= 0
+        if found.all():
+            vectors, self.reset[rows] = self._renewed(found_rows, parent_rows)
+            return vectors
+        assert self._parent is not None
+        vectors = np.empty((len(found), self.shape[1]), dtype=np.float32)
+        vectors[~found] = self._parent[parent_rows[~found]]
+        vectors[found], reset = self._renewed(found_rows[found], parent_rows[found])
+        self.reset[np.arange(len(self))[rows][found] if isinstance(rows, slice) else rows[found]] = reset
+        return vectors
+
+    def _renewed(self, found_rows: Array, parent_rows: Array) -> tuple[Array, Array]:
+        """(vectors, reset) of rows that the candidate has found."""
+        turned = turn_rows(take(self._candidate, found_rows), self._rotation)
+        known = np.zeros(len(turned), dtype=np.bool_) if self._ema is None else parent_rows >= 0
+        reset = np.zeros(len(turned), dtype=np.bool_)
+        if self._ema is None or self._parent is None or not known.any():
+            return unit_float32(turned), reset
+        weight, limit = self._ema.new_weight, self._ema.reset_below_cosine
+        if known.all():
+            return average(turned, take(self._parent, parent_rows), weight, limit)
+        vectors = unit_float32(turned)
+        vectors[known], reset[known] = average(turned[known], self._parent[parent_rows[known]], weight, limit)
+        return vectors, reset

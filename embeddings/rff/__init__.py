@@ -1,0 +1,18 @@
+"""Random Fourier features of item vectors: the map, its frequencies, advice on dim and sigma, exports to torch and
+ONNX.
+
+Without torch but for ``torch_module``. Outsiders take ``RandomFourierFeatures`` from here.
+"""
+
+from typing import TYPE_CHECKING
+
+from embeddings.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from embeddings.rff.features import DEFAULT_SIGMA, FREQUENCIES, RandomFourierFeatures, digest
+
+__all__ = ["DEFAULT_SIGMA", "FREQUENCIES", "RandomFourierFeatures", "digest"]
+
+__getattr__ = lazy_exports(
+    __name__, {"embeddings.rff.features": ["DEFAULT_SIGMA", "FREQUENCIES", "RandomFourierFeatures", "digest"]}
+)

@@ -1,0 +1,152 @@
+"""Random Fourier features of item vectors: a fixed non-linear map of chosen dimension, whose inner product is a
+Gaussian kernel of the vectors (Rahimi and Recht 2007; Xu et al., "Featurizing pretrained representations", section 5).
+
+    phi(h) = m^{-1/2} [cos(u_1.h) .. cos(u_m.h), sin(u_1.h) .. sin(u_m.h)],    dim = 2m
+    <phi(h), phi(h')>  ~  K(h - h') = exp(-sigma^2 |h - h'|^2 / 2)
+
+``sigma`` is the standard deviation of the frequencies u. Orthogonal frequencies come in blocks of d with the lengths of
+independent normal vectors; at equal m they err less than independent ones. Structured ones are orthogonal with equal
+lengths, made of signs. U is drawn by a recipe that is written down
+(:mod:`embeddings.rff.frequencies`) and published with its sha256, which is what consumers trust. Which dim and sigma to
+take: :mod:`embeddings.rff.advice`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+
+import numpy as np
+
+from embeddings.rff.frequencies import FREQUENCIES, draw_frequencies
+from embeddings.vectors.item_vectors import CHUNK_ROWS, Array, chunks, unit_rows
+
+__all__ = ["DEFAULT_SIGMA", "FREQUENCIES", "RandomFourierFeatures", "digest"]
+
+DEFAULT_SIGMA = 0.4
+# Angles of a part stay in the second-level cache: 2048 rows of m = 64, fewer of more.
+_CHUNK_ANGLES = 2048 * 64
+_MIN_CHUNK_ROWS = 64
+
+
+class RandomFourierFeatures:
+    """phi of the module's formula, for vectors of ``dim_in`` coordinates.
+
+    dim: output coordinates, even (2m). sigma > 0. seed: uint32. frequencies: one of ``FREQUENCIES``.
+    Attributes: ``kind`` (that word), ``frequencies`` U [m, dim_in] (float32; float64 once a rotation is folded in),
+    ``sha256`` of U's little-endian bytes. Warns where m < dim_in: such a view loses directions. Raises ValueError.
+    """
+
+    def __init__(
+        self, dim_in: int, dim: int, sigma: float = DEFAULT_SIGMA, seed: int = 0, frequencies: str = "orthogonal"
+    ):
+        drawn = draw_frequencies(dim_in, dim, sigma, seed, frequencies)
+        if len(drawn) < dim_in:
+            warnings.warn(
+                f"{len(drawn)} frequencies for vectors of {dim_in} coordinates: the view loses directions; "
+                f"take dim >= {2 * dim_in}",
+                stacklevel=2,
+            )
+        self._set(frequencies, sigma, seed, drawn)
+
+    def _set(self, kind: str, sigma: float, seed: int, frequencies: Array) -> None:
+        self.kind = kind
+        self.sigma = float(sigma)
+        self.seed = seed
+        self.frequencies = frequencies
+        self.sha256 = digest(frequencies)
+        self._transposed = np.ascontiguousarray(frequencies.T)
+
+    @classmethod
+    def from_frequencies(
+        cls,
+        frequencies: Array,
+        *,
+        sigma: float = DEFAULT_SIGMA,
+        seed: int = 0,
+        kind: str = "orthogonal",
+        sha256: str | None = None,
+    ) -> RandomFourierFeatures:
+        """The features of a published U [m, dim_in]. Raises ValueError where its bytes are not those of ``sha256``."""
+        frequencies = np.asarray(frequencies)
+        if frequencies.ndim != 2 or frequencies.dtype not in (np.float32, np.float64):
+            raise ValueError(
+                f"frequencies are {frequencies.dtype} {frequencies.shape}: expected float32 or float64 [m, d]"
+            )
+        if sha256 is not None and digest(frequencies) != sha256:
+            raise ValueError(
+                f"the frequencies have sha256 {digest(frequencies)}, published was {sha256}: fetch them again"
+            )
+        features = cls.__new__(cls)
+        features._set(kind, sigma, seed, frequencies)
+        return features
+
+    @property
+    def dim_in(self) -> int:
+        return int(self.frequencies.shape[1])
+
+    @property
+    def dim(self) -> int:
+        return 2 * int(self.frequencies.shape[0])
+
+    def fold(self, rotation: Array) -> RandomFourierFeatures:
+        """Features U R^T, for which phi(h; U R^T) = phi(h R; U): a rotation [d, d] at no cost. float64. Raises
+        ValueError for another shape."""
+        rotation = np.asarray(rotation, dtype=np.float64)
+        if rotation.shape != (self.dim_in, self.dim_in):
+            raise ValueError(f"the rotation has shape {rotation.shape}, the vectors {self.dim_in} coordinates")
+        folded = self.frequencies.astype(np.float64) @ rotation.T
+        return self.from_frequencies(folded, sigma=self.sigma, seed=self.seed, kind=self.kind)
+
+    def transform(self, h: Array) -> Array:
+        """phi of each row of ``h`` [n, dim_in], float32 [n, dim]. Rows are unit-normalised first (the kernel is one of
+        directions); each row of phi then has norm 1 and coordinates of at most m^{-1/2}. A zero row, which has no
+        direction, gives a zero row. Raises ValueError for other shapes and for rows that are not finite."""
+        h = np.asarray(h)
+        if h.ndim != 2 or h.shape[1] != self.dim_in:
+            raise ValueError(f"vectors have shape {h.shape}, expected [n, {self.dim_in}]")
+        num_frequencies = len(self.frequencies)
+        dtype = self.frequencies.dtype
+        scale = np.float32(1.0 / math.sqrt(num_frequencies))
+        phi = np.empty((len(h), self.dim), dtype=np.float32)
+        num_rows = min(max(_CHUNK_ANGLES // num_frequencies, _MIN_CHUNK_ROWS), CHUNK_ROWS)
+        buffer = np.empty((min(num_rows, len(h)), num_frequencies), dtype=dtype)
+        for part in chunks(len(h), num_rows):
+            directions, empty = _directions(h[part], dtype)
+            angles = np.matmul(directions, self._transposed, out=buffer[: len(directions)])
+            out = phi[part]
+            np.cos(angles, out=out[:, :num_frequencies], casting="same_kind")
+            np.sin(angles, out=out[:, num_frequencies:], casting="same_kind")
+            out *= scale
+            if len(empty):
+                out[empty] = 0.0
+        return phi
+
+
+def _directions(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:
+    """(unit rows in ``dtype``, indices of zero rows). Rows of ordinary size the quick way, the others by scaling."""
+    if dtype != np.float32 or rows.dtype not in (np.float32, np.float16):
+        return _scaled(rows, dtype)
+    rows = rows.astype(np.float32, copy=False)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        squares = np.einsum("nd,nd->n", rows, rows)
+        odd = np.flatnonzero(~((squares > 1e-20) & (squares < 1e20)))
+        directions = rows * (np.float32(1.0) / np.sqrt(squares))[:, None]
+    if not len(odd):
+        return directions, odd
+    directions[odd], empty = _scaled(rows[odd], dtype)
+    return directions, odd[empty]
+
+
+def _scaled(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:
+    directions, norms = unit_rows(rows)
+    if not np.isfinite(directions).all():
+        raise ValueError("a vector is not finite: there is no feature of it")
+    return directions.astype(dtype, copy=False), np.flatnonzero(norms == 0)
+
+
+def digest(frequencies: Array) -> str:
+    """sha256 of the array's values, row by row, little-endian."""
+    little = np.ascontiguousarray(frequencies, dtype=frequencies.dtype.newbyteorder("<"))
+    return hashlib.sha256(little.tobytes()).hexdigest()

@@ -1,0 +1,165 @@
+"""Sharded bags: the sharder of an EmbeddingBagCollection, and what it puts in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+
+from embeddings.sharding.exchange.mean_pooling import divide, num_ids
+from embeddings.sharding.exchange.pooled import PooledDist
+from embeddings.sharding.host_shardings import Grid, TableColumnWise, TableRowWise
+from embeddings.sharding.settings import TableSettings, check_collection, data_type_of, pooling_of
+from embeddings.sharding.sharded import ShardedTables
+from embeddings.sharding.shardings import ColumnWise, OurSharding, Replicated, RowWise, TableWise
+from embeddings.tables.config import TableConfig
+
+BAG_SHARDINGS: dict[str, type[Any]] = {
+    ShardingType.TABLE_WISE.value: TableWise,
+    ShardingType.ROW_WISE.value: RowWise,
+    ShardingType.COLUMN_WISE.value: ColumnWise,
+    ShardingType.DATA_PARALLEL.value: Replicated,
+    ShardingType.TABLE_ROW_WISE.value: TableRowWise,
+    ShardingType.TABLE_COLUMN_WISE.value: TableColumnWise,
+    ShardingType.GRID_SHARD.value: Grid,
+}
+
+
+class TableSharder(EmbeddingBagCollectionSharder):
+    """Shards an EmbeddingBagCollection over EmbeddingTables, on every kind of device."""
+
+    def __init__(self, settings: TableSettings) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return list(BAG_SHARDINGS)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return [EmbeddingComputeKernel.FUSED.value]
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: Mapping[str, Any],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedBags:
+        check_collection(module.embedding_bag_configs(), self._settings.tables)
+        return ShardedBags(self._settings, module, params, env, device, module_fqn)
+
+    @property
+    def sharded_module_type(self) -> type[ShardedBags]:
+        return ShardedBags
+
+
+class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
+    """The sharded bags of a model: KeyedJaggedTensor -> KeyedTensor.
+
+    Blocks of the KeyedTensor come in the order of the model's tables where one sharding holds them all on whole rows or
+    columns, else in the order of the plan: take them by name. A feature of two tables is named
+    ``feature@table``.
+    """
+
+    _embedding_shardings: list[Any]
+    _output_dists: list[nn.Module]
+    _embedding_names: list[str]
+    _embedding_dims: list[int]
+    _uncombined_embedding_names: list[str]
+
+    def __init__(
+        self,
+        settings: TableSettings,
+        module: EmbeddingBagCollection,
+        params: Mapping[str, Any],
+        env: ShardingEnv,
+        device: torch.device | None,
+        module_fqn: str | None,
+    ) -> None:
+        configs = module.embedding_bag_configs()
+        self._prepare(settings, [config.name for config in configs])
+        self._block_names = list(chain.from_iterable(get_embedding_names_by_table(configs)))
+        for config in configs:
+            config.data_type = data_type_of(settings.dtype_of(config.name)) or config.data_type
+        ShardedEmbeddingBagCollection.__init__(self, module, params, env, device=device, module_fqn=module_fqn)
+        # A model may have built its collection with another word for pooling: means are divided here alone.
+        self._has_mean_pooling_callback = False
+        self._split_means = self._find_split_means()
+
+    def create_embedding_bag_sharding(  # type: ignore[override]  # an instance method here: it needs the settings
+        self,
+        sharding_infos: list[Any],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        permute_embeddings: bool = False,
+        qcomm_codecs_registry: Any = None,
+    ) -> Any:
+        kind = sharding_infos[0].param_sharding.sharding_type
+        return BAG_SHARDINGS[kind](self.settings, self._place, sharding_infos, env, device)
+
+    def _create_output_dist(self) -> None:
+        super()._create_output_dist()
+        if len(self._output_dists) == 1 and isinstance(way := self._output_dists[0], PooledDist):
+            # It sets blocks side by side anyway: in the model's order, they need not be taken apart again.
+            way.sort(self._uncombined_embedding_names, self._block_names)
+            dims = dict(zip(self._embedding_names, self._embedding_dims, strict=True))
+            self._embedding_names = [name for name in self._block_names if name in dims]
+            self._embedding_dims = [dims[name] for name in self._embedding_names]
+
+    def init_data_parallel(self) -> None:
+        self._replicate()
+
+    def _initialize_torch_state(self, skip_registering: bool = False) -> None:
+        if data_type_of(self.settings.dtype) is not None:
+            super()._initialize_torch_state(skip_registering)
+        else:
+            # TorchRec has no data type for float64, so there state_dict() holds no tables.
+            self.embedding_bags = nn.ModuleDict()
+
+    def reset_parameters(self) -> None:
+        """Nothing: EmbeddingTables has drawn its initial rows by row number or key, the same in every plan."""
+
+    def _find_split_means(self) -> dict[str, tuple[str, TableConfig]]:
+        """(feature, table) by the name of its block, for mean features of tables whose rows are split."""
+        found = {}
+        for sharding in self._embedding_shardings:
+            if isinstance(sharding, OurSharding) and sharding.rows_are_split:
+                for name, feature, table in sharding.blocks():
+                    if pooling_of(self.settings.tables[table], feature) == "mean":
+                        found[name] = (feature, self.settings.tables[table])
+        return found
+
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
+        features = self._voted(ctx, features)
+        distributed = super().input_dist(ctx, features)
+        if self._split_means:
+            # Swaps keep the number of ids that are not padding, so ids may be counted before them.
+            ctx.divisor = torch.stack([num_ids(features, *which) for which in self._split_means.values()], dim=1)
+        return distributed
+
+    def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
+        ctx.vote.count()
+        found: list[Tensor] = super().compute(ctx, dist_input)
+        return found
+
+    def output_dist(self, ctx: Any, output: list[Tensor]) -> Any:
+        return self._with_means(super().output_dist(ctx, output), ctx)
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        ctx.vote.count()
+        return self._with_means(super().compute_and_output_dist(ctx, input), ctx)
+
+    def _with_means(self, awaitable: Any, ctx: Any) -> Any:
+        if self._split_means:
+            awaitable.callbacks.append(partial(divide, names=list(self._split_means), divisor=ctx.divisor))
+        return awaitable

@@ -1,0 +1,103 @@
+"""Bad input on one rank, told to all before anybody waits for it.
+
+A rank that raises inside ``forward`` leaves the others in a collective until the process group's timeout. So input is
+checked before it is distributed; a rank with bad input distributes an empty batch instead, all vote while ids travel,
+and all raise before the lookup. The vote is one small all-reduce, on its way while ids are exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torchrec import KeyedJaggedTensor
+
+from embeddings.sharding.exchange.shm_transport import host_memory
+from embeddings.tables.config import TableConfig
+
+
+class OtherRankFailed(RuntimeError):
+    """Another rank was given input that it refuses; its own error says what."""
+
+
+class Vote:
+    """Whether every rank can go on: begun where input is distributed, counted before the lookup. Collective."""
+
+    def __init__(self, problem: str | None, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        self._problem = problem
+        self._work: dist.Work | None = None
+        self._highest = torch.zeros(1, dtype=torch.int64)
+        if group is not None and dist.get_world_size(group) > 1:
+            failed = dist.get_rank(group) + 1 if problem is not None else 0
+            shared = host_memory(group) if device.type == "cpu" else None
+            if shared is not None:
+                self._highest = torch.cat([theirs for (theirs,) in shared.share("vote", torch.tensor([failed]))]).amax()
+                return
+            self._highest = torch.tensor([failed], dtype=torch.int64, device=device)
+            self._work = dist.all_reduce(self._highest, dist.ReduceOp.MAX, group=group, async_op=True)
+
+    def count(self) -> None:
+        """Raises ValueError with this rank's problem, or OtherRankFailed if only others have one."""
+        if self._work is not None:
+            self._work.wait()
+        if self._problem is not None:
+            raise ValueError(self._problem)
+        if highest := int(self._highest.item()):
+            raise OtherRankFailed(f"rank {highest - 1} refused its input, so no rank goes on: its own error says why")
+
+
+def problem_of(features: KeyedJaggedTensor, readers: Mapping[str, Sequence[TableConfig]], fatal: bool) -> str | None:
+    """What is wrong with this rank's input, in words.
+
+    Args:
+        readers: the tables that a feature is looked up in.
+        fatal: whether an id outside its table is wrong (``bounds="fatal"``), or counts as padding.
+    """
+    if features.variable_stride_per_key():
+        return "a batch size that varies between features is not available yet: give every feature one"
+    if not fatal:
+        return None
+    values = features.values()
+    if not values.numel():
+        return None
+    # Most input is good for every table: one look at all ids says so.
+    low, high = (int(bound) for bound in values.aminmax())
+    if low >= 0 and all(high < table.num_rows for tables in readers.values() for table in tables):
+        return None
+    starts, num_features = features.offset_per_key(), len(features.keys())
+    if len(values) % num_features == 0 and starts == list(range(0, len(values) + 1, len(values) // num_features)):
+        # As many ids of every feature: one look at each instead of one call.
+        lowest = values.view(num_features, -1).amin(1).tolist()
+        highest = values.view(num_features, -1).amax(1).tolist()
+        if all(
+            low >= 0 and high < table.num_rows
+            for feature, low, high in zip(features.keys(), lowest, highest, strict=True)
+            for table in readers.get(feature, ())
+        ):
+            return None
+    for number, feature in enumerate(features.keys()):
+        ids = values[starts[number] : starts[number + 1]]
+        if feature not in readers or not ids.numel():
+            continue
+        low, high = (int(bound) for bound in ids.aminmax())
+        for table in readers[feature]:
+            if low < 0 or high >= table.num_rows:
+                return (
+                    f"feature '{feature}': id {low if low < 0 else high} is not a row of table '{table.name}', which "
+                    f"has {table.num_rows} rows: ids must lie in [0, rows); map unknown ids to row 1"
+                )
+    return None
+
+
+def emptied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same samples without an id."""
+    size = 0 if features.variable_stride_per_key() else features.stride()
+    weights = features.weights_or_none()
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values()[:0],
+        weights=None if weights is None else weights[:0],
+        lengths=torch.zeros(len(features.keys()) * size, dtype=torch.int64, device=features.values().device),
+        stride=size,
+    )

@@ -1,0 +1,75 @@
+"""Collectives of tensors whose sizes may differ between ranks, in memory that ranks of one host share, else by gloo or
+NCCL. Both give the same bits, as sums are made in rank order; NCCL's all-reduce alone has an order of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from embeddings.sharding.exchange.shm_transport import Part, host_memory, joined
+
+
+def all_to_all(
+    what: str, parts: Sequence[Part], shapes: Sequence[Sequence[int]], group: dist.ProcessGroup
+) -> list[Tensor]:
+    """``parts[r]`` goes to rank r; what came from each rank, by rank. Collective.
+
+    What came from others must be read before the next collective, not kept.
+
+    Args:
+        what: the exchange's name, the same on every rank.
+        parts: a tensor, or matrices to stand side by side, for each rank.
+        shapes: of what comes from each rank. All have the dtype of ``parts``.
+    """
+    rank, own = dist.get_rank(group), joined(parts[dist.get_rank(group)])
+    if len(parts) == 1:
+        return [own]
+    shared = host_memory(group) if own.device.type == "cpu" else None
+    if shared is not None:
+        found = shared.share(what, *(own[:0] if number == rank else part for number, part in enumerate(parts)))
+        return [own if number == rank else tensors[rank] for number, tensors in enumerate(found)]
+    sizes, flat = [math.prod(shape) for shape in shapes], [joined(part).reshape(-1) for part in parts]
+    received = own.new_empty(sum(sizes))
+    dist.all_to_all_single(received, torch.cat(flat), sizes, [len(part) for part in flat], group=group)
+    return [part.view(*shape) for part, shape in zip(received.split(sizes), shapes, strict=True)]
+
+
+def all_gather(what: str, mine: Tensor, shapes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> list[Tensor]:
+    """``mine`` of each rank, by rank. Collective. Arguments and what may be done with it: as :func:`all_to_all`."""
+    shared = host_memory(group) if mine.device.type == "cpu" else None
+    if shared is not None:
+        return [joined(theirs) for (theirs,) in shared.share(what, mine)]
+    # gloo's all-gather wants equal sizes.
+    return all_to_all(what, [mine] * len(shapes), shapes, group)
+
+
+def sum_in_rank_order(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of the parts, one after another: the same bits wherever they are summed."""
+    if len(parts) == 1:
+        return parts[0].clone()
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total
+
+
+def all_reduce(what: str, mine: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The sum of ``mine``, which has the same shape everywhere, over all ranks: the same bits on each. Collective."""
+    group = group if group is not None else dist.distributed_c10d._get_default_group()
+    world_size = dist.get_world_size(group)
+    if world_size == 1:
+        return mine.clone()
+    if mine.device.type != "cpu":
+        total = mine.clone()
+        dist.all_reduce(total, group=group)
+        return total
+    if world_size == 2:
+        return sum_in_rank_order(all_gather(what, mine, [mine.shape] * world_size, group))
+    # Each rank sums one piece, so that a rank reads as much as there is, not that much of every rank.
+    rank, pieces = dist.get_rank(group), mine.reshape(-1).tensor_split(world_size)
+    own = sum_in_rank_order(all_to_all(what, pieces, [pieces[rank].shape] * world_size, group))
+    return torch.cat(all_gather(what, own, [piece.shape for piece in pieces], group)).view_as(mine)

@@ -1,0 +1,97 @@
+"""Ids to the ranks that hold their rows, in one exchange where ranks share memory; TorchRec needs three."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.dist_data import KJTAllToAll, KJTAllToAllTensorsAwaitable
+from torchrec.distributed.types import Awaitable, NoWait
+
+from embeddings.sharding.exchange.shm_transport import host_memory
+
+
+def in_one_exchange(distribution: Any) -> Any:
+    """A distribution of features of TorchRec's; an all-to-all in it is replaced by :class:`IdExchange`."""
+    if isinstance(getattr(distribution, "_dist", None), KJTAllToAll):
+        distribution._dist = IdExchange(distribution._dist)
+    return distribution
+
+
+class IdExchange(nn.Module):
+    """What TorchRec's KJTAllToAll does, from which it takes its arguments: each rank's features to their ranks."""
+
+    def __init__(self, torchrecs: KJTAllToAll) -> None:
+        super().__init__()
+        self._group: dist.ProcessGroup = torchrecs._pg
+        self._ends: list[int] = torchrecs._splits_cumsum
+        self._order = _order(dist.get_world_size(self._group), torchrecs._stagger)
+        self._torchrecs = torchrecs
+
+    def forward(self, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        shared = host_memory(self._group) if features.values().device.type == "cpu" else None
+        # A batch size by feature is refused by every rank's vote, after the exchange of none.
+        if shared is None or features.variable_stride_per_key():
+            return self._torchrecs(features)  # type: ignore[no-any-return]
+        rank, weights = dist.get_rank(self._group), features.weights_or_none()
+        lengths = features.lengths().view(len(features.keys()), features.stride())
+        starts = features.offset_per_key()
+        sent = [lengths, features.values(), torch.tensor(starts)] + ([] if weights is None else [weights])
+        first, last = self._ends[rank], self._ends[rank + 1]
+        # Everybody sees all and takes its own: copied once, and not again for every rank.
+        found = shared.share("ids", *sent)
+        places = [theirs[2][first : last + 1].tolist() for theirs in found]
+        by_rank = [found[number] for number in self._order]
+        pieces = [
+            (number, slice(places[number][feature], places[number][feature + 1]))
+            for feature in range(last - first)
+            for number in self._order
+        ]
+        bags = torch.cat([theirs[0][first:last] for theirs in by_rank], dim=1)
+        received = KeyedJaggedTensor(
+            keys=features.keys()[first:last],
+            values=_joined([found[number][1][piece] for number, piece in pieces], features.values()),
+            weights=None
+            if weights is None
+            else _joined([found[number][3][piece] for number, piece in pieces], weights),
+            lengths=bags.view(-1),
+            stride=bags.shape[1],
+        )
+        return NoWait(
+            Received(
+                received,
+                sent=[starts[end] - starts[start] for start, end in itertools.pairwise(self._ends)],
+                received=[place[-1] - place[0] for place in places],
+                batch_sizes=[theirs[0].shape[1] for theirs in found],
+            )
+        )
+
+
+class Received(KJTAllToAllTensorsAwaitable):
+    """Features that are here. TorchRec reads numbers of ids and samples, by rank, from an object of this class."""
+
+    def __init__(
+        self, features: KeyedJaggedTensor, *, sent: list[int], received: list[int], batch_sizes: list[int]
+    ) -> None:
+        Awaitable.__init__(self)
+        self._features = features
+        self._input_splits, self._output_splits = {"values": sent}, {"values": received}
+        self._stride_per_rank: list[int] | None = batch_sizes
+        self._recat: Tensor | None = None
+
+    def _wait_impl(self) -> KeyedJaggedTensor:
+        return self._features
+
+
+def _order(world_size: int, stagger: int) -> list[int]:
+    """Ranks in the order in which their samples stand side by side: all of one place on their hosts, then the next."""
+    on_host = world_size // stagger
+    return [place + on_host * host for place in range(on_host) for host in range(stagger)]
+
+
+def _joined(pieces: list[Tensor], like: Tensor) -> Tensor:
+    return torch.cat(pieces) if pieces else like.new_empty(0)

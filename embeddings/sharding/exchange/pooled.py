@@ -1,0 +1,106 @@
+"""Pooled rows of whole tables and of column shards: from the ranks that hold them to those of the samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, EmbeddingShardingContext
+from torchrec.distributed.types import NoWait
+
+from embeddings.sharding.exchange.collectives import all_to_all
+
+
+class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
+    """[samples of all ranks, D of this rank] on each rank -> [own samples, D of all ranks].
+
+    TorchRec's copies once more what it sends, and what it received to set it in order.
+
+    Args:
+        dim_by_rank: columns of each rank.
+        dims: of the blocks that make them up, rank by rank.
+        order: of these blocks in the output.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, dim_by_rank: Sequence[int], dims: Sequence[int], order: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self._group, self._dim_by_rank, self._dims = group, list(dim_by_rank), list(dims)
+        self._set_order(order)
+
+    def sort(self, names: Sequence[str], wanted: Sequence[str]) -> None:
+        """Blocks come in the order of ``wanted``; ``names`` are those of the blocks, rank by rank."""
+        place = {name: number for number, name in enumerate(wanted)}
+        self._set_order(sorted(self._order, key=lambda block: place[names[block]]))
+
+    def forward(self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None) -> NoWait[Tensor]:
+        assert sharding_ctx is not None
+        return NoWait(self.exchange(local_embs, list(sharding_ctx.batch_size_per_rank)))
+
+    def exchange(self, local_embs: Tensor, batch_sizes: list[int]) -> Tensor:
+        if len(self._dim_by_rank) == 1 and self._sources == [(0, 0, self._dim_by_rank[0])]:
+            return local_embs
+        found: Tensor = PooledExchange.apply(local_embs, batch_sizes, self)
+        return found
+
+    def _set_order(self, order: Sequence[int]) -> None:
+        self._order = list(order)
+        ends = list(itertools.accumulate(self._dim_by_rank, initial=0))
+        starts = list(itertools.accumulate(self._dims, initial=0))
+        ranks = [max(rank for rank, end in enumerate(ends[:-1]) if end <= start) for start in starts[:-1]]
+        # Where each block of the output is: (rank, first column, end) there.
+        at = [(ranks[b], starts[b] - ends[ranks[b]], starts[b + 1] - ends[ranks[b]]) for b in self._order]
+        outputs = list(itertools.accumulate((self._dims[b] for b in self._order), initial=0))
+        self._sources = _merged(at)
+        self._targets = [
+            [
+                (start, end)
+                for _, start, end in _merged(
+                    (0, outputs[i], outputs[i + 1])
+                    for i in sorted(range(len(at)), key=lambda i: at[i])
+                    if at[i][0] == rank
+                )
+            ]
+            for rank in range(len(self._dim_by_rank))
+        ]
+
+    def _send(self, pooled: Tensor, batch_sizes: list[int]) -> Tensor:
+        mine = batch_sizes[dist.get_rank(self._group)]
+        shapes = [(mine, dim) for dim in self._dim_by_rank]
+        found = all_to_all("pooled", pooled.split(batch_sizes), shapes, self._group)
+        return torch.cat([found[rank][:, start:end] for rank, start, end in self._sources], dim=1)
+
+    def _send_back(self, grad: Tensor, batch_sizes: list[int]) -> Tensor:
+        mine = self._dim_by_rank[dist.get_rank(self._group)]
+        # An empty block stands for a rank without columns.
+        parts = [[grad[:, start:end] for start, end in blocks] or [grad[:, :0]] for blocks in self._targets]
+        return torch.cat(all_to_all("pooled gradients", parts, [(size, mine) for size in batch_sizes], self._group))
+
+
+class PooledExchange(torch.autograd.Function):
+    """All-to-all of samples against columns; backward sends each gradient the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, pooled: Tensor, batch_sizes: list[int], way: PooledDist) -> Tensor:
+        ctx.batch_sizes, ctx.way = batch_sizes, way
+        return way._send(pooled, batch_sizes)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return ctx.way._send_back(grad, ctx.batch_sizes), None, None
+
+
+def _merged(runs: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Runs (where, start, end), those joined that go on where the one before ended."""
+    found: list[tuple[int, int, int]] = []
+    for where, start, end in runs:
+        if found and found[-1][0] == where and found[-1][2] == start:
+            found[-1] = (where, found[-1][1], end)
+        else:
+            found.append((where, start, end))
+    return found

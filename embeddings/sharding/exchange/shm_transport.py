@@ -1,0 +1,308 @@
+"""Memory that the ranks of one host share: exchanges between them without a network.
+
+gloo sends through the loopback device also what stays on the host: four copies, two of them in the kernel, and a thread
+that polls. Here a rank copies what others want into memory of its own that they have mapped, tells them where with one
+small message, and they read it in place.
+
+* The memory is anonymous (memfd_create) and handed over with a file descriptor: nothing has a name, nothing is left
+  behind, whoever is killed.
+* Messages go through Unix sockets (SOCK_SEQPACKET, one for each pair), so a rank that dies ends everybody's waiting at
+  once: a socket that is closed reads as such.
+* Only ranks of the same user, kernel and network namespace connect. If any two cannot, no rank does, and the exchanges
+  are gloo's (:mod:`embeddings.sharding.exchange.collectives`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import secrets
+import socket
+import struct
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+SWITCH = "EVENKEEL_HOST_MEMORY"
+"""Environment: ``0`` leaves all exchanges to gloo."""
+
+# A rank may write while others still read what it shared before. It writes there again after two exchanges: it has
+# their message of the one between by then, which they send once they are done reading.
+_NUM_SLOTS = 2
+_ALIGNMENT = 64
+_SMALLEST = 1 << 20
+_MESSAGE_BYTES = 1 << 16
+_CONNECT_SECONDS = 60.0
+_DTYPES = {str(dtype): dtype for dtype in (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)}  # fmt: skip
+
+Part = Tensor | Sequence[Tensor]
+"""What a rank shares: a tensor, or matrices that stand side by side there."""
+
+_of_group: WeakKeyDictionary[dist.ProcessGroup, HostMemory | None] = WeakKeyDictionary()
+_by_network = False
+
+
+def host_memory(group: dist.ProcessGroup) -> HostMemory | None:
+    """The memory that the ranks of ``group`` share; None where it has one rank, or they are not all on one host.
+
+    The first call for a group is collective.
+    """
+    if _by_network:
+        return None
+    if group not in _of_group:
+        _of_group[group] = _connect(group) if dist.get_world_size(group) > 1 else None
+    return _of_group[group]
+
+
+@contextlib.contextmanager
+def exchanges_by_network() -> Iterator[None]:
+    """Inside, no rank shares memory, as if each had a host of its own. Every rank must do so alike."""
+    global _by_network
+    before, _by_network = _by_network, True
+    try:
+        yield
+    finally:
+        _by_network = before
+
+
+class HostMemory:
+    """Memory that ``len(peers)`` ranks share. ``peers[r]`` is the socket to rank r, None for this rank."""
+
+    def __init__(self, rank: int, peers: Sequence[socket.socket | None], timeout_seconds: float) -> None:
+        self._rank, self._peers = rank, list(peers)
+        self._number = 0
+        self._mine: list[Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(_NUM_SLOTS)]
+        self._theirs: list[list[Tensor]] = [list(self._mine) for _ in peers]
+        self._set_timeout(timeout_seconds)
+
+    def share(self, what: str, *parts: Part) -> list[tuple[Tensor, ...]]:
+        """The tensors of each rank, by rank. Collective.
+
+        They may differ between ranks in number, shape and dtype, and need not be contiguous. Those of others are to be
+        read only, and until the next call: copy what is to be kept.
+
+        Args:
+            what: the exchange's name, the same on every rank.
+            parts: tensors, or sequences of matrices that are one, side by side.
+
+        Raises:
+            ConnectionResetError: a rank is gone.
+            TimeoutError: a rank does not come within the process group's timeout.
+            RuntimeError: ranks are at different exchanges.
+        """
+        slot = self._number % _NUM_SLOTS
+        places, end = [], 0
+        for part in parts:
+            dtype, shape = _described(part)
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = start + math.prod(shape) * dtype.itemsize
+            places.append((str(dtype), shape, start))
+        handed_over = self._grow(slot, end) if end > self._mine[slot].numel() else None
+        mine = tuple(_view(self._mine[slot], _DTYPES[name], shape, start) for name, shape, start in places)
+        for part, target in zip(parts, mine, strict=True):
+            if isinstance(part, Tensor):
+                target.copy_(part)
+            else:
+                torch.cat(list(part), dim=1, out=target)
+        self._tell(json.dumps((self._number, what, places)).encode(), handed_over)
+        found = [mine if peer is None else self._read(rank, peer, what) for rank, peer in enumerate(self._peers)]
+        self._number += 1
+        return found
+
+    def close(self) -> None:
+        for peer in self._peers:
+            if peer is not None:
+                peer.close()
+
+    __del__ = close
+
+    def _set_timeout(self, seconds: float) -> None:
+        self._timeout_seconds = seconds
+        timeout = struct.pack("ll", int(seconds), 0)
+        for peer in self._peers:
+            if peer is not None:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+
+    def _grow(self, slot: int, num_bytes: int) -> int:
+        """Larger memory for ``slot``; the file descriptor to hand over."""
+        size = -(-max(_SMALLEST, num_bytes + num_bytes // 4) // mmap.PAGESIZE) * mmap.PAGESIZE
+        descriptor = os.memfd_create("evenkeel", os.MFD_CLOEXEC)
+        # Said here if there is no such memory: a page that cannot be had later is a SIGBUS.
+        os.posix_fallocate(descriptor, 0, size)
+        self._mine[slot] = _map(descriptor, size)
+        return descriptor
+
+    def _tell(self, message: bytes, descriptor: int | None) -> None:
+        assert len(message) <= _MESSAGE_BYTES, f"a message of {len(message)} bytes"
+        try:
+            for rank, peer in enumerate(self._peers):
+                if peer is not None:
+                    self._send(rank, peer, message, descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _send(self, rank: int, peer: socket.socket, message: bytes, descriptor: int | None) -> None:
+        try:
+            if descriptor is None:
+                peer.send(message)
+            else:
+                socket.send_fds(peer, [message], [descriptor])
+        except BlockingIOError:
+            raise self._too_late(rank) from None
+        except (BrokenPipeError, ConnectionResetError):
+            raise _gone(rank) from None
+
+    def _read(self, rank: int, peer: socket.socket, what: str) -> tuple[Tensor, ...]:
+        slot = self._number % _NUM_SLOTS
+        try:
+            message, descriptors, _, _ = socket.recv_fds(peer, _MESSAGE_BYTES, 1)
+        except BlockingIOError:
+            raise self._too_late(rank) from None
+        except ConnectionResetError:
+            raise _gone(rank) from None
+        if not message:
+            raise _gone(rank)
+        for descriptor in descriptors:
+            self._theirs[rank][slot] = _map(descriptor, os.fstat(descriptor).st_size)
+            os.close(descriptor)
+        number, theirs, places = json.loads(message)
+        if (number, theirs) != (self._number, what):
+            raise RuntimeError(
+                f"rank {rank} of the process group is at exchange {number} ({theirs}), this one at {self._number} "
+                f"({what}): every rank must make the same collective calls in the same order"
+            )
+        memory = self._theirs[rank][slot]
+        return tuple(_view(memory, _DTYPES[dtype], shape, start) for dtype, shape, start in places)
+
+    def _too_late(self, rank: int) -> TimeoutError:
+        return TimeoutError(
+            f"rank {rank} of the process group did not come to exchange {self._number} within "
+            f"{self._timeout_seconds:g} seconds: its own log says why"
+        )
+
+
+def _gone(rank: int) -> ConnectionResetError:
+    return ConnectionResetError(f"connection closed by peer: rank {rank} of the process group has ended")
+
+
+def joined(part: Part) -> Tensor:
+    """The tensor that ``part`` is."""
+    if isinstance(part, Tensor):
+        return part
+    return part[0] if len(part) == 1 else torch.cat(list(part), dim=1)
+
+
+def _described(part: Part) -> tuple[torch.dtype, tuple[int, ...]]:
+    if isinstance(part, Tensor):
+        return part.dtype, tuple(part.shape)
+    return part[0].dtype, (len(part[0]), sum(block.shape[1] for block in part))
+
+
+def _map(descriptor: int, size: int) -> Tensor:
+    memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _view(memory: Tensor, dtype: torch.dtype, shape: Sequence[int], start: int) -> Tensor:
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return memory[start : start + num_bytes].view(dtype).view(tuple(shape))
+
+
+# --- from a process group to its memory ------------------------------------------------------------------------------
+
+
+def _connect(group: dist.ProcessGroup) -> HostMemory | None:
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        # An abstract name: it goes with the socket. Who connects is checked.
+        address = b"\0evenkeel-" + secrets.token_hex(16).encode()
+        listener.bind(address)
+        listener.listen(world_size)
+        listener.settimeout(_CONNECT_SECONDS)
+        hosts: list[Any] = [None] * world_size
+        dist.all_gather_object(hosts, (_host(), address), group=group)
+        if hosts[0][0] is None or any(host != hosts[0][0] for host, _ in hosts):
+            return None
+        peers, problem = _peers(rank, listener, [address for _, address in hosts])
+    problems: list[Any] = [None] * world_size
+    dist.all_gather_object(problems, problem, group=group)
+    found = [f"rank {number}: {text}" for number, text in enumerate(problems) if text is not None]
+    if not found:
+        return HostMemory(rank, peers, _timeout_seconds(group))
+    for peer in peers:
+        if peer is not None:
+            peer.close()
+    if rank == 0:
+        warnings.warn(
+            f"ranks of this host cannot share memory ({'; '.join(found)}), so they exchange through gloo, which is "
+            f"slower ({SWITCH}=0 if that is meant)",
+            stacklevel=2,
+        )
+    return None
+
+
+def _host() -> list[Any] | None:
+    """What ranks must have in common to connect; None where they are told not to."""
+    if os.environ.get(SWITCH, "1") == "0":
+        return None
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return [kernel, os.stat("/proc/self/ns/net").st_ino, os.getuid()]
+    except OSError:
+        return None
+
+
+def _peers(
+    rank: int, listener: socket.socket, addresses: Sequence[bytes]
+) -> tuple[list[socket.socket | None], str | None]:
+    """A socket to every other rank, and what went wrong. Higher ranks come to lower ones."""
+    peers: list[socket.socket | None] = [None] * len(addresses)
+    problem = None
+    for number in range(len(addresses)):
+        # Also after a problem: whoever waits for this rank should hear of it at once.
+        try:
+            if number < rank:
+                peers[number] = peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                peer.connect(addresses[number])
+                _check_user(peer)
+                peer.send(struct.pack("l", rank))
+            elif number > rank:
+                peer = listener.accept()[0]
+                with contextlib.ExitStack() as on_failure:
+                    on_failure.callback(peer.close)
+                    peer.settimeout(_CONNECT_SECONDS)
+                    _check_user(peer)
+                    (who,) = struct.unpack("l", peer.recv(64))
+                    on_failure.pop_all()
+                peer.settimeout(None)
+                peers[who] = peer
+        except (OSError, struct.error) as error:
+            if number < rank and (failed := peers[number]) is not None:
+                failed.close()
+            problem = problem or str(error) or type(error).__name__
+    return peers, problem
+
+
+def _check_user(peer: socket.socket) -> None:
+    _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if user != os.getuid():
+        raise PermissionError(f"user {user} wanted to be a rank of a run of user {os.getuid()}")
+
+
+def _timeout_seconds(group: dist.ProcessGroup) -> float:
+    timeout = group._get_backend(torch.device("cpu")).options._timeout
+    return float(max(1.0, timeout.total_seconds()))

@@ -1,0 +1,15 @@
+"""Stochastic Shared Embeddings: which ids are swapped, for which others, and graphs over rows to walk on.
+
+``graph`` needs no torch. Outsiders take ``StochasticSharedEmbedding`` from here.
+"""
+
+from typing import TYPE_CHECKING
+
+from embeddings.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from embeddings.sse.swap import StochasticSharedEmbedding
+
+__all__ = ["StochasticSharedEmbedding"]
+
+__getattr__ = lazy_exports(__name__, {"embeddings.sse.swap": ["StochasticSharedEmbedding"]})

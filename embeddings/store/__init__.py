@@ -1,0 +1,77 @@
+"""The feature store: immutable versions of item vectors, one atomic switch, readers that never wait. Without torch.
+
+``open_store`` is the way in, for whoever reads or publishes vectors.
+"""
+
+from typing import TYPE_CHECKING
+
+from embeddings.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from embeddings.store.feature_store import (
+        NAME_PATTERN,
+        VERSION_PATTERN,
+        Collection,
+        CorruptStore,
+        GateHeld,
+        StaleParent,
+        Store,
+        StoreBusy,
+        StoreError,
+        StoreFull,
+        StoreUnavailable,
+        UnknownCollection,
+        UnknownVersion,
+        UnknownView,
+        VersionReader,
+        ViewExists,
+        default_view,
+        open_store,
+    )
+
+__all__ = [
+    "NAME_PATTERN",
+    "VERSION_PATTERN",
+    "Collection",
+    "CorruptStore",
+    "GateHeld",
+    "StaleParent",
+    "Store",
+    "StoreBusy",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
+    "UnknownCollection",
+    "UnknownVersion",
+    "UnknownView",
+    "VersionReader",
+    "ViewExists",
+    "default_view",
+    "open_store",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "embeddings.store.feature_store": [
+            "NAME_PATTERN",
+            "VERSION_PATTERN",
+            "Collection",
+            "CorruptStore",
+            "GateHeld",
+            "StaleParent",
+            "Store",
+            "StoreBusy",
+            "StoreError",
+            "StoreFull",
+            "StoreUnavailable",
+            "UnknownCollection",
+            "UnknownVersion",
+            "UnknownView",
+            "VersionReader",
+            "ViewExists",
+            "default_view",
+            "open_store",
+        ]
+    },
+)

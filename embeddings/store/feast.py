@@ -1,0 +1,184 @@
+"""A version for Feast: a Parquet source and a feature repository, written without Feast. Torch-free.
+
+    FOLDER/feature_store.yaml   project, local provider, SQLite online store: to be edited
+           features.py          entity, source, feature view; collection and version in its tags
+           data/items.parquet   the join key, event_timestamp, status, vector
+
+Feast's dependencies clash with ours, so it is installed apart, and reads this folder. docs/store.md shows how. The
+source is replaced before the definitions, each in one step: who reads in between has the new rows under the old tags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embeddings.store.collection import Collection
+from embeddings.store.feature_store import open_store
+from embeddings.store.version import as_float32
+from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of, chunks
+
+SOURCE_ROWS = 65_536
+
+_SETTINGS = """\
+project: {project}
+registry: data/registry.db
+provider: local
+online_store:
+  type: sqlite
+  path: data/online_store.db
+entity_key_serialization_version: 3
+"""
+
+_DEFINITIONS = '''\
+"""Version {version} of the collection {collection}, written by Evenkeel: export again instead of editing."""
+
+from datetime import timedelta
+
+from feast import Entity, FeatureView, Field, FileSource, ValueType
+from feast.types import Array, Float32, String
+
+{entity} = Entity(name={entity!r}, join_keys=[{entity!r}], value_type=ValueType.{id_type})
+
+{name}_source = FileSource(
+    name={source!r},
+    path="data/items.parquet",
+    timestamp_field="event_timestamp",
+)
+
+{name} = FeatureView(
+    name={name!r},
+    entities=[{entity}],
+    ttl=timedelta(seconds={ttl_seconds!r}),
+    schema=[
+        Field(name="vector", dtype=Array(Float32)),
+        Field(name="status", dtype=String),
+    ],
+    source={name}_source,
+    online=True,
+    tags={tags!r},
+)
+'''
+
+
+def export_feast(
+    collection: Collection,
+    folder: Path | str,
+    *,
+    version: str = "current",
+    view: str | None = None,
+    entity: str = "item",
+    ttl_seconds: float = 0.0,
+    at: datetime | None = None,
+) -> str:
+    """Writes ``folder``, or its contents anew, and returns the version that is in it.
+
+    ``view``: its features instead of the item vectors. ``entity``: the join key, a Python name. ``ttl_seconds``: how
+    long Feast takes a row for valid, 0 for ever. ``at``: every row's event_timestamp, now where left out; Feast
+    materializes what lies between two times, so a version that is served again needs a new one. feature_store.yaml is
+    written once and then left as it is. Raises UnknownVersion, UnknownView, ValueError.
+    """
+    if not entity.isidentifier() or entity in ("vector", "status", "event_timestamp"):
+        raise ValueError(f"entity {entity!r}: take a name that Python can have, such as item")
+    if ttl_seconds < 0:
+        raise ValueError(f"ttl_seconds is {ttl_seconds}: take 0 for rows that are valid for ever")
+    folder = Path(folder)
+    reader = collection.open(version)
+    name = _feast_name(collection.name if view is None else view)
+    if name == entity:
+        raise ValueError(f"entity {entity!r} is the feature view's name too: take another with entity=")
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    _replace(folder / "data" / "items.parquet", lambda path: _write_source(path, collection, reader, view, entity, at))
+    manifest = reader.manifest
+    tags = {
+        "evenkeel_collection": collection.name,
+        "evenkeel_version": reader.version,
+        "evenkeel_anchor_generation": str(manifest["anchor_generation"]),
+        **({} if view is None else {"evenkeel_view": view}),
+    }
+    definitions = _DEFINITIONS.format(
+        version=reader.version, collection=collection.name, entity=entity, name=name, source=f"{name}_source",
+        id_type="INT64" if manifest["id_type"] == "int64" else "STRING", ttl_seconds=float(ttl_seconds), tags=tags,
+    )  # fmt: skip
+    _replace(folder / "features.py", lambda path: path.write_text(definitions))
+    settings = folder / "feature_store.yaml"
+    if not settings.exists():
+        _replace(settings, lambda path: path.write_text(_SETTINGS.format(project=_feast_name(collection.name))))
+    return reader.version
+
+
+def _feast_name(name: str) -> str:
+    """A name of ours as Feast and Python can have it."""
+    name = re.sub(r"[^a-z0-9_]", "_", name)
+    return name if name[0].isalpha() else f"_{name}"
+
+
+def _write_source(path: Path, collection: Collection, reader: Any, view: str | None, entity: str, at: Any) -> None:
+    moment = pa.scalar(at or datetime.now(UTC), pa.timestamp("us", tz="UTC"))
+    names = pa.array(STATUS_NAMES)
+    writer = None
+    try:
+        for part in chunks(len(reader), SOURCE_ROWS):
+            vectors = as_float32(reader.vectors[part])
+            if view is not None:
+                vectors = collection.view_transform(view, vectors, reader.version)
+            num_rows, dim = vectors.shape
+            offsets = pa.array(range(0, (num_rows + 1) * dim, dim), pa.int32())
+            table = pa.table(
+                {
+                    entity: arrow_of(reader.keys[part]),
+                    "event_timestamp": pa.repeat(moment, num_rows),
+                    "status": names.take(pa.array(reader.statuses[part])),
+                    # Feast takes lists, not fixed-size ones.
+                    "vector": pa.ListArray.from_arrays(offsets, pa.array(vectors.reshape(-1))),
+                }
+            )
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _replace(path: Path, write: Any) -> None:
+    """Has ``write`` make a file beside ``path`` and puts it there in one step."""
+    temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("collection")
+    parser.add_argument("folder", type=Path)
+    home = os.environ.get("EVENKEEL_HOME", ".evenkeel")
+    parser.add_argument("--store", default=os.environ.get("EVENKEEL_STORE_URL", str(Path(home, "store"))))
+    parser.add_argument("--version", default="current")
+    parser.add_argument("--view", help="its features instead of the item vectors")
+    parser.add_argument("--entity", default="item", help="the join key")
+    parser.add_argument("--ttl-seconds", type=float, default=0.0, help="how long a row is valid; 0: for ever")
+    options = parser.parse_args()
+    exported = export_feast(
+        open_store(options.store).collection(options.collection),
+        options.folder,
+        version=options.version,
+        view=options.view,
+        entity=options.entity,
+        ttl_seconds=options.ttl_seconds,
+    )
+    print(f"{options.folder}: version {exported} of '{options.collection}'")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The embedded feature store: immutable versions of item vectors, one atomic switch, readers that never wait.
+
+    STORE/collections/NAME/CURRENT               which version is served, which were, and why: replaced in one step
+                           versions/v000001/     manifest.json, items.arrow, frequencies of its views; never changed
+                           states/v000001.json   held (with reasons) or expired
+                           views/VIEW/g0001.json the view in anchor generation 1, and its frequencies
+                           LOCK                  one writer at a time
+          namespaces/NAME/                       a store within the store
+
+A version's state follows from these: *published* if CURRENT names it, *superseded* if it did, *held* or *expired* if
+its state file says so, else *candidate*. The only commit is the replacement of CURRENT, compared under the writer lock
+with the version that the publisher started from: a publisher that was overtaken gets StaleParent. Readers take no lock.
+Fetching needs nothing but these files. Torch-free.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from embeddings.store.backends.url import namespaced
+from embeddings.store.collection import NAME_PATTERN, VERSION_PATTERN, Collection
+from embeddings.store.files import (
+    CorruptStore,
+    GateHeld,
+    StaleParent,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    UnknownCollection,
+    UnknownVersion,
+    UnknownView,
+    ViewExists,
+)
+from embeddings.store.version import VersionReader
+from embeddings.store.views import default_view
+
+__all__ = [
+    "NAME_PATTERN", "VERSION_PATTERN", "Collection", "CorruptStore", "GateHeld", "StaleParent", "Store", "StoreBusy",
+    "StoreError", "StoreFull", "StoreUnavailable", "UnknownCollection", "UnknownVersion", "UnknownView",
+    "VersionReader", "ViewExists", "default_view", "open_store",
+]  # fmt: skip
+
+
+def open_store(url: str | Path) -> Store:
+    """The store at a path or ``file://`` URL, at ``redis://HOST:PORT/DB?prefix=P`` (also ``rediss://``, ``unix://``),
+    or at ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/store.md has the options. It need not exist yet, and nothing
+    is connected to before it is used. Raises ValueError for other schemes and options."""
+    text = os.fspath(url)
+    store = _open(text)
+    store.opened_from = text
+    return store
+
+
+def _open(text: str) -> Store:
+    if "://" not in text:
+        return Store(Path(text).absolute())
+    parts = urlparse(text)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Store(Path(unquote(parts.path)).absolute())
+    # Their packages are imported only where they are used.
+    if parts.scheme in ("redis", "rediss", "unix"):
+        from embeddings.store.backends.redis import open_redis
+
+        return open_redis(text)
+    if parts.scheme == "s3":
+        from embeddings.store.backends.s3 import open_objects
+
+        return open_objects(text)
+    raise ValueError(f"store url '{text}': use a path, file:///PATH, redis://HOST:PORT/DB or s3://BUCKET/PREFIX")
+
+
+class Store:
+    """Collections of item vectors under one directory. Thread-safe; any number of processes may have it open."""
+
+    lies_elsewhere = False
+    """Whether a server is needed that may be away."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.url = str(root)
+        self.opened_from = self.url  # may hold a password: not to be shown
+        self._namespaces: dict[str, Store] = {}
+        self._collections: dict[str, Collection] = {}
+        self._view_collections: dict[str, Collection] = {}
+        self._lock = threading.Lock()
+
+    def collections(self) -> list[str]:
+        """Names of the collections that have a version (candidates count)."""
+        names = sorted(name for name in self._names() if NAME_PATTERN.fullmatch(name))
+        return [name for name in names if self.collection(name).exists()]
+
+    def collection(self, name: str) -> Collection:
+        """The collection of that name, which comes into being with its first version. Raises ValueError for a name that
+        is not ``[a-z0-9][a-z0-9_-]{0,62}``."""
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"collection name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
+        with self._lock:
+            if name not in self._collections:
+                self._collections[name] = self._make_collection(name)
+            return self._collections[name]
+
+    def view_collection(self, view: str) -> Collection:
+        """The collection a view belongs to: names of views are unique in a store. Raises UnknownView."""
+        known = self.seen_view_collection(view)
+        if known is not None:
+            return known
+        for name in self.collections():
+            if view in self.collection(name).view_names():
+                found = self._view_collections[view] = self.collection(name)
+                return found
+        raise UnknownView(f"no collection has a view '{view}'")
+
+    def seen_view_collection(self, view: str) -> Collection | None:
+        """The same without a search: None for a view that this process has not found before."""
+        known = self._view_collections.get(view)
+        return known if known is not None and known.knows_view(view) else None
+
+    def namespace(self, name: str) -> Store:
+        """The store of that name within this one: names of collections and views are unique in each, and none sees
+        another's. It need not exist yet. Raises ValueError for a name that no collection could have."""
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"namespace {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
+        with self._lock:
+            if name not in self._namespaces:
+                self._namespaces[name] = open_store(namespaced(self.opened_from, name))
+            return self._namespaces[name]
+
+    def namespaces(self) -> list[str]:
+        """Those that this process has used."""
+        with self._lock:
+            return sorted(self._namespaces)
+
+    def reach(self) -> None:
+        """Asks the server, where there is one, for something small. Raises StoreUnavailable, StoreError."""
+
+    def serves_alone(self) -> bool:
+        """Whether vectors of any collection can be fetched while the server cannot be reached."""
+        return True
+
+    def damaged(self) -> dict[str, dict[str, str]]:
+        """What this process found damaged: collection (``NAMESPACE/NAME`` of one within a namespace), version, and what
+        is wrong."""
+        with self._lock:
+            opened = list(self._collections.values())
+            within = list(self._namespaces.items())
+        found = {collection.name: collection.damaged() for collection in opened}
+        for namespace, store in within:
+            found |= {f"{namespace}/{name}": versions for name, versions in store.damaged().items()}
+        return {name: versions for name, versions in found.items() if versions}
+
+    def _names(self) -> Iterable[str]:
+        try:
+            return [path.name for path in (self.root / "collections").iterdir()]
+        except FileNotFoundError:
+            return []
+
+    def _make_collection(self, name: str) -> Collection:
+        return Collection(self, name)

@@ -1,0 +1,100 @@
+"""A lock that lies elsewhere and ends by itself: who dies with it blocks nobody for longer than a lease."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from embeddings.store.files import StoreBusy, StoreError
+
+TIMEOUT_SECONDS = 60.0
+LONGEST_PAUSE_SECONDS = 1.0
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _now() -> float:
+    """Seconds of a clock that goes on while the machine is suspended, as the server's does, where there is one."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Leased(Protocol):
+    """What a lease is made of. ``token`` names the one who wants it."""
+
+    def acquire(self, token: str) -> bool:
+        """Takes the lock if it is free."""
+        ...
+
+    def renew(self, token: str) -> None:
+        """Makes it last for another lease."""
+        ...
+
+    def release(self, token: str) -> None:
+        """Gives it back, if it is ours still."""
+        ...
+
+
+class Lease:
+    """A lock that was taken, and whether it is ours still by our own clock."""
+
+    def __init__(self, token: str, seconds: float, where: str):
+        self.token = token
+        self._seconds = seconds
+        self._where = where
+        self.renewed_at = _now()
+
+    def check(self) -> None:
+        """Raises StoreBusy if the lease may have ended: somebody else may be writing."""
+        if _now() - self.renewed_at >= self._seconds:
+            raise StoreBusy(
+                f"{self._where}: this writer was away for longer than its lock of {self._seconds:g} s lasts, so "
+                "another may be writing: nothing was published and what is served is unchanged; run again"
+            )
+
+
+@contextlib.contextmanager
+def leased(
+    lock: Leased, token: str, seconds: float, where: str, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Iterator[Lease]:
+    """Takes ``lock``, keeps it alive from a thread, gives it back at the end. Raises StoreBusy."""
+    deadline = _now() + timeout_seconds
+    asked_at = _now()
+    pause_seconds = 0.1
+    while not lock.acquire(token):
+        if _now() > deadline:
+            raise StoreBusy(
+                f"{where}: another process has kept the writer lock for {timeout_seconds:g} s: end it if it is stuck, "
+                "then try again"
+            )
+        time.sleep(random.uniform(0.1, 1.0) * pause_seconds)
+        pause_seconds = min(1.5 * pause_seconds, LONGEST_PAUSE_SECONDS)
+        asked_at = _now()
+    lease = Lease(token, seconds, where)
+    lease.renewed_at = asked_at
+    ended = threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(seconds / 3):
+            asked = _now()
+            # What cannot be renewed ends: the next check says so.
+            with contextlib.suppress(StoreError, OSError):
+                # Nor is a lock taken back that may be another's by now, also if renewing took so long.
+                lease.check()
+                lock.renew(token)
+                lease.check()
+                lease.renewed_at = asked
+
+    keeper = threading.Thread(target=keep, name="store-lease", daemon=True)
+    keeper.start()
+    try:
+        yield lease
+    finally:
+        ended.set()
+        keeper.join()
+        with contextlib.suppress(StoreError, OSError):
+            lock.release(token)

@@ -1,0 +1,72 @@
+"""CURRENT: the one file whose replacement is a switch."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from embeddings.store.files import decode_document, replace_document
+
+HISTORY_LENGTH = 200
+
+
+class Served(NamedTuple):
+    """What CURRENT says. ``version``: served now, None before the first. ``history``: the latest switches, oldest
+    first, {version, at, kind, reason, override_gate}. ``versions``: all that were ever served, the latest served
+    last. ``erasures``: how often ids were erased, so that processes see that versions lost rows."""
+
+    version: str | None
+    history: list[dict[str, Any]]
+    versions: list[str]
+    erasures: int = 0
+
+
+class Pointer:
+    """Reads CURRENT, again only when the file is another one; thread-safe. Replaces it, under the writer lock."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._lock = threading.Lock()
+        self._mark: tuple[int, ...] | None = None
+        self._served = Served(None, [], [])
+
+    def read(self) -> Served:
+        """Raises CorruptStore for a damaged file."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return Served(None, [], [])
+        try:
+            status = os.fstat(descriptor)
+            mark = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+            with self._lock:
+                if mark == self._mark:
+                    return self._served
+            served = Served(**decode_document(os.read(descriptor, status.st_size + 1), self._path))
+        finally:
+            os.close(descriptor)
+        with self._lock:
+            self._mark, self._served = mark, served
+        return served
+
+    def switch(self, to: dict[str, Any]) -> None:
+        """Makes ``to["version"]`` the served one, in one durable step; ``to`` goes into the history."""
+        served = self.read()
+        version = to["version"]
+        after = Served(
+            version,
+            [*served.history, to][-HISTORY_LENGTH:],
+            [name for name in served.versions if name != version] + [version],
+            served.erasures,
+        )
+        self._replace(after._asdict())
+
+    def count_erasure(self) -> None:
+        """Says, in one durable step, that versions lost rows."""
+        served = self.read()
+        self._replace(served._replace(erasures=served.erasures + 1)._asdict())
+
+    def _replace(self, document: dict[str, Any]) -> None:
+        replace_document(self._path, document)

@@ -1,0 +1,80 @@
+"""Ids that were erased, known by hash alone: enough to keep them out, not enough to list them.
+
+An id is kept as a keyed blake2b hash (RFC 7693, 16 bytes) with the collection's own random key, and as a tag of 32 bits
+that is computed for millions of ids at once, so that only ids whose tag is known are hashed. Who has the key and a list
+of possible ids can test each of them: nothing that recognises an id prevents that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embeddings.vectors.item_vectors import MAX_ID_BYTES, chunks
+from embeddings.vectors.lazy_rows import Array
+
+_TAGGED_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class ErasedIds:
+    """A set of ids. ``key``: of the hashes, 32 bytes. ``tags``: of hash (bytes) to tag."""
+
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    tags: dict[bytes, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> ErasedIds:
+        """What ``as_dict`` gave."""
+        return cls(bytes.fromhex(document["key"]), {bytes.fromhex(hash_): tag for hash_, tag in document["ids"]})
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"key": self.key.hex(), "ids": sorted([hash_.hex(), tag] for hash_, tag in self.tags.items())}
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def adding(self, keys: Array) -> ErasedIds:
+        """This set with the ids ``keys`` (see embeddings.vectors.item_vectors) in it."""
+        tags = dict(zip(map(self._hash, keys.tolist()), self._tags(keys).tolist(), strict=True))
+        return ErasedIds(self.key, {**self.tags, **tags})
+
+    def without(self, keys: Array) -> ErasedIds:
+        gone = set(map(self._hash, keys.tolist()))
+        return ErasedIds(self.key, {hash_: tag for hash_, tag in self.tags.items() if hash_ not in gone})
+
+    def matches(self, keys: Array) -> Array:
+        """bool [n]: which of ``keys`` are in the set."""
+        found = np.zeros(len(keys), dtype=np.bool_)
+        if not self.tags:
+            return found
+        known = np.unique(np.fromiter(self.tags.values(), dtype=np.uint32, count=len(self.tags)))
+        for part in chunks(len(keys), _TAGGED_ROWS):
+            tags = self._tags(keys[part])
+            likely = np.flatnonzero(known[np.minimum(np.searchsorted(known, tags), len(known) - 1)] == tags)
+            hashes = map(self._hash, keys[part][likely].tolist())
+            found[part.start + likely] = [hash_ in self.tags for hash_ in hashes]
+        return found
+
+    def _hash(self, key: int | bytes) -> bytes:
+        # Fixed-width keys are padded with NUL, by other widths in other versions.
+        data = key.to_bytes(8, "little", signed=True) if isinstance(key, int) else key.rstrip(b"\0")
+        return hashlib.blake2b(data, key=self.key, digest_size=16).digest()
+
+    def _tags(self, keys: Array) -> Array:
+        """uint32 [n]. Of strings the sum of their bytes times a number for each position, whatever the padding; of
+        integers a product. The upper half of 64 bits, modulo which both are computed."""
+        words = np.frombuffer(hashlib.shake_256(self.key).digest(8 * (MAX_ID_BYTES + 1)), dtype="<u8") | np.uint64(1)
+        with np.errstate(over="ignore"):
+            if keys.dtype.kind == "i":
+                mixed = keys.astype(np.int64).view(np.uint64) * words[0]
+            else:
+                letters = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), keys.dtype.itemsize)
+                mixed = np.zeros(len(keys), dtype=np.uint64)
+                for position in range(letters.shape[1]):
+                    mixed += letters[:, position] * words[position + 1]
+            return (mixed >> np.uint64(32)).astype(np.uint32)

@@ -1,0 +1,303 @@
+"""One immutable version of a collection: how its items are written, and how they are read from memory-mapped Arrow.
+
+``items.arrow`` is an Arrow IPC file of one record batch, sorted by id: ``key`` (int64, or fixed-size binary: UTF-8
+padded with NUL), ``status`` (uint8), ``norm`` (float32), ``count`` (int64, -1 unknown), where the refresh stage wrote
+it ``carried_for`` and ``last_found`` (int32, see ItemVectors), and last ``vector`` (fixed-size list of float32, or of
+float16 if the version was written so).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embeddings.store.arrow_stream import write_streamed
+from embeddings.store.files import CorruptStore, HashingFile, StoreError, file_sha256
+from embeddings.vectors.id_index import IdIndex
+from embeddings.vectors.item_vectors import (
+    CARRIED,
+    FOUND,
+    MISSING,
+    STATUS_NAMES,
+    Array,
+    ItemVectors,
+    arrow_of,
+    as_list,
+    chunks,
+    find_rows,
+    keys_of,
+)
+from embeddings.vectors.lazy_rows import Widened
+
+ITEMS_FILE = "items.arrow"
+
+
+def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> dict[str, Any]:
+    """Writes ``items`` to ``path`` durably, their vectors as ``dtype`` and a part at a time; the manifest's entry for
+    the file. Raises ValueError for a vector that is not finite."""
+    num_items = len(items)
+    keys = items.keys
+    if keys.dtype.kind == "i":
+        ids = pa.array(keys)
+    else:
+        keys = np.ascontiguousarray(keys)
+        ids = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(keys.dtype.itemsize), num_items, [None, pa.py_buffer(keys)]
+        )
+    counts = np.full(num_items, -1, dtype=np.int64) if items.counts is None else items.counts
+    columns = {
+        "key": ids,
+        "status": pa.array(items.statuses),
+        "norm": pa.array(items.norms),
+        "count": pa.array(counts),
+    }
+    if items.carried_for is not None and items.last_found is not None:
+        columns |= {"carried_for": pa.array(items.carried_for), "last_found": pa.array(items.last_found)}
+    return write_streamed(path, columns, "vector", items.vectors, dtype)
+
+
+def write_arrow(path: Path, batch: pa.RecordBatch) -> dict[str, Any]:
+    """Writes one record batch as an Arrow IPC file, durably: {"name", "sha256", "bytes"}."""
+    file = HashingFile(path)
+    try:
+        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
+            writer.write_batch(batch)
+    finally:
+        file.close()
+    return {"name": path.name, "sha256": file.sha256, "bytes": file.num_bytes}
+
+
+_verified: set[tuple[Any, ...]] = set()
+_verifying = threading.Lock()
+_refused: dict[tuple[Any, ...], str] = {}
+_SETTLED_SECONDS = 2.0
+
+
+def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
+    """The path of a file that a manifest lists, once its size and sha256 were checked (once per process and file; one
+    that was refused is refused again at once, until another file is in its place). Raises CorruptStore."""
+    path = directory / str(entry["name"])
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        raise CorruptStore(f"{path}: the file is gone though the manifest lists it: {_remedy(directory)}") from None
+    if status.st_size != entry["bytes"]:
+        sizes = f"{status.st_size} bytes, the manifest says {entry['bytes']}"
+        raise CorruptStore(f"{path}: {sizes}: the file is damaged; {_remedy(directory)}")
+    mark = _mark(path, status, entry)
+    if mark in _verified:
+        return path
+    # After a switch all readers of a process come here at once: one reads the file, the others wait for its word.
+    with _verifying:
+        if mark in _verified:
+            return path
+        if mark in _refused:
+            raise CorruptStore(_refused[mark])
+        if file_sha256(path) == entry["sha256"]:
+            _verified.add(mark)
+            return path
+        message = f"{path}: the sha256 is not the manifest's: the file is damaged; {_remedy(directory)}"
+        # One that was written this very moment may be written again in the same tick of the clock.
+        if time.time() - status.st_mtime > _SETTLED_SECONDS:
+            _refused[mark] = message
+        raise CorruptStore(message)
+
+
+def mark_verified(directory: Path, entry: dict[str, Any]) -> None:
+    """Says that this process wrote the file itself and hashed what it wrote, so that it need not read it again."""
+    path = directory / str(entry["name"])
+    _verified.add(_mark(path, os.stat(path), entry))
+
+
+def _mark(path: Path, status: os.stat_result, entry: dict[str, Any]) -> tuple[Any, ...]:
+    return (str(path), status.st_ino, status.st_mtime_ns, status.st_size, str(entry["sha256"]))
+
+
+def _remedy(directory: Path) -> str:
+    return f"restore {directory} from a backup, or promote another version"
+
+
+def read_arrow(path: Path) -> pa.RecordBatch:
+    """The one record batch of an Arrow IPC file, memory-mapped."""
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    if reader.num_record_batches != 1:
+        raise CorruptStore(f"{path}: {reader.num_record_batches} record batches, expected one")
+    return reader.get_batch(0)
+
+
+def items_of(batch: pa.RecordBatch) -> ItemVectors:
+    """The rows of a record batch that ``write_items`` wrote, without copies of keys and vectors."""
+    num_items = batch.num_rows
+    key = batch.column("key")
+    key_type = "<i8" if pa.types.is_int64(key.type) else f"S{key.type.byte_width}"
+    vector = batch.column("vector")
+    columns: dict[str, Array] = {name: batch.column(name).to_numpy() for name in batch.schema.names[1:-1]}
+    statuses = columns["status"]
+    stored: Array = vector.flatten().to_numpy().reshape(num_items, vector.type.list_size)
+    return ItemVectors(
+        np.frombuffer(key.buffers()[1], dtype=key_type)[:num_items],
+        Widened(stored) if stored.dtype == np.float16 else stored,
+        norms=columns["norm"],
+        evidence=statuses == FOUND,
+        counts=columns["count"] if num_items and columns["count"][0] >= 0 else None,
+        statuses=statuses,
+        carried_for=columns.get("carried_for"),
+        last_found=columns.get("last_found"),
+    )
+
+
+def is_items_file(name: str) -> bool:
+    """Whether a file of a version, by its name, holds the item rows: ITEMS_FILE, another one after an erasure."""
+    return name.startswith("items") and name.endswith(".arrow")
+
+
+def items_entry(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest's entry of the file of item rows."""
+    entry: dict[str, Any] = next(entry for entry in manifest["files"] if is_items_file(entry["name"]))
+    return entry
+
+
+class VersionReader:
+    """Reads one version. Everything is memory-mapped and stays readable after later switches. Thread-safe.
+
+    Attributes: ``manifest``, ``version``, ``dim``, ``keys`` (sorted ids: int64 or bytes), ``vectors`` float32 or
+    float16 [n, dim] as stored, ``statuses`` uint8 [n], ``norms`` float32 [n], ``counts`` int64 [n] or None.
+    """
+
+    def __init__(self, directory: Path, manifest: dict[str, Any]):
+        self._batch = batch = read_arrow(verify_file(directory, items_entry(manifest)))
+        self.manifest = manifest
+        self.version: str = manifest["version"]
+        self.dim: int = manifest["dim"]
+        self._items = items = items_of(batch)
+        self.keys: Array = items.keys
+        self.statuses: Array = items.statuses
+        self.norms: Array = items.norms
+        self.counts: Array | None = items.counts
+        self.vectors: Array = batch.column("vector").flatten().to_numpy().reshape(len(items), self.dim)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @functools.cached_property
+    def ids(self) -> pa.Array:
+        """Ids, sorted, as an Arrow array of int64 or string."""
+        return arrow_of(self.keys)
+
+    def items(self) -> ItemVectors:
+        """The whole version, without copies of the vectors."""
+        return self._items
+
+    def lookup(self, ids: Any) -> tuple[Array, Array]:
+        """(status uint8 [n], vectors float32 [n, dim]) of ``ids`` in the order asked for, duplicates kept. Status is 0
+        missing, 1 found, 2 carried; the vector of a missing id is zero. Raises ItemIdError for ids of another type."""
+        queries = keys_of(ids, query=True)
+        if not len(self.keys) or not len(queries):
+            return np.full(len(queries), MISSING, dtype=np.uint8), np.zeros((len(queries), self.dim), dtype=np.float32)
+        rows = self.find_rows(queries)
+        absent = (rows < 0).nonzero()[0]
+        rows[absent] = 0
+        status = self.statuses.take(rows)
+        vectors = as_float32(self.vectors.take(rows, axis=0))
+        status[absent] = MISSING
+        vectors[absent] = 0.0
+        return status, vectors
+
+    def find_rows(self, queries: Array) -> Array:
+        """Row of each query (keys, see embeddings.vectors.item_vectors) in the version, int64 [n]; -1 where it is not
+        there. Raises ItemIdError for ids of another type."""
+        if queries.dtype.kind != "i" or self.keys.dtype.kind != "i" or not len(self.keys):
+            return find_rows(self.keys, queries)
+        return self._index.rows(queries)
+
+    @functools.cached_property
+    def _index(self) -> IdIndex:
+        return IdIndex(self.keys)
+
+    def neighbors(self, query: Any, k: int = 10) -> list[tuple[Any, float]]:
+        """The k items of highest cosine to ``query``, exactly, best first: (id, cosine). ``query`` is an id (itself
+        left out) or a vector [dim]. Raises StoreError for an id that is missing, ValueError for a vector that cannot
+        be."""
+        if k < 1:
+            raise ValueError(f"k is {k}, expected at least 1")
+        own_row = -1
+        if isinstance(query, (int, str, np.integer)) and not isinstance(query, bool):
+            own_row = int(find_rows(self.keys, keys_of([query], query=True))[0])
+            if own_row < 0:
+                raise StoreError(f"version {self.version} has no item {query!r}")
+            vector = as_float32(self.vectors[own_row])
+        else:
+            vector = np.asarray(query, dtype=np.float32)
+            if vector.shape != (self.dim,) or not np.isfinite(vector).all() or not vector.any():
+                raise ValueError(f"a query vector has {self.dim} finite coordinates, not all zero")
+        vector = vector / np.float32(np.linalg.norm(vector))
+        cosines = np.empty(len(self.keys), dtype=np.float32)
+        for part in chunks(len(self.keys), 131_072):
+            rows = as_float32(self.vectors[part])
+            cosines[part] = rows @ vector / np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), 1e-30)
+        if own_row >= 0:
+            cosines[own_row] = -np.inf
+        k = min(k, len(cosines) - (own_row >= 0))
+        best = np.argpartition(-cosines, k - 1)[:k] if k else np.empty(0, dtype=np.int64)
+        best = best[np.lexsort((best, -cosines[best]))]
+        return [(item, float(cosines[row])) for item, row in zip(as_list(self.keys[best]), best, strict=True)]
+
+    def snapshot(self, path: Path | str) -> Path:
+        """Writes the version to a Parquet file in one step: id, status (word), norm, count, vector. The file's metadata
+        names collection, version and anchor generation."""
+        path = Path(path)
+        names = pa.array(list(STATUS_NAMES))
+        metadata = {
+            f"evenkeel.{name}": str(self.manifest[name]) for name in ("collection", "version", "anchor_generation")
+        }
+        table = pa.table(
+            {
+                "id": self.ids,
+                "status": pa.DictionaryArray.from_arrays(pa.array(self.statuses, pa.int8()), names),
+                "norm": self._batch.column("norm"),
+                "count": self._batch.column("count"),
+                "vector": self._batch.column("vector"),
+            }
+        ).replace_schema_metadata(metadata)
+        temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}-{threading.get_ident()}")
+        try:
+            pq.write_table(table, temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return path
+
+
+def as_float32(values: Array) -> Array:
+    """Finite ``values`` in float32, exactly.
+
+    Of half-precision ones the bits are put where float32 has them: sign on top (a shift left keeps one that was
+    extended), then five bits of the exponent and ten of the mantissa, 13 places up. Read as float32 that is the value
+    divided by 2**112, the difference of the two exponents' biases, denormal ones included. NumPy's own conversion takes
+    two to three times as long.
+    """
+    if values.dtype != np.float16:
+        return values.astype(np.float32, copy=False)
+    bits = values.view(np.int16).astype(np.int32)
+    bits <<= 13
+    bits &= _SIGN_EXPONENT_MANTISSA
+    widened = bits.view(np.float32)
+    widened *= _BIAS
+    return widened
+
+
+_SIGN_EXPONENT_MANTISSA = np.int32(np.uint32(0x8FFFE000).astype(np.int32))
+_BIAS = np.float32(2.0**112)
+
+
+def count_statuses(items: ItemVectors) -> dict[str, int]:
+    """Rows and carried rows, as the manifest has them."""
+    return {"rows": len(items), "carried": int(np.count_nonzero(items.statuses == CARRIED))}

@@ -1,0 +1,369 @@
+"""Feature views of a collection: a name, the parameters of a map, and for random Fourier features the published U.
+
+A view belongs to an anchor generation, because its consumers were trained in that generation's coordinates. When a
+collection starts a new generation the view gets a new entry for it, with a U of its own, the moment somebody publishes
+or creates it there. ``views/NAME/g0001.json`` is the entry of generation 1, ``views/NAME/g0001.arrow`` its U.
+
+A view is computed when it is fetched, from the version's vectors; nothing of it is stored but U. A *materialized* one
+is computed when a version is written instead, and lies beside its vectors as ``view-NAME.arrow``: float32 [rows, dim]
+in the order of the items. Versions written before the view was materialized compute it still.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embeddings.rff import DEFAULT_SIGMA, FREQUENCIES, RandomFourierFeatures, digest
+from embeddings.rff.frequencies import draw_frequencies
+from embeddings.store.arrow_stream import write_streamed
+from embeddings.store.files import (
+    CorruptStore,
+    UnknownView,
+    ViewExists,
+    fsync_directory,
+    make_directory,
+    read_document,
+    replace_document,
+    sweep,
+)
+from embeddings.store.version import VersionReader, read_arrow, verify_file, write_arrow
+from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors, keys_of
+from embeddings.vectors.lazy_rows import Rows, Vectors
+
+KINDS = ("rff", "identity")
+PARAMETERS = ("kind", "dim", "sigma", "seed", "frequencies")
+ROTATION_FILE = "rotation.arrow"
+MAPPED_VIEWS = 16
+
+logger = logging.getLogger("evenkeel.store")
+
+ROWS_COLUMN = "vector"
+
+
+def default_view(collection: str) -> str:
+    """The name of the view that every collection is published with, cut to the length that names may have."""
+    return f"{collection}_rff"[:63]
+
+
+def define_view(
+    name: str,
+    dim_in: int,
+    *,
+    kind: str = "rff",
+    dim: int | None = None,
+    sigma: float = DEFAULT_SIGMA,
+    seed: int = 0,
+    frequencies: str = "orthogonal",
+) -> dict[str, Any]:
+    """A view's parameters with the defaults filled in: dim 2d for "rff"; "identity" has the vectors' own dim. Raises
+    ValueError for what cannot be."""
+    if kind not in KINDS:
+        raise ValueError(f"view {name}: kind '{kind}' is not one of {', '.join(KINDS)}")
+    if frequencies not in FREQUENCIES:
+        raise ValueError(f"view {name}: frequencies '{frequencies}' is not one of {', '.join(FREQUENCIES)}")
+    if kind == "identity":
+        if dim not in (None, dim_in):
+            raise ValueError(f"view {name}: an identity view has the collection's dim {dim_in}, not {dim}")
+        return {"name": name, "kind": kind, "dim": dim_in, "sigma": None, "seed": None, "frequencies": None}
+    dim = 2 * dim_in if dim is None else dim
+    return {"name": name, "kind": kind, "dim": dim, "sigma": float(sigma), "seed": seed, "frequencies": frequencies}
+
+
+class ViewRegistry:
+    """The views of one collection. Changes are made under the collection's writer lock, which the caller holds."""
+
+    def __init__(self, directory: Path, collection: str):
+        self._directory = directory
+        self._collection = collection
+        self._features: dict[str, RandomFourierFeatures] = {}
+        self._entries: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._stored: OrderedDict[Path, Array] = OrderedDict()
+        self._damaged: dict[Path, tuple[int, ...] | None] = {}
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        if not self._directory.is_dir():
+            return []
+        return sorted(
+            path.name
+            for path in self._directory.iterdir()
+            if not path.name.startswith(".") and any(path.glob("g*.json"))
+        )
+
+    def known(self, name: str) -> bool:
+        """Whether ``name`` is among ``names``."""
+        return any((self._directory / name).glob("g*.json"))
+
+    def get(self, name: str, generation: int) -> dict[str, Any]:
+        """The view's entry for an anchor generation, not to be changed. Raises UnknownView."""
+        path = self._entry_path(name, generation)
+        mark = _mark(path)
+        if mark is not None:
+            # Entries are replaced, never rewritten, so a stat tells whether the one in memory is still the one there.
+            with self._lock:
+                known = self._entries.get(path)
+            if known is not None and known[0] == mark:
+                return known[1]
+            entry = read_document(path)
+            if entry is not None:
+                with self._lock:
+                    self._entries[path] = (mark, entry)
+                return entry
+        if name in self.names():
+            raise UnknownView(
+                f"view '{name}' of collection '{self._collection}' is not defined for anchor generation {generation}, "
+                "which another model or dim began: create it again, and retrain its consumers on it"
+            )
+        raise UnknownView(
+            f"collection '{self._collection}' has no view '{name}' (there are: {', '.join(self.names()) or 'none'})"
+        )
+
+    def all(self, generation: int) -> list[dict[str, Any]]:
+        """Entries of every view that is defined for the generation, by name."""
+        entries = (read_document(self._entry_path(name, generation)) for name in self.names())
+        return [entry for entry in entries if entry is not None]
+
+    def create(
+        self, parameters: dict[str, Any], dim_in: int, generation: int, *, materialized: bool = False
+    ) -> dict[str, Any]:
+        """Adds the entry of a view for a generation and returns it; the existing one where it is the same, with
+        ``materialized`` as it is asked for now, which changes no value that is served. Raises ViewExists where it
+        differs."""
+        path = self._entry_path(parameters["name"], generation)
+        existing = self.same(parameters, dim_in, generation)
+        if existing is not None:
+            if existing["materialized"] != materialized:
+                existing["materialized"] = materialized
+                replace_document(path, existing)
+            return existing
+        make_directory(path.parent)
+        sweep(path.parent)
+        entry = {
+            **parameters,
+            "collection": self._collection,
+            "dim_in": dim_in,
+            "anchor_generation": generation,
+            "materialized": materialized,
+            "created_at": utc_now(),
+            "sha256": None,
+            "file": None,
+        }
+        if parameters["kind"] == "rff":
+            drawn = draw_frequencies(
+                dim_in, parameters["dim"], parameters["sigma"], parameters["seed"], parameters["frequencies"]
+            )
+            material = path.with_suffix(".arrow")
+            material.unlink(missing_ok=True)
+            entry["file"] = write_arrow(material, matrix_batch(drawn))
+            entry["sha256"] = digest(drawn)
+        replace_document(path, entry)
+        return entry
+
+    def same(self, parameters: dict[str, Any], dim_in: int, generation: int) -> dict[str, Any] | None:
+        """The entry that a view of these parameters has already, None for a new one. Raises ViewExists where its name
+        is that of another view."""
+        name = parameters["name"]
+        existing = read_document(self._entry_path(name, generation))
+        if existing is None:
+            return None
+        differing = [key for key in PARAMETERS if existing[key] != parameters[key]]
+        if differing or existing["dim_in"] != dim_in:
+            raise ViewExists(
+                f"view '{name}' exists with other {', '.join(differing) or 'vectors'}: its consumers rely on it; "
+                "take another name, or delete it first"
+            )
+        return existing
+
+    def delete(self, name: str) -> None:
+        """Removes a view in every generation. Raises UnknownView."""
+        if name not in self.names():
+            raise UnknownView(f"collection '{self._collection}' has no view '{name}'")
+        grave = self._directory / f".gone-{uuid.uuid4().hex}"
+        (self._directory / name).rename(grave)
+        fsync_directory(self._directory)
+        shutil.rmtree(grave, ignore_errors=True)
+        with self._lock:
+            self._features.clear()
+
+    def clean(self) -> None:
+        """Removes what killed writers left."""
+        if self._directory.is_dir():
+            for grave in self._directory.glob(".gone-*"):
+                shutil.rmtree(grave, ignore_errors=True)
+            for path in self._directory.iterdir():
+                sweep(path)
+
+    def features(self, entry: dict[str, Any]) -> RandomFourierFeatures:
+        """The features of an "rff" entry, from its published U, whose sha256 is checked. Raises CorruptStore,
+        ValueError."""
+        with self._lock:
+            features = self._features.get(entry["sha256"])
+            if features is None:
+                directory = self._entry_path(entry["name"], entry["anchor_generation"]).parent
+                frequencies = read_matrix(verify_file(directory, entry["file"]))
+                features = RandomFourierFeatures.from_frequencies(
+                    frequencies,
+                    sigma=entry["sigma"],
+                    seed=entry["seed"],
+                    kind=entry["frequencies"],
+                    sha256=entry["sha256"],
+                )
+                self._features[entry["sha256"]] = features
+            return features
+
+    def write_into(self, directory: Path, views: Sequence[dict[str, Any]], items: ItemVectors) -> list[dict[str, Any]]:
+        """Writes what a version keeps of ``views`` beside its ``items``: a copy of each U, and the rows of materialized
+        views. Returns the manifest's entries of the files."""
+        files = []
+        for view in views:
+            if view["kind"] != "rff":
+                continue
+            features = self.features(view)
+            files.append(
+                write_arrow(directory / f"frequencies-{view['name']}.arrow", matrix_batch(features.frequencies))
+            )
+            if view["materialized"]:
+                rows = Featurized(features, items.vectors)
+                files.append(write_streamed(directory / _rows_file(view["name"]), {}, ROWS_COLUMN, rows))
+        return files
+
+    def lookup(self, entry: dict[str, Any], reader: VersionReader, directory: Path, ids: Any) -> tuple[Array, Array]:
+        """(status uint8 [n], phi float32 [n, dim]) of ``ids`` in a version, whose files are in ``directory``: read from
+        the version's rows where the view is materialized there and they are whole, else computed. A missing id has a
+        zero row. Raises ItemIdError."""
+        stored = self._stored_rows(entry, reader.manifest, directory)
+        if stored is None:
+            status, vectors = reader.lookup(ids)
+            return status, vectors if entry["kind"] == "identity" else self.features(entry).transform(vectors)
+        rows = reader.find_rows(keys_of(ids, query=True))
+        absent = rows < 0
+        rows[absent] = 0
+        status = reader.statuses[rows]
+        phi = stored[rows]
+        status[absent] = MISSING
+        phi[absent] = 0.0
+        return status, phi
+
+    def forget_rows(self) -> None:
+        """Drops what is mapped of versions' rows: some may have been erased."""
+        with self._lock:
+            self._stored.clear()
+
+    def mapped(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> bool:
+        """Whether :meth:`lookup` needs nothing of this view that is not in memory or mapped."""
+        file = _file_of_rows(entry, manifest)
+        with self._lock:
+            if file is not None:
+                return directory / file["name"] in self._stored
+            return entry["kind"] == "identity" or entry["sha256"] in self._features
+
+    def _stored_rows(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> Array | None:
+        """Mapped rows of a view in a version, None where the version has none of this very view."""
+        file = _file_of_rows(entry, manifest)
+        if file is None:
+            return None
+        path = directory / file["name"]
+        with self._lock:
+            rows = self._stored.get(path)
+            if rows is not None:
+                self._stored.move_to_end(path)
+                return rows
+        mark = _mark(path)
+        with self._lock:
+            # One that is still as it was found damaged; another in its place may be the restored one.
+            if path in self._damaged and self._damaged[path] == mark:
+                return None
+        try:
+            rows = read_rows(verify_file(directory, file), (manifest["rows"], entry["dim"]))
+        except CorruptStore as error:
+            # The vectors they were computed from are there, and give the same.
+            logger.error(
+                "view '%s': %s: its rows are computed from the version's vectors meanwhile", entry["name"], error
+            )
+            with self._lock:
+                self._damaged[path] = mark
+            return None
+        with self._lock:
+            self._damaged.pop(path, None)
+            self._stored[path] = rows
+            while len(self._stored) > MAPPED_VIEWS:
+                self._stored.popitem(last=False)
+        return rows
+
+    def _entry_path(self, name: str, generation: int) -> Path:
+        return self._directory / name / f"g{generation:04d}.json"
+
+
+def _mark(path: Path) -> tuple[int, ...] | None:
+    """What changes when another file is put in a file's place or it is written again; None where there is none."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _rows_file(name: str) -> str:
+    return f"view-{name}.arrow"
+
+
+def _file_of_rows(entry: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """The manifest's entry of the file in which a version has the rows of this very view, None where it has none."""
+    name = entry["name"]
+    written = next((view for view in manifest["views"] if view["name"] == name), None)
+    if written is None or not written["materialized"] or written["sha256"] != entry["sha256"]:
+        return None
+    return next((file for file in manifest["files"] if file["name"] == _rows_file(name)), None)
+
+
+class Featurized(Rows):
+    """phi of ``vectors`` [n, d], computed when it is read."""
+
+    def __init__(self, features: RandomFourierFeatures, vectors: Vectors):
+        super().__init__(len(vectors), features.dim)
+        self._features = features
+        self._vectors = vectors
+
+    def read(self, rows: slice | Array) -> Array:
+        return self._features.transform(self._vectors[rows])
+
+
+def read_rows(path: Path, shape: tuple[int, int]) -> Array:
+    """The rows of a materialized view, memory-mapped. Raises CorruptStore for another shape."""
+    column = read_arrow(path).column(ROWS_COLUMN)
+    if (len(column), column.type.list_size) != shape:
+        found = (len(column), column.type.list_size)
+        raise CorruptStore(f"{path}: holds rows of shape {found}, the manifest says {shape}: publish a version again")
+    rows: Array = column.flatten().to_numpy().reshape(shape)
+    return rows
+
+
+def matrix_batch(matrix: Array) -> pa.RecordBatch:
+    """A matrix (U [m, d], or a rotation) as one Arrow record batch with the column ``u``, a fixed-size list per row."""
+    flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
+    rows = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
+    batch = pa.record_batch({"u": rows})
+    return batch.replace_schema_metadata({"sha256": digest(matrix)})
+
+
+def read_matrix(path: Path) -> Array:
+    """The matrix of a file that holds a ``matrix_batch``."""
+    column = read_arrow(path).column("u")
+    return np.array(column.flatten().to_numpy().reshape(len(column), column.type.list_size))
+
+
+def utc_now() -> str:
+    """Now, RFC 3339 in UTC with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

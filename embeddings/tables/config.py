@@ -1,0 +1,170 @@
+"""What an embedding table is: its rows, its dimension, the features that read it, how it starts. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from embeddings.sse.graph import Graph
+
+Pooling = Literal["sum", "mean", "none"]
+POOLINGS = ("sum", "mean", "none")
+INITS = ("zero", "normal", "hash")
+
+
+@dataclass(frozen=True)
+class InitConfig:
+    """Initial rows: ``zero``; ``normal`` with ``std``, a function of the row number; ``hash``, of the row's key."""
+
+    kind: Literal["zero", "normal", "hash"] = "zero"
+    std: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.kind not in INITS:
+            raise ValueError(f"init kind '{self.kind}' is unknown: use one of {', '.join(INITS)}")
+        if not 0.0 <= self.std < float("inf"):
+            raise ValueError(f"init std must be a finite number of at least 0, not {self.std}")
+
+
+@dataclass(frozen=True)
+class SSEConfig:
+    """Stochastic Shared Embeddings of one feature (Wu et al., NeurIPS 2019): p(j, j) = 1 - probability.
+
+    Without ``graph`` a swapped id becomes each other live row equally often (SSE-SE, equation 5). With it each
+    neighbour is ``rho`` times as likely as each other row (SSE-Graph, equation 3); ``rho`` = 1 is SSE-SE. With
+    ``restart``, in [0.01, 1], it becomes a row that a random walk over neighbours visits which returns to it with this
+    probability at each step, as often as the walk is there; 1 is a uniform neighbour.
+    """
+
+    probability: float = 0.01
+    graph: Graph | None = None
+    rho: float = 1.0
+    restart: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.probability <= 1.0:
+            raise ValueError(f"SSE probability must lie in [0, 1], not {self.probability}")
+        if not 1.0 <= self.rho < float("inf"):
+            raise ValueError(f"SSE rho must be a finite number of at least 1, not {self.rho}")
+        if self.graph is None and self.rho != 1.0:
+            raise ValueError(f"SSE rho = {self.rho} needs a graph: pass one, or leave rho out")
+        if self.restart is not None:
+            # Rarer, it would walk hundreds of steps for each swap, and end as if it had begun anywhere.
+            if not 0.01 <= self.restart <= 1.0:
+                raise ValueError(f"SSE restart must lie in [0.01, 1], not {self.restart}")
+            if self.graph is None or self.rho != 1.0:
+                raise ValueError("SSE restart needs a graph and no rho: a walk knows neighbours alone")
+
+    @property
+    def asks_graph(self) -> bool:
+        """Whether the graph has a say in what becomes of a swapped id."""
+        return self.graph is not None and (self.rho != 1.0 or self.restart is not None)
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """One embedding table, or the shard of its rows, or columns, that this rank holds.
+
+    Rows below ``first_live_row`` are reserved: row 0 is padding (adds nothing, never learns), row 1 the unknown id. SSE
+    draws among ``[first_live_row, num_rows)``. With ``first_live_row=0`` there is no padding row.
+
+    ``pooling`` is one word for all features, or one for each (a mapping, or a sequence in the order of ``features``).
+    ``none`` is no pooling: one output row for each id (sequences); either all features of a lookup are so, or none.
+    A shard holds rows ``[row_start, row_start + row_count)`` of the table; ids given to the lookup are then local.
+    A column shard holds columns ``[column_start, column_start + dim)`` of ``total_dim`` (0: ``dim``).
+    ``row_keys`` (uint64, one for each row of the table or of the shard) are hashes of the raw ids, for init ``hash``.
+    With ``grows`` live rows are zeros until they are given to an id
+    (:meth:`embeddings.tables.embedding_tables.EmbeddingTables.renew`), which then has the initial values of its key; no
+    ``row_keys``, no SSE.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    features: tuple[str, ...]
+    pooling: Pooling | Mapping[str, Pooling] | Sequence[Pooling] = "sum"
+    init: InitConfig = InitConfig()
+    first_live_row: int = 2
+    row_start: int = 0
+    row_count: int = -1
+    column_start: int = 0
+    total_dim: int = 0
+    row_keys: np.ndarray | None = field(default=None, compare=False, repr=False)
+    grows: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"table '{self.name}'"
+        if self.num_rows < 1 or self.dim < 1:
+            raise ValueError(f"{where}: num_rows and dim must be at least 1, not {self.num_rows} and {self.dim}")
+        features = (self.features,) if isinstance(self.features, str) else tuple(self.features)
+        object.__setattr__(self, "features", features)
+        if not features or len(set(features)) != len(features):
+            raise ValueError(f"{where}: features must be at least one, each named once, not {features}")
+        object.__setattr__(self, "pooling", self._poolings(where))
+        if self.row_count == -1:
+            object.__setattr__(self, "row_count", self.num_rows - self.row_start)
+        if not (self.row_start >= 0 and self.row_count >= 0 and self.row_start + self.row_count <= self.num_rows):
+            raise ValueError(
+                f"{where}: rows [{self.row_start}, {self.row_start + self.row_count}) are not in [0, {self.num_rows})"
+            )
+        if self.total_dim == 0:
+            object.__setattr__(self, "total_dim", self.column_start + self.dim)
+        if not 0 <= self.column_start <= self.total_dim - self.dim:
+            raise ValueError(
+                f"{where}: columns [{self.column_start}, {self.column_start + self.dim}) are not in "
+                f"[0, {self.total_dim}): total_dim is the dim of the whole table"
+            )
+        if self.first_live_row < 0:
+            raise ValueError(f"{where}: first_live_row must be at least 0, not {self.first_live_row}")
+        if self.grows and (self.init.kind == "normal" or self.row_keys is not None):
+            raise ValueError(
+                f"{where} grows: the number of a row says nothing of its id, and keys come with the ids: use init "
+                "'hash' or 'zero', and no row_keys"
+            )
+        if self.init.kind == "hash" and self.row_keys is None and not self.grows:
+            raise ValueError(f"{where}: init 'hash' needs row_keys, one uint64 for each row")
+        if self.row_keys is not None and len(self.row_keys) not in (self.num_rows, self.row_count):
+            raise ValueError(
+                f"{where}: row_keys has {len(self.row_keys)} entries for {self.num_rows} rows "
+                f"({self.row_count} in this shard)"
+            )
+
+    def _poolings(self, where: str) -> tuple[Pooling, ...]:
+        if isinstance(self.pooling, str):
+            poolings: tuple[Pooling, ...] = (self.pooling,) * len(self.features)
+        elif isinstance(self.pooling, Mapping):
+            if set(self.pooling) != set(self.features):
+                raise ValueError(
+                    f"{where}: pooling names {sorted(self.pooling)}, the features are {sorted(self.features)}"
+                )
+            poolings = tuple(self.pooling[feature] for feature in self.features)
+        else:
+            poolings = tuple(self.pooling)
+        if len(poolings) != len(self.features) or any(pooling not in POOLINGS for pooling in poolings):
+            raise ValueError(
+                f"{where}: pooling must be sum, mean or none for each of {len(self.features)} features, not {poolings}"
+            )
+        return poolings
+
+    @property
+    def whole(self) -> bool:
+        """Whether this rank holds every row."""
+        return self.row_count == self.num_rows
+
+    @property
+    def padding_row(self) -> int:
+        """The local number of the padding row, or -1 where this shard has none."""
+        return 0 if self.first_live_row > 0 and self.row_start == 0 else -1
+
+    @property
+    def local_keys(self) -> np.ndarray | None:
+        """The keys of the rows held here, uint64 [row_count]."""
+        if self.row_keys is None:
+            return None
+        keys = np.asarray(self.row_keys, dtype=np.uint64)
+        if len(keys) == self.row_count:
+            return keys
+        return keys[self.row_start : self.row_start + self.row_count]

@@ -1,0 +1,426 @@
+"""Embedding tables that are looked up, pooled and trained together: SSE, decay at read, and a fused row optimizer.
+
+tables = EmbeddingTables([TableConfig("item", 1000, 16, ("item",))], AdamAR(alpha=1e-4))
+pooled = tables(indices, offsets)    # [B, sum of dims], differentiable: backward records
+loss(pooled).backward()
+tables.step(1)                       # applies what backward recorded, once
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from embeddings.kernels.cpu import CpuKernel
+from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureSlot, Kernel, Layout, Record, Swaps
+from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
+from embeddings.optim import RowOptimizer
+from embeddings.optim.deferred_update import IdleCoefficients, idle_coefficients
+from embeddings.sse.swap import check_sse
+from embeddings.tables.config import SSEConfig, TableConfig
+from embeddings.tables.initialization import chunks_to_write, initial_rows, initial_rows_of
+
+Backend = Literal["cpu", "triton", "fbgemm", "reference"]
+INDEX_DTYPES = (torch.int32, torch.int64)
+MAX_STEP = torch.iinfo(torch.int32).max
+
+
+class EmbeddingTables(torch.nn.Module):
+    """A group of embedding tables with one row optimizer and one backend.
+
+    Rows are no ``torch.nn.Parameter``: dense optimizers, DDP and ``state_dict`` do not see them. Save and restore
+    ``weight``, ``state`` and ``completed_steps``.
+
+    Args:
+        tables: one config for each table; features are unique over all of them.
+        optimizer: what :meth:`step` applies.
+        sse: for each feature that takes part, its swap probability and graph. Swaps happen in training mode only.
+        seed: of the initial rows and the SSE draws.
+        backend: ``cpu`` (compiled, parallel over samples and rows), ``triton`` (for a GPU, which ``device`` then
+            names), ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch); left out:
+            :func:`default_backend` of the device.
+        dtype: of stored rows: torch.float64, float32, float16 or bfloat16. Output, gradients and sums are float32 for
+            half rows, which are stored with stochastic rounding, and ``dtype`` otherwise.
+        state_dtype: of optimizer state, torch.float64 beside such rows alone; left out: that of the output.
+        device: where the tables are; left out: the CPU, or for ``triton`` the current GPU.
+        bounds: an id outside its table is an error (``fatal``), or counts as padding (``ignore``): it adds nothing, is
+            not counted by a mean, and touches nothing.
+        sse_outside: the caller swaps ids itself (:func:`embeddings.sse.swap`), because rows are split over ranks.
+
+    Attributes:
+        features: the features in the order that ``forward`` takes and returns them.
+        birth_step: the steps completed when rows and state were initial. Rows count their steps, and the optimizer its
+            own, from there; saved and restored with ``completed_steps``.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        optimizer: RowOptimizer,
+        *,
+        sse: Mapping[str, SSEConfig] | None = None,
+        seed: int = 0,
+        backend: Backend | None = None,
+        dtype: torch.dtype = torch.float32,
+        state_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        bounds: Bounds = "fatal",
+        sse_outside: bool = False,
+    ) -> None:
+        super().__init__()
+        if not tables:
+            raise ValueError("EmbeddingTables needs at least one table")
+        for name, given in (("dtype", dtype), ("state_dtype", state_dtype or dtype)):
+            if given not in COMPUTE_DTYPES:
+                raise ValueError(f"{name} must be one of {', '.join(map(str, COMPUTE_DTYPES))}, not {given}")
+        if state_dtype is not None and torch.float64 in (dtype, state_dtype) and dtype != state_dtype:
+            raise ValueError(
+                f"state_dtype {state_dtype} beside rows of {dtype}: rows of torch.float64 have state of torch.float64, "
+                "all others state of 32 or 16 bits; leave state_dtype out for that of the output"
+            )
+        if state_dtype == torch.float16 and optimizer.betas is not None:
+            raise ValueError(
+                f"state_dtype torch.float16 cannot hold {type(optimizer).__name__}'s v: squares below 6e-8 become 0, "
+                "and rows are then moved by m or g / eps; use torch.bfloat16 or torch.float32"
+            )
+        if bounds not in ("fatal", "ignore"):
+            raise ValueError(f"bounds must be 'fatal' or 'ignore', not '{bounds}'")
+        self.optimizer = optimizer
+        backend = backend or default_backend(device)
+        where = _device(backend, device)
+        # FBGEMM's module for GPUs brings its own storage, which may be larger than the GPU's memory.
+        home = torch.device("cpu") if backend == "fbgemm" else where
+        self.layout = Layout(tables, optimizer, seed, dtype, state_dtype=state_dtype, device=home, bounds=bounds)
+        self.features: tuple[str, ...] = tuple(slot.name for slot in self.layout.slots)
+        self._numbers = {table.name: t for t, table in enumerate(self.layout.tables)}
+        if len(self._numbers) != len(self.layout.tables) or len(set(self.features)) != len(self.features):
+            raise ValueError(
+                f"tables {[table.name for table in tables]} and features {self.features} must each be unique"
+            )
+        self._sample_offset = 0
+        self._records: list[Record] = []
+        self._idle = idle_coefficients(optimizer, str(self.layout.compute_dtype).removeprefix("torch."))
+        self._sse = self._check_sse(dict(sse or {}), sse_outside)
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._kernel = _kernel(backend, self.layout, where)
+        # All is 0 still: to write it takes the memory now, not page by page in steps. Rows of nobody can wait for it.
+        self._begin(0, [table for table in self.layout.tables if not table.grows])
+
+    def _check_sse(self, sse: Mapping[str, SSEConfig], sse_outside: bool) -> tuple[SSEConfig, ...] | None:
+        unknown = sorted(set(sse) - set(self.features))
+        if unknown:
+            raise ValueError(f"sse names features {unknown}, which no table has (there are {list(self.features)})")
+        for slot in self.layout.slots:
+            table = self.layout.tables[slot.table]
+            if slot.name in sse:
+                check_sse(table, slot.name, sse[slot.name])
+            if slot.name in sse and not table.whole and not sse_outside:
+                raise ValueError(
+                    f"feature '{slot.name}': the rows of table '{table.name}' are split, so SSE can't swap inside the "
+                    "lookup: call embeddings.sse.swap before ids are distributed, and pass sse_outside=True"
+                )
+        if sse_outside or all(config.probability == 0.0 for config in sse.values()):
+            return None
+        return tuple(sse.get(name, SSEConfig(0.0)) for name in self.features)
+
+    def reset(self, completed_steps: int = 0) -> None:
+        """Initial rows and fresh optimizer state, as at step 0: of these tables, or of their optimizer, which then
+        counts from ``completed_steps`` on (MEDA, which begins each epoch anew)."""
+        self._records.clear()
+        self._begin(completed_steps, self.layout.tables)
+
+    def _begin(self, completed_steps: int, cleared: Sequence[TableConfig]) -> None:
+        """Initial rows, in tables that are ``cleared`` first."""
+        for table in cleared:
+            for rows in (self.weight(table.name), *self.state(table.name).values()):
+                rows.zero_()
+        self.birth_step = self.completed_steps = completed_steps
+        # Not looked for where nothing is: it would touch the memory of every row.
+        self._may_be_ahead = False
+        for t, table in enumerate(self.layout.tables):
+            weight = self.layout.weight(t)
+            for start, end in chunks_to_write(table):
+                weight[start:end] = torch.from_numpy(initial_rows(table, self.layout.seed, start, end))
+
+    @property
+    def completed_steps(self) -> int:
+        """K, the number of steps applied; saved and restored with the tables."""
+        return self._completed_steps
+
+    @completed_steps.setter
+    def completed_steps(self, completed_steps: int) -> None:
+        self._completed_steps, self._may_be_ahead = completed_steps, True
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def set_context(self, step: int, sample_offset: int = 0) -> None:
+        """Says which step is computed next, K + 1, and where in the global batch this rank's samples start."""
+        if step != self.completed_steps + 1:
+            raise ValueError(f"step {step} does not follow {self.completed_steps} completed steps")
+        self._sample_offset = sample_offset
+
+    def forward(
+        self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Looks rows up as of now, and pools them.
+
+        Args:
+            indices: local row numbers, int32 or int64 [n], feature by feature (in the order of ``features``), sample by
+                sample.
+            offsets: int32 or int64 [F * B + 1], where each bag starts in ``indices``.
+            per_sample_weights: optional [n]; a row of weight 0 adds nothing and is not touched.
+
+        Returns:
+            [B, sum of dims], the features side by side. ``mean`` divides by the number of ids that are not padding; an
+            empty bag gives 0. Without pooling [n, dim]: a row for each id, zeros for padding.
+
+        Raises:
+            ValueError: an id outside its table (unless ``bounds`` is ``ignore``), or shapes and types that do not fit.
+        """
+        batch_size = self._check_input(indices, offsets, per_sample_weights)
+        output: torch.Tensor = _Lookup.apply(
+            self._anchor, self, indices.contiguous(), offsets.contiguous(), per_sample_weights, batch_size
+        )
+        if self.layout.device.type != "cpu" and not torch.is_grad_enabled() and hasattr(self._kernel, "check"):
+            # No step will ask whether the device found a bad id.
+            self._kernel.check()
+        return output
+
+    def _check_input(self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> int:
+        num_features = len(self.features)
+        if indices.dtype not in INDEX_DTYPES or offsets.dtype not in INDEX_DTYPES:
+            raise ValueError(f"indices and offsets must be int32 or int64, not {indices.dtype} and {offsets.dtype}")
+        if indices.dim() != 1 or offsets.dim() != 1 or offsets.numel() < 1 or (offsets.numel() - 1) % num_features:
+            raise ValueError(
+                f"indices must be [n] and offsets [F * B + 1] with F = {num_features} features, "
+                f"not {list(indices.shape)} and {list(offsets.shape)}"
+            )
+        if weights is not None and (weights.shape != indices.shape or weights.requires_grad):
+            raise ValueError(
+                "per_sample_weights must have the shape of indices and need no gradient: no gradient of them is "
+                "computed, so give weights.detach(), or multiply rows looked up without pooling"
+            )
+        return (offsets.numel() - 1) // num_features
+
+    def _forward(
+        self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        swaps = None
+        if self.training and self._sse is not None:
+            swaps = Swaps(self._sse, self.completed_steps + 1, self._sample_offset)
+        return self._kernel.forward(indices, offsets, weights, batch_size, swaps, self._idle_now())
+
+    def _idle_now(self) -> IdleCoefficients | None:
+        if self._may_be_ahead:
+            last = int(self.layout.last_steps.max()) if self.layout.last_steps.numel() else 0
+            if last > self.completed_steps - self.birth_step:
+                # Compiled kernels would read what lies before their coefficients.
+                raise ValueError(
+                    f"a row was last touched at step {last}, after the {self.completed_steps} completed steps: restore "
+                    "completed_steps together with the tables"
+                )
+            self._may_be_ahead = False
+        return None if self._idle is None else self._idle.at(self.completed_steps - self.birth_step)
+
+    def _record(self, record: Record) -> None:
+        """What backward keeps for the step; replicas keep other ranks' records too (embeddings.sharding.replicas)."""
+        self._records.append(record)
+
+    @property
+    def num_records(self) -> int:
+        """How many backwards wait for :meth:`step`."""
+        return len(self._records)
+
+    def gradient_is_finite(self) -> bool:
+        """Whether every recorded output gradient is finite."""
+        return all(_is_finite(record.grad) for record in self._records)
+
+    def non_finite_tables(self) -> list[str]:
+        """Tables with a recorded output gradient that is not finite."""
+        return sorted(
+            {
+                self.layout.tables[slot.table].name
+                for record in self._records
+                if not _is_finite(record.grad)
+                for slot in self.layout.slots
+                if not _is_finite(self._gradient_of(slot, record))
+            }
+        )
+
+    def _gradient_of(self, slot: FeatureSlot, record: Record) -> torch.Tensor:
+        """The part of a recorded gradient that belongs to one feature."""
+        if self.layout.pooled:
+            return record.grad[:, slot.column : slot.column + slot.dim]
+        batch_size = record.batch_size(len(self.features))
+        ends = record.offsets[slot.number * batch_size], record.offsets[(slot.number + 1) * batch_size]
+        return record.grad[int(ends[0]) : int(ends[1])]
+
+    def gradient_squared_norm(self) -> float:
+        """The sum over all touched rows of |g|^2, g being the sum of what backward recorded for the row.
+
+        What the global norm of the gradient is made of, over tables and ranks; see ``scale`` of :meth:`step`.
+        """
+        return self._kernel.squared_norm(self._records) if self._records else 0.0
+
+    def step(self, k: int, scale: float = 1.0) -> None:
+        """Applies what backward recorded since the last step, once, as step ``k`` = completed_steps + 1.
+
+        Every gradient is first multiplied by ``scale``: clipping to a global norm. Where this raises, no row and no
+        state has changed and what backward recorded is still there: the same step can be tried again, or given up by
+        :meth:`discard`.
+        """
+        if k != self.completed_steps + 1:
+            raise ValueError(f"step {k} does not follow {self.completed_steps} completed steps")
+        if k > MAX_STEP:
+            raise ValueError(f"step {k} does not fit last_update_step, which is int32: {MAX_STEP} steps are the most")
+        if self._records:
+            self._kernel.update(self._records, k - self.birth_step, self._idle_now(), scale)
+        self._records.clear()
+        self._completed_steps = k
+
+    def discard(self) -> None:
+        """Drops what backward recorded, and what is known of bad ids in it."""
+        self._records.clear()
+        if hasattr(self._kernel, "forget"):
+            self._kernel.forget()
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def weight(self, name: str) -> torch.Tensor:
+        """Rows of table ``name`` as stored, a view [row_count, dim]: not what a lookup reads.
+
+        What idleness owes a row is missing, and with dense moments a row is stored ahead of its momentum
+        (:mod:`embeddings.optim.deferred_update`), so rows and state belong together, and to the settings of the
+        optimizer.
+        """
+        return self.layout.weight(self._number(name))
+
+    def state(self, name: str) -> dict[str, torch.Tensor]:
+        """Optimizer state of table ``name``, views: m and v, or v, or sum, [rows, dim]; last_update_step int32 [rows].
+
+        RowwiseAdagrad's sum and RowwiseAdam's v are [rows].
+        """
+        t = self._number(name)
+        state = {vector: self.layout.vector(t, vector) for vector in self.layout.vector_names}
+        state |= {name: self.layout.row_value(t, name) for name in self.layout.row_names}
+        state["last_update_step"] = self.layout.last_update_step(t)
+        return state
+
+    def read(self, name: str, rows: torch.Tensor | None = None, *, decay: bool = True) -> torch.Tensor:
+        """Rows as dense semantics would have them after ``completed_steps`` steps: a copy [len(rows), dim].
+
+        With ``decay=False`` the movement of idle momentum is applied, but no decay since the last touch: what a
+        published direction is made of. Reading changes nothing.
+        """
+        t = self._number(name)
+        count = self.layout.tables[t].row_count
+        if rows is None:
+            rows = torch.arange(count)
+        elif rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
+            raise ValueError(f"table '{name}' has {count} rows: can't read rows {int(rows.min())} to {int(rows.max())}")
+        rows, idle = rows.to(self.layout.device).contiguous(), self._idle_now()
+        return self._kernel.read(t, rows, idle) if decay else read_rows_without_decay(self.layout, t, rows, idle)
+
+    def load(self, name: str, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the stored rows and the optimizer state of a table; set ``completed_steps`` beside it."""
+        t = self._number(name)
+        mine: dict[str, Any] = {"weight": self.weight(name), **self.state(name)}
+        given: dict[str, Any] = {"weight": weight, **state}
+        if set(mine) != set(given):
+            raise ValueError(f"table '{name}': state must hold {sorted(mine)}, not {sorted(given)}")
+        for part, target in mine.items():
+            if target.shape != given[part].shape:
+                raise ValueError(
+                    f"table '{self.layout.tables[t].name}': {part} must have shape {list(target.shape)}, "
+                    f"not {list(given[part].shape)}"
+                )
+        for part, target in mine.items():
+            target.copy_(given[part])
+        self._may_be_ahead = True
+
+    def renew(self, name: str, rows: torch.Tensor, keys: np.ndarray) -> None:
+        """Gives local rows, int64 [n], to other ids: initial values of their keys, uint64 [n], no state, never touched.
+
+        Between :meth:`step` and the next lookup, or for rows that no lookup since the last step has read: what backward
+        recorded of them would be applied to the new id.
+        """
+        t = self._number(name)
+        table = self.layout.tables[t]
+        if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < table.row_count):
+            raise ValueError(
+                f"table '{name}' has {table.row_count} rows: can't renew rows {int(rows.min())} to {int(rows.max())}"
+            )
+        values = torch.from_numpy(initial_rows_of(table, self.layout.seed, keys))
+        rows = rows.to(self.layout.device)
+        weight = self.layout.weight(t)
+        weight[rows] = values.to(weight)
+        for state in self.state(name).values():
+            state[rows] = 0
+
+    def _number(self, name: str) -> int:
+        if name not in self._numbers:
+            raise ValueError(f"there is no table '{name}' (there are {', '.join(self._numbers)})")
+        return self._numbers[name]
+
+    def extra_repr(self) -> str:
+        return "\n".join(f"{t.name}: {t.row_count} x {t.dim} {t.features}" for t in self.layout.tables)
+
+
+class _Lookup(torch.autograd.Function):
+    """Forward through the kernel; backward keeps (ids, output gradient) for the step."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tables: EmbeddingTables, indices, offsets, weights, batch_size):  # type: ignore[no-untyped-def]
+        output, used = tables._forward(indices, offsets, weights, batch_size)
+        ctx.tables, ctx.lookup = tables, (used, offsets, weights)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor):  # type: ignore[no-untyped-def, override]
+        used, offsets, weights = ctx.lookup
+        ctx.tables._record(Record(used, offsets, weights, grad.contiguous()))
+        return None, None, None, None, None, None
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """Whether all are. A sum is finite only where all its terms are, and takes one pass without a temporary; finite
+    terms may sum to more than their type holds, so that only another look at each says that one is not."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def default_backend(device: torch.device | str | None = None) -> Backend:
+    """The backend of tables on ``device``: ours for the CPU, or ours for GPUs."""
+    return "cpu" if device is None or torch.device(device).type == "cpu" else "triton"
+
+
+def _device(backend: str, device: torch.device | str | None) -> torch.device:
+    given = None if device is None else torch.device(device)
+    if backend in ("cpu", "reference") and given is not None and given.type != "cpu":
+        raise ValueError(f"backend '{backend}' runs on the CPU, not on {given}: use backend 'triton' for a GPU")
+    if given is not None and given.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {given} is asked for, but this torch ({torch.__version__}) finds no GPU")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if given is None and backend == "triton" and torch.cuda.is_available() and not interpreted:
+        return torch.device("cuda")
+    return given or torch.device("cpu")
+
+
+def _kernel(backend: str, layout: Layout, device: torch.device) -> Kernel:
+    if backend == "reference":
+        return ReferenceKernel(layout)
+    if backend == "fbgemm":
+        # FBGEMM takes a second to import: only who uses it pays.
+        from embeddings.kernels.fbgemm.kernel import fbgemm_kernel
+
+        return fbgemm_kernel(layout, device)
+    if backend == "cpu":
+        return CpuKernel(layout)
+    if backend == "triton":
+        from embeddings.kernels.triton import triton_kernel
+
+        return triton_kernel(layout)
+    raise ValueError(f"backend '{backend}' is unknown: use cpu, triton, fbgemm or reference")

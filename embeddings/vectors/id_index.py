@@ -1,0 +1,88 @@
+"""Where an id stands among sorted int64 ids, without a binary search.
+
+A binary search of a thousand ids in a million costs some twenty dependent reads of memory for each, most of them not in
+the cache. Here the range of the ids is cut into buckets of equal width, a power of two and one to two ids on average: a
+shift gives the bucket, a table its first row, and the next ids are stepped over while they are smaller. Every step is
+one pass over all queries, so that their reads overlap. Where one width does not fit all ids (some far from the others,
+a shard and a number in one id), they are first cut into NUM_SPANS spans of equally many, each with a width of its own.
+Ids that crowd into few buckets, whatever their distribution does within a span, are searched for. The table takes 2 to
+4 bytes an id. docs/adr/0024-reading-rows.md has the measurements. Torch-free.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embeddings.vectors.item_vectors import find_rows
+from embeddings.vectors.lazy_rows import Array
+
+NUM_SPANS = 64
+STEPS = 5
+"""How many ids of a bucket are stepped over; what is not found by then is searched for."""
+MAX_CROWDED = 0.02
+"""Of one span only: the share of ids that may stand behind more than STEPS others of their bucket."""
+
+
+class IdIndex:
+    """The rows of ``keys`` int64 [n], sorted and each once; n is at least 1. Takes 10 ms for a million."""
+
+    def __init__(self, keys: Array):
+        self._keys = keys
+        if self._build(1) > MAX_CROWDED:
+            self._build(NUM_SPANS)
+
+    def _build(self, num_spans: int) -> float:
+        """Lays the table out; the share of ids that have to be searched for."""
+        keys, num_keys, crowded = self._keys, len(self._keys), 0
+        size = -(-num_keys // num_spans)
+        edges = np.append(np.arange(0, num_keys, size), num_keys)
+        self._lows = np.ascontiguousarray(keys[edges[:-1]])
+        # As unsigned numbers differences never overflow.
+        widths = (keys[edges[1:] - 1] - self._lows).view(np.uint64)
+        self._shifts = np.array([_shift(int(width), size) for width in widths], dtype=np.uint64)
+        num_buckets = (widths >> self._shifts).astype(np.int64) + 1
+        self._firsts = np.cumsum(num_buckets) - num_buckets
+        dtype = np.uint32 if num_keys <= np.iinfo(np.uint32).max else np.int64
+        self._starts = np.empty(int(num_buckets.sum()), dtype=dtype)
+        for span, first in enumerate(self._firsts):
+            part = keys[edges[span] : edges[span + 1]]
+            buckets = ((part - self._lows[span]).view(np.uint64) >> self._shifts[span]).view(np.int64)
+            counts = np.bincount(buckets, minlength=num_buckets[span])
+            starts = edges[span] + np.cumsum(counts) - counts
+            self._starts[first : first + num_buckets[span]] = starts
+            crowded += int(np.maximum(counts - STEPS - 1, 0).sum())
+        return crowded / num_keys
+
+    @property
+    def num_bytes(self) -> int:
+        return self._starts.nbytes + self._lows.nbytes + self._shifts.nbytes + self._firsts.nbytes
+
+    def rows(self, queries: Array) -> Array:
+        """Row of each query, int64 [len(queries)]; -1 where it is not there."""
+        # What lies beyond its span, or before the first, meets a bucket somewhere and no equal id in it.
+        if len(self._lows) == 1:
+            places = (queries - self._lows[0]).view(np.uint64)
+            places >>= self._shifts[0]
+            places = places.view(np.int64)
+        else:
+            spans = np.searchsorted(self._lows, queries, side="right")
+            spans -= 1
+            buckets = (queries - self._lows.take(spans, mode="clip")).view(np.uint64)
+            buckets >>= self._shifts.take(spans, mode="clip")
+            places = buckets.view(np.int64)
+            places += self._firsts.take(spans, mode="clip")
+        rows = self._starts.take(places, mode="clip").astype(np.int64)
+        for _ in range(STEPS):
+            rows += self._keys.take(rows, mode="clip") < queries
+        found = self._keys.take(rows, mode="clip")
+        is_missing = found != queries
+        smaller = (found < queries).nonzero()[0]
+        rows[is_missing] = -1
+        if len(smaller):
+            rows[smaller] = find_rows(self._keys, queries.take(smaller))
+        return rows
+
+
+def _shift(width: int, num_keys: int) -> int:
+    """The shift that leaves of 0 .. ``width`` between half as many buckets as keys, and as many; or all there are."""
+    return (width // num_keys).bit_length()

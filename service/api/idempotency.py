@@ -1,0 +1,155 @@
+"""``Idempotency-Key``: the same key and body within 24 hours is done once, however often it is sent, also at once.
+
+A request whose work is one transaction takes its key in that (:func:`take`): one that is sent at once waits for it, and
+finds it done. Where the work is more, as a promotion, a request reserves its key in a transaction of its own, does its
+work, and completes the key in the transaction of that work. A reservation whose request died is overtaken after
+a minute; the overtaken one can no longer complete. A request that was refused frees its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import sqlalchemy as sa
+from fastapi import Header
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.core import tables
+from service.core.database import Database
+from service.core.errors import Problem
+from service.identity.keys import digest
+
+KEPT = datetime.timedelta(hours=24)
+IN_FLIGHT = datetime.timedelta(minutes=1)
+MAX_LENGTH = 255
+
+
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=MAX_LENGTH)]
+"""The header, for routes."""
+Result = TypeVar("Result")
+
+
+class Reservation(NamedTuple):
+    """A key that is taken: ``token`` completes or releases it."""
+
+    key_id: str
+    key: str
+    token: str
+
+
+class Done(NamedTuple):
+    """What a key did before: the job that it made or moved, or else what was answered."""
+
+    job_id: str | None
+    answer: dict[str, Any] | None
+
+
+def _at(key_id: str, key: str) -> sa.ColumnElement[bool]:
+    return sa.and_(tables.idempotency.c.key_id == key_id, tables.idempotency.c.key == key)
+
+
+async def once(
+    database: Database,
+    key_id: str,
+    key: str | None,
+    body: str,
+    act: Callable[[Reservation | None], Awaitable[Result]],
+) -> Result | Done:
+    """What ``act`` gives, which completes the reservation that it is given; or what the key did before. Without a key,
+    ``act`` is called. ``body``: what was asked for, and of whom. Raises 422 where the key was used for another body,
+    409 where its first request is still in flight."""
+    if key is None:
+        return await act(None)
+    reserved = await reserve(database, key_id, key, body)
+    if isinstance(reserved, Done):
+        return reserved
+    try:
+        return await act(reserved)
+    except BaseException:
+        await asyncio.shield(release(database, reserved))
+        raise
+
+
+async def reserve(database: Database, key_id: str, key: str, body: str) -> Reservation | Done:
+    """Raises 422 where the key was used for another body, 409 where its first request is still in flight."""
+    async with database.write() as connection:
+        return await take(database, connection, key_id, key, body)
+
+
+async def take(
+    database: Database, connection: AsyncConnection, key_id: str, key: str, body: str, job_id: str | None = None
+) -> Reservation | Done:
+    """The key, until the transaction ends, for whoever comes first; another waits for that end. ``job_id``: the job
+    that is made in this transaction, with which the key is complete. Raises 422 where the key was used for another
+    body, 409 where its first request is still in flight."""
+    if not 1 <= len(key) <= MAX_LENGTH:
+        raise Problem(422, "invalid-request", f"Idempotency-Key has 1 to {MAX_LENGTH} characters.")
+    table = tables.idempotency
+    now = tables.now()
+    fresh: dict[str, Any] = {"body_hash": digest(body), "token": secrets.token_hex(16), "created_at": now}
+    mine = {"key_id": key_id, "key": key, "job_id": job_id, **fresh}
+    fresh |= {"job_id": job_id, "answer": sa.null()}
+    new = database.insert_new(table, table.c.token)
+    while (await connection.execute(new, mine)).first() is None:
+        done = await _before(connection, key_id, key, str(fresh["body_hash"]), now)
+        if done is not None:
+            return done
+        ours = table.update().where(_at(key_id, key)).values(fresh)
+        if (await connection.execute(ours)).rowcount:
+            break  # else it was freed between the two
+    return Reservation(key_id, key, str(fresh["token"]))
+
+
+async def done_before(connection: AsyncConnection, key_id: str, key: str, body: str) -> Done | None:
+    """What the key did before; None where nothing came of it so far. Raises as :func:`take` does."""
+    return await _before(connection, key_id, key, digest(body), tables.now())
+
+
+async def _before(
+    connection: AsyncConnection, key_id: str, key: str, body_hash: str, now: datetime.datetime
+) -> Done | None:
+    table = tables.idempotency
+    row = (await connection.execute(sa.select(table).where(_at(key_id, key)).with_for_update())).first()
+    if row is None or row.created_at <= now - KEPT:
+        return None
+    if row.body_hash != body_hash:
+        detail = "This Idempotency-Key was used with another body. Use a new key for a new request."
+        raise Problem(422, "idempotency-key-reused", detail)
+    if row.job_id is not None or row.answer is not None:
+        return Done(row.job_id, row.answer)
+    if row.created_at > now - IN_FLIGHT:
+        detail = "The first request with this Idempotency-Key is still in flight. Try again in a moment."
+        raise Problem(409, "request-in-flight", detail, headers={"Retry-After": "1"})
+    return None
+
+
+async def complete(
+    connection: AsyncConnection,
+    reservation: Reservation | None,
+    *,
+    job_id: str | None = None,
+    answer: dict[str, Any] | None = None,
+) -> None:
+    """In the transaction of the work; one of ``job_id`` and ``answer`` (JSON). Raises 409 where another request has
+    overtaken this one. Does nothing for a request without a key."""
+    if reservation is None:
+        return
+    table = tables.idempotency
+    mine = sa.and_(_at(reservation.key_id, reservation.key), table.c.token == reservation.token)
+    values = {"job_id": job_id, "answer": sa.null() if answer is None else answer}
+    done = await connection.execute(table.update().where(mine).values(values))
+    if done.rowcount != 1:
+        raise Problem(409, "request-in-flight", "Another request with this Idempotency-Key took over. Send it again.")
+
+
+async def release(database: Database, reservation: Reservation) -> None:
+    """After a failed request, so that a corrected one may use the key."""
+    table = tables.idempotency
+    undone = sa.and_(table.c.job_id.is_(None), table.c.answer.is_(None))
+    mine = sa.and_(_at(reservation.key_id, reservation.key), table.c.token == reservation.token, undone)
+    async with database.write() as connection:
+        await connection.execute(table.delete().where(mine))

@@ -1,0 +1,219 @@
+"""What holds for every request, before routing: Host allow-list, who sends it and how often, body limit, security
+headers, its id, counting, its line in the log, its entry in the audit log.
+
+A body is not read before its sender is known: strangers have little to say (64 KiB: a key for a session).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.core import errors, logs
+from service.core.errors import Problem
+from service.core.settings import Settings
+from service.identity import audit, run_tokens
+from service.identity.audit import Audit
+from service.identity.auth import identify, unauthorized
+from service.identity.keys import Principal
+from service.identity.rate_limit import RateLimit
+
+log = logging.getLogger("evenkeel")
+
+SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+}
+STRANGER_BYTES = 2**16
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+def install(app: FastAPI, settings: Settings) -> None:
+    """Takes ``metrics`` and ``audit`` from the app's state, and leaves ``rate`` there."""
+    app.state.rate = RateLimit(settings.requests_per_second)
+    app.add_middleware(Guard, settings=settings, metrics=app.state.metrics, audit=app.state.audit, rate=app.state.rate)
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, lower case, without port and brackets."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+class Guard:
+    """Plain ASGI, so that streams pass through unbuffered."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Any, audit: Audit, rate: RateLimit):
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
+        self._audit = audit
+        self._rate = rate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status, started_answer = 500, False
+        headers = Headers(scope=scope)
+        request_id = logs.take_request_id(headers.get(logs.REQUEST_HEADER))
+        named = logs.request_id.set(request_id)
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status, started_answer
+            if message["type"] == "http.response.start":
+                sent = MutableHeaders(scope=message)
+                await self._enter(scope, message["status"], sent.get("location"))
+                status, started_answer = message["status"], True
+                sent[logs.REQUEST_HEADER] = request_id
+                for name, value in SECURITY_HEADERS.items():
+                    sent.setdefault(name, value)
+            await send(message)
+
+        try:
+            refusal = self._wrong_host(headers) or await self._unknown(scope, headers)
+            if refusal is None:
+                limit = self._limit(scope)
+                refusal = too_long(headers, limit)
+            if refusal is not None:
+                await refusal(scope, receive, send_with_headers)
+            else:
+                await self._app(scope, counted(receive, limit), send_with_headers)
+        except Exception:
+            log.exception("%s %s", scope["method"], scope["path"])
+            if started_answer:
+                raise  # the connection is broken off: the reader must not take what came for the whole
+            detail = "The service failed on this request. Its log has the traceback; please report it."
+            await Problem(500, "internal-error", detail).response()(scope, receive, send_with_headers)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            # Anyone may send any word as a method: as a label each would stay in memory.
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            seconds = time.perf_counter() - started
+            self._metrics.request(method, route, status, seconds)
+            _say(scope, method, route, status, seconds)
+            logs.request_id.reset(named)
+
+    def _wrong_host(self, headers: Headers) -> Response | None:
+        if host_name(headers.get("host", "")) in self._settings.allowed_hosts:
+            return None
+        detail = (
+            f"This service does not answer to the Host '{headers.get('host', '')}'. "
+            "Add the name to EVENKEEL_ALLOWED_HOSTS (separated by commas) where the service runs."
+        )
+        return Problem(421, "host-not-allowed", detail).response()
+
+    async def _unknown(self, scope: Scope, headers: Headers) -> Response | None:
+        """The refusal of a request whose credentials are wrong, or that comes too often. ``state.identified`` says who
+        sends it, where it has a body or asks for what takes a key; what has neither is answered without the database.
+        """
+        path, has_body = scope["path"], headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if path.startswith("/internal/"):
+            return self._no_run(headers) if has_body else None
+        takes_key = path in ("/", "/metrics") or path.startswith(("/v1/", "/dashboard/"))
+        if path == "/session" or not (has_body or takes_key):
+            return None
+        request = Request(scope)
+        try:
+            principal = request.state.identified = await identify(request)
+        except Exception as error:
+            return await errors.answer(request, error)
+        problem = None if principal is None else too_often(self._rate, principal, self._settings)
+        return None if problem is None else problem.response()
+
+    def _no_run(self, headers: Headers) -> Response | None:
+        token = headers.get("authorization", "").partition(" ")[2].strip()
+        if run_tokens.read(self._settings.home, token) is None:
+            return unauthorized("This needs the token of a run; this one is unknown or expired.").response()
+        return None
+
+    def _limit(self, scope: Scope) -> int:
+        """How long a body may be."""
+        known = scope["path"].startswith("/internal/") or scope.get("state", {}).get("identified") is not None
+        return self._settings.max_body_bytes if known else min(self._settings.max_body_bytes, STRANGER_BYTES)
+
+    async def _enter(self, scope: Scope, status: int, location: str | None) -> None:
+        state = scope.get("state", {})
+        principal = state.get("audited")
+        if principal is not None and not state.get("entered"):
+            await self._audit.record(entry_of(scope, principal, status, location))
+
+
+def entry_of(scope: Scope, principal: Principal, status: int, location: str | None) -> dict[str, Any]:
+    """The audit log's entry of a request."""
+    tenant = scope.get("state", {}).get("about", principal.tenant)
+    action = f"{scope['method']} {getattr(scope.get('route'), 'path', scope['path'])}"
+    address = (scope.get("client") or ("",))[0]
+    return audit.entry(principal, tenant, action, location or scope["path"], status, address)
+
+
+def too_often(rate: RateLimit, principal: Principal, settings: Settings) -> Problem | None:
+    """Counts a request of the key; 429 where there are too many."""
+    wait = rate.wait_seconds(principal.key_id)
+    if not wait:
+        return None
+    detail = f"The key sends more than {settings.requests_per_second:g} requests a second. Send fewer."
+    return Problem(429, "too-many-requests", detail, headers={"Retry-After": str(math.ceil(wait))})
+
+
+def too_long(headers: Headers, limit: int) -> Response | None:
+    length = headers.get("content-length", "0")
+    return too_large(limit).response() if length.isascii() and length.isdigit() and int(length) > limit else None
+
+
+def _say(scope: Scope, method: str, route: str, status: int, seconds: float) -> None:
+    """The request's line in the log: what was done to which object, and by which key, never what was sent."""
+    if not logs.access.isEnabledFor(logging.INFO):
+        return
+    principal = scope.get("state", {}).get("principal")
+    fields = {
+        "method": method,
+        "route": route,
+        "status": status,
+        "seconds": round(seconds, 6),
+        "peer": (scope.get("client") or ("",))[0],
+        **({"key_id": principal.key_id} if principal is not None else {}),
+        **scope.get("path_params", {}),
+    }
+    logs.access.info("%s %s %d", method, route, status, extra=logs.with_fields(**fields))
+
+
+def too_large(limit: int) -> Problem:
+    advice = " without an API key" if limit == STRANGER_BYTES else ""
+    return Problem(413, "content-too-large", f"A request body may have {limit} bytes here{advice}.")
+
+
+def counted(receive: Receive, limit: int) -> Receive:
+    """A chunked body tells no length before: count what arrives."""
+    total = 0
+
+    async def count() -> Message:
+        nonlocal total
+        message = await receive()
+        if message["type"] == "http.request":
+            total += len(message.get("body", b""))
+            if total > limit:
+                # FastAPI turns any other exception of the body's reading into a 400.
+                problem = too_large(limit)
+                raise HTTPException(problem.status, problem.detail)
+        return message
+
+    return count

@@ -1,0 +1,186 @@
+"""Collections and their versions: manifests, promote, snapshot, neighbours. All of it lives in the feature store."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+
+from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection, default_view
+from service.api import idempotency
+from service.api.idempotency import IdempotencyKey
+from service.core import errors
+from service.features.snapshots import PARQUET, identity_of, parquet_chunks
+from service.features.store_access import ids_as, in_store, page_of, store_of, unchanged
+from service.identity.auth import require
+from service.identity.keys import Principal
+
+router = APIRouter(prefix="/v1/collections", tags=["collections"])
+
+read_features = Depends(require("features:read"))
+write_features = Depends(require("features:write"))
+Limit = Annotated[int, Query(ge=1, le=200)]
+
+
+class Promotion(BaseModel):
+    """Why a version is made current; ``if_current`` refuses when another one is current by now."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(min_length=1, max_length=1000)
+    override_gate: bool = False
+    if_current: str | None = None
+
+
+class NeighborsRequest(BaseModel):
+    """An id, or a vector of the collection's dim; how many, at most."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: StrictInt | StrictStr | None = None
+    vector: list[float] | None = None
+    k: int = Field(default=10, ge=1, le=1000)
+    version: str = "current"
+
+
+@router.get("", dependencies=[read_features])
+async def list_collections(request: Request, limit: Limit = 50, cursor: str | None = None) -> dict[str, Any]:
+    store = store_of(request)
+
+    def collect() -> list[dict[str, Any]]:
+        return [summary(store.collection(name)) for name in store.collections()]
+
+    return page_of(await in_store(collect), limit, cursor, "name", descending=False)
+
+
+@router.get("/{collection}", dependencies=[read_features], responses=errors.responses(404))
+async def get_collection(request: Request, collection: str) -> dict[str, Any]:
+    def collect() -> dict[str, Any]:
+        found = existing(request, collection)
+        return {**summary(found), "history": found.history()[::-1]}
+
+    return await in_store(collect)
+
+
+@router.get("/{collection}/versions", dependencies=[read_features], responses=errors.responses(404))
+async def list_versions(
+    request: Request, collection: str, limit: Limit = 50, cursor: str | None = None, state: str | None = None
+) -> dict[str, Any]:
+    def collect() -> list[dict[str, Any]]:
+        manifests = existing(request, collection).versions()[::-1]
+        return [manifest for manifest in manifests if state is None or manifest["state"] == state]
+
+    return page_of(await in_store(collect), limit, cursor, "version", descending=True)
+
+
+@router.get("/{collection}/versions/{version}", dependencies=[read_features], responses=errors.responses(404))
+async def get_version(request: Request, collection: str, version: str) -> dict[str, Any]:
+    """The manifest; ``current`` is the version that is served."""
+    return await in_store(lambda: existing(request, collection).manifest(version))
+
+
+@router.post("/{collection}/versions/{version}/promote", responses=errors.responses(404, 409, 507))
+async def promote(
+    request: Request,
+    collection: str,
+    version: str,
+    body: Promotion,
+    principal: Annotated[Principal, Depends(require("features:write"))],
+    idempotency_key: IdempotencyKey = None,
+) -> dict[str, Any]:
+    """Makes a version the current one, atomically; an older one is the rollback. Answers with its manifest. Reason and
+    key id are kept: in the collection's history, and in the manifest of a version that was promoted over the gate."""
+
+    def switch() -> dict[str, Any]:
+        found = existing(request, collection)
+        if not VERSION_PATTERN.fullmatch(version):
+            raise ValueError(f"version: '{version}' is not the name of a version, such as v000001")
+        found.promote(version, body.reason, body.override_gate, body.if_current, key=principal.key_id)
+        return found.manifest(version)
+
+    async def act(reservation: idempotency.Reservation | None) -> dict[str, Any]:
+        manifest = await in_store(switch)
+        if reservation is not None:
+            # Cut off before this, the request is done again, which changes nothing: the version is current already.
+            async with request.app.state.database.write() as connection:
+                await idempotency.complete(connection, reservation, answer=manifest)
+        return manifest
+
+    asked = f"promote {principal.tenant} {collection} {version} {body.model_dump_json()}"
+    made = await idempotency.once(request.app.state.database, principal.key_id, idempotency_key, asked, act)
+    return made.answer or {} if isinstance(made, idempotency.Done) else made
+
+
+@router.get(
+    "/{collection}/versions/{version}/snapshot",
+    dependencies=[read_features],
+    response_class=StreamingResponse,
+    responses={200: {"content": {PARQUET: {}}}, **errors.also(304, "Unchanged."), **errors.responses(404)},
+)
+async def snapshot(request: Request, collection: str, version: str) -> Response:
+    """Every vector of a version as Parquet, in a stream of row groups: id, status, norm, count, vector."""
+    reader = await in_store(lambda: existing(request, collection).open(version))
+    etag = f'"{collection}-{reader.version}-{identity_of(reader)}-parquet"'
+    headers = {"Evenkeel-Version": reader.version, "ETag": etag}
+    if unchanged(request, etag):
+        return Response(status_code=304, headers=headers)
+    headers["Content-Disposition"] = f'attachment; filename="{collection}-{reader.version}.parquet"'
+    return StreamingResponse(parquet_chunks(reader), headers=headers, media_type=PARQUET)
+
+
+@router.post("/{collection}/neighbors", dependencies=[read_features], responses=errors.responses(404))
+async def neighbors(request: Request, collection: str, body: NeighborsRequest) -> dict[str, Any]:
+    """The items of highest cosine to an id or a vector, best first, by the published vectors themselves. ``exact`` is
+    false where an index chose the candidates: it may overlook some."""
+    if (body.id is None) == (body.vector is None):
+        raise errors.invalid([("id", "give id or vector, one of them")])
+
+    def search() -> dict[str, Any]:
+        there = existing(request, collection)
+        erasures = there.num_erasures()
+        reader = there.open(body.version)
+        query: Any = body.vector
+        if body.id is not None:
+            (query,) = ids_as(reader.manifest["id_type"], [body.id])
+        tenant = request.state.principal.tenant
+        found = request.app.state.neighbors.search(reader, query, body.k, tenant, erasures=erasures)
+        if found is None:
+            raise errors.Problem(404, "item-not-found", f"Version {reader.version} has no item {body.id!r}.")
+        items, exact = found
+        return {
+            "version": reader.version,
+            "exact": exact,
+            "items": [{"id": id_, "cosine": cosine} for id_, cosine in items],
+        }
+
+    return await in_store(search)
+
+
+def existing(request: Request, name: str) -> Collection:
+    """The collection of that name. Raises UnknownCollection."""
+    store = store_of(request)
+    collection = store.collection(name)
+    if not collection.exists():
+        raise UnknownCollection(
+            f"there is no collection '{name}' (there are: {', '.join(store.collections()) or 'none'})"
+        )
+    return collection
+
+
+def summary(collection: Collection) -> dict[str, Any]:
+    """A collection as lists show it; ``current`` is null before its first publication."""
+    current = collection.current()
+    manifests = collection.versions()
+    manifest = next((one for one in manifests if one["version"] == current), None)
+    fields = ("rows", "carried", "missing", "dim", "id_type", "anchor_generation", "job", "published_at")
+    return {
+        "name": collection.name,
+        "current": current,
+        "default_view": default_view(collection.name),
+        **{field: None if manifest is None else manifest[field] for field in fields},
+        "num_versions": len(manifests),
+        "latest": {field: manifests[-1][field] for field in ("version", "state", "reasons", "created_at")},
+        "views": [view["name"] for view in collection.views()],
+    }

@@ -1,0 +1,83 @@
+"""Datasets: registered, listed, profiled, proposed from a file."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.api import pagination
+from service.api.pagination import Page
+from service.core import errors, tables, thread_pools
+from service.datasets import registry
+from service.identity.auth import require
+from service.identity.keys import Principal
+from trainer.spec import DatasetSpec, Name
+
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+Reader = Annotated[Principal, Depends(require("jobs:read"))]
+Writer = Annotated[Principal, Depends(require("jobs:write"))]
+
+
+class InferRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    uri: str = Field(min_length=1)
+    name: Name | None = None
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses=errors.also(200, "Registered before, just so.") | errors.responses(409),
+)
+async def register(request: Request, response: Response, body: DatasetSpec, principal: Writer) -> dict[str, Any]:
+    await asyncio.to_thread(registry.check_files, request.app.state.settings.for_tenant(principal.tenant), body)
+    database = request.app.state.database
+    async with database.write() as connection:
+        shown, new = await registry.register(database, connection, body, principal.tenant)
+    response.status_code = 201 if new else 200
+    response.headers["Location"] = f"/v1/datasets/{body.name}"
+    return shown
+
+
+@router.get("")
+async def list_datasets(
+    request: Request, principal: Reader, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
+) -> Page[dict[str, Any]]:
+    table = tables.dataset
+    query = sa.select(table).where(table.c.tenant == principal.tenant)
+    async with request.app.state.database.read() as connection:
+        rows, following = await pagination.by_name(connection, query, table.c.name, limit, cursor)
+    return Page(items=[registry.view(row) for row in rows], next_cursor=following)
+
+
+@router.post("/infer")
+async def propose(request: Request, body: InferRequest, principal: Writer) -> dict[str, Any]:
+    """A manifest proposed for a file under the data roots, to read and correct before it is registered."""
+    settings = request.app.state.settings.for_tenant(principal.tenant)
+    return await thread_pools.in_thread(registry.propose, settings, body.uri, body.name)
+
+
+@router.get("/{name}", responses=errors.responses(404))
+async def get(request: Request, name: str, principal: Reader) -> dict[str, Any]:
+    async with request.app.state.database.read() as connection:
+        return registry.view(await registry.get(connection, principal.tenant, name))
+
+
+@router.get("/{name}/profile", responses=errors.responses(404))
+async def profile(request: Request, name: str, principal: Reader) -> dict[str, Any]:
+    """Rows, label rate, and each column's type, nulls, distinct values and range."""
+    async with request.app.state.database.read() as connection:
+        row = await registry.get(connection, principal.tenant, name)
+    spec = DatasetSpec.model_validate(row["spec"])
+    return await thread_pools.in_thread(registry.profile, request.app.state.settings.for_tenant(principal.tenant), spec)
+
+
+@router.delete("/{name}", status_code=204, responses=errors.responses(404, 409))
+async def delete(request: Request, name: str, principal: Writer) -> None:
+    async with request.app.state.database.write() as connection:
+        await registry.delete(connection, principal.tenant, name)

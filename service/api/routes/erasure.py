@@ -1,0 +1,86 @@
+"""Erasing ids from a collection's versions, and letting them in again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+
+from service.api.routes.collections import existing
+from service.core import errors
+from service.features.store_access import ids_as, in_store, problem_of
+from service.identity.auth import Principal, require
+
+router = APIRouter(prefix="/v1/collections", tags=["collections"])
+
+Result = TypeVar("Result")
+# Who erases waits for the one who is at it, for minutes perhaps: not in the threads that fetches need.
+_threads = ThreadPoolExecutor(4, thread_name_prefix="erasure")
+
+Writer = Annotated[Principal, Depends(require("features:write"))]
+
+
+class Ids(BaseModel):
+    """Which ids, and why; the reason is kept, the ids as hashes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ids: list[StrictInt | StrictStr] = Field(min_length=1, max_length=100_000)
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+class Erased(BaseModel):
+    """The versions that were rewritten, and how many rows they lost in all."""
+
+    versions: list[str]
+    rows: int
+
+
+class Readmitted(BaseModel):
+    """How many of the ids had been erased."""
+
+    ids: int
+
+
+async def _in_turn(call: Callable[[], Result]) -> Result:
+    """``in_store`` in a thread of its own kind."""
+    context = contextvars.copy_context()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_threads, lambda: context.run(call))
+    except ValueError as error:
+        raise problem_of(error) from error
+
+
+@router.post("/{collection}/erase", responses=errors.responses(404, 507))
+async def erase(request: Request, collection: str, body: Ids, principal: Writer) -> Erased:
+    """Removes the rows of ids from every kept version; they stay out until they are readmitted."""
+
+    def remove() -> dict[str, Any]:
+        found = existing(request, collection)
+        done = found.erase(ids_as(found.id_type(), body.ids), body.reason, key=principal.key_id)
+        request.app.state.neighbors.forget(collection, principal.tenant)
+        return done
+
+    return Erased(**await _in_turn(remove))
+
+
+@router.post("/{collection}/readmit", responses=errors.responses(404, 507))
+async def readmit(request: Request, collection: str, body: Ids, principal: Writer) -> Readmitted:
+    """Lets erased ids be published again, by the next run that finds them."""
+
+    def admit() -> int:
+        found = existing(request, collection)
+        return found.readmit(ids_as(found.id_type(), body.ids), body.reason, key=principal.key_id)
+
+    return Readmitted(ids=await _in_turn(admit))
+
+
+@router.get("/{collection}/erasures", dependencies=[Depends(require("features:read"))], responses=errors.responses(404))
+async def erasures(request: Request, collection: str) -> dict[str, Any]:
+    """What was erased and readmitted, newest first: when, why, by which key, how many ids and rows; never which."""
+    return {"items": await in_store(lambda: existing(request, collection).erasures()[::-1]), "next_cursor": None}

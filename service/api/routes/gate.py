@@ -1,0 +1,128 @@
+"""The gate of a collection: its canaries, and limits from null refreshes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pyarrow.parquet as pq
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from embeddings.refresh import calibration, probe
+from embeddings.store import NAME_PATTERN
+from service.api.routes.collections import existing
+from service.core import errors, thread_pools
+from service.datasets.paths import allowed, data_files
+from service.features.store_access import in_store, problem_of
+from service.identity.auth import require
+
+router = APIRouter(prefix="/v1/collections/{collection}", tags=["gate"])
+
+read_features = Depends(require("features:read"))
+write_features = Depends(require("features:write"))
+Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]
+
+
+class CanaryRequest(BaseModel):
+    """A Parquet file of columns id and label under the data roots; or the collection whose canaries to take over."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name | None = None
+    uri: str | None = None
+    seed: int = 0
+    copy_from: Name | None = None
+
+
+class CalibrationRequest(BaseModel):
+    """Versions of the scratch collection ``nulls``, each a null refresh measured against the one before it; limits by
+    metric that are put in place of what is found."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    nulls: Name
+    versions: list[str] = Field(min_length=1, max_length=100)
+    limits: dict[str, float] = {}
+
+
+@router.get("/calibration", dependencies=[read_features], responses=errors.responses(404))
+async def get_calibrations(request: Request, collection: str) -> dict[str, Any]:
+    """Limits and nulls by model family; none before a calibration."""
+    return await in_store(lambda: {"items": _settings(request, collection, calibration.SETTINGS)})
+
+
+@router.post("/calibration", dependencies=[write_features], responses=errors.responses(404, 507))
+async def calibrate(request: Request, collection: str, body: CalibrationRequest) -> dict[str, Any]:
+    """Calibrates the gate by null refreshes that have been published to a scratch collection, whose older versions are
+    then given up."""
+
+    if body.nulls == collection:
+        # Its versions would be given up: what it could be rolled back to.
+        raise errors.invalid([("nulls", f"'{collection}' is no scratch collection: publish the nulls to another one")])
+
+    def measured() -> dict[str, Any]:
+        nulls = existing(request, body.nulls)
+        # Of what is served elsewhere the versions that it could be rolled back to would be given up.
+        found = calibration.calibrate(
+            existing(request, collection), nulls, body.versions, overrides=body.limits, only_nulls=True
+        )
+        nulls.retain(1)
+        return found.as_document()
+
+    return await in_store(measured)
+
+
+@router.get("/canaries", dependencies=[read_features], responses=errors.responses(404))
+async def list_canaries(request: Request, collection: str) -> dict[str, Any]:
+    return await in_store(
+        lambda: {"items": [probe.summary(one) for one in _settings(request, collection, probe.SETTINGS)]}
+    )
+
+
+@router.post("/canaries", status_code=201, dependencies=[write_features], responses=errors.responses(404, 507))
+async def add_canaries(request: Request, collection: str, body: CanaryRequest) -> dict[str, Any]:
+    """Fits a canary on the current version and has it read every candidate from now on."""
+    given = (body.name is not None, body.uri is not None, body.copy_from is not None)
+    if given not in ((True, True, False), (False, False, True)):
+        raise errors.invalid([("name", "give name and uri, or copy_from")])
+
+    def fitted() -> dict[str, Any]:
+        target = existing(request, collection)
+        if body.copy_from is not None:
+            names = probe.copy_to(existing(request, body.copy_from), target)
+        else:
+            assert body.name is not None
+            assert body.uri is not None
+            settings = request.app.state.settings.for_tenant(request.state.principal.tenant)
+            path = allowed(settings, body.uri, "uri")
+            # The files that were checked, and no others of a directory.
+            table = pq.read_table(list(data_files(path)))
+            missing = {"id", "label"} - set(table.column_names)
+            if missing:
+                raise errors.invalid([("uri", f"'{body.uri}' lacks the column {' and '.join(sorted(missing))}")])
+            probe.register(target, body.name, table["id"], table["label"].to_pylist(), seed=body.seed)
+            names = [body.name]
+        kept = target.settings(probe.SETTINGS)
+        return {"items": [probe.summary(kept[name]) for name in names]}
+
+    try:
+        return await thread_pools.in_thread(fitted)
+    except ValueError as error:
+        raise problem_of(error) from error
+
+
+@router.delete("/canaries/{name}", status_code=204, dependencies=[write_features], responses=errors.responses(404))
+async def delete_canary(request: Request, collection: str, name: str) -> Response:
+    def remove() -> None:
+        target = existing(request, collection)
+        if name not in target.settings(probe.SETTINGS):
+            raise errors.Problem(404, "canary-not-found", f"Collection '{collection}' has no canary '{name}'.")
+        target.save_settings(probe.SETTINGS, name, None)
+
+    await in_store(remove)
+    return Response(status_code=204)
+
+
+def _settings(request: Request, collection: str, kind: str) -> list[dict[str, Any]]:
+    return list(existing(request, collection).settings(kind).values())

@@ -1,0 +1,118 @@
+"""For runs on other machines alone, with the token of their attempt (service.identity.run_tokens); not in the public
+document.
+
+Each route is about one run. A token of another one is refused with 403, one of an attempt that was given up with 409.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Query, Request, Response
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.core import tables
+from service.core.errors import Problem, invalid
+from service.identity import run_tokens
+from service.identity.auth import unauthorized
+from service.identity.run_tokens import Claim
+from service.jobs import run_reports
+from service.jobs.states import ACTIVE
+from trainer.runs.directory import RUN_FILE
+
+router = APIRouter(prefix="/internal/runs/{run_id}", include_in_schema=False)
+Result = TypeVar("Result")
+
+
+def claim_of(request: Request, run_id: str) -> Claim:
+    """What the request's token is for. Raises 401, and 403 for another run's."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    claim = run_tokens.read(request.app.state.settings.home, token.strip()) if scheme.lower() == "bearer" else None
+    if claim is None:
+        raise unauthorized("This needs the token of a run, which its service gave it; this one is unknown or expired.")
+    if claim.run_id != run_id:
+        raise Problem(403, "another-run", f"The token is of run {claim.run_id}: it opens nothing of another.")
+    return claim
+
+
+Claimed = Annotated[Claim, Depends(claim_of)]
+
+
+@router.get("")
+async def run_document(request: Request, claim: Claimed) -> Response:
+    """``run.json`` of the attempt."""
+    async with request.app.state.database.read() as connection:
+        await _held(connection, claim)
+    path = request.app.state.settings.run_dir(claim.run_id) / RUN_FILE
+    document = await asyncio.to_thread(path.read_bytes)
+    if json.loads(document)["attempt"] != claim.attempt:
+        _given_up(claim)  # the next one began meanwhile: its lease and token are its own
+    return Response(document, media_type="application/json")
+
+
+@router.get("/current", status_code=204)
+async def current(request: Request, claim: Claimed) -> None:
+    """204 while the attempt may publish."""
+    async with request.app.state.database.read() as connection:
+        row = await _held(connection, claim)
+    if row["state"] not in ACTIVE:
+        _given_up(claim)
+
+
+@router.post("/events")
+async def events(
+    request: Request, claim: Claimed, offset: Annotated[int, Query(ge=0, lt=2**63)]
+) -> dict[str, int | str | None]:
+    """Lines of the run's event file that belong at byte ``offset``. Answers where the file ends now, and with a new
+    token when the old one has seen a day."""
+    lines = await request.body()
+    if not lines.endswith(b"\n"):
+        raise invalid([("body", "events come in whole lines")], "send up to the last line's end")
+    directory = request.app.state.settings.run_dir(claim.run_id)
+    end, row = await _written(request, claim, lambda: run_reports.append_events(directory, offset, lines))
+    renewed = None
+    if claim.is_old:
+        renewed = run_tokens.issue(request.app.state.settings.home, claim.run_id, claim.attempt, row["lease"])
+    return {"offset": end, "token": renewed}
+
+
+@router.put("/exit", status_code=204)
+async def last_word(request: Request, claim: Claimed) -> None:
+    """``exit.json`` of the attempt."""
+    try:
+        document = json.loads(await request.body())
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or document.get("attempt") != claim.attempt:
+        raise invalid([("body", f"is not the exit.json of attempt {claim.attempt}")], "send the file as it is")
+    directory = request.app.state.settings.run_dir(claim.run_id)
+    await _written(request, claim, lambda: run_reports.write_exit(directory, document))
+
+
+async def _written(request: Request, claim: Claim, write: Callable[[], Result]) -> tuple[Result, Any]:
+    """What ``write`` returns, called while nobody else changes the job's row."""
+    async with request.app.state.database.write() as connection:
+        row = await _held(connection, claim)
+        try:
+            return await asyncio.to_thread(write), row
+        except OSError as error:
+            detail = f"What the run reports cannot be written: {error.strerror or error}."
+            raise Problem(503, "storage-unavailable", detail, headers={"Retry-After": "10"}) from error
+
+
+async def _held(connection: AsyncConnection, claim: Claim) -> Any:
+    """The job's row, locked in a write. Raises 409 where the attempt is not its any more."""
+    query = sa.select(tables.job).where(tables.job.c.id == claim.run_id).with_for_update()
+    row = (await connection.execute(query)).mappings().first()
+    if not run_tokens.holds(claim, row):
+        _given_up(claim)
+    return row
+
+
+def _given_up(claim: Claim) -> NoReturn:
+    detail = f"Attempt {claim.attempt} of {claim.run_id} was given up, or has ended: it has nothing more to say."
+    raise Problem(409, "run-given-up", detail)

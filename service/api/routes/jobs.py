@@ -1,0 +1,216 @@
+"""Training jobs: submitted, listed, cancelled, retried, followed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import HTMLResponse, StreamingResponse
+from pydantic import AwareDatetime, BaseModel
+
+from service.api import idempotency, pagination
+from service.api.idempotency import IdempotencyKey
+from service.api.middleware import entry_of
+from service.api.pagination import Page
+from service.core import errors, tables
+from service.identity.auth import require
+from service.identity.keys import Principal
+from service.jobs import job_records, output, submission
+from service.jobs.report import as_html, report
+from trainer.spec import JobSpec
+
+
+def own(scope: str) -> Any:
+    """Asks for the scope, and answers 404 for a job of another tenant, as for one that is not there. The row is left in
+    ``request.state.job``."""
+
+    async def dependency(request: Request, job_id: str, principal: Principal = Depends(require(scope))) -> None:
+        async with request.app.state.database.read() as connection:
+            row = await job_records.get(connection, job_id)
+        if principal.sees not in (None, row["tenant"]):
+            raise errors.not_found("job", job_id)
+        request.state.about, request.state.job = row["tenant"], row
+
+    return Depends(dependency)
+
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+READ = [own("jobs:read")]
+WRITE = [own("jobs:write")]
+
+State = Literal["queued", "starting", "running", "publishing", "cancelling", "succeeded", "failed", "cancelled"]
+
+
+class JobView(BaseModel):
+    """A job. ``reason`` says why it waits; ``progress`` and ``metrics`` come from the run's own events, and so does
+    ``lineage``: fingerprint of the dataset, hash of the spec, versions of packages, git commit, parent version, warm
+    start. ``needs``: what it was predicted to take of its host, once that was counted."""
+
+    id: str
+    tenant: str
+    name: str
+    state: State
+    reason: str | None
+    created_at: AwareDatetime
+    started_at: AwareDatetime | None
+    finished_at: AwareDatetime | None
+    attempt: int
+    progress: dict[str, Any] | None
+    metrics: list[dict[str, Any]]
+    publication: dict[str, Any] | None
+    error: dict[str, Any] | None
+    dataset: str
+    schedule: str | None
+    parent_version: str | None
+    needs: dict[str, Any] | None
+    lineage: dict[str, Any] | None
+    labels: dict[str, str]
+    spec: dict[str, Any]
+
+
+class DryRun(BaseModel):
+    """The job would be accepted; what it is predicted to take."""
+
+    valid: Literal[True] = True
+    estimate: dict[str, Any]
+
+
+DRY_RUN: dict[int | str, dict[str, Any]] = {
+    200: {"model": DryRun, "description": "With dry_run: nothing was submitted."}
+}
+
+
+@router.post("", status_code=202, response_model=JobView | DryRun, responses=DRY_RUN | errors.responses(409))
+async def submit(
+    request: Request,
+    response: Response,
+    body: JobSpec,
+    principal: Annotated[Principal, Depends(require("jobs:write"))],
+    dry_run: bool = False,
+    idempotency_key: IdempotencyKey = None,
+) -> Any:
+    state = request.app.state
+    if dry_run:
+        response.status_code = 200
+        estimate = await submission.estimate(state.database, state.settings, body, principal.tenant)
+        return {"valid": True, "estimate": estimate}
+    entered = False
+
+    def entry(job_id: str) -> dict[str, Any]:
+        nonlocal entered
+        entered = True
+        return entry_of(request.scope, principal, 202, f"/v1/jobs/{job_id}")
+
+    job = await submission.submit(state.database, state.settings, body, principal, idempotency_key, entry)
+    request.state.entered = entered  # one that fails, or makes nothing new, is entered by the middleware
+    response.headers["Location"] = f"/v1/jobs/{job['id']}"
+    return JobView(**job)
+
+
+@router.get("")
+async def list_jobs(
+    request: Request,
+    principal: Annotated[Principal, Depends(require("jobs:read"))],
+    state: State | None = None,
+    name: str | None = None,
+    label: Annotated[str | None, Query(description="`key=value`, or `key` for any value")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: str | None = None,
+) -> Page[JobView]:
+    query = job_records.listing(principal.sees, state, name, label)
+    async with request.app.state.database.read() as connection:
+        rows, following = await pagination.newest_first(connection, query, tables.job.c.id, limit, cursor)
+        items = await job_records.views(connection, rows)
+    return Page(items=[JobView(**item) for item in items], next_cursor=following)
+
+
+@router.get("/{job_id}", dependencies=READ, responses=errors.responses(404))
+async def get(request: Request, job_id: str) -> JobView:
+    return JobView(**await _shown(request))
+
+
+@router.post(
+    "/{job_id}/cancel",
+    status_code=202,
+    dependencies=WRITE,
+    responses={200: {"model": JobView, "description": "Cancelled before."}, **errors.responses(404, 409)},
+)
+async def cancel(request: Request, response: Response, job_id: str) -> JobView:
+    """202; 200 where it was cancelled before; 409 where it has succeeded or failed."""
+    async with request.app.state.database.write() as connection:
+        row, changed = await job_records.cancel(connection, job_id)
+        shown = await job_records.view(connection, row)
+    response.status_code = 202 if changed else 200
+    return JobView(**shown)
+
+
+@router.post("/{job_id}/retry", status_code=202, dependencies=WRITE, responses=errors.responses(404, 409))
+async def retry(
+    request: Request,
+    job_id: str,
+    principal: Annotated[Principal, Depends(require("jobs:write"))],
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
+    """Queues a failed or cancelled job again, from its last checkpoint."""
+    database = request.app.state.database
+
+    async def act(reservation: idempotency.Reservation | None) -> None:
+        async with database.write() as connection:
+            # The job's own tenant: an operator may send this.
+            await job_records.refuse_too_many(database, connection, request.app.state.settings, request.state.about)
+            await job_records.retry(connection, job_id)
+            await idempotency.complete(connection, reservation, job_id=job_id)
+
+    await idempotency.once(database, principal.key_id, idempotency_key, f"retry {job_id}", act)
+    async with database.read() as connection:
+        return JobView(**await job_records.view(connection, await job_records.get(connection, job_id)))
+
+
+@router.delete("/{job_id}", status_code=204, dependencies=WRITE, responses=errors.responses(404, 409))
+async def delete(request: Request, job_id: str) -> None:
+    await job_records.delete(request.app.state.database, request.app.state.settings, job_id)
+
+
+@router.get("/{job_id}/logs", dependencies=READ, response_class=Response, responses=errors.responses(404))
+async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Response:
+    """The log from byte ``offset`` on, at most 1 MiB; ``Evenkeel-Next-Offset`` says where to go on: at the beginning
+    where the log ends before ``offset``, since another took its place."""
+    directory = request.app.state.settings.run_dir(job_id)
+    text = await asyncio.to_thread(output.read_log, directory, offset)
+    following = await asyncio.to_thread(output.log_offset, directory, offset + len(text))
+    headers = {"Evenkeel-Next-Offset": str(following)}
+    return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+@router.get(
+    "/{job_id}/events",
+    dependencies=READ,
+    response_class=StreamingResponse,
+    responses=errors.also(204, "The job has ended and all was said.") | errors.responses(404),
+)
+async def events(request: Request, job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
+    """``state``, ``metric``, ``progress`` and ``log`` events; 204 where the job has ended and all was said."""
+    at = output.position(last_event_id)
+    state = request.app.state
+    first = await output.batch(state.database, state.settings, job_id, at)
+    if first.ended:
+        return Response(status_code=204)
+    body = output.stream(state.database, state.settings, job_id, first)
+    return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+@router.get("/{job_id}/report", dependencies=READ, response_model=None, responses=errors.responses(404))
+async def get_report(request: Request, job_id: str) -> Response | dict[str, Any]:
+    """JSON, or HTML where Accept prefers it."""
+    found = report(JobView(**await _shown(request)).model_dump(mode="json"))
+    return HTMLResponse(as_html(found)) if "text/html" in request.headers.get("accept", "") else found
+
+
+async def _shown(request: Request) -> dict[str, Any]:
+    """The job that :func:`own` has read."""
+    row = request.state.job
+    if not row["attempt"]:
+        return job_records.view_of_new(row)
+    async with request.app.state.database.read() as connection:
+        return await job_records.view(connection, row)

@@ -1,0 +1,176 @@
+"""API keys and the tenants they belong to, and the exchange of a key for the dashboard's session cookie."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Body, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.api import pagination
+from service.api.middleware import too_often
+from service.api.pagination import Page
+from service.core import errors, tables
+from service.identity import keys
+from service.identity.auth import COOKIE, address_of, optional_principal, require, same_origin, unauthorized
+from service.identity.keys import Principal
+from trainer.spec import Name
+
+router = APIRouter(tags=["keys"])
+Admin = Annotated[Principal, Depends(require("admin"))]
+
+
+class KeyRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    scopes: list[Literal["jobs:read", "jobs:write", "features:read", "features:write", "admin"]] = Field(min_length=1)
+    expires_at: tables.Instant | None = None
+
+
+class Rotation(BaseModel):
+    """How long the secret before goes on; 0: it ends at once, and the sessions it opened with it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    overlap_seconds: float = Field(default=24 * 3600, ge=0, le=90 * 24 * 3600, allow_inf_nan=False)
+
+
+class KeyView(BaseModel):
+    """A key without its secret. ``old_until``: how long the secret before its last rotation goes on."""
+
+    id: str
+    tenant: str
+    name: str
+    prefix: str
+    scopes: list[str]
+    created_at: datetime.datetime
+    expires_at: datetime.datetime | None
+    revoked_at: datetime.datetime | None
+    rotated_at: datetime.datetime | None
+    old_until: datetime.datetime | None
+
+
+class NewKey(KeyView):
+    key: str = Field(description="The key itself: shown this once, kept nowhere.")
+
+
+class Tenant(BaseModel):
+    """A tenant, and how many of its keys can be used."""
+
+    name: str
+    num_keys: int
+
+
+class SessionRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    key: str = Field(min_length=1, max_length=512)
+
+
+@router.post("/v1/keys", status_code=201)
+async def create(request: Request, response: Response, body: KeyRequest, admin: Admin) -> NewKey:
+    """A key of the admin's own tenant, or of the one that an operator acts for."""
+    if body.expires_at is not None and body.expires_at <= tables.now():
+        raise errors.invalid([("expires_at", "lies in the past")], "give a later time, or none")
+    async with request.app.state.database.write() as connection:
+        key, row = await keys.create(
+            connection, body.name, list(dict.fromkeys(body.scopes)), body.expires_at, admin.tenant
+        )
+    response.headers["Location"] = f"/v1/keys/{row['id']}"
+    return NewKey(key=key, **_shown(row))
+
+
+@router.get("/v1/keys")
+async def list_keys(
+    request: Request, admin: Admin, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
+) -> Page[KeyView]:
+    query = sa.select(tables.api_key)
+    if admin.sees is not None:
+        query = query.where(tables.api_key.c.tenant == admin.sees)
+    async with request.app.state.database.read() as connection:
+        rows, following = await pagination.newest_first(connection, query, tables.api_key.c.id, limit, cursor)
+    return Page(items=[KeyView(**_shown(row)) for row in rows], next_cursor=following)
+
+
+@router.post("/v1/keys/{key_id}/rotate", responses=errors.responses(404, 409))
+async def rotate(request: Request, key_id: str, admin: Admin, body: Rotation | None = None) -> NewKey:
+    """Another secret for the same key; the one before goes on for `overlap_seconds` (a day), so that whoever uses it
+    can change over. Id, scopes and expiry stay. 409 for a key that is revoked or has expired."""
+    overlap = datetime.timedelta(seconds=(body or Rotation()).overlap_seconds)
+    async with request.app.state.database.write() as connection:
+        row = await keys.get(connection, key_id, admin.sees)
+        if row is None:
+            raise errors.not_found("key", key_id)
+        if not keys.is_live(row):
+            raise errors.Problem(409, "key-ended", f"Key {key_id} is revoked or has expired: make another one.")
+        key, row = await keys.rotate(connection, row, overlap)
+    request.app.state.authenticator.forget()
+    return NewKey(key=key, **_shown(row))
+
+
+@router.delete("/v1/keys/{key_id}", status_code=204, responses=errors.responses(404))
+async def revoke(request: Request, key_id: str, admin: Admin) -> None:
+    async with request.app.state.database.write() as connection:
+        if await keys.get(connection, key_id, admin.sees) is None:
+            raise errors.not_found("key", key_id)
+        await keys.revoke(connection, key_id)
+    request.app.state.authenticator.forget()
+
+
+@router.get("/v1/tenants")
+async def list_tenants(
+    request: Request, admin: Admin, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
+) -> Page[Tenant]:
+    """Tenants by name: all for an operator, an admin's own else. Each has come into being with its first key."""
+    query = keys.tenants(admin.sees)
+    async with request.app.state.database.read() as connection:
+        rows, following = await pagination.by_name(connection, query, query.selected_columns.name, limit, cursor)
+    return Page(items=[Tenant(**row) for row in rows], next_cursor=following)
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in KeyView.model_fields}
+
+
+@router.post("/session", status_code=204, tags=["dashboard"])
+async def open_session(request: Request, body: Annotated[SessionRequest, Body()]) -> Response:
+    if "origin" in request.headers and not same_origin(request):
+        raise errors.Problem(403, "cross-site-request", "A session is opened from the dashboard's own page.")
+    state = request.app.state
+    principal = await state.authenticator.principal("key", body.key, address_of(request))
+    if principal is None:
+        raise unauthorized("The key is unknown, revoked or expired.")
+    problem = too_often(state.rate, principal, state.settings)  # its sender was not known before its body
+    if problem is not None:
+        raise problem
+    request.state.audited = principal
+    async with state.database.write() as connection:
+        token = await keys.open_session(connection, principal, state.settings.session_seconds)
+    response = Response(status_code=204)
+    response.set_cookie(
+        COOKIE,
+        token,
+        max_age=int(state.settings.session_seconds),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return response
+
+
+@router.delete("/session", status_code=204, tags=["dashboard"])
+async def close_session(
+    request: Request, principal: Annotated[Principal | None, Depends(optional_principal)]
+) -> Response:
+    token = request.cookies.get(COOKIE)
+    if token is not None:
+        request.state.audited = principal
+        async with request.app.state.database.write() as connection:
+            await keys.close_session(connection, token)
+        request.app.state.authenticator.forget()
+    response = Response(status_code=204)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return response

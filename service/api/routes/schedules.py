@@ -1,0 +1,142 @@
+"""Schedules: created, changed, triggered; what they fired."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import AwareDatetime, BaseModel, ConfigDict
+
+from service.api import idempotency, pagination
+from service.api.idempotency import IdempotencyKey
+from service.api.pagination import Page
+from service.core import errors, tables
+from service.identity.auth import require
+from service.identity.keys import Principal
+from service.jobs import job_records
+from service.schedules import schedule_records
+from service.schedules.schedule_records import SchedulePatch, ScheduleSpec
+
+router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
+Reader = Annotated[Principal, Depends(require("jobs:read"))]
+Writer = Annotated[Principal, Depends(require("jobs:write"))]
+
+
+class ScheduleView(BaseModel):
+    name: str
+    cron: str
+    timezone: str
+    job: dict[str, Any]
+    catchup: schedule_records.Catchup
+    misfire_grace_seconds: float
+    overlap: schedule_records.Overlap
+    paused: bool
+    created_at: AwareDatetime
+    next_fire_at: AwareDatetime | None
+    next_firings: list[AwareDatetime]
+
+
+class FiringView(BaseModel):
+    """One instant of a schedule. ``missed``: not run at all; ``skipped``: its overlap forbade it; ``failed``: its job
+    could not be submitted."""
+
+    schedule: str
+    fire_at: AwareDatetime
+    firing_date: datetime.date
+    kind: Literal["cron", "trigger"]
+    outcome: Literal["started", "skipped", "missed", "failed"]
+    job_id: str | None
+    reason: str | None
+    created_at: AwareDatetime
+
+
+class TriggerRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    firing_date: datetime.date | None = None
+
+
+@router.post("", status_code=201, responses=errors.responses(409))
+async def create(request: Request, response: Response, body: ScheduleSpec, principal: Writer) -> ScheduleView:
+    database = request.app.state.database
+    async with database.write() as connection:
+        row = await schedule_records.create(database, connection, body, principal.tenant)
+    response.headers["Location"] = f"/v1/schedules/{body.name}"
+    return ScheduleView(**schedule_records.view(row))
+
+
+@router.get("")
+async def list_schedules(
+    request: Request, principal: Reader, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
+) -> Page[ScheduleView]:
+    table = tables.schedule
+    query = sa.select(table).where(table.c.tenant == principal.tenant)
+    async with request.app.state.database.read() as connection:
+        rows, following = await pagination.by_name(connection, query, table.c.name, limit, cursor)
+    return Page(items=[ScheduleView(**schedule_records.view(row)) for row in rows], next_cursor=following)
+
+
+@router.get("/{name}", responses=errors.responses(404))
+async def get(request: Request, name: str, principal: Reader) -> ScheduleView:
+    async with request.app.state.database.read() as connection:
+        return ScheduleView(**schedule_records.view(await schedule_records.get(connection, principal.tenant, name)))
+
+
+@router.patch("/{name}", responses=errors.responses(404))
+async def change(request: Request, name: str, body: SchedulePatch, principal: Writer) -> ScheduleView:
+    async with request.app.state.database.write() as connection:
+        return ScheduleView(
+            **schedule_records.view(await schedule_records.change(connection, principal.tenant, name, body))
+        )
+
+
+@router.delete("/{name}", status_code=204, responses=errors.responses(404))
+async def delete(request: Request, name: str, principal: Writer) -> None:
+    async with request.app.state.database.write() as connection:
+        await schedule_records.delete(connection, principal.tenant, name)
+
+
+@router.post("/{name}/trigger", status_code=202, responses=errors.responses(404, 409))
+async def trigger(
+    request: Request,
+    response: Response,
+    name: str,
+    principal: Writer,
+    body: TriggerRequest | None = None,
+    idempotency_key: IdempotencyKey = None,
+) -> FiringView:
+    """Fires now, also while paused; 409 where its last job has not ended and overlap is ``forbid``."""
+    database, date = request.app.state.database, body.firing_date if body else None
+
+    async def act(reservation: idempotency.Reservation | None) -> FiringView:
+        async with database.write() as connection:
+            await job_records.refuse_too_many(database, connection, request.app.state.settings, principal.tenant)
+            fired = FiringView(**await schedule_records.trigger(connection, principal.tenant, name, date))
+            await idempotency.complete(connection, reservation, answer=fired.model_dump(mode="json"))
+        return fired
+
+    asked = f"trigger {principal.tenant} {name} {date}"
+    made = await idempotency.once(database, principal.key_id, idempotency_key, asked, act)
+    firing = FiringView(**(made.answer or {})) if isinstance(made, idempotency.Done) else made
+    response.headers["Location"] = f"/v1/jobs/{firing.job_id}"
+    return firing
+
+
+@router.get("/{name}/firings", responses=errors.responses(404))
+async def firings(
+    request: Request,
+    name: str,
+    principal: Reader,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: str | None = None,
+) -> Page[FiringView]:
+    """Newest first."""
+    table = tables.firing
+    async with request.app.state.database.read() as connection:
+        schedule = await schedule_records.get(connection, principal.tenant, name)
+        query = sa.select(table).where(table.c.schedule_id == schedule["id"])
+        rows, following = await pagination.newest_instants(connection, query, table.c.fire_at_utc, limit, cursor)
+    items = [FiringView(**schedule_records.firing_view(row, name)) for row in rows]
+    return Page(items=items, next_cursor=following)

@@ -1,0 +1,244 @@
+"""Fetching vectors by id, as an Arrow stream or as JSON: of a collection (its default view) or of a view.
+
+Touches the feature store's mapped files alone; the key comes from a bounded cache. The body is read by hand and the
+answer written by Arrow or orjson: a response model would take longer than everything else together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from embeddings.store import Collection, default_view
+from embeddings.vectors.item_vectors import MISSING, STATUS_NAMES, Array
+from service.api.routes.collections import existing
+from service.core import errors
+from service.core.inline_io import AtOnce
+from service.features.store_access import accepted, ids_as, in_store, store_of, store_problems, unchanged
+from service.identity.auth import require
+from service.identity.tenants import qualified
+
+router = APIRouter(prefix="/v1", tags=["vectors"], dependencies=[Depends(require("features:read"))])
+
+ARROW = "application/vnd.apache.arrow.stream"
+JSON = "application/json"
+FORMATS = {ARROW: "arrow", JSON: "json"}
+MAX_IDS = 10_000
+MAX_VALUES = {ARROW: 2**26, JSON: 2**24}
+"""Numbers in one answer. Ten thousand vectors of the usual dims are far below."""
+BRIEF_VALUES = {ARROW: 2**15, JSON: 2**13}
+BRIEF_PRODUCTS = 2**22
+"""Numbers in an answer, and products for those that are computed, that take a millisecond at most."""
+DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+
+_DOCUMENTED: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["ids"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "ids": {
+                            "type": "array",
+                            "maxItems": MAX_IDS,
+                            "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+                        },
+                        "version": {"type": "string", "default": "current"},
+                        "dtype": {"enum": list(DTYPES), "default": "float32"},
+                    },
+                }
+            }
+        },
+    }
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Vectors in request order, duplicates kept.", "content": {ARROW: {}, JSON: {}}},
+    **errors.also(304, "If-None-Match names what would be sent."),
+    **errors.responses(404, 406),
+}
+
+_STATUSES = pa.array(list(STATUS_NAMES))
+
+
+class Wanted(NamedTuple):
+    """A request's body."""
+
+    ids: list[Any]
+    version: str
+    dtype: str
+
+
+class Fetched(NamedTuple):
+    """What is sent: ids in the collection's type, status uint8 [n], vectors [n, dim] (zero where missing)."""
+
+    id_type: str
+    ids: list[Any]
+    status: Array
+    vectors: Array
+
+
+@router.post("/collections/{collection}/vectors", openapi_extra=_DOCUMENTED, responses=_ANSWERS)
+async def of_collection(request: Request, collection: str) -> Response:
+    """Vectors of a collection's default view."""
+    return await _fetch(request, default_view(collection), collection)
+
+
+@router.post("/views/{name}/vectors", openapi_extra=_DOCUMENTED, responses=_ANSWERS)
+async def of_view(request: Request, name: str) -> Response:
+    """Vectors of a view; an identity view gives the published vectors themselves."""
+    return await _fetch(request, name, None)
+
+
+async def _fetch(request: Request, view: str, collection: str | None) -> Response:
+    media_type = accepted(request.headers.get("accept"), (JSON, ARROW))
+    body = await request.body()
+    wanted = parse(body)
+    metrics = request.app.state.metrics
+
+    def answer() -> Response:
+        started = time.perf_counter()
+        store = store_of(request)
+        found = store.collection(collection) if collection is not None else store.view_collection(view)
+        with found.steady():
+            if collection is not None:
+                existing(request, collection)
+            return of(found, started)
+
+    def of(found: Collection, started: float) -> Response:
+        reader = found.open(wanted.version)
+        # Everything below is of this one version, whatever is switched meanwhile.
+        entry = found.view(view, reader.version)
+        etag = etag_of(body, media_type, reader.manifest, entry)
+        headers = {"Evenkeel-Version": reader.version, "ETag": etag, "Vary": "Accept"}
+        if unchanged(request, etag):
+            return Response(status_code=304, headers=headers)
+        check_size(len(wanted.ids), reader.dim if entry["kind"] == "identity" else entry["dim"], media_type)
+        ids = ids_as(reader.manifest["id_type"], wanted.ids)
+        status, vectors = found.view_lookup(view, ids, reader.version)
+        with np.errstate(over="ignore"):
+            vectors = vectors.astype(DTYPES[wanted.dtype], copy=False)
+        fetched = Fetched(reader.manifest["id_type"], ids, status, vectors)
+        encode = arrow_stream if media_type == ARROW else json_body
+        shown = qualified(request.state.principal.tenant, found.name)
+        encoded = encode(fetched, reader.version, view)
+        metrics.fetched_ids.labels(shown).observe(len(ids))
+        metrics.fetch_seconds.labels(shown, FORMATS[media_type]).observe(time.perf_counter() - started)
+        return Response(encoded, headers=headers, media_type=media_type)
+
+    at_once: AtOnce = request.app.state.at_once
+    if at_once.allowed() and is_brief(request, view, collection, wanted, media_type):
+        with store_problems():
+            return at_once.call(answer)
+    return await in_store(answer)
+
+
+def is_brief(request: Request, view: str, collection: str | None, wanted: Wanted, media_type: str) -> bool:
+    """Whether the answer is made of a few rows of memory, with nothing to open or to check."""
+    with contextlib.suppress(ValueError):  # whoever makes the answer finds it again, and says it
+        store = store_of(request)
+        found = store.collection(collection) if collection is not None else store.seen_view_collection(view)
+        entry = None if found is None else found.mapped(view, wanted.version)
+        if entry is not None:
+            products = 0 if entry["kind"] == "identity" else entry["dim_in"] * entry["dim"]
+            in_all = len(wanted.ids) * entry["dim"]
+            return in_all <= BRIEF_VALUES[media_type] and len(wanted.ids) * products <= BRIEF_PRODUCTS
+    return False
+
+
+def parse(body: bytes) -> Wanted:
+    """The body's fields. Raises a 422 that names the field."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise errors.invalid([("", f"the body is not JSON: {error}")]) from None
+    if not isinstance(document, dict):
+        raise errors.invalid([("", 'the body is an object such as {"ids": [1, 2]}')])
+    problems = [(name, "no such field: check the spelling") for name in document if name not in Wanted._fields]
+    ids, version, dtype = document.get("ids"), document.get("version", "current"), document.get("dtype", "float32")
+    if not isinstance(ids, list):
+        ids = []
+        problems.append(("ids", "give a list of ids"))
+    elif len(ids) > MAX_IDS:
+        problems.append(("ids", f"{len(ids)} ids, at most {MAX_IDS} in one request: send several"))
+    if not isinstance(version, str):
+        problems.append(("version", "give the name of a version, or current"))
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        problems.append(("dtype", f"is not one of {', '.join(DTYPES)}"))
+    if problems:
+        raise errors.invalid(problems)
+    return Wanted(ids, version, dtype)
+
+
+def check_size(num_ids: int, dim: int, media_type: str) -> None:
+    """Raises a 422 for an answer that would take memory (Arrow) or hold up the others (JSON) beyond measure."""
+    at_most = MAX_VALUES[media_type] // dim
+    if num_ids > at_most:
+        instead = ", or ask for Arrow" if media_type == JSON else ""
+        message = f"{num_ids} vectors of {dim} numbers are too many for one answer"
+        raise errors.invalid([("ids", message)], f"send at most {at_most} ids at once{instead}")
+
+
+def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[str, Any]) -> str:
+    """Same request, same version, same view: same bytes."""
+    served = (
+        media_type,
+        manifest["collection"],
+        manifest["version"],
+        manifest["created_at"],
+        entry["name"],
+        entry["sha256"],
+        len(manifest.get("erasures", ())),
+    )
+    digest = hashlib.blake2b(orjson.dumps(served), digest_size=16)
+    digest.update(body)
+    return f'"{digest.hexdigest()}"'
+
+
+def arrow_stream(fetched: Fetched, version: str, view: str) -> bytes:
+    """An Arrow IPC stream of one record batch: id, status, vector (null where missing)."""
+    missing = fetched.status == MISSING
+    schema = _schema(fetched.id_type, fetched.vectors.dtype, fetched.vectors.shape[1], version, view)
+    flat = pa.array(fetched.vectors.reshape(-1))
+    mask = pa.array(missing) if missing.any() else None
+    columns = [
+        pa.array(fetched.ids, schema.field("id").type),
+        pa.DictionaryArray.from_arrays(pa.array(fetched.status, pa.int8()), _STATUSES),
+        pa.FixedSizeListArray.from_arrays(flat, fetched.vectors.shape[1], mask=mask),
+    ]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return sink.getvalue().to_pybytes()
+
+
+@functools.lru_cache(256)
+def _schema(id_type: str, dtype: np.dtype[Any], dim: int, version: str, view: str) -> pa.Schema:
+    """Of the stream. Making one takes as long as all of its columns."""
+    fields = [
+        ("id", pa.int64() if id_type == "int64" else pa.string()),
+        ("status", pa.dictionary(pa.int8(), pa.string())),
+        ("vector", pa.list_(pa.from_numpy_dtype(dtype), dim)),
+    ]
+    return pa.schema(fields, metadata={"version": version, "view": view})
+
+
+def json_body(fetched: Fetched, version: str, view: str) -> bytes:
+    """The same as JSON; a missing id's vector is null."""
+    items = [
+        {"id": one, "status": STATUS_NAMES[status], "vector": vector if status != MISSING else None}
+        for one, status, vector in zip(fetched.ids, fetched.status.tolist(), fetched.vectors, strict=True)
+    ]
+    document = {"version": version, "view": view, "dim": fetched.vectors.shape[1], "items": items}
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,202 @@
+"""Feature views: created, listed, deleted, and handed out as the first layer of a frontend model."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse, Response
+
+from embeddings.rff.advice import MIN_EPSILON, SAMPLED_ROWS, dim_for, warnings_of
+from embeddings.rff.export import onnx_layer, safetensors_layer
+from embeddings.store import Collection, Store, default_view
+from embeddings.vectors.item_vectors import Array
+from service.api.routes.collections import existing
+from service.core import errors
+from service.features.store_access import accepted, in_store, page_of, store_of, unchanged
+from service.identity.auth import require
+from trainer.spec import Name, View
+
+router = APIRouter(prefix="/v1/views", tags=["views"])
+
+read_features = Depends(require("features:read"))
+write_features = Depends(require("features:write"))
+
+SAFETENSORS = "application/octet-stream"
+ONNX = "application/onnx"
+LAYERS = {SAFETENSORS: ("safetensors", safetensors_layer), ONNX: ("onnx", onnx_layer)}
+"""By media type: the ending of the file's name, and what writes it."""
+
+
+class ViewRequest(View):
+    """A view as a job spec has it, and the collection it is of."""
+
+    collection: Name
+
+
+@router.post(
+    "",
+    status_code=201,
+    dependencies=[write_features],
+    responses=errors.also(200, "It is there, just so; or the answer to a dry run.") | errors.responses(404, 409, 507),
+)
+async def create(
+    request: Request,
+    body: ViewRequest,
+    dry_run: Annotated[bool, Query(description="Makes nothing: says what it would be, and which dim to take.")] = False,
+    epsilon: Annotated[
+        float, Query(ge=MIN_EPSILON, lt=1, description="With dry_run: the kernel error that advice is to reach.")
+    ] = 0.05,
+) -> Response:
+    """201 for a new view; 200 for one that exists just so. Frequencies are drawn and published now; the rows of a
+    materialized view are stored with every version published from now on.
+
+    A dry run answers 200 with `view`, `exists`, `advice` (kernel errors by dim, measured on the current version's own
+    vectors; the smallest dim within `epsilon`; beside it the dim of the printed bound) and `warnings`.
+    """
+    parameters = body.model_dump(exclude={"collection"})
+
+    def make() -> tuple[dict[str, Any], int]:
+        collection = existing(request, body.collection)
+        if dry_run:
+            return _preview(collection, parameters, epsilon), 200
+        known = body.name in collection.view_names()
+        view = collection.create_view(**parameters)
+        return _with_warnings(collection, view, "current"), 200 if known else 201
+
+    answer, status = await in_store(make)
+    headers = {} if dry_run else {"Location": f"/v1/views/{body.name}"}
+    return JSONResponse(answer, status, headers=headers)
+
+
+def _preview(collection: Collection, parameters: dict[str, Any], epsilon: float) -> dict[str, Any]:
+    view, exists = collection.preview_view(**parameters)
+    answer: dict[str, Any] = {"view": view, "exists": exists, "advice": None, "warnings": []}
+    if view["kind"] == "rff":
+        vectors = _sampled(collection, "current")
+        given = {name: view[name] for name in ("sigma", "seed", "frequencies")}
+        answer["advice"] = dim_for(epsilon, vectors, **given).as_dict()
+        answer["warnings"] = warnings_of(view["dim_in"], view["dim"], **given, vectors=vectors)
+    return answer
+
+
+def _sampled(collection: Collection, version: str) -> Array:
+    """Vectors of items that are spread evenly over a version, [<= 1024, d]."""
+    reader = collection.open(version)
+    rows = np.unique(np.linspace(0, len(reader) - 1, min(len(reader), 2 * SAMPLED_ROWS)).astype(np.int64))
+    return reader.lookup(reader.keys[rows])[1]
+
+
+def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -> dict[str, Any]:
+    """The view with what its consumers should know, measured on the version's vectors."""
+    if view["kind"] != "rff":
+        return {**view, "warnings": []}
+    drawn = collection.frequencies(view["name"], version)
+    vectors = _sampled(collection, version)
+    return {**view, "warnings": warnings_of(view["dim_in"], view["dim"], view["sigma"], vectors=vectors, drawn=drawn)}
+
+
+@router.get("", dependencies=[read_features], responses=errors.responses(404))
+async def list_views(
+    request: Request,
+    collection: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: str | None = None,
+) -> dict[str, Any]:
+    """Views that the current versions can be fetched through."""
+    store = store_of(request)
+
+    def collect() -> list[dict[str, Any]]:
+        names = store.collections() if collection is None else [existing(request, collection).name]
+        return sorted(
+            (view for name in names for view in store.collection(name).views()), key=lambda view: view["name"]
+        )
+
+    return page_of(await in_store(collect), limit, cursor, "name", descending=False)
+
+
+@router.get("/{name}", dependencies=[read_features], responses=errors.responses(404))
+async def get_view(request: Request, name: str) -> dict[str, Any]:
+    """The view, with `warnings`: what its consumers should know, each with a remedy."""
+
+    def read() -> dict[str, Any]:
+        collection = store_of(request).view_collection(name)
+        return _with_warnings(collection, collection.view(name), "current")
+
+    return await in_store(read)
+
+
+@router.delete("/{name}", status_code=204, dependencies=[write_features], responses=errors.responses(404, 409))
+async def delete(request: Request, name: str) -> None:
+    await in_store(_delete, store_of(request), name)
+
+
+def _delete(store: Store, name: str) -> None:
+    collection = store.view_collection(name)
+    if name == default_view(collection.name):
+        detail = f"'{name}' is what collection '{collection.name}' serves by its own name: it stays."
+        raise errors.Problem(409, "default-view", detail)
+    collection.delete_view(name)
+
+
+@router.get(
+    "/{name}/layer",
+    dependencies=[read_features],
+    response_class=Response,
+    responses={
+        200: {"content": {SAFETENSORS: {}, ONNX: {}}},
+        **errors.also(304, "Unchanged."),
+        **errors.responses(404, 406, 409),
+    },
+)
+async def layer(
+    request: Request,
+    name: str,
+    version: str = "current",
+    takes: Annotated[
+        Literal["published", "model"],
+        Query(description="Vectors as they are served, or those of the model behind the version."),
+    ] = "published",
+) -> Response:
+    """The view as the first layer of a frontend model, as safetensors or, by Accept, as ONNX (opset 17, any batch):
+    phi(h) = [cos(U h), sin(U h)] / sqrt(m), with h brought to unit length. It gives what is served to 1e-6.
+
+    `takes=model`: the version's alignment R is folded into U, so that the layer takes the raw vectors of the model that
+    was published. Where the version is a moving average (`averaged` in the metadata) the layer gives features of the
+    day's vectors, not of the average. The metadata has the view, the formula and the sha256 of U; the header
+    Content-Digest has that of the body.
+    """
+    media_type = accepted(request.headers.get("accept"), tuple(LAYERS))
+    body, version, sha256 = await in_store(_layer, store_of(request), name, version, takes, media_type)
+    digest = hashlib.sha256(body)
+    headers = {
+        "ETag": f'"{digest.hexdigest()}"',
+        "Vary": "Accept",
+        "Content-Digest": f"sha-256=:{base64.b64encode(digest.digest()).decode()}:",
+        "Content-Disposition": f'attachment; filename="{name}.{LAYERS[media_type][0]}"',
+        "Evenkeel-Version": version,
+        "Evenkeel-Frequencies-Sha256": sha256,
+    }
+    if unchanged(request, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type=media_type)
+
+
+def _layer(store: Store, name: str, version: str, takes: str, media_type: str) -> tuple[bytes, str, str]:
+    """(the file, the version it is of, the sha256 of the view's U)."""
+    collection = store.view_collection(name)
+    manifest = collection.manifest(version)
+    version = manifest["version"]
+    entry = collection.view(name, version)
+    if entry["kind"] != "rff":
+        raise errors.Problem(409, "no-layer", f"View '{name}' is {entry['kind']}: its layer would change nothing.")
+    features = collection.view_features(name, version)
+    # A layer of published vectors is the same for all versions of a generation, so it names none of them.
+    described = {**entry, "takes": takes}
+    if takes == "model":
+        features = features.fold(collection.rotation(version))
+        described |= {"version": version, "averaged": manifest["alignment"].get("new_weight") is not None}
+    return LAYERS[media_type][1](features, described), version, entry["sha256"]

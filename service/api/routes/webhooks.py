@@ -1,0 +1,143 @@
+"""Webhooks: who is told when a job fails, a version is held, a firing is missed; and what was sent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import AwareDatetime, BaseModel, Field
+
+from service.api import pagination
+from service.api.pagination import Page
+from service.core import errors, tables
+from service.identity.auth import require
+from service.identity.keys import Principal
+from service.webhooks import webhook_records
+from service.webhooks.ssrf_guard import TargetError, resolve
+from service.webhooks.webhook_records import WebhookPatch, WebhookSpec
+
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
+Admin = Annotated[Principal, Depends(require("admin"))]
+
+
+class WebhookView(BaseModel):
+    """``reason``: why it was paused by itself, if it was."""
+
+    id: str
+    url: str
+    events: list[str]
+    paused: bool
+    reason: str | None
+    created_at: AwareDatetime
+
+
+class NewWebhook(WebhookView):
+    secret: str = Field(
+        description="What deliveries are signed with (HMAC-SHA256, Standard Webhooks): shown this once."
+    )
+
+
+class DeliveryView(BaseModel):
+    """``next_at``: when it is tried (again); null once it was delivered or given up. ``status``: of the last answer."""
+
+    id: str
+    event: str
+    payload: dict[str, Any]
+    created_at: AwareDatetime
+    attempt: int
+    next_at: AwareDatetime | None
+    delivered_at: AwareDatetime | None
+    status: int | None
+    error: str | None
+
+
+def _view(row: dict[str, Any]) -> WebhookView:
+    return WebhookView(**{name: row[name] for name in WebhookView.model_fields})
+
+
+def _delivery(row: dict[str, Any]) -> DeliveryView:
+    return DeliveryView(**{name: row[name] for name in DeliveryView.model_fields})
+
+
+async def _refuse_private(request: Request, url: str) -> None:
+    try:
+        await resolve(url, request.app.state.settings.target_networks)
+    except TargetError as error:
+        raise errors.invalid([("url", str(error))]) from None
+
+
+@router.post("", status_code=201, responses=errors.responses(409))
+async def create(request: Request, response: Response, body: WebhookSpec, admin: Admin) -> NewWebhook:
+    """Registers an address. It must be a public one, unless the operator has allowed its network."""
+    await _refuse_private(request, body.url)
+    database = request.app.state.database
+    async with database.write() as connection:
+        row = await webhook_records.create(database, connection, admin.tenant, body)
+    response.headers["Location"] = f"/v1/webhooks/{row['id']}"
+    return NewWebhook(**_view(row).model_dump(), secret=row["secret"])
+
+
+@router.get("")
+async def list_webhooks(
+    request: Request, admin: Admin, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
+) -> Page[WebhookView]:
+    table = tables.webhook
+    query = sa.select(table).where(table.c.tenant == admin.tenant)
+    async with request.app.state.database.read() as connection:
+        rows, following = await pagination.newest_first(connection, query, table.c.id, limit, cursor)
+    return Page(items=[_view(row) for row in rows], next_cursor=following)
+
+
+@router.get("/{webhook_id}", responses=errors.responses(404))
+async def get(request: Request, webhook_id: str, admin: Admin) -> WebhookView:
+    async with request.app.state.database.read() as connection:
+        return _view(await webhook_records.get(connection, admin.tenant, webhook_id))
+
+
+@router.patch("/{webhook_id}", responses=errors.responses(404))
+async def change(request: Request, webhook_id: str, body: WebhookPatch, admin: Admin) -> WebhookView:
+    """Changes address or events, pauses, or goes on after a pause: what happened meanwhile is not told."""
+    if body.url:
+        await _refuse_private(request, body.url)
+    async with request.app.state.database.write() as connection:
+        return _view(await webhook_records.change(connection, admin.tenant, webhook_id, body))
+
+
+@router.delete("/{webhook_id}", status_code=204, responses=errors.responses(404))
+async def delete(request: Request, webhook_id: str, admin: Admin) -> None:
+    """Deletes it with its deliveries."""
+    async with request.app.state.database.write() as connection:
+        await webhook_records.delete(connection, admin.tenant, webhook_id)
+
+
+@router.post("/{webhook_id}/ping", status_code=202, responses=errors.responses(404))
+async def ping(request: Request, webhook_id: str, admin: Admin) -> DeliveryView:
+    """Sends an event ``ping``, to try the address and the receiver's check of the signature."""
+    async with request.app.state.database.write() as connection:
+        row = await webhook_records.get(connection, admin.tenant, webhook_id)
+        return _delivery(await webhook_records.owe(connection, row["id"], "ping", {"webhook": row["id"]}))
+
+
+@router.get("/{webhook_id}/deliveries", responses=errors.responses(404))
+async def deliveries(
+    request: Request,
+    webhook_id: str,
+    admin: Admin,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: str | None = None,
+) -> Page[DeliveryView]:
+    """What was sent, newest first, for thirty days."""
+    table = tables.webhook_delivery
+    async with request.app.state.database.read() as connection:
+        await webhook_records.get(connection, admin.tenant, webhook_id)
+        query = sa.select(table).where(table.c.webhook_id == webhook_id)
+        rows, following = await pagination.newest_first(connection, query, table.c.id, limit, cursor)
+    return Page(items=[_delivery(row) for row in rows], next_cursor=following)
+
+
+@router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202, responses=errors.responses(404))
+async def redeliver(request: Request, webhook_id: str, delivery_id: str, admin: Admin) -> DeliveryView:
+    """Makes a delivery once more, under the same id."""
+    async with request.app.state.database.write() as connection:
+        return _delivery(await webhook_records.redeliver(connection, admin.tenant, webhook_id, delivery_id))

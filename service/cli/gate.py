@@ -1,0 +1,185 @@
+"""CLI commands on the gate: calibrate, canaries."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from service.cli import output
+from service.cli.output import CommandError, JsonFlag
+from service.client import Client, ProblemError
+
+Collection = Annotated[str, typer.Argument(metavar="COLLECTION")]
+canaries = typer.Typer(help="Canaries: frozen consumers that read every candidate first.", no_args_is_help=True)
+MIN_RUNS = 3
+FIRST_SEED = 1_000_000
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(calibrate)
+    app.add_typer(canaries, name="canaries")
+
+
+# --- calibrate -------------------------------------------------------------------------------------------------------
+
+
+def calibrate(
+    collection: Collection,
+    runs: Annotated[int, typer.Option(min=MIN_RUNS, help="Null refreshes to measure.")] = 5,
+    spec: Annotated[
+        Path | None, typer.Option(help="The job that refreshes the collection (default: that of its current version).")
+    ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="METRIC=VALUE", help="A limit of your own, put in place of the found.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Sets the gate's limits from refreshes that differ by chance alone.
+
+    The job that refreshes the collection runs RUNS + 1 times with other seeds, each from the one before, and publishes
+    to a scratch collection; what is served does not change.
+    """
+    limits = _limits(limit or [])
+    scratch = f"{collection[:50]}-nulls-{secrets.token_hex(4)}"
+    with Client() as client:
+        job = _refresh_of(client, collection, spec)
+        if job.get("init_from") is None:
+            output.note("the job trains from scratch, so its nulls do: a warm start (init_from) holds vectors better")
+        versions: list[str] = []
+        for number in range(runs + 1):
+            version = _null(client, null_job(job, collection, scratch, number), scratch, number)
+            if number == 0:
+                client.copy_canaries(collection, scratch)
+            else:
+                versions.append(version)
+        found = client.calibrate(collection, scratch, versions, limits)
+    if as_json:
+        output.print_json(found)
+        return
+    rows = [{"metric": name, **null, "limit": found["limits"].get(name)} for name, null in found["nulls"].items()]
+    columns = {"metric": "METRIC", "mean": "NULL MEAN", "spread": "SPREAD", "worst": "WORST", "limit": "LIMIT"}
+    output.print_table(rows, columns, "")
+    if found["unstable"]:
+        output.note(
+            f"{', '.join(found['unstable'])}: the nulls themselves do not reach the least that is asked for, so such "
+            "refreshes will be held: refresh from a warm start (init_from), or train longer"
+        )
+
+
+def null_job(job: Mapping[str, Any], collection: str, scratch: str, number: int) -> dict[str, Any]:
+    """The ``number``-th null refresh: the job with a seed of its own, published to ``scratch`` in any case. The first
+    starts where the next refresh of the collection would, each other one from the one before it."""
+    publish = {**job["publish"], "collection": scratch, "gate": {**job["publish"].get("gate", {}), "mode": "report"}}
+    null = {**job, "publish": {**publish, "views": []}, "seed": FIRST_SEED + number}
+    null["name"] = f"{job['name'][:50]}-null-{number}"
+    if job.get("init_from") is not None:
+        # A refresh's other words on its start (rows given up, for one) stay.
+        start = {"collection": collection if number == 0 else scratch, "version": "current", "job": None}
+        null["init_from"] = {**job["init_from"], **start}
+    return null
+
+
+def _refresh_of(client: Client, collection: str, spec: Path | None) -> dict[str, Any]:
+    if spec is not None:
+        from trainer.spec import load_documents
+
+        _, document = load_documents(spec)
+        if document is None:
+            raise CommandError(f"{spec}: holds no job", "name a file with the job that refreshes the collection")
+        job: dict[str, Any] = document.model_dump(mode="json")
+    else:
+        manifest = client.version(collection)
+        if not manifest.get("job"):
+            raise CommandError(
+                f"version {manifest['version']} of '{collection}' names no job", "give the job: --spec SPEC.yaml"
+            )
+        try:
+            job = client.job(manifest["job"])["spec"]
+        except (KeyError, ProblemError) as error:
+            raise CommandError(
+                f"job {manifest['job']} of version {manifest['version']} is not known here: {error}",
+                "give the job that refreshes the collection: --spec SPEC.yaml",
+            ) from None
+    if (job.get("publish") or {}).get("collection") != collection:
+        raise CommandError(
+            f"the job publishes to {(job.get('publish') or {}).get('collection')!r}, not to '{collection}'",
+            "name the job that refreshes this collection",
+        )
+    return job
+
+
+def _null(client: Client, job: Mapping[str, Any], scratch: str, number: int) -> str:
+    job_id = client.submit(job)["id"]
+    output.note(f"null refresh {number}: job {job_id}")
+    with output.job_progress() as progress:
+        ended = client.wait(job_id, on_update=progress.update)
+    publication = ended.get("publication") or {}
+    if ended["state"] != "succeeded" or publication.get("status") != "published":
+        why = (ended.get("error") or {}).get("message") or "; ".join(publication.get("reasons") or ())
+        raise CommandError(
+            f"null refresh {number} (job {job_id}) {ended['state']}, {publication.get('status', 'none')}: {why}",
+            f"look at `evenkeel logs {job_id}`, then calibrate again; nothing has changed",
+        )
+    return str(publication["version"])
+
+
+def _limits(words: list[str]) -> dict[str, float]:
+    limits = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            equals = ""
+        if not name or not equals:
+            raise CommandError(f"--limit {word}: not METRIC=VALUE", "such as newly_carried=0.3", output.USAGE)
+    return limits
+
+
+# --- canaries --------------------------------------------------------------------------------------------------------
+
+
+@canaries.command("add")
+def add_canary(
+    collection: Collection,
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    labels: Annotated[str, typer.Argument(metavar="LABELS.parquet", help="Columns id and label.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Fits a frozen consumer on the current version; every candidate is read by it from now on."""
+    with Client() as client:
+        here = client.is_local and "://" not in labels and Path(labels).exists()
+        (answer,) = client.add_canary(collection, name, str(Path(labels).absolute()) if here else labels)["items"]
+    text = (
+        f"canary {name}: {answer['num_items']} items, {len(answer['classes'])} classes, "
+        f"accuracy {answer['accuracy']:.3f} (most frequent class {answer['majority']:.3f})"
+    )
+    output.print_answer(answer, text, as_json)
+
+
+@canaries.command("list")
+def list_canaries(collection: Collection, as_json: JsonFlag = False) -> None:
+    """Lists a collection's canaries."""
+    with Client() as client:
+        found = client.canaries(collection)
+    if as_json:
+        output.print_json(found)
+        return
+    rows = [{**one, "classes": len(one["classes"])} for one in found]
+    columns = {
+        "name": "NAME", "version": "FITTED ON", "anchor_generation": "GENERATION", "num_items": "ITEMS",
+        "classes": "CLASSES", "accuracy": "ACCURACY", "created_at": "CREATED",
+    }  # fmt: skip
+    output.print_table(rows, columns, f"'{collection}' has no canary: `evenkeel canaries add` makes one")
+
+
+@canaries.command("delete")
+def delete_canary(collection: Collection, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """Removes a canary."""
+    with Client() as client:
+        client.delete_canary(collection, name)
+    typer.echo(f"canary {name} removed")

@@ -1,0 +1,415 @@
+"""The console script ``evenkeel``: jobs, the service itself, and the checks before both.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 held by the gate (``submit --wait``). Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli import advise, gate, model, output, recipe, resources, vectors, webhooks
+from service.cli.output import FAILED, HELD, CommandError, JsonFlag
+from service.client import Client, ProblemError, ServiceError
+
+if TYPE_CHECKING:
+    from trainer.spec import DatasetSpec, JobSpec
+
+app = typer.Typer(
+    name="evenkeel",
+    help="Trains recommenders whose item vectors stay put. Start with `evenkeel serve`, or `evenkeel train SPEC.yaml`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SpecFile = Annotated[
+    Path, typer.Argument(metavar="SPEC.yaml", help="A job, or a dataset and a job, as YAML documents.")
+]
+JobId = Annotated[str, typer.Argument(metavar="ID")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"evenkeel {importlib.metadata.version('evenkeel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+# --- running a spec --------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    add_help_option=False,
+    options_metavar="SPEC.yaml [OPTIONS]",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def train(context: typer.Context) -> None:
+    """Trains in this terminal, without a service (`evenkeel train --help` shows the trainer's options)."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "trainer.launch.in_process", *context.args])
+
+
+@app.command()
+def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
+    """Checks a spec and its fit to the dataset, and shows what a run would take. Runs nothing."""
+    dataset, job = _documents(spec)
+    if job is None:
+        assert dataset is not None
+        _check_files(dataset)
+        answer: dict[str, Any] = {"valid": True, "dataset": dataset.name, "job": None}
+    elif dataset is not None:
+        job.against(dataset)
+        from trainer.sizing.estimate import estimate, too_large
+        from trainer.sizing.gpus import gpu_problem, known_gpu_bytes
+        from trainer.sizing.memory import machine_memory_bytes
+
+        address = os.environ.get("EVENKEEL_RAY_ADDRESS")
+        found = estimate(job, dataset, known_gpu_bytes(job, address))
+        answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": found}
+        if not found["rows"]:
+            raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows")
+        problem = too_large(job, found, None if address else machine_memory_bytes())
+        problem = problem or gpu_problem(job, address)
+        if problem is not None:
+            raise CommandError(*problem)
+    else:
+        with Client() as client, _naming(spec):
+            answer = {"dataset": job.dataset.name, "job": job.name, **client.estimate(job)}
+    if as_json:
+        output.print_json(answer)
+        return
+    output.print_fields({"dataset": answer["dataset"], "job": answer["job"]})
+    if answer.get("estimate"):
+        _print_estimate(answer["estimate"])
+    typer.echo("valid")
+
+
+@app.command()
+def submit(
+    spec: SpecFile,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Stay until the job ends; exit 3 if the gate held its version.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Submits a job to the service."""
+    _, job = _documents(spec)
+    if job is None:
+        raise CommandError(f"{spec}: holds a dataset and no job", f"register it with `evenkeel datasets add {spec}`")
+    with Client() as client:
+        with _naming(spec):
+            answer = client.submit(job)
+        if wait:
+            _wait(client, answer["id"], as_json)
+        elif as_json:
+            output.print_json(answer)
+        else:
+            typer.echo(answer["id"])
+            output.note(f"{answer['state']}; follow it with `evenkeel logs {answer['id']} -f`")
+
+
+def _wait(client: Client, job_id: str, as_json: bool) -> None:
+    output.note(f"job {job_id}")
+    try:
+        with output.job_progress() as progress:
+            job = client.wait(job_id, on_update=progress.update)
+    except KeyboardInterrupt:
+        raise CommandError(
+            f"stopped waiting; job {job_id} goes on",
+            f"`evenkeel job {job_id}` shows it, `evenkeel cancel {job_id}` ends it",
+            130,
+        ) from None
+    if as_json:
+        output.print_json(job)
+    else:
+        _print_job(job)
+    if job["state"] != "succeeded":
+        raise typer.Exit(FAILED)
+    if (job.get("publication") or {}).get("status") == "held":
+        raise typer.Exit(HELD)
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def jobs(
+    state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only jobs of this name.")] = None,
+    label: Annotated[str | None, typer.Option(help="Only jobs with this label, key=value.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    as_json: JsonFlag = False,
+) -> None:
+    """Lists jobs, newest first."""
+    with Client() as client:
+        found = client.jobs(state=state, name=name, label=label, limit=limit)
+    if as_json:
+        output.print_json(found)
+        return
+    rows = [
+        {
+            **job,
+            "progress": _progress(job),
+            "auc": _auc(job, "test") or _auc(job, "validation"),
+            "publication": _publication(job),
+        }
+        for job in found
+    ]
+    columns = {
+        "id": "ID", "name": "NAME", "state": "STATE", "progress": "PROGRESS", "auc": "AUC",
+        "publication": "PUBLICATION", "created_at": "CREATED",
+    }  # fmt: skip
+    output.print_table(rows, columns, "no jobs yet: submit one with `evenkeel submit SPEC.yaml`")
+
+
+@app.command()
+def job(job_id: JobId, as_json: JsonFlag = False) -> None:
+    """Shows one job: progress, metrics per epoch, publication, error."""
+    with Client() as client:
+        found = client.job(job_id)
+    if as_json:
+        output.print_json(found)
+    else:
+        _print_job(found)
+
+
+@app.command()
+def logs(
+    job_id: JobId, follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False
+) -> None:
+    """Prints a job's log."""
+    with Client() as client:
+        for text in client.follow_logs(job_id) if follow else client.read_logs(job_id):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+@app.command()
+def cancel(job_id: JobId, as_json: JsonFlag = False) -> None:
+    """Cancels a job; a running one writes a checkpoint first."""
+    with Client() as client:
+        _print_state(client.cancel(job_id), as_json)
+
+
+@app.command()
+def retry(job_id: JobId, as_json: JsonFlag = False) -> None:
+    """Runs a failed or cancelled job again, from its last checkpoint."""
+    with Client() as client:
+        _print_state(client.retry(job_id), as_json)
+
+
+@app.command()
+def delete(job_id: JobId) -> None:
+    """Removes a job that has ended, its checkpoints and its log; versions that it published stay."""
+    with Client() as client:
+        client.delete_job(job_id)
+    typer.echo(f"job {job_id} deleted")
+
+
+# --- the service -----------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def serve(
+    role: Annotated[str, typer.Option(help="all, api, scheduler or vectors.")] = "all",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes, with --role vectors.")] = 1,
+) -> None:
+    """Starts the service; the dashboard is at `/`."""
+    from service.cli.serve import serve as run
+
+    raise typer.Exit(run(role, host, port, workers))
+
+
+@app.command()
+def doctor(
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="[SPEC.yaml]", help="Also check that this job would fit.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Checks this machine: python, packages, ports, memory, disk, GPU, Ray, service. Exit 1 if anything fails."""
+    from service.ops.doctor import examine
+
+    checks = examine(spec)
+    if as_json:
+        output.print_json([check._asdict() for check in checks])
+    else:
+        console = output.out()
+        colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+        for check in checks:
+            console.print(f"[{colours[check.level]}]{check.level:<4}[/]  {check.name:<9}  ", end="")
+            console.print(check.message, markup=False)
+            if check.remedy:
+                console.print(f"      {'':<9}  remedy: {check.remedy}", markup=False)
+    if any(check.level == "fail" for check in checks):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def retention(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Removes what is older than it is kept, as the service does once a day. On the service's own machine."""
+    from service.cli.serve import sweep
+
+    swept = sweep(dry_run)
+    if as_json:
+        output.print_json(swept)
+    else:
+        output.print_fields(swept)
+
+
+vectors.register(app)
+gate.register(app)
+advise.register(app)
+model.register(app)
+recipe.register(app)
+resources.register(app)
+webhooks.register(app)
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _documents(path: Path) -> tuple[DatasetSpec | None, JobSpec | None]:
+    from trainer.spec import load_documents
+
+    return load_documents(path)
+
+
+def _check_files(dataset: DatasetSpec) -> None:
+    """A dataset's files and columns, by the service's own check; data roots are the service's matter."""
+    from service.core.errors import Problem
+    from service.core.settings import Settings
+    from service.datasets import registry
+
+    try:
+        registry.check_files(Settings(data_roots=(Path("/"),), object_roots=("s3://",)), dataset)
+    except Problem as problem:
+        remedies = dict.fromkeys(error["remedy"] for error in problem.errors if error["remedy"])
+        raise CommandError(problem.detail, "; ".join(remedies)) from None
+
+
+@contextlib.contextmanager
+def _naming(spec: Path) -> Iterator[None]:
+    """Nothing is registered in passing: an unknown dataset is an error that names the command."""
+    try:
+        yield
+    except ProblemError as error:
+        unknown = [one for one in error.errors if one.get("field") == "dataset.name"]
+        if error.status != 422 or not unknown or "registered" not in str(unknown[0].get("message")):
+            raise
+        file = spec if _documents(spec)[0] is not None else "FILE.yaml"
+        raise CommandError(f"{spec}: dataset.name: {unknown[0]['message']}", f"evenkeel datasets add {file}") from None
+
+
+def _print_state(job: Mapping[str, Any], as_json: bool) -> None:
+    output.print_answer(job, f"{job['id']}  {job['state']}", as_json)
+
+
+def _print_job(job: Mapping[str, Any]) -> None:
+    fields = ("id", "name", "state", "attempt", "created_at", "started_at", "finished_at")
+    publication, error = job.get("publication") or {}, job.get("error") or {}
+    output.print_fields(
+        {field.removesuffix("_at"): job.get(field) for field in fields}
+        | {"reason": job.get("reason"), "progress": _progress(job), "publication": _publication(job)}
+        | {"error": error.get("message"), "remedy": error.get("remedy")}
+    )
+    for reason in publication.get("reasons") or ():
+        typer.echo(f"held because {reason}" if publication.get("status") == "held" else reason)
+    metrics = job.get("metrics") or []
+    if metrics:
+        # A table within it (calibration, frequency buckets) is for the report.
+        plain = [name for metric in metrics for name, value in metric.items() if not isinstance(value, list | dict)]
+        names = [name for name in dict.fromkeys(plain) if name not in ("time", "attempt")]
+        typer.echo()
+        output.print_table(metrics, {name: name.upper() for name in names}, "")
+
+
+def _progress(job: Mapping[str, Any]) -> str:
+    progress = job.get("progress") or {}
+    return f"epoch {progress['epoch']}/{progress['epochs']}" if progress.get("epochs") else ""
+
+
+def _publication(job: Mapping[str, Any]) -> str:
+    publication = job.get("publication") or {}
+    if publication.get("status") in (None, "none"):
+        return ""
+    return " ".join(str(publication[name]) for name in ("status", "version") if publication.get(name))
+
+
+def _auc(job: Mapping[str, Any], split: str) -> str:
+    found = [
+        metric["auc"]
+        for metric in job.get("metrics") or []
+        if metric.get("split") == split and metric.get("auc") is not None
+    ]
+    return f"{found[-1]:.4f}" if found else ""
+
+
+def _print_estimate(estimate: Mapping[str, Any]) -> None:
+    steps, seconds = estimate["steps"], estimate["seconds_per_epoch"]
+    output.print_fields(
+        {
+            "rows": f"{estimate['rows']:,}",
+            "steps": f"{steps:,}, {estimate['steps_per_epoch']:,} per epoch",
+            "memory": f"{output.size(estimate['peak_memory_bytes'])} at its peak, all processes",
+            "per rank": f"{output.size(estimate['peak_memory_bytes_per_rank'])}, of which rows and their state "
+            f"{output.size(estimate['table_bytes_per_rank'])}",
+            "time": f"about {seconds:g} seconds per epoch" if seconds >= 1 else "less than a second per epoch",
+        }
+    )
+    typer.echo()
+    tables = [
+        {"table": name, "rows": f"{table['rows']:,}", "size": output.size(table["bytes"])}
+        for name, table in estimate["tables"].items()
+    ]
+    output.print_table(tables, {"table": "TABLE", "rows": "ROWS", "size": "SIZE"}, "")
+    typer.echo()
+    for line in estimate["arithmetic"]:
+        output.note(line)
+
+
+def main() -> None:
+    """Entry point: every error that a user can mend ends as one message and an exit code, never as a traceback."""
+    try:
+        app()
+    except CommandError as error:
+        output.error(error.message, error.remedy)
+        sys.exit(error.code)
+    except ServiceError as error:
+        output.error(error.message, error.remedy)
+        sys.exit(FAILED)
+    except (ValueError, TimeoutError) as error:
+        output.error(str(error))
+        sys.exit(FAILED)
+    except BrokenPipeError:
+        # The reader has gone (`| head`): not an error, and nothing more may be written to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        output.error(f"{where}{error.strerror or error}")
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        sys.exit(130)

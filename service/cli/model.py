@@ -1,0 +1,85 @@
+"""CLI commands that use a job's model: predict, export. They need the job's run directory, so they run where it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from service.cli.output import CommandError, JsonFlag
+from service.core.settings import LOCAL_HOSTS, Settings
+from trainer.runs.directory import RUN_FILE
+
+Job = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or the directory of a run.")]
+WhichCheckpoint = Annotated[
+    str, typer.Option(metavar="best|last|STEP", help="Which checkpoint of it (best: by its first validation metric).")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(predict)
+    app.command()(export)
+
+
+def predict(
+    job: Job,
+    rows: Annotated[str, typer.Argument(metavar="ROWS.parquet", help="A file or a directory, Parquet or CSV.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Where scores go (default: ROWS.scores.parquet beside it).")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="a,b", help="Columns of the rows to keep (default: all).")
+    ] = None,
+    checkpoint: WhichCheckpoint = "last",
+    k: Annotated[
+        int | None, typer.Option(min=1, help="Items for each user, of a model of sequences (default: 10).")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Scores rows with a job's model, here and now: Parquet in, Parquet out, in the same order."""
+    options = {"--output": output, "--columns": columns, "--checkpoint": checkpoint, "--k": k}
+    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    _run("trainer.inference.predict", [str(run_dir(job)), rows, *given, *(["--json"] if as_json else [])])
+
+
+def export(
+    job: Job,
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Must not be there yet.")],
+    checkpoint: WhichCheckpoint = "last",
+    as_json: JsonFlag = False,
+) -> None:
+    """Writes a job's model, its vocabularies and tables as files that need neither torch nor the run."""
+    given = [str(run_dir(job)), directory, "--checkpoint", checkpoint]
+    _run("trainer.inference.export", [*given, *(["--json"] if as_json else [])])
+
+
+def run_dir(job: str) -> Path:
+    """Where the run of a job is on this machine. Raises CommandError, with the remedy, where it is not."""
+    if (Path(job) / RUN_FILE).is_file():
+        return Path(job)
+    home = Settings.from_environment().home
+    directory = Settings.from_environment().run_dir(job)
+    if Path(job).name == job and (directory / RUN_FILE).is_file():
+        return directory
+    url = os.environ.get("EVENKEEL_URL", "")
+    if url and urlsplit(url).hostname not in LOCAL_HOSTS:
+        raise CommandError(
+            f"job '{job}' has no run directory under {home / 'runs'}, and {url} is another machine",
+            "a model is used where its run directory is: run this there, or export it there and copy the folder",
+        )
+    raise CommandError(
+        f"job '{job}' has no run directory under {home / 'runs'}",
+        "`evenkeel jobs` lists ids; set EVENKEEL_HOME to the service's, or give the directory of a run",
+    )
+
+
+def _run(module: str, arguments: list[str]) -> None:
+    """Runs a module of the trainer, which imports torch, as a child; leaves with its exit code."""
+    sys.stdout.flush()
+    found = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
+    raise typer.Exit(found.returncode)

@@ -1,0 +1,74 @@
+"""CLI commands that need the service's own code rather than a request to it: serve, reset-admin."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from service.cli import output
+from service.cli.output import CommandError
+
+if TYPE_CHECKING:
+    from service.core.settings import Settings
+
+
+def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
+    """Runs the service until it is told to stop; the exit code. Raises CommandError for a role that is none, and for
+    several workers in a role that must be there once."""
+    from service.core.settings import ROLES
+
+    if role not in ROLES:
+        raise CommandError(f"--role {role}: no such role", f"one of {', '.join(ROLES)}", output.USAGE)
+    if num_workers > 1 and role != "vectors":
+        raise CommandError(
+            f"--workers {num_workers} with --role {role}: jobs are looked after by one process",
+            "serve vectors from a process of its own: --role vectors --workers N",
+            output.USAGE,
+        )
+    from service import app
+
+    return app.serve(_settings(), host, port, role, num_workers=num_workers)  # type: ignore[arg-type]
+
+
+def reset_admin() -> Path:
+    """Replaces the admin key. Returns the file that holds the new one."""
+    from service.identity.keys import reset_admin as reset
+
+    settings = _settings()
+    asyncio.run(reset(settings))
+    return settings.admin_key_file
+
+
+def _settings() -> Settings:
+    from service.core.settings import Settings
+
+    try:
+        return Settings.from_environment()
+    except ValueError as error:
+        raise CommandError(str(error), "see the README's list of EVENKEEL_ variables", output.USAGE) from None
+
+
+def sweep(dry_run: bool) -> dict[str, int]:
+    """What retention removed, or in a dry run would remove, by kind. Raises CommandError where it cannot be told."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from embeddings.store import StoreError, open_store
+    from service.core import tables
+    from service.core.database import Database
+    from service.core.settings import Settings
+    from service.ops import retention
+
+    async def swept() -> retention.Swept:
+        settings = Settings.from_environment()
+        database = Database(settings.database_url)
+        try:
+            return await retention.sweep(database, settings, open_store(settings.store_url), tables.now(), dry_run)
+        finally:
+            await database.stop()
+
+    try:
+        return asyncio.run(swept())._asdict()
+    except (OSError, SQLAlchemyError, StoreError) as error:
+        remedy = "nothing was removed that could be needed; set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve"
+        raise CommandError(f"retention: {str(error).splitlines()[0]}", remedy) from None

@@ -1,0 +1,150 @@
+"""CLI commands on published vectors: versions, promote, erase, readmit, fetch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli import output
+from service.cli.output import CommandError, JsonFlag
+from service.client import Client, ProblemError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Collection = Annotated[str, typer.Argument(metavar="COLLECTION")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(versions)
+    app.command()(promote)
+    app.command()(erase)
+    app.command()(readmit)
+    app.command()(fetch)
+
+
+def versions(collection: Collection, as_json: JsonFlag = False) -> None:
+    """Lists a collection's versions, newest first, with the gate's verdicts."""
+    with Client() as client:
+        found = client.versions(collection)
+        current = client.collection(collection).get("current")
+    if as_json:
+        output.print_json(found)
+        return
+    rows = [
+        {**one, "current": "*" if one["version"] == current else "", "why": "; ".join(one.get("reasons") or ())}
+        for one in found
+    ]
+    columns = {
+        "current": "", "version": "VERSION", "state": "STATE", "parent": "PARENT", "rows": "ROWS", "dim": "DIM",
+        "carried": "CARRIED", "missing": "MISSING", "job": "JOB", "created_at": "CREATED", "why": "HELD BECAUSE",
+    }  # fmt: skip
+    output.print_table(rows, columns, f"no versions in '{collection}' yet")
+
+
+def promote(
+    collection: Collection,
+    version: Annotated[str, typer.Argument(metavar="VERSION")],
+    reason: Annotated[str, typer.Option(help="Why; kept with the version.")],
+    override_gate: Annotated[
+        bool, typer.Option("--override-gate", help="Publish a version that the gate held.")
+    ] = False,
+    if_current: Annotated[str | None, typer.Option(help="Only if this version is still the current one.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Makes a version the current one; an older one is the rollback."""
+    with Client() as client:
+        answer = client.promote(collection, version, reason, override_gate=override_gate, if_current=if_current)
+    output.print_answer(answer, f"{collection} now serves {answer.get('version', version)}", as_json)
+
+
+def erase(
+    collection: Collection,
+    ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
+    reason: Annotated[str, typer.Option(help="Why; kept in the collection's log, in which ids are hashes.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Removes the rows of ids from every kept version, and keeps them out."""
+    with Client() as client:
+        answer = client.erase(collection, ids, reason)
+    text = f"{collection}: {answer['rows']} rows erased from {len(answer['versions'])} versions"
+    output.print_answer(answer, text, as_json)
+
+
+def readmit(
+    collection: Collection,
+    ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
+    reason: Annotated[str, typer.Option(help="Why; kept in the collection's log.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Lets erased ids be published again, by the next run that finds them."""
+    with Client() as client:
+        answer = client.readmit(collection, ids, reason)
+    output.print_answer(answer, f"{collection}: {answer['ids']} ids may be published again", as_json)
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="COLLECTION|VIEW", help="A collection serves its default view.")],
+    ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
+    version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
+    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    file: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to FILE.parquet or FILE.arrow instead.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fetches vectors by id."""
+    if file is not None and file.suffix not in (".parquet", ".arrow"):
+        raise CommandError(f"--output {file}: the ending says the format", "end it in .parquet or .arrow", output.USAGE)
+    with Client() as client:
+        table = _table(client, name, ids, version, dtype)
+    if file is not None:
+        _write(table, file)
+        output.note(f"{table.num_rows} rows written to {file}")
+        return
+    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    items = table.to_pylist()
+    if as_json:
+        output.print_json({"version": metadata.get("version"), "view": metadata.get("view"), "items": items})
+        return
+    rows = [{**item, "vector": _short(item["vector"])} for item in items]
+    dim = table.schema.field("vector").type.list_size
+    output.note(f"version {metadata.get('version')}, view {metadata.get('view')}, {dim} coordinates")
+    output.print_table(rows, {"id": "ID", "status": "STATUS", "vector": "VECTOR"}, "no ids")
+
+
+def _table(client: Client, name: str, ids: list[str], version: str, dtype: str) -> pa.Table:
+    """Of the collection of that name, else of the view: the service tells them apart."""
+    try:
+        return client.vectors_table(name, ids, version=version, dtype=dtype)
+    except ProblemError as error:
+        if error.status != 404:
+            raise
+        not_a_collection = error
+    try:
+        client.view(name)
+    except ProblemError as error:
+        if error.status != 404:
+            raise
+        raise not_a_collection from None
+    return client.vectors_table(view=name, ids=ids, version=version, dtype=dtype)
+
+
+def _write(table: pa.Table, file: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if file.suffix == ".parquet":
+        pq.write_table(table, file)
+        return
+    with pa.ipc.new_file(str(file), table.schema) as writer:
+        writer.write_table(table)
+
+
+def _short(vector: Any, shown: int = 6) -> str:
+    if vector is None:
+        return ""
+    numbers = " ".join(f"{x:+.4f}" for x in vector[:shown])
+    return numbers + (f" ... ({len(vector)})" if len(vector) > shown else "")

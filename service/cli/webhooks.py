@@ -1,0 +1,97 @@
+"""CLI: evenkeel webhooks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from service.cli import output
+from service.cli.output import JsonFlag
+from service.client import Client
+
+webhooks = typer.Typer(
+    help="Webhooks: who is told of failures, held versions and missed firings.", no_args_is_help=True
+)
+
+Id = Annotated[str, typer.Argument(metavar="ID")]
+Events = Annotated[
+    list[str] | None, typer.Option("--event", help="Such as job.failed; repeat it. Default: failed, held, missed.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(webhooks, name="webhooks")
+
+
+@webhooks.command("create")
+def create(url: Annotated[str, typer.Argument(metavar="URL")], event: Events = None, as_json: JsonFlag = False) -> None:
+    """Registers an address and shows the secret that deliveries are signed with, this once."""
+    with Client() as client:
+        answer = client.add_webhook(url, event)
+    if as_json:
+        output.print_json(answer)
+    else:
+        typer.echo(answer["secret"])
+        output.note(f"webhook {answer['id']} for {', '.join(answer['events'])}: keep the secret now")
+
+
+@webhooks.command("list")
+def list_webhooks(as_json: JsonFlag = False) -> None:
+    """Lists webhooks."""
+    with Client() as client:
+        found = client.webhooks()
+    columns = {"id": "ID", "url": "URL", "events": "EVENTS", "paused": "PAUSED", "reason": "REASON"}
+    output.print_list(found, columns, "no webhooks", as_json)
+
+
+@webhooks.command("pause")
+def pause(webhook_id: Id) -> None:
+    """Tells it nothing until it is resumed."""
+    with Client() as client:
+        client.change_webhook(webhook_id, paused=True)
+    typer.echo(f"webhook {webhook_id} paused")
+
+
+@webhooks.command("resume")
+def resume(webhook_id: Id) -> None:
+    """Lets a paused webhook go on."""
+    with Client() as client:
+        client.change_webhook(webhook_id, paused=False)
+    typer.echo(f"webhook {webhook_id} resumed")
+
+
+@webhooks.command("delete")
+def delete(webhook_id: Id) -> None:
+    """Deletes a webhook and its deliveries."""
+    with Client() as client:
+        client.delete_webhook(webhook_id)
+    typer.echo(f"webhook {webhook_id} deleted")
+
+
+@webhooks.command("ping")
+def ping(webhook_id: Id) -> None:
+    """Sends a test event; `evenkeel webhooks deliveries ID` says what became of it."""
+    with Client() as client:
+        answer = client.ping_webhook(webhook_id)
+    typer.echo(f"delivery {answer['id']} is due")
+
+
+@webhooks.command("deliveries")
+def deliveries(webhook_id: Id, limit: Annotated[int, typer.Option(min=1)] = 20, as_json: JsonFlag = False) -> None:
+    """Lists what was sent, newest first."""
+    with Client() as client:
+        found = client.deliveries(webhook_id, limit)
+    columns = {
+        "id": "ID", "event": "EVENT", "attempt": "ATTEMPT", "status": "STATUS", "delivered_at": "DELIVERED",
+        "next_at": "NEXT", "error": "ERROR",
+    }  # fmt: skip
+    output.print_list(found, columns, "nothing was sent yet", as_json)
+
+
+@webhooks.command("retry")
+def retry(webhook_id: Id, delivery_id: Annotated[str, typer.Argument(metavar="DELIVERY")]) -> None:
+    """Makes a delivery once more."""
+    with Client() as client:
+        client.redeliver(webhook_id, delivery_id)
+    typer.echo(f"delivery {delivery_id} is due")

@@ -1,0 +1,47 @@
+"""Free space under EVENKEEL_HOME, and what it is enough for."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Literal, NamedTuple
+
+from service.core.settings import MIN_FREE_BYTES, Settings
+
+Level = Literal["ok", "low", "reserved", "full"]
+LEVELS: tuple[Level, ...] = ("ok", "low", "reserved", "full")
+
+
+class Space(NamedTuple):
+    """``low``: time to make room. ``reserved``: no run is started, what runs may end. ``full``: nothing is written."""
+
+    free_bytes: int
+    level: Level
+    message: str
+
+
+def space(settings: Settings) -> Space:
+    """Raises OSError where the home cannot be looked at."""
+    free = shutil.disk_usage(settings.home).free
+    said = f"{free / 1e9:.2f} GB free under EVENKEEL_HOME"
+    if free < MIN_FREE_BYTES:
+        return Space(free, "full", f"{free} bytes free under EVENKEEL_HOME: make room")
+    if free < settings.disk_reserve_bytes:
+        return Space(free, "reserved", f"{said}: no run is started below {_reserve(settings)}")
+    if free < settings.disk_warn_bytes:
+        return Space(free, "low", f"{said}: make room before runs are held, below {_reserve(settings)}")
+    return Space(free, "ok", "ok")
+
+
+def shortage(settings: Settings) -> str | None:
+    """Why no run is started, or None."""
+    found = space(settings)
+    if found.level in ("ok", "low"):
+        return None
+    return (
+        f"{found.free_bytes / 1e9:.2f} GB free under EVENKEEL_HOME, and a run is started with at least "
+        f"{_reserve(settings)} (EVENKEEL_DISK_RESERVE_BYTES): make room, and it starts by itself"
+    )
+
+
+def _reserve(settings: Settings) -> str:
+    return f"{settings.disk_reserve_bytes / 1e9:.2f} GB"

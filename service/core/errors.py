@@ -1,0 +1,222 @@
+"""Errors as users see them: RFC 9457 ``application/problem+json``, each saying what, where and the remedy."""
+
+from __future__ import annotations
+
+import http
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+from trainer.spec import NAME_PATTERN
+
+MEDIA_TYPE = "application/problem+json"
+REMEDIES = {
+    "job": "'evenkeel jobs' (GET /v1/jobs) lists them",
+    "dataset": "'evenkeel datasets list' (GET /v1/datasets) lists them",
+    "schedule": "'evenkeel schedules list' (GET /v1/schedules) lists them",
+    "key": "'evenkeel keys list' (GET /v1/keys) lists them, by their ids",
+}
+MAX_PROBLEMS = 20
+MAX_FIELD_LENGTH = 200
+MAX_TEXT_LENGTH = 4000
+log = logging.getLogger("evenkeel")
+
+FieldErrors = Iterable[Mapping[str, str]]
+
+
+class FieldError(BaseModel):
+    """One thing wrong: the path of the field in the request, what is wrong with it, what to do."""
+
+    field: str
+    message: str
+    remedy: str = ""
+
+
+class ProblemBody(BaseModel):
+    """RFC 9457 problem details."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldError] = []
+
+
+class Problem(Exception):
+    """Raised anywhere below a route, answered as problem+json.
+
+    ``code`` is a stable word such as ``job-not-found`` (its URN is ``type``); ``errors`` lists the fields at fault,
+    each with ``field``, ``message`` and, where there is one, ``remedy``.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        errors: FieldErrors = (),
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = shortened(detail)
+        self.errors = [
+            {name: shortened(error.get(name, "")) for name in ("field", "message", "remedy")} for error in errors
+        ]
+        self.headers = dict(headers or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Problem, (self.status, self.code, self.detail, self.errors, self.headers)
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "type": f"urn:evenkeel:{self.code}",
+            "title": self.code.replace("-", " ").capitalize(),
+            "status": self.status,
+            "detail": self.detail,
+            "errors": self.errors,
+        }
+
+    def response(self) -> Response:
+        return JSONResponse(self.body(), self.status, headers=self.headers, media_type=MEDIA_TYPE)
+
+
+def shortened(text: str) -> str:
+    """A text without its middle, where that is too long to be read: whoever names a thing chooses its length."""
+    if len(text) <= MAX_TEXT_LENGTH:
+        return text
+    half = MAX_TEXT_LENGTH // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"
+
+
+def not_found(kind: str, name: str) -> Problem:
+    """404 for an object that a path names."""
+    detail = f"There is no {kind} '{name}'."
+    remedy = REMEDIES.get(kind)
+    return Problem(404, f"{kind}-not-found", detail, [{"message": detail, "remedy": remedy}] if remedy else ())
+
+
+def invalid(problems: Iterable[tuple[str, str]], remedy: str = "", num_more: int = 0) -> Problem:
+    """422 from (field, message) pairs such as ``trainer.spec.SpecError.problems``. Of many the first are named, and the
+    others counted, with ``num_more`` that are not among them."""
+    problems = list(problems)
+    num_more += len(problems[MAX_PROBLEMS:])
+    problems = problems[:MAX_PROBLEMS]
+    if num_more:
+        problems.append(("", f"and {num_more} more"))
+    errors = [{"field": field, "message": message, "remedy": remedy} for field, message in problems]
+    said = "; ".join(
+        f"{error['field']}: {error['message']}" if error["field"] else error["message"] for error in errors
+    )
+    return Problem(422, "invalid-request", said or "The request is not valid.", errors)
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The ``responses=`` of a route: each status documented as problem+json."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
+    return {status: {"description": http.HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
+_EXAMPLES: dict[int, tuple[str, str, dict[str, str]]] = {
+    401: ("unauthorized", "The key is unknown, revoked or expired.", {"field": "Authorization"}),
+    403: ("missing-scope", "The key 'reader' lacks the scope jobs:write (it has jobs:read).", {"field": "scope"}),
+    404: ("not-found", "There is no job 'job_0': 'evenkeel jobs' lists them.", {}),
+    406: ("not-acceptable", "This is served as application/json: set Accept to it.", {}),
+    409: ("conflict", "The object is in a state that does not allow this.", {}),
+    413: ("content-too-large", "A request body may have 8388608 bytes here.", {}),
+    421: ("host-not-allowed", "This service does not answer to the Host 'elsewhere.example'.", {}),
+    422: ("invalid-request", "batch_size: Input should be greater than 0", {"field": "batch_size"}),
+    429: ("too-many-requests", "The key sends more than 2000 requests a second. Send fewer.", {}),
+    503: ("database-unavailable", "The database cannot be used. Runs go on; see the log.", {}),
+    507: ("store-full", "There is no room on the store's disk: free some.", {}),
+}
+
+
+def example_of(status: int) -> dict[str, Any]:
+    """What a problem of that status looks like."""
+    phrase = http.HTTPStatus(status).phrase
+    code, detail, field = _EXAMPLES.get(status, (phrase.lower().replace(" ", "-"), f"{phrase}.", {}))
+    return Problem(status, code, detail, [{"message": detail, **field}]).body()
+
+
+def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
+    """Another status that is no error, for the ``responses=`` of a route."""
+    return {status: {"description": description}}
+
+
+def _validation(error: RequestValidationError) -> Problem:
+    problems = []
+    found = error.errors()
+    for item in found[:MAX_PROBLEMS]:
+        where = [str(part) for part in item["loc"]]
+        if where and where[0] in ("body", "query", "path", "header", "cookie"):
+            where = where[1:]
+        message = str(item["msg"]).removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "no such field: check the spelling"
+        elif item["type"] == "json_invalid":
+            where, message = [], f"the body is not JSON: {item.get('ctx', {}).get('error', '')}"
+        elif item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == NAME_PATTERN:
+            message = "a name is 1 to 63 of a-z, 0-9, _ and -, and begins with a letter or digit"
+        problems.append((".".join(where)[:MAX_FIELD_LENGTH], message))
+    return invalid(problems, num_more=max(len(found) - MAX_PROBLEMS, 0))
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """What :func:`install` has an error answered with, for whoever meets it before the routes do. Raises the others."""
+    handlers = request.app.exception_handlers
+    handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), None)
+    if handler is None:
+        raise error
+    response: Response = await handler(request, error)
+    return response
+
+
+def install(app: FastAPI) -> None:
+    """Every way a request can fail ends as problem+json: ours, validation, the router's 404 and 405, the database. (A
+    bug too: :class:`service.api.middleware.Guard` answers it, headers included.)"""
+
+    @app.exception_handler(Problem)
+    async def _problem(request: Request, error: Problem) -> Response:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
+        return _validation(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 400:  # FastAPI's, for a body that is not even text
+            return invalid([("", "the body is not JSON")]).response()
+        phrase = http.HTTPStatus(error.status_code).phrase
+        detail = error.detail if error.detail != phrase else f"{phrase}: {request.method} {request.url.path}"
+        return Problem(error.status_code, phrase.lower().replace(" ", "-"), detail, headers=error.headers).response()
+
+    @app.exception_handler(DatabaseError)
+    async def _damaged(request: Request, error: DatabaseError) -> Response:
+        if type(error) is not DatabaseError:
+            raise error  # a statement that the database refuses is a bug of ours
+        log.error("database: %s", error)
+        remedy = "stop the service and restore a backup of the database; runs and published vectors are whole"
+        detail = f"The database is damaged: {error.orig}."
+        return Problem(503, "database-damaged", detail, [{"message": str(error.orig), "remedy": remedy}]).response()
+
+    @app.exception_handler(OperationalError)
+    @app.exception_handler(PoolTimeoutError)
+    @app.exception_handler(InterfaceError)
+    @app.exception_handler(ConnectionError)
+    async def _database(request: Request, error: Exception) -> Response:
+        log.error("database: %s", error)
+        # SQLite says what is the matter and nothing more; a server's error may tell strangers where it is.
+        cause = f": {error.orig}" if isinstance(error, DatabaseError) and request.app.state.database.is_sqlite else ""
+        detail = f"The database cannot be used{cause}. Runs go on; make room if a disk is full, and see the log."
+        return Problem(503, "database-unavailable", detail, headers={"Retry-After": "5"}).response()

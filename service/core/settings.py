@@ -1,0 +1,255 @@
+"""What the service is told from outside: directories, URLs, limits. Read once, passed on, never looked up at import."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+from urllib.parse import urlsplit
+
+from service.identity.tenants import DEFAULT_TENANT, url_of
+from service.webhooks.ssrf_guard import Network, parse_networks
+
+Role = Literal["all", "api", "scheduler", "vectors"]
+ROLES: tuple[str, ...] = get_args(Role)
+ExecutorName = Literal["local", "ray_jobs"]
+MIN_FREE_BYTES = 64 * 2**20
+"""With less, EVENKEEL_HOME counts as full."""
+S3 = "s3://"
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """For how many days after its end what a job leaves is kept, and how long firings are listed."""
+
+    jobs: float = 400
+    logs: float = 90
+    checkpoints: float = 30
+    events: float = 30
+    firings: float = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """``home`` holds what has no URL of its own: database, store, runs, ``admin.key``.
+
+    ``data_roots``: a dataset's files must lie under one of these after symbolic links are resolved.
+    ``tenant_data_roots``: those of other tenants than the default one, (tenant, root) each; without, it has none.
+    ``object_roots``, ``tenant_object_roots``: the same in object storage, ``s3://BUCKET/PREFIX``.
+    ``allowed_hosts``: Host header values (without port) that are answered; a DNS-rebinding page has another.
+    ``log_format``: None for lines of text on a terminal and JSON elsewhere. ``access_log``: a line for each request;
+    None for what the format is read by: machines yes, people no.
+    ``silence_seconds``: a run that says nothing for so long is given up.
+    ``tenant_max_jobs``: of a tenant at most so many jobs wait and run; None for any number.
+    ``max_runs``: at most so many at once. ``host_cores``, ``host_memory_bytes``, ``host_gpus``: what of this host runs
+    may use; None for all of it.
+    ``requests_per_second``: of one key, in each process; 0: any number.
+    ``kept``: what is swept away, and when. ``disk_warn_bytes``: with less free under ``home`` the service says so;
+    ``disk_reserve_bytes``: with less, no run is started.
+    ``target_networks``: addresses that are not public and may be called all the same where users name them.
+    ``executor``: where runs run. ``ray_address``: the cluster that a local run joins, HOST:PORT, or the dashboard to
+    which ``ray_jobs`` submits, http://HOST:PORT. ``internal_url`` and ``cluster_runs``, both or neither: where runs of
+    ``ray_jobs`` reach this service, and where they keep their directories; without, they share ``home`` with it.
+    ``unanswered_seconds``: for so long a cluster may not answer before its jobs say so.
+    ``driver_resources``: custom Ray resources of the node for a run's driver; without, the head.
+    """
+
+    home: Path = Path(".evenkeel")
+    database_url: str = ""
+    store_url: str = ""
+    data_roots: tuple[Path, ...] = (Path("."),)
+    tenant_data_roots: tuple[tuple[str, Path], ...] = ()
+    object_roots: tuple[str, ...] = ()
+    tenant_object_roots: tuple[tuple[str, str], ...] = ()
+    ray_address: str | None = None
+    executor: ExecutorName = "local"
+    internal_url: str | None = None
+    cluster_runs: Path | None = None
+    driver_resources: tuple[tuple[str, float], ...] = ()
+    unanswered_seconds: float = 60.0
+    role: Role = "all"
+    allowed_hosts: tuple[str, ...] = LOCAL_HOSTS
+    target_networks: tuple[Network, ...] = ()
+    log_format: Literal["json", "text"] | None = None
+    access_log: bool | None = None
+    max_body_bytes: int = 8 * 2**20
+    requests_per_second: float = 2000.0
+    session_seconds: float = 12 * 3600
+    follow_seconds: float = 0.5
+    schedule_seconds: float = 1.0
+    webhook_seconds: float = 1.0
+    retry_backoff_seconds: float = 10.0
+    cancel_grace_seconds: float = 60.0
+    silence_seconds: float = 300.0
+    max_runs: int = 1
+    tenant_max_jobs: int | None = None
+    kept: Kept = Kept()
+    disk_warn_bytes: int = 5 * 2**30
+    disk_reserve_bytes: int = 2**30
+    host_cores: float | None = None
+    host_memory_bytes: int | None = None
+    host_gpus: float | None = None
+
+    def __post_init__(self) -> None:
+        home = self.home.expanduser().absolute()
+        object.__setattr__(self, "home", home)
+        object.__setattr__(self, "data_roots", tuple(Path(os.path.realpath(root)) for root in self.data_roots))
+        of_tenants = tuple((tenant, Path(os.path.realpath(root))) for tenant, root in self.tenant_data_roots)
+        object.__setattr__(self, "tenant_data_roots", of_tenants)
+        if not self.database_url:
+            object.__setattr__(self, "database_url", f"sqlite+aiosqlite:///{home / 'evenkeel.db'}")
+        if not self.store_url:
+            object.__setattr__(self, "store_url", str(home / "store"))
+        if self.role not in ROLES:
+            raise ValueError(f"role '{self.role}' is not one of {', '.join(ROLES)}")
+        self._check_executor()
+
+    def _check_executor(self) -> None:
+        elsewhere = self.executor == "ray_jobs"
+        if elsewhere != (self.ray_address or "").startswith(("http://", "https://")):
+            wanted = "http://HOST:8265, the cluster's dashboard" if elsewhere else "HOST:6379, or left out"
+            given = f"EVENKEEL_RAY_ADDRESS is '{self.ray_address or ''}'"
+            raise ValueError(f"{given}: with EVENKEEL_EXECUTOR={self.executor} it is {wanted}")
+        if (self.internal_url is None) != (self.cluster_runs is None):
+            raise ValueError(
+                "EVENKEEL_INTERNAL_URL and EVENKEEL_CLUSTER_RUNS go together: set both where the cluster does not "
+                "share EVENKEEL_HOME, else neither"
+            )
+        if not elsewhere and (self.internal_url is not None or self.driver_resources):
+            raise ValueError("EVENKEEL_INTERNAL_URL and EVENKEEL_DRIVER_RESOURCES need EVENKEEL_EXECUTOR=ray_jobs")
+        if self.internal_url is not None:
+            host = urlsplit(self.internal_url)
+            if host.scheme not in ("http", "https") or not host.hostname:
+                raise ValueError(f"EVENKEEL_INTERNAL_URL is '{self.internal_url}': write http://HOST:PORT")
+            object.__setattr__(self, "internal_url", self.internal_url.rstrip("/"))
+            if host.hostname not in self.allowed_hosts:
+                object.__setattr__(self, "allowed_hosts", (*self.allowed_hosts, host.hostname))
+
+    @property
+    def runs(self) -> Path:
+        """One directory per job."""
+        return self.home / "runs"
+
+    @property
+    def admin_key_file(self) -> Path:
+        return self.home / "admin.key"
+
+    def run_dir(self, job_id: str) -> Path:
+        return self.runs / job_id
+
+    def for_tenant(self, tenant: str) -> Settings:
+        """The same with the data roots and the store of a tenant."""
+        if tenant == DEFAULT_TENANT:
+            return self
+        roots = tuple(root for owner, root in self.tenant_data_roots if owner == tenant)
+        objects = tuple(root for owner, root in self.tenant_object_roots if owner == tenant)
+        return dataclasses.replace(
+            self, data_roots=roots, object_roots=objects, store_url=url_of(self.store_url, tenant)
+        )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """EVENKEEL_HOME, _DATABASE_URL, _STORE_URL, _DATA_ROOTS (separated by ``:``), _TENANT_DATA_ROOTS
+        (``TENANT=ROOT``, separated by ``:``; a root is a directory or ``s3://BUCKET/PREFIX``), _RAY_ADDRESS, _EXECUTOR,
+        _INTERNAL_URL, _CLUSTER_RUNS, _DRIVER_RESOURCES
+        (``NAME=NUMBER``, separated by ``,``), _ALLOWED_HOSTS (separated by ``,``, added to the local names),
+        _TARGET_NETWORKS (separated by ``,``), _REQUESTS_PER_SECOND. Unset or empty means the default. Raises
+        ValueError."""
+        source = os.environ if environment is None else environment
+
+        def value(name: str) -> str:
+            return source.get(f"EVENKEEL_{name}", "").strip()
+
+        roots = _roots(value("DATA_ROOTS"))
+        of_tenants = tuple(part.partition("=") for part in _roots(value("TENANT_DATA_ROOTS")))
+        if any(not (tenant and root) for tenant, _, root in of_tenants):
+            raise ValueError("EVENKEEL_TENANT_DATA_ROOTS: write TENANT=DIRECTORY, separated by ':'")
+        rate = _number("REQUESTS_PER_SECOND", value("REQUESTS_PER_SECOND"), 0)
+        hosts = tuple(host.strip().lower() for host in value("ALLOWED_HOSTS").split(",") if host.strip())
+        return cls(
+            home=Path(value("HOME") or ".evenkeel"),
+            database_url=value("DATABASE_URL"),
+            store_url=value("STORE_URL"),
+            data_roots=tuple(Path(root) for root in roots if not root.startswith(S3)) if roots else (Path("."),),
+            tenant_data_roots=tuple((tenant, Path(root)) for tenant, _, root in of_tenants if not root.startswith(S3)),
+            object_roots=tuple(root for root in roots if root.startswith(S3)),
+            tenant_object_roots=tuple((tenant, root) for tenant, _, root in of_tenants if root.startswith(S3)),
+            ray_address=value("RAY_ADDRESS") or None,
+            executor=_one_of("EVENKEEL_EXECUTOR", value("EXECUTOR"), EXECUTORS) or "local",
+            internal_url=value("INTERNAL_URL") or None,
+            cluster_runs=Path(value("CLUSTER_RUNS")) if value("CLUSTER_RUNS") else None,
+            driver_resources=_resources(value("DRIVER_RESOURCES")),
+            unanswered_seconds=_number("UNANSWERED_SECONDS", value("UNANSWERED_SECONDS"), 0) or 60.0,
+            allowed_hosts=LOCAL_HOSTS + hosts,
+            target_networks=parse_networks(value("TARGET_NETWORKS")),
+            requests_per_second=2000.0 if rate is None else rate,
+            silence_seconds=_number("SILENCE_SECONDS", value("SILENCE_SECONDS"), 1) or 300.0,
+            kept=Kept(
+                **{
+                    field.name: float(field.default if days is None else days)  # type: ignore[arg-type]
+                    for field in dataclasses.fields(Kept)
+                    for name in [f"KEEP_{field.name.upper()}_DAYS"]
+                    for days in [_number(name, value(name), 0)]
+                }
+            ),
+            disk_warn_bytes=_bytes("DISK_WARN_BYTES", value("DISK_WARN_BYTES"), cls.disk_warn_bytes),
+            disk_reserve_bytes=_bytes("DISK_RESERVE_BYTES", value("DISK_RESERVE_BYTES"), cls.disk_reserve_bytes),
+            max_runs=int(_number("MAX_RUNS", value("MAX_RUNS"), 1) or 1),
+            tenant_max_jobs=_whole(_number("TENANT_MAX_JOBS", value("TENANT_MAX_JOBS"), 1)),
+            host_cores=_number("HOST_CORES", value("HOST_CORES"), 0),
+            host_memory_bytes=_whole(_number("HOST_MEMORY_BYTES", value("HOST_MEMORY_BYTES"), 0)),
+            host_gpus=_number("HOST_GPUS", value("HOST_GPUS"), 0),
+            log_format=_one_of("EVENKEEL_LOG_FORMAT", value("LOG_FORMAT"), {"json": "json", "text": "text"}),
+            access_log=_one_of("EVENKEEL_ACCESS_LOG", value("ACCESS_LOG"), {"0": False, "1": True}),
+        )
+
+
+def _roots(text: str) -> tuple[str, ...]:
+    """Parts between colons, but for the colon of ``s3://``."""
+    return tuple(root for root in re.split(r":(?!//)", text) if root)
+
+
+def _number(name: str, given: str, least: float) -> float | None:
+    if not given:
+        return None
+    try:
+        number = float(given)
+    except ValueError:
+        number = math.nan
+    if not least <= number < math.inf:
+        raise ValueError(f"EVENKEEL_{name} is '{given}': set it to a number of at least {least:g}, or leave it out")
+    return number
+
+
+def _bytes(name: str, given: str, default: int) -> int:
+    number = _number(name, given, 0)
+    return default if number is None else int(number)
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
+
+
+EXECUTORS: Mapping[str, ExecutorName] = {"local": "local", "ray_jobs": "ray_jobs"}
+Value = TypeVar("Value")
+
+
+def _resources(given: str) -> tuple[tuple[str, float], ...]:
+    found = [part.partition("=") for part in given.split(",") if part.strip()]
+    try:
+        return tuple((name.strip(), float(number)) for name, _, number in found)
+    except ValueError:
+        raise ValueError("EVENKEEL_DRIVER_RESOURCES: write NAME=NUMBER, separated by ','") from None
+
+
+def _one_of(variable: str, given: str, choices: Mapping[str, Value]) -> Value | None:
+    if not given:
+        return None
+    if given not in choices:
+        raise ValueError(f"{variable} is '{given}': set it to {' or '.join(choices)}, or leave it out")
+    return choices[given]

@@ -1,0 +1,81 @@
+"""Text that no database or encoder can hold, refused at the door: NUL, and halves of surrogate pairs.
+
+JSON can carry both as escapes, a path and a query NUL as ``%00``. A dependency of the whole application, so that it
+runs before any value is validated, shown in an error or stored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from fastapi import Request
+
+from service.core.errors import invalid
+
+_ODD = re.compile("[\x00\ud800-\udfff]")
+_ESCAPED = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+FIELD_LENGTH = 200
+
+Place = tuple["Place | None", str]
+"""A place in a document: the one around it, and the name or number within that."""
+
+
+async def refuse_odd_text(request: Request) -> None:
+    """Raises 422 naming where such a text is. A body without such escapes (most) is not parsed."""
+    for name, value in (*request.path_params.items(), *request.query_params.items()):
+        if _is_odd(str(value)) or _is_odd(name):
+            raise _refusal(name)
+    if request.url.path.startswith("/internal/"):
+        return  # what a run says goes into files, as it says it: refused, it would be said again and again
+    body = await request.body()
+    if _ESCAPED.search(body):
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            return  # not JSON, or no JSON that anyone meant: for whoever reads it to say
+        place = _odd_place(document)
+        if place is not None:
+            raise _refusal(_path(place))
+
+
+def storable(text: str) -> str:
+    """``text`` with a mark in the place of each such character: what a run quotes is shown all the same."""
+    return _ODD.sub("\ufffd", text)
+
+
+def _refusal(where: str) -> Exception:
+    field = where[:FIELD_LENGTH].encode("ascii", "backslashreplace").decode().replace("\x00", "\\x00")
+    message = "holds a character that cannot be stored: NUL, or half of a surrogate pair"
+    return invalid([(field, message)], "leave it out")
+
+
+def _is_odd(text: str) -> bool:
+    return _ODD.search(text) is not None
+
+
+def _odd_place(document: Any) -> Place | None:
+    """The first found. Anyone may send this document: no recursion, and no path is put together before it is needed."""
+    todo: list[tuple[Any, Place | None]] = [(document, None)]
+    while todo:
+        value, place = todo.pop()
+        if isinstance(value, str):
+            if _is_odd(value):
+                return place or (None, "")
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                if _is_odd(name):
+                    return place, name
+                todo.append((inner, (place, name)))
+        elif isinstance(value, list):
+            todo.extend((inner, (place, str(number))) for number, inner in enumerate(value))
+    return None
+
+
+def _path(place: Place | None) -> str:
+    names: list[str] = []
+    while place is not None:
+        place, name = place
+        names.append(name)
+    return ".".join(reversed(names))

@@ -1,0 +1,1 @@
+"""Registered datasets and the files that they may name."""

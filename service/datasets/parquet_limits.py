@@ -1,0 +1,84 @@
+"""What a Parquet file may say of itself before this process reads it: whoever may put a file under the data roots must
+not be able to end the service with it.
+
+A file of a few kilobytes can claim billions of values, or a schema a thousand levels deep. The footer is bounded before
+it is parsed, and what it says before any page is. A page that lies about its own size within these bounds is Arrow's to
+refuse.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from service.core.errors import invalid
+from service.core.file_cache import Remembered
+from trainer.data.errors import DataError
+from trainer.data.sources.locations import FilePath, opened
+
+MAX_FOOTER_BYTES = 2**26
+MAX_ROWS = 10**11
+MAX_COLUMNS = 10_000
+MAX_DEPTH = 16
+MAX_ROW_GROUPS = 100_000
+MAX_ROW_GROUP_BYTES = 2**33
+"""Uncompressed, of all columns."""
+MAX_CHUNK_BYTES = 2**31
+"""Uncompressed, of one column in one row group: no page of it can be larger."""
+_MAGIC = b"PAR1"
+_passed: Remembered[None] = Remembered(size=10_000)
+
+
+def check(path: FilePath, field: str) -> None:
+    """Raises 422 at ``field`` for a file beyond the limits. What is damaged is left to its reader to say."""
+    if not isinstance(path, Path):
+        _check(path, field)
+        return
+    _passed.get(None, [path], lambda: _check(path, field))
+
+
+def _check(path: FilePath, field: str) -> None:
+    footer = _footer_bytes(path)
+    if footer is None:
+        return
+    _refuse(path, field, "a footer", footer, MAX_FOOTER_BYTES, "bytes")
+    limits = {"thrift_string_size_limit": MAX_FOOTER_BYTES, "thrift_container_size_limit": 10**7}
+    try:
+        with pq.ParquetFile(opened(path), **limits) as file:
+            found = file.metadata
+    except (OSError, DataError, pa.ArrowException):
+        return
+    _refuse(path, field, "a table", found.num_rows, MAX_ROWS, "rows")
+    _refuse(path, field, "a table", found.num_columns, MAX_COLUMNS, "columns")
+    _refuse(path, field, "a table", found.num_row_groups, MAX_ROW_GROUPS, "row groups")
+    for index in range(found.num_columns):
+        depth = found.schema.column(index).path.count(".") + 1
+        _refuse(path, field, "a column", depth, MAX_DEPTH, "levels")
+    for number in range(found.num_row_groups):
+        group = found.row_group(number)
+        chunks = [group.column(index).total_uncompressed_size for index in range(group.num_columns)]
+        whole = max(sum(chunks), group.total_byte_size)
+        _refuse(path, field, f"row group {number}", whole, MAX_ROW_GROUP_BYTES, "bytes")
+        _refuse(path, field, f"a column of row group {number}", max(chunks, default=0), MAX_CHUNK_BYTES, "bytes")
+
+
+def _footer_bytes(path: FilePath) -> int | None:
+    """What the file's last bytes say; None for what is no Parquet file."""
+    try:
+        with open(path, "rb") if isinstance(path, Path) else opened(path) as file:
+            end = path.stat().st_size
+            if end < 12:
+                return None
+            file.seek(end - 8)
+            tail = file.read(8)
+    except (OSError, DataError):
+        return None
+    return int.from_bytes(tail[:4], "little") if tail[4:] == _MAGIC else None
+
+
+def _refuse(path: FilePath, field: str, what: str, number: int, at_most: int, unit: str) -> None:
+    if number > at_most:
+        message = f"'{path.name}' has {what} of {number} {unit}, at most {at_most} are read"
+        raise invalid([(field, message)], "write it again in smaller parts")

@@ -1,0 +1,128 @@
+"""Which files a dataset may name: those of this machine under the data roots, after every symbolic link is resolved,
+and those in object storage under its roots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from service.core.errors import invalid
+from service.core.settings import Settings
+from service.core.text_validation import storable
+from service.datasets import parquet_limits
+from trainer.data.errors import DataError
+from trainer.data.sources.locations import S3, is_object
+from trainer.data.sources.locations import beside as of_dataset
+from trainer.data.sources.source import Source
+from trainer.spec import DatasetSpec
+
+CSV_SUFFIXES = (".csv", ".csv.gz")
+SUFFIXES = (".parquet", ".pq", *CSV_SUFFIXES)
+
+
+def local_path(uri: str, beside: Path | None = None) -> Path:
+    """The path of a local uri: absolute, ``file://``, or relative to the working directory; a bare file name is taken
+    from ``beside`` where that is given. Raises ValueError for another scheme or host."""
+    if "://" in uri:
+        parts = urlsplit(uri)
+        if "@" in parts.netloc:
+            raise ValueError("a uri carries no user name or password: leave it out")
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise ValueError(f"'{uri}' is neither a local path nor file://")
+        return Path(unquote(parts.path))
+    path = Path(uri)
+    if beside is not None and path.parent == Path(".") and not path.is_absolute():
+        return beside / path
+    return path.absolute()
+
+
+def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None) -> Path:
+    """The real path behind ``uri``. Raises 422 where it lies outside the data roots, is missing, cannot be read, or is
+    beyond what this process reads (service.datasets.parquet_limits).
+
+    What lies outside is not looked at, so that the answer tells nothing about it.
+    """
+    try:
+        path = Path(os.path.realpath(local_path(uri, beside)))
+    except ValueError as error:  # another scheme; a null byte
+        raise invalid([(field, str(error))]) from None
+    if not any(path.is_relative_to(root) for root in settings.data_roots):
+        roots = ", ".join(str(root) for root in settings.data_roots)
+        remedy = "put the file there, or add its directory to EVENKEEL_DATA_ROOTS where the service runs"
+        shown = f"'{uri}'" if os.path.isabs(uri) or "://" in uri else f"'{uri}', from here {local_path(uri, beside)},"
+        raise invalid([(field, f"{shown} lies outside the data roots ({roots})")], remedy)
+    try:
+        there = path.exists()
+    except OSError as error:  # a name that is too long
+        raise invalid([(field, f"'{uri}': {error.strerror}")], "check the path") from None
+    if not there:
+        raise invalid([(field, f"'{uri}': no such file or directory ({path})")], "check the path")
+    for file in data_files(path):
+        inner = Path(os.path.realpath(file))
+        if not any(inner.is_relative_to(root) for root in settings.data_roots):
+            raise invalid(
+                [(field, f"'{uri}': {file.name} is a link that leads outside the data roots")], "remove the link"
+            )
+        if storable(str(file)) != str(file):
+            raise invalid([(field, f"'{uri}': the name {file.name!a} is not UTF-8")], "rename the file")
+        if not os.access(inner, os.R_OK):
+            raise invalid([(field, f"'{uri}': {file.name} cannot be read by the service")], "check its permissions")
+        if not inner.name.endswith(CSV_SUFFIXES):
+            parquet_limits.check(inner, field)
+    return path
+
+
+def data_files(path: Path) -> Iterator[Path]:
+    """The data files of a file or a directory, sorted; hidden ones and those beginning with ``_`` are not data."""
+    if not path.is_dir():
+        yield path
+        return
+    for file in sorted(path.rglob("*")):
+        hidden = any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
+        if not hidden and file.name.endswith(SUFFIXES):
+            yield file
+
+
+def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = None) -> str:
+    """The uri as a run will read it: an absolute path, or that of objects below one of the object roots. Raises 422."""
+    if beside is not None and is_object(beside) and "/" not in uri:
+        uri = of_dataset(uri, beside)
+    if not is_object(uri):
+        folder = None if beside is None or is_object(beside) else local_path(beside).parent
+        return str(allowed(settings, uri, field, folder))
+    parts = uri.removeprefix(S3).rstrip("/").split("/")
+    if any(character in uri for character in "@?#%\\") or any(part in ("", ".", "..") for part in parts):
+        raise invalid([(field, f"'{shown(uri)}' is not s3://BUCKET/KEY, without user name, options or dots")])
+    place = [[part for part in root.removeprefix(S3).split("/") if part] for root in settings.object_roots]
+    if not any(parts[: len(root)] == root for root in place):
+        roots = ", ".join(settings.object_roots) or "none"
+        remedy = "add its s3://BUCKET/PREFIX to EVENKEEL_DATA_ROOTS where the service runs"
+        raise invalid([(field, f"'{uri}' lies outside the data roots in object storage ({roots})")], remedy)
+    try:
+        for file in Source(uri).files:
+            if file.format == "parquet":
+                parquet_limits.check(file.path, field)
+    except DataError as error:
+        raise invalid([(field, f"{error.where}: {error.what}")], error.remedy) from None
+    return uri.rstrip("/")
+
+
+def shown(uri: str) -> str:
+    """Without what may be a password."""
+    return S3 + uri.rpartition("@")[2].removeprefix(S3)
+
+
+def resolved(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
+    """The dataset with every uri made the real absolute path, each checked. Raises 422 naming the field."""
+    document = spec.model_dump(mode="json")
+    document["uri"] = allowed_uri(settings, spec.uri, "uri")
+    # Beside the manifest's own uri, not a link's target: that is where the user put the other files.
+    for name, feature in spec.features.items():
+        if feature.join is not None:
+            uri = allowed_uri(settings, feature.join.uri, f"features.{name}.join.uri", spec.uri)
+            document["features"][name]["join"]["uri"] = uri
+    for name, graph in spec.graphs.items():
+        document["graphs"][name]["uri"] = allowed_uri(settings, graph.uri, f"graphs.{name}.uri", spec.uri)
+    return DatasetSpec.model_validate(document)

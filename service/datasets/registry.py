@@ -1,0 +1,174 @@
+"""Registered datasets: checked against their files, listed, profiled, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.core import tables
+from service.core.database import Database
+from service.core.errors import Problem, invalid, not_found
+from service.core.file_cache import Remembered
+from service.core.settings import Settings
+from service.datasets import paths
+from trainer.data.errors import DataError
+from trainer.data.sources import infer
+from trainer.spec import DatasetSpec, parse_rule
+
+_named: Remembered[list[str]] = Remembered()
+
+
+def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
+    """The dataset with absolute paths, once its files were opened and every column it names was found in them.
+
+    Raises 422 naming each field at fault. Reads footers and headers only; blocking.
+    """
+    absolute = paths.resolved(settings, spec)
+    columns = set(_columns(absolute.uri, "uri"))
+    problems = []
+    for field, column in named_columns(absolute):
+        if column not in columns:
+            problems.append((field, f"no column '{column}' in {spec.uri} (there are {', '.join(sorted(columns))})"))
+    others = [
+        (
+            f"features.{name}.join",
+            feature.join.uri,
+            {"on": feature.join.on, "column": feature.join.column}
+            | ({} if feature.join.timestamp is None else {"timestamp": feature.join.timestamp}),
+        )
+        for name, feature in absolute.features.items()
+        if feature.join is not None
+    ]
+    others += [
+        (f"graphs.{name}", graph.uri, {"source": graph.source, "target": graph.target})
+        for name, graph in absolute.graphs.items()
+    ]
+    for field, uri, named in others:
+        found = _columns(uri, f"{field}.uri")
+        for part, column in named.items():
+            if column not in found:
+                there = ", ".join(sorted(found))
+                problems.append((f"{field}.{part}", f"no column '{column}' in {uri} (there are {there})"))
+    if problems:
+        raise invalid(problems, "name a column of the file, or correct the file")
+    return absolute
+
+
+def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
+    """(field, column) for each column of the main file that the dataset names, a feature's own name included."""
+
+    def column_of(name: str) -> str:
+        feature = spec.features.get(name)
+        return (
+            feature.column or name if feature is not None and feature.join is None and feature.derive is None else name
+        )
+
+    for name, feature in spec.features.items():
+        if feature.join is not None:
+            yield f"features.{name}.join.on", column_of(feature.join.on)
+        elif feature.derive is not None:
+            yield f"features.{name}.derive.previous", column_of(feature.derive.previous)
+            yield f"features.{name}.derive.by", column_of(feature.derive.by)
+            yield f"features.{name}.derive.order", feature.derive.order
+        else:
+            yield f"features.{name}", feature.column or name
+        if feature.weights is not None:
+            yield f"features.{name}.weights", feature.weights
+        if feature.timestamp is not None:
+            yield f"features.{name}.timestamp", feature.timestamp
+    if spec.label.column is not None:
+        yield "label.column", spec.label.column
+    if spec.label.value is not None:
+        yield "label.value", spec.label.value
+    if spec.label.rule is not None:
+        yield "label.rule", parse_rule(spec.label.rule)[0]
+    for field in ("order", "timestamp", "partition"):
+        column = getattr(spec, field)
+        if column is not None:
+            yield field, column
+
+
+def _columns(path: str, field: str) -> list[str]:
+    """The columns of a file or directory. Raises 422 where there is nothing, or nothing readable as what it claims."""
+    try:
+        return _named.get(path, paths.data_files(Path(path)), lambda: infer.column_names(path))
+    except DataError as error:
+        raise data_problem(error, field) from None
+
+
+def data_problem(error: DataError, field: str) -> Problem:
+    """What is wrong with a user's data, as 422 at ``field``."""
+    return invalid([(field, f"{error.where}: {error.what}")], error.remedy)
+
+
+async def register(
+    database: Database, connection: AsyncConnection, spec: DatasetSpec, tenant: str
+) -> tuple[dict[str, Any], bool]:
+    """(the dataset as shown, whether it is new). The same spec again is no conflict; another under its name is 409."""
+    document = spec.model_dump(mode="json")
+    await database.exclusive(connection, f"dataset {tenant} {spec.name}")
+    existing = await _row(connection, tenant, spec.name)
+    if existing is not None:
+        if existing["spec"] == document:
+            return view(existing), False
+        remedy = "Delete it first, or register this one under another name."
+        raise Problem(409, "dataset-exists", f"A different dataset '{spec.name}' is registered. {remedy}")
+    row = {"tenant": tenant, "name": spec.name, "spec": document, "created_at": tables.now()}
+    await connection.execute(tables.dataset.insert().values(row))
+    return view(row), True
+
+
+async def get(connection: AsyncConnection, tenant: str, name: str) -> dict[str, Any]:
+    row = await _row(connection, tenant, name)
+    if row is None:
+        raise not_found("dataset", name)
+    return row
+
+
+async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
+    """Forgets the dataset; its files stay, and so do the jobs, which hold a copy of its spec."""
+    await get(connection, tenant, name)
+    schedule = tables.schedule.c
+    users = await connection.execute(sa.select(schedule.name, schedule.job).where(schedule.tenant == tenant))
+    using = sorted(row.name for row in users if row.job["dataset"]["name"] == name)
+    if using:
+        detail = f"Dataset '{name}' is used by the schedules {', '.join(using)}. Delete or change them first."
+        raise Problem(409, "dataset-in-use", detail)
+    await connection.execute(tables.dataset.delete().where(_at(tenant, name)))
+
+
+def _at(tenant: str, name: str) -> sa.ColumnElement[bool]:
+    return sa.and_(tables.dataset.c.tenant == tenant, tables.dataset.c.name == name)
+
+
+async def _row(connection: AsyncConnection, tenant: str, name: str) -> dict[str, Any] | None:
+    query = sa.select(tables.dataset).where(_at(tenant, name))
+    row = (await connection.execute(query)).mappings().first()
+    return None if row is None else dict(row)
+
+
+def view(row: dict[str, Any]) -> dict[str, Any]:
+    """The spec's own fields and ``created_at``."""
+    return {**row["spec"], "created_at": row["created_at"]}
+
+
+def profile(settings: Settings, spec: DatasetSpec) -> dict[str, Any]:
+    """Rows, label rate, and nulls and distinct ids per feature (trainer.data.sources.infer.profile). Reads every row;
+    blocking."""
+    try:
+        return infer.profile(check_files(settings, spec))
+    except DataError as error:
+        raise data_problem(error, "uri") from None
+
+
+def propose(settings: Settings, uri: str, name: str | None) -> dict[str, Any]:
+    """A manifest proposed for a file under the data roots, with the uri as given. Raises 422; blocking."""
+    path = paths.allowed_uri(settings, uri, "uri")
+    try:
+        return {**infer.infer(path, name), "uri": uri}
+    except DataError as error:
+        raise data_problem(error, "uri") from None

@@ -1,0 +1,152 @@
+"""Neighbours of items for the route: one search per version, and indexes that come into being beside the requests.
+
+A large version is searched exactly until its index is there. The first search asks for it: a process of low priority
+builds it into ``$EVENKEEL_HOME/neighbors/TENANT/COLLECTION/``, one on this host however many workers ask, and every
+worker maps the file. Indexes of versions that are searched no more are removed. So are all of a collection from before
+ids were erased from it, by whatever process: how often that happened is in the name of the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from embeddings.store import VersionReader
+from embeddings.store.nearest_neighbors import EXACT_ROWS, NeighborSearch
+from embeddings.vectors.item_vectors import MISSING, as_list, find_rows, keys_of
+from service.features.snapshots import identity_of
+from service.identity import tenants
+from service.identity.tenants import DEFAULT_TENANT
+
+log = logging.getLogger("evenkeel")
+
+NUM_SEARCHES = 4
+"""Versions that are kept ready."""
+KEPT_INDEXES = 3
+"""Of one collection, on disk."""
+RETRY_SECONDS = 600.0
+
+
+class Neighbors:
+    """Searches by version. Thread-safe."""
+
+    def __init__(self, store_url: str, directory: Path, exact_rows: int = EXACT_ROWS):
+        self._store_url = store_url
+        self._directory = directory
+        self._exact_rows = exact_rows
+        self._searches: OrderedDict[Path, NeighborSearch] = OrderedDict()
+        self._builders: dict[Path, tuple[subprocess.Popen[bytes], float]] = {}
+        self._lock = threading.Lock()
+
+    def search(
+        self, reader: VersionReader, query: Any, k: int, tenant: str = DEFAULT_TENANT, *, erasures: int
+    ) -> tuple[list[tuple[Any, float]], bool] | None:
+        """([(id, cosine)], whether exact) of the ``k`` nearest items, best first. ``query`` is an id, itself left out,
+        or a vector. ``erasures``: how often ids were erased from the collection, asked before ``reader`` was opened.
+        None for an id that the version has not, or has without a vector."""
+        own_row = -1
+        if isinstance(query, (int, str)):
+            own_row = int(find_rows(reader.keys, keys_of([query], query=True))[0])
+            if own_row < 0 or reader.statuses[own_row] == MISSING or not reader.vectors[own_row].any():
+                return None
+            query = reader.vectors[own_row]
+        search = self._search_of(reader, tenant, erasures)
+        rows, cosines = search.search(query, k, own_row)
+        return list(zip(as_list(reader.keys[rows]), cosines.tolist(), strict=True)), search.exact
+
+    def forget(self, collection: str, tenant: str = DEFAULT_TENANT) -> None:
+        """Drops what is known of a collection, indexes on disk too: ids were erased from it."""
+        directory = self._directory / tenant / collection
+        with self._lock:
+            self._drop(lambda path: path.parent == directory)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def close(self) -> None:
+        """Ends the builders, forgets the searches."""
+        with self._lock:
+            self._drop(lambda path: True)
+
+    def _search_of(self, reader: VersionReader, tenant: str, erasures: int) -> NeighborSearch:
+        collection = str(reader.manifest["collection"])
+        path = self._directory / tenant / collection / f"{reader.version}-{identity_of(reader)}-{erasures}.usearch"
+        large = len(reader) > self._exact_rows
+        with self._lock:
+            search = self._searches.get(path)
+            if search is None or (search.exact and large and path.exists()):
+                self._drop_earlier(path, reader.version, erasures)
+                search = self._searches[path] = self._open(reader, path if large else None)
+                while len(self._searches) > NUM_SEARCHES:
+                    self._searches.popitem(last=False)
+            self._searches.move_to_end(path)
+            for done in [one for one, (builder, _) in self._builders.items() if builder.poll() == 0]:
+                del self._builders[done]
+            if large and search.exact:
+                self._ask_for(path, tenant, collection, reader.version)
+        return search
+
+    def _drop_earlier(self, path: Path, version: str, erasures: int) -> None:
+        """Drops what is known of the collection from before ids were erased from it, and of the version from when the
+        store had other rows under its name."""
+
+        def is_earlier(other: Path) -> bool:
+            outdated = not other.name.endswith(f"-{erasures}.usearch") or other.name.startswith(f"{version}-")
+            return other.parent == path.parent and other != path and outdated
+
+        self._drop(is_earlier)
+        for other in filter(is_earlier, path.parent.glob("v*.usearch")):
+            other.unlink(missing_ok=True)
+
+    def _drop(self, is_meant: Callable[[Path], bool]) -> None:
+        """Ends builders and forgets searches of the indexes that are meant."""
+        for path in filter(is_meant, list(self._builders)):
+            builder, _ = self._builders.pop(path)
+            builder.terminate()
+            builder.wait()
+        for path in filter(is_meant, list(self._searches)):
+            del self._searches[path]
+
+    def _open(self, reader: VersionReader, path: Path | None) -> NeighborSearch:
+        if path is not None and path.exists():
+            try:
+                return NeighborSearch(reader.vectors, reader.statuses, path)
+            except ValueError as error:
+                log.warning("%s: it is built again", error)
+                path.unlink(missing_ok=True)
+        return NeighborSearch(reader.vectors, reader.statuses)
+
+    def _ask_for(self, path: Path, tenant: str, collection: str, version: str) -> None:
+        """Starts a builder, unless one is at it or failed a short while ago."""
+        found = self._builders.get(path)
+        if found is not None:
+            builder, started = found
+            if builder.poll() is None or time.monotonic() - started < RETRY_SECONDS:
+                return
+        _remove_old(path)
+        command = [sys.executable, "-m", "embeddings.store.nearest_neighbors", collection, version, str(path)]
+        command += ["--threads", str(max((os.cpu_count() or 1) // 2, 1))]
+        builder = subprocess.Popen(
+            ["nice", "-n", "10", *command],
+            env={**os.environ, "EVENKEEL_STORE_URL": tenants.url_of(self._store_url, tenant)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        self._builders[path] = builder, time.monotonic()
+
+
+def _remove_old(path: Path) -> None:
+    """Leaves room for ``path``: of the others of its collection the latest stay. Who has one mapped keeps it."""
+    try:
+        others = sorted(path.parent.glob("*.usearch"), key=lambda other: other.stat().st_mtime)
+        for other in others[: max(len(others) - KEPT_INDEXES + 1, 0)]:
+            other.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("old indexes in %s stay: %s", path.parent, error)

@@ -1,0 +1,133 @@
+"""What the routes over the feature store share: calls off the event loop, and the store's errors as problem+json."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from embeddings.store import Store, feature_store
+from embeddings.vectors.item_vectors import ItemIdError
+from service.core.errors import Problem
+from service.identity import tenants
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+
+# The first that fits counts, so a class comes before its base.
+_ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
+    (feature_store.UnknownCollection, 404, "collection-not-found", "GET /v1/collections lists them"),
+    (feature_store.UnknownVersion, 404, "version-not-found", "GET /v1/collections/NAME/versions lists them"),
+    (feature_store.UnknownView, 404, "view-not-found", "GET /v1/views lists them"),
+    (feature_store.ViewExists, 409, "view-exists", "take another name"),
+    (feature_store.StaleParent, 409, "stale-version", "look at the current version, then decide again"),
+    (feature_store.GateHeld, 409, "held-by-gate", "set override_gate: true to serve it all the same"),
+    (feature_store.StoreBusy, 503, "store-busy", "try again in a moment; if it stays so, end the writer that is stuck"),
+    (feature_store.StoreUnavailable, 503, "store-unavailable", "try again; see that EVENKEEL_STORE_URL can be reached"),
+    (feature_store.StoreFull, 507, "store-full", "free some space on the store's disk"),
+    (feature_store.CorruptStore, 500, "store-corrupt", "restore the version's files, or promote another version"),
+    (ItemIdError, 422, "invalid-ids", "give ids of the collection's own type, all integers or all strings"),
+    (ValueError, 422, "invalid-request", ""),
+)
+
+
+def store_of(request: Request) -> Store:
+    """The store of the tenant that the request is about. For routes that ask for a key."""
+    return tenants.store_of(request.app.state.store, request.state.principal.tenant)
+
+
+async def in_store(call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    """Runs ``call`` in a thread (it reads files), and turns what the store raises into the Problem it deserves."""
+    with store_problems():
+        return await run_in_threadpool(call, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def store_problems() -> Iterator[None]:
+    """Turns what the store raises within into the Problem it deserves."""
+    try:
+        yield
+    except ValueError as error:
+        raise problem_of(error) from error
+
+
+def problem_of(error: ValueError) -> Problem:
+    status, code, remedy = next(
+        (status, code, remedy) for kind, status, code, remedy in _ANSWERS if isinstance(error, kind)
+    )
+    message = str(error)
+    errors = [{"field": "", "message": message, "remedy": remedy}] if remedy else []
+    return Problem(status, code, message, errors, {"Retry-After": "5"} if status == 503 else {})
+
+
+def ids_as(id_type: str, ids: list[Any]) -> list[Any]:
+    """``ids`` (all integers or all strings, as JSON has them) in the collection's own type.
+
+    Decimal strings are taken for int64 ids, because JavaScript loses integers beyond 2^53; integers for string ids as
+    their decimals. Raises ItemIdError naming the first id that cannot be one.
+    """
+    kinds = set(map(type, ids))
+    if kinds - {int, str} or len(kinds) > 1:
+        raise ItemIdError(f"ids hold {', '.join(sorted(kind.__name__ for kind in kinds))}: all integers or all strings")
+    if id_type == "string":
+        return ids if kinds != {int} else [str(one) for one in ids]
+    if kinds == {str}:
+        wrong = next((one for one in ids if not _DECIMAL.fullmatch(one)), None)
+        if wrong is not None:
+            raise ItemIdError(f"id {wrong!r} is not an integer, and the ids of this collection are")
+        ids = [int(one) for one in ids]
+    if ids and (min(ids) < -(2**63) or max(ids) >= 2**63):
+        raise ItemIdError("an id is beyond int64, and the ids of this collection are int64")
+    return ids
+
+
+def not_acceptable(offered: tuple[str, ...]) -> Problem:
+    return Problem(406, "not-acceptable", f"This is served as {' or '.join(offered)}: set Accept to one of these.")
+
+
+def accepted(accept: str | None, offered: tuple[str, ...]) -> str:
+    """The offered media type that an Accept header prefers; the first offered for none or ``*/*``. Raises a 406."""
+    if not accept or not accept.strip():
+        return offered[0]
+    ranges: list[tuple[float, str]] = []
+    for part in accept.split(","):
+        name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        quality = next((parameter[2:] for parameter in parameters if parameter.startswith("q=")), "1")
+        try:
+            ranges.append((float(quality), name))
+        except ValueError:
+            continue
+    for weight, name in sorted(ranges, key=lambda one: -one[0]):
+        if weight <= 0:
+            continue
+        for media_type in offered:
+            if name in (media_type, "*/*", media_type.partition("/")[0] + "/*"):
+                return media_type
+    raise not_acceptable(offered)
+
+
+def unchanged(request: Request, etag: str) -> bool:
+    """Whether If-None-Match says that the caller has this already (weak comparison, RFC 9110 section 13.1.2)."""
+    given = request.headers.get("if-none-match")
+    if given is None:
+        return False
+    return any(tag.strip().removeprefix("W/") in (etag, "*") for tag in given.split(","))
+
+
+def page_of(
+    items: list[dict[str, Any]], limit: int, cursor: str | None, key: str, *, descending: bool
+) -> dict[str, Any]:
+    """One page of a list that is whole in memory, in the form that every list has."""
+    from service.api import pagination
+
+    if cursor is not None:
+        last = pagination.decode(cursor)
+        items = [item for item in items if (item[key] < last if descending else item[key] > last)]
+    following = pagination.encode(items[limit - 1][key]) if len(items) > limit else None
+    return {"items": items[:limit], "next_cursor": following}

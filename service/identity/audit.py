@@ -1,0 +1,204 @@
+"""The audit log: who did what to which object, when, from where.
+
+Every request that needs a scope to change something is entered, refused ones too, before its answer leaves: what a
+caller knows to be done is in the log. Entries of requests that are answered at once are one transaction. While the
+database cannot be written, entries go to ``audit_pending.jsonl`` under ``EVENKEEL_HOME`` (0600); the next entry that
+reaches the database takes them along. What that file cannot take either, as on a full disk, is a line of the service's
+log, and the answer stays what it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import errno
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DataError, IntegrityError
+
+from service.core import tables
+from service.core.database import Database
+from service.identity.auth import AWAY
+from service.identity.keys import Principal
+
+FILE_NAME = "audit_pending.jsonl"
+PATIENCE_SECONDS = 5.0
+_LENGTHS = {"action": 128, "object": 255, "address": 64}
+log = logging.getLogger("evenkeel")
+
+Row = dict[str, Any]
+
+
+def entry(principal: Principal, tenant: str, action: str, target: str, status: int, address: str) -> Row:
+    """A row of the table. ``tenant``: whose objects it was about. ``action``: method and route, such as
+    ``DELETE /v1/jobs/{job_id}``; ``target``: the path of what was made or changed."""
+    return {
+        "id": tables.new_id("audit"),
+        "at": tables.now(),
+        "tenant": tenant,
+        "key_id": principal.key_id,
+        "key_name": principal.name,
+        "action": action[: _LENGTHS["action"]],
+        "object": target[: _LENGTHS["object"]],
+        "status": status,
+        "address": address[: _LENGTHS["address"]],
+    }
+
+
+class Audit:
+    """``record`` enters one request. ``file``: where entries wait that the database could not take."""
+
+    def __init__(self, database: Database, file: Path):
+        self._database = database
+        self._file = file
+        self._waiting: list[tuple[Row, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def record(self, row: Row) -> None:
+        """Never raises for a database or a disk that cannot take it."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._entered(row)
+        except (*AWAY, TimeoutError) as error:
+            try:
+                await asyncio.to_thread(self._keep, row)
+            except OSError as full:
+                lost = "audit: neither the database (%s) nor %s (%s) takes this entry: %s"
+                log.error(lost, error, self._file, full, _text(row))
+            else:
+                log.error("audit: the database cannot take an entry, it waits in %s: %s", self._file, error)
+        else:
+            if self._file.exists() and self._file.stat().st_size:
+                await self._take_along()
+
+    async def _entered(self, row: Row) -> None:
+        """Returns once the entry is committed; those that come while one commit is under way share the next."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((row, done))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_waiting())
+        await done
+
+    async def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                # Whoever has lost patience keeps its entry in the file.
+                await self._write([(row, done) for row, done in batch if not done.done()])
+        finally:
+            self._writing = None
+
+    async def _write(self, batch: list[tuple[Row, asyncio.Future[None]]]) -> None:
+        """Settles each future of the batch. An entry that the database refuses keeps no other out."""
+        if not batch:
+            return
+        error: Exception | None = None
+        try:
+            await self._insert([row for row, _ in batch])
+        except asyncio.CancelledError:
+            for _, done in batch:
+                done.cancel()
+            raise
+        except Exception as failure:
+            error = failure
+        if isinstance(error, DataError | IntegrityError) and len(batch) > 1:
+            for one in batch:
+                await self._write([one])
+            return
+        for _, done in batch:
+            if not done.done():
+                done.set_result(None) if error is None else done.set_exception(error)
+
+    async def _insert(self, rows: list[Row]) -> None:
+        """Those that are there already stay as they are."""
+        if rows:
+            async with self._database.write() as connection:
+                await connection.execute(self._database.insert_new(tables.audit), rows)
+
+    async def _insert_or_say(self, row: Row) -> None:
+        try:
+            await self._insert([row])
+        except (DataError, IntegrityError) as error:
+            log.error("audit: the database refuses an entry (%s): %s", error, _text(row))
+
+    def _keep(self, row: Row) -> None:
+        line = (_text(row) + "\n").encode()
+        with _locked(self._file, fcntl.LOCK_EX) as descriptor:
+            end = os.lseek(descriptor, 0, os.SEEK_END)
+            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # whoever wrote it was killed within a line
+                line = b"\n" + line
+            try:
+                if os.write(descriptor, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, end)  # half a line would keep those before it from being entered
+                raise
+
+    async def _take_along(self) -> None:
+        """Enters what waits. Cut between commit and truncation, it is found entered the next time."""
+        try:
+            with _locked(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB) as descriptor:
+                waiting = [*_whole(os.pread(descriptor, os.fstat(descriptor).st_size, 0))]
+                try:
+                    await self._insert(waiting)
+                except (DataError, IntegrityError):
+                    for row in waiting:
+                        await self._insert_or_say(row)
+                os.ftruncate(descriptor, 0)
+        except BlockingIOError:
+            return  # another process is at it
+        except (*AWAY, ValueError) as error:
+            log.error("audit: what waits in %s could not be entered yet: %s", self._file, error)
+
+
+def _whole(text: bytes) -> Iterator[Row]:
+    """The entries of the file. One that was cut off had not been answered when its process was killed: it is a line of
+    the service's log."""
+    for line in text.splitlines():
+        try:
+            yield {**json.loads(line), "at": datetime.datetime.fromisoformat(json.loads(line)["at"])}
+        except (ValueError, TypeError, KeyError):
+            if line:
+                log.error(
+                    "audit: an entry was cut off before its request was answered: %s", line.decode(errors="replace")
+                )
+
+
+def _text(row: Row) -> str:
+    return json.dumps({**row, "at": row["at"].isoformat()})
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[int]:
+    """The file, open and locked. Raises BlockingIOError where another holds it and ``how`` does not wait."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, how)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def listing(
+    tenant: str | None, key_id: str | None, since: datetime.datetime | None, until: datetime.datetime | None
+) -> sa.Select[Any]:
+    """Entries by filter, of all tenants for None."""
+    table = tables.audit
+    query = sa.select(table)
+    for column, value in ((table.c.tenant, tenant), (table.c.key_id, key_id)):
+        if value is not None:
+            query = query.where(column == value)
+    if since is not None:
+        query = query.where(table.c.at >= since)
+    if until is not None:
+        query = query.where(table.c.at < until)
+    return query

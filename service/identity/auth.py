@@ -1,0 +1,306 @@
+"""From a request to a :class:`~service.identity.keys.Principal`: bearer key or session cookie, scope, and who may send
+a cookie.
+
+In a route: ``principal: Annotated[Principal, Depends(require("jobs:read"))]``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import ipaddress
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import asyncpg  # type: ignore[import-untyped]
+from fastapi import Depends, Header, Request
+from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.exc import DatabaseError, InterfaceError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from service.core import tables
+from service.core.database import Database
+from service.core.errors import Problem
+from service.identity import key_cache, keys
+from service.identity.keys import Principal
+from service.identity.rate_limit import RateLimit
+from service.identity.tenants import HEADER
+from trainer.spec import NAME_PATTERN
+
+COOKIE = "evenkeel_session"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+ANSWER_SECONDS = 10.0
+"""How long a database may take with a credential that is not remembered."""
+SAVED_AGAIN_SECONDS = 60.0
+WRONG_PER_SECOND, WRONG_AT_ONCE = 20.0, 400.0
+"""Wrong credentials that one address may send; then those that are not remembered are not looked up."""
+log = logging.getLogger("evenkeel")
+
+_bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer ek_...`.")
+_cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="The dashboard's session, from `POST /session`.")
+
+
+AWAY = (DatabaseError, InterfaceError, PoolTimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+"""What it looks like when a database cannot be asked. The driver's own come while a connection is opened."""
+
+
+@dataclasses.dataclass
+class _Known:
+    """A principal; when the database last confirmed it (seconds since 1970), and was last asked (monotonic)."""
+
+    principal: Principal
+    confirmed: float
+    asked: float
+
+
+class Authenticator:
+    """Looks credentials up, and remembers a bounded number of them, so that fetch goes on while the database is down.
+
+    A remembered answer is taken for ``fresh_seconds`` (how late another process's revocation may be seen), and for
+    ``stale_seconds`` only while the database cannot be asked, which for a known key is tried for ``patience_seconds``
+    and not again before ``retry_seconds`` are over. ``file``: where :meth:`keep_informed` leaves what it learns.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        fresh_seconds: float = 5.0,
+        stale_seconds: float = 24 * 3600,
+        size: int = 4096,
+        *,
+        patience_seconds: float = 2.0,
+        retry_seconds: float = 1.0,
+        file: Path | None = None,
+    ):
+        self._database = database
+        self._fresh_seconds = fresh_seconds
+        self._stale_seconds = stale_seconds
+        self._size = size
+        self._patience_seconds = patience_seconds
+        self._retry_seconds = retry_seconds
+        self._file = file
+        self._saved: tuple[dict[str, Principal], float] = ({}, 0.0)
+        self._away_until = 0.0
+        self._informing = False
+        self._forgotten = 0
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._wrong = RateLimit(WRONG_PER_SECOND, WRONG_AT_ONCE)
+
+    def forget(self) -> None:
+        """After a revocation in this process."""
+        self._forgotten += 1
+        self._known.clear()
+
+    async def principal(self, kind: str, secret: str, address: str = "") -> Principal | None:
+        """``kind``: ``key`` or ``session``; ``address``: who sends it. None: unknown, revoked or expired. Raises what
+        the database raises where it cannot be asked about a credential that is not remembered, ConnectionError where it
+        does not answer; 429 for one that is not remembered from an address that has sent too many wrong ones."""
+        name = f"{kind}:{keys.digest(secret)}"
+        known = self._known.get(name)
+        if known is not None and known.principal.expires_at is not None and known.principal.expires_at <= tables.now():
+            known = None
+        now = time.monotonic()
+        if known is not None:
+            usable = time.time() - known.confirmed < self._stale_seconds
+            if now - known.asked < self._fresh_seconds or (usable and now < self._away_until):
+                return known.principal
+            # Requests that come meanwhile are answered from memory: one of them asks.
+            known.asked = now
+        elif self._informing and now < self._away_until:
+            raise ConnectionError("the database cannot be reached, and this credential is not known without it")
+        network = network_of(address)
+        wait = 0.0 if known is not None else self._wrong.wait_seconds(network, count=False)
+        if wait:
+            detail = "Too many wrong keys have come from this address."
+            raise Problem(429, "too-many-requests", detail, headers={"Retry-After": str(math.ceil(wait))})
+        forgotten = self._forgotten
+        try:
+            async with self._in_time(self._patience_seconds if known is not None else ANSWER_SECONDS):
+                async with self._database.read() as connection:
+                    found = await (keys.find if kind == "key" else keys.find_session)(connection, secret)
+        except AWAY as error:
+            self._away_until = time.monotonic() + self._retry_seconds
+            if known is not None and time.time() - known.confirmed < self._stale_seconds:
+                return known.principal
+            if isinstance(error, (SQLAlchemyError, ConnectionError)):
+                raise
+            raise ConnectionError(f"the database cannot be reached: {error}") from error
+        self._known.pop(name, None)
+        if found is None:
+            self._wrong.wait_seconds(network)
+        if found is not None and forgotten == self._forgotten:
+            self._remember(name, found, time.time())
+        return found
+
+    def recall(self) -> None:
+        """Takes what ``file`` holds of an earlier process, in case the database is down."""
+        if self._file is not None:
+            earlier = key_cache.load(self._file)
+            now = time.time()
+            # A clock that ran ahead then makes no key known for longer now.
+            confirmed = earlier.confirmed_at if earlier.confirmed_at <= now else now
+            for digest, principal in earlier.principals.items():
+                self._remember(f"key:{digest}", principal, confirmed)
+
+    async def keep_informed(self) -> None:
+        """Reads the live keys every ``fresh_seconds``, until cancelled: whoever serves vectors then knows every key
+        before it is first used, forgets revoked ones, and never makes a request wait for the database."""
+        trouble = False
+        self._informing = True
+        while True:
+            try:
+                await self.inform()
+            except AWAY as error:
+                # Until the next round has its answer, a database that hangs included.
+                self._away_until = time.monotonic() + self._retry_seconds + ANSWER_SECONDS + 1
+                if not trouble:
+                    log.warning("the database cannot be asked for keys, known ones go on: %s", error)
+                trouble = True
+            else:
+                if trouble:
+                    log.warning("the database can be asked for keys again")
+                trouble = False
+            await asyncio.sleep(self._retry_seconds if trouble else self._fresh_seconds)
+
+    async def inform(self) -> None:
+        """One round of :meth:`keep_informed`. Raises what AWAY names."""
+        forgotten = self._forgotten
+        async with self._in_time(ANSWER_SECONDS), self._database.read() as connection:
+            live = await keys.live(connection, self._size)
+        if forgotten != self._forgotten:
+            return  # what was read is from before a revocation in this process: the next round asks again
+        now = time.time()
+        if len(live) < self._size:  # all of them: what is not among them was revoked
+            for name in [name for name in self._known if name.startswith("key:") and name[4:] not in live]:
+                del self._known[name]
+        for digest, principal in live.items():
+            self._remember(f"key:{digest}", principal, now)
+        self._away_until = 0.0
+        saved, at = self._saved
+        if self._file is not None and (live != saved or now - at > SAVED_AGAIN_SECONDS):
+            self._saved = live, now
+            try:
+                key_cache.save(self._file, live, now)
+            except OSError as error:
+                log.warning("%s cannot be written, so a restart needs the database: %s", self._file, error)
+
+    def _remember(self, name: str, principal: Principal, confirmed: float) -> None:
+        # What was read from the file is old: the first request asks, if the database answers.
+        asked = time.monotonic() - (time.time() - confirmed)
+        self._known.pop(name, None)
+        self._known[name] = _Known(principal, confirmed, asked)
+        if len(self._known) > self._size:
+            self._known.popitem(last=False)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, seconds: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise ConnectionError(f"the database did not answer within {seconds:g} s") from None
+
+
+def unauthorized(detail: str) -> Problem:
+    remedy = (
+        "Send 'Authorization: Bearer <key>'. The first key is in $EVENKEEL_HOME/admin.key on the service's machine; "
+        "'evenkeel keys create' makes more, 'evenkeel keys reset-admin' replaces a lost one."
+    )
+    error = {"field": "Authorization", "message": detail, "remedy": remedy}
+    return Problem(401, "unauthorized", f"{detail} {remedy}", [error], {"WWW-Authenticate": "Bearer"})
+
+
+def address_of(request: Request) -> str:
+    """The peer: a proxy's own, where one is in front."""
+    return request.client.host if request.client is not None else ""
+
+
+def network_of(address: str) -> str:
+    """What one sender can choose addresses from: of IPv6 the /64 that a host has to itself, else the address."""
+    try:
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((parsed, 64), strict=False))
+
+
+def same_origin(request: Request) -> bool:
+    """Whether a browser says that the page behind this request is ours (host and port; a proxy may end TLS)."""
+    origin = request.headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+
+
+async def optional_principal(
+    request: Request,
+    bearer: HTTPAuthorizationCredentials | None = Depends(_bearer),
+    cookie: str | None = Depends(_cookie),
+    tenant: Annotated[
+        str | None, Header(alias=HEADER, pattern=NAME_PATTERN, description="The tenant that an operator acts for.")
+    ] = None,
+) -> Principal | None:
+    """Who sends the request, kept in ``request.state.principal``; None without credentials. Wrong ones are a 401, a
+    cross-site cookie a 403, and so is the name of another tenant from anybody but an operator."""
+    principal = request.state.identified if hasattr(request.state, "identified") else await identify(request)
+    if principal is not None and tenant is not None:
+        if principal.is_operator:
+            principal = dataclasses.replace(principal, tenant=tenant, acting=True)
+        elif tenant != principal.tenant:
+            detail = f"Only an admin key of the default tenant may name another tenant in {HEADER}."
+            raise Problem(403, "not-operator", detail)
+    request.state.principal = principal
+    return principal
+
+
+async def identify(request: Request) -> Principal | None:
+    """Who sends the request, by its headers alone: before its body is read."""
+    authenticator: Authenticator = request.app.state.authenticator
+    authorization = request.headers.get("authorization")
+    if authorization is not None:
+        scheme, _, secret = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            raise unauthorized("The Authorization header is not 'Bearer <key>'.")
+        principal = await authenticator.principal("key", secret.strip(), address_of(request))
+        if principal is None:
+            raise unauthorized("The key is unknown, revoked or expired.")
+        return principal
+    cookie = request.cookies.get(COOKIE)
+    if cookie is None:
+        return None
+    if request.method not in SAFE_METHODS and not same_origin(request):
+        detail = (
+            "A request with the session cookie must come from the dashboard's own page (its Origin header says so)."
+        )
+        raise Problem(403, "cross-site-request", detail)
+    return await authenticator.principal("session", cookie, address_of(request))
+
+
+def require(scope: str) -> Callable[..., Awaitable[Principal]]:
+    """A dependency that returns the principal, or raises 401 (none) or 403 (without ``scope``, which it names). A
+    request that needs a scope to change something goes into the audit log (service.identity.audit)."""
+    assert scope in keys.SCOPES, scope
+
+    async def dependency(request: Request, principal: Principal | None = Depends(optional_principal)) -> Principal:
+        if principal is None:
+            raise unauthorized("This needs an API key.")
+        if not scope.endswith(":read") and request.method not in SAFE_METHODS:
+            request.state.audited = principal
+        if not principal.allows(scope):
+            detail = (
+                f"The key '{principal.name}' lacks the scope {scope} (it has {', '.join(principal.scopes) or 'none'})."
+            )
+            remedy = f"Use a key with {scope}: an admin makes one with 'evenkeel keys create --scope {scope}'."
+            raise Problem(
+                403, "missing-scope", detail, [{"field": "scope", "message": f"needs {scope}", "remedy": remedy}]
+            )
+        return principal
+
+    return dependency

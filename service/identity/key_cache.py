@@ -1,0 +1,69 @@
+"""API keys as a file, so that a process that serves vectors knows them when it starts while the database is down.
+
+``$EVENKEEL_HOME/known_keys.json`` (0600) holds what the database held when it last answered: SHA-256 of each key, whose
+it is, its tenant, its scopes, its expiry. Never a key itself: one has 192 random bits, so its hash opens nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from service.identity.keys import Principal
+from service.identity.tenants import DEFAULT_TENANT
+
+FILE_NAME = "known_keys.json"
+
+
+class KnownKeys(NamedTuple):
+    """``principals`` by the key's digest; ``confirmed_at``: when the database said so, seconds since 1970."""
+
+    principals: dict[str, Principal]
+    confirmed_at: float
+
+
+def load(path: Path) -> KnownKeys:
+    """What the file says; nothing where it is not there, or not whole (the database is asked then)."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        principals = {one["hash"]: _principal(one) for one in document["keys"]}
+        return KnownKeys(principals, float(document["confirmed_at"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return KnownKeys({}, 0.0)
+
+
+def save(path: Path, principals: Mapping[str, Principal], confirmed_at: float) -> None:
+    """Replaces the file in one step. Raises OSError."""
+    rows = [
+        {
+            "hash": digest,
+            "key_id": one.key_id,
+            "name": one.name,
+            "tenant": one.tenant,
+            "scopes": one.scopes,
+            "expires_at": None if one.expires_at is None else one.expires_at.isoformat(),
+        }
+        for digest, one in principals.items()
+    ]
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"confirmed_at": confirmed_at, "keys": rows}, file)
+        os.replace(scratch, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise
+
+
+def _principal(row: Mapping[str, str]) -> Principal:
+    expires = row["expires_at"]
+    at = None if expires is None else datetime.datetime.fromisoformat(expires)
+    return Principal(row["key_id"], row["name"], tuple(row["scopes"]), at, row.get("tenant", DEFAULT_TENANT))

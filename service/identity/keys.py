@@ -1,0 +1,261 @@
+"""API keys and dashboard sessions: created, hashed, looked up, rotated, revoked. Plain async functions over the
+database.
+
+A key is ``ek_<prefix>_<secret>`` with 192 random bits of secret, so a plain SHA-256 of it is enough (no dictionary to
+try); the prefix finds the row and may be shown and logged. A rotated key goes on by its previous secret for a while, so
+that whoever uses it can change over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.core import tables
+from service.core.database import Database
+from service.core.settings import Settings
+from service.identity.tenants import DEFAULT_TENANT
+
+SCOPES = ("jobs:read", "jobs:write", "features:read", "features:write", "admin")
+FIRST_KEY_NAME = "admin"
+
+
+@dataclasses.dataclass(frozen=True)
+class Principal:
+    """Who a request comes from, and the tenant it is about. ``admin`` allows everything. ``acting``: an operator has
+    named a tenant, and sees what that one sees."""
+
+    key_id: str
+    name: str
+    scopes: tuple[str, ...]
+    expires_at: datetime.datetime | None = None
+    tenant: str = DEFAULT_TENANT
+    acting: bool = False
+
+    def allows(self, scope: str) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the key is the operator's own: an admin key of the default tenant."""
+        return "admin" in self.scopes and (self.acting or self.tenant == DEFAULT_TENANT)
+
+    @property
+    def sees(self) -> str | None:
+        """The tenant whose jobs and keys are seen; None for those of all."""
+        return None if self.is_operator and not self.acting else self.tenant
+
+
+def digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _new_secret() -> tuple[str, dict[str, str]]:
+    """(the key itself, what is kept of it)."""
+    prefix = secrets.token_hex(4)
+    key = f"ek_{prefix}_{secrets.token_urlsafe(24)}"
+    return key, {"prefix": prefix, "hash": digest(key)}
+
+
+async def create(
+    connection: AsyncConnection,
+    name: str,
+    scopes: Sequence[str],
+    expires_at: datetime.datetime | None = None,
+    tenant: str = DEFAULT_TENANT,
+) -> tuple[str, dict[str, Any]]:
+    """A new key: (the key itself, shown once and not kept; its row)."""
+    key, kept = _new_secret()
+    row = {
+        "id": tables.new_id("key"),
+        "tenant": tenant,
+        "name": name,
+        **kept,
+        "scopes": list(scopes),
+        "created_at": tables.now(),
+        "expires_at": expires_at,
+        "revoked_at": None,
+        "rotated_at": None,
+        "old_until": None,
+    }
+    await connection.execute(tables.api_key.insert().values(row))
+    return key, row
+
+
+async def get(connection: AsyncConnection, key_id: str, tenant: str | None = None) -> dict[str, Any] | None:
+    """The row, locked until the transaction ends. ``tenant``: None where it may be any's."""
+    query = sa.select(tables.api_key).where(tables.api_key.c.id == key_id).with_for_update()
+    if tenant is not None:
+        query = query.where(tables.api_key.c.tenant == tenant)
+    row = (await connection.execute(query)).mappings().first()
+    return None if row is None else dict(row)
+
+
+async def rotate(
+    connection: AsyncConnection, row: dict[str, Any], overlap: datetime.timedelta
+) -> tuple[str, dict[str, Any]]:
+    """Another secret for a live key: (the key itself, its row). The one before goes on for ``overlap``; one that was
+    going on already ends. Without overlap its sessions end too."""
+    key, kept = _new_secret()
+    now = tables.now()
+    old: dict[str, Any] = {"old_prefix": row["prefix"], "old_hash": row["hash"], "old_until": now + overlap}
+    if not overlap:
+        old = dict.fromkeys(old)
+        await connection.execute(tables.session.delete().where(tables.session.c.key_id == row["id"]))
+    values = {**kept, **old, "rotated_at": now}
+    await connection.execute(tables.api_key.update().where(tables.api_key.c.id == row["id"]).values(values))
+    return key, {**row, **values}
+
+
+def is_live(row: dict[str, Any]) -> bool:
+    """Whether the key can be used now."""
+    return row["revoked_at"] is None and (row["expires_at"] is None or row["expires_at"] > tables.now())
+
+
+def tenants(tenant: str | None = None) -> sa.Select[Any]:
+    """``name`` and ``num_keys`` (those that can be used) of every tenant that has had a key, or of one."""
+    key = tables.api_key.c
+    live = sa.and_(key.revoked_at.is_(None), sa.or_(key.expires_at.is_(None), key.expires_at > tables.now()))
+    query = sa.select(key.tenant.label("name"), sa.func.count(sa.case((live, 1))).label("num_keys"))
+    if tenant is not None:
+        query = query.where(key.tenant == tenant)
+    counted = query.group_by(key.tenant).subquery()
+    return sa.select(counted.c.name, counted.c.num_keys)
+
+
+async def revoke(connection: AsyncConnection, key_id: str) -> bool:
+    """Whether there is such a key. Its sessions end with it; revoking twice changes nothing."""
+    found = await connection.scalar(sa.select(tables.api_key.c.id).where(tables.api_key.c.id == key_id))
+    if found is None:
+        return False
+    live = sa.and_(tables.api_key.c.id == key_id, tables.api_key.c.revoked_at.is_(None))
+    await connection.execute(tables.api_key.update().where(live).values(revoked_at=tables.now()))
+    await connection.execute(tables.session.delete().where(tables.session.c.key_id == key_id))
+    return True
+
+
+async def find(connection: AsyncConnection, key: str) -> Principal | None:
+    """The principal of a key, if it is ours, not revoked and not expired."""
+    parts = key.split("_", 2)
+    if len(parts) != 3 or parts[0] != "ek":
+        return None
+    table = tables.api_key
+    either = sa.or_(table.c.prefix == parts[1], table.c.old_prefix == parts[1])
+    found = digest(key)
+    for row in await connection.execute(sa.select(table).where(either)):
+        if hmac.compare_digest(row.hash, found):
+            return _principal(row)
+        if row.old_hash is not None and hmac.compare_digest(row.old_hash, found):
+            return _principal(row, row.old_until)
+    return None
+
+
+async def live(connection: AsyncConnection, limit: int) -> dict[str, Principal]:
+    """The keys that may be used now, newest first, by their digests, previous secrets included; ``limit`` keys at
+    most."""
+    key = tables.api_key
+    usable = sa.and_(key.c.revoked_at.is_(None), sa.or_(key.c.expires_at.is_(None), key.c.expires_at > tables.now()))
+    rows = await connection.execute(sa.select(key).where(usable).order_by(key.c.created_at.desc()).limit(limit))
+    found: dict[str, Principal] = {}
+    for row in rows:
+        for secret, until in ((row.hash, None), (row.old_hash, row.old_until)):
+            principal = None if secret is None else _principal(row, until)
+            if principal is not None:
+                found[secret] = principal
+    return found
+
+
+async def open_session(connection: AsyncConnection, principal: Principal, seconds: float) -> str:
+    """A session token for the dashboard's cookie; hashed in the database like a key."""
+    token = secrets.token_urlsafe(32)
+    now = tables.now()
+    await connection.execute(tables.session.delete().where(tables.session.c.expires_at < now))
+    row = {
+        "hash": digest(token),
+        "key_id": principal.key_id,
+        "created_at": now,
+        "expires_at": now + datetime.timedelta(seconds=seconds),
+    }
+    await connection.execute(tables.session.insert().values(row))
+    return token
+
+
+async def find_session(connection: AsyncConnection, token: str) -> Principal | None:
+    joined = tables.session.join(tables.api_key, tables.session.c.key_id == tables.api_key.c.id)
+    live = sa.and_(tables.session.c.hash == digest(token), tables.session.c.expires_at > tables.now())
+    row = (await connection.execute(sa.select(tables.api_key).select_from(joined).where(live))).first()
+    return None if row is None else _principal(row)
+
+
+async def close_session(connection: AsyncConnection, token: str) -> None:
+    await connection.execute(tables.session.delete().where(tables.session.c.hash == digest(token)))
+
+
+def _principal(row: Any, until: datetime.datetime | None = None) -> Principal | None:
+    """None for a key that may not be used any more. ``until``: when the secret that was sent ends, where it does."""
+    ends = min((at for at in (row.expires_at, until) if at is not None), default=None)
+    if row.revoked_at is not None or (ends is not None and ends <= tables.now()):
+        return None
+    return Principal(row.id, row.name, tuple(row.scopes), ends, row.tenant)
+
+
+async def create_first(database: Database, settings: Settings) -> str | None:
+    """On an empty database: one admin key, written to ``$EVENKEEL_HOME/admin.key``. Else None.
+
+    The file is written before the commit: a crash between the two leaves a file that the next start overwrites, never
+    a key that nobody knows.
+    """
+    async with database.write() as connection:
+        await database.exclusive(connection, "first key")
+        if await connection.scalar(sa.select(sa.func.count()).select_from(tables.api_key)):
+            return None
+        key, _ = await create(connection, FIRST_KEY_NAME, ["admin"])
+        write_admin_key(settings, key)
+    return key
+
+
+async def reset_admin(settings: Settings) -> str:
+    """Revokes the keys named ``admin`` and writes a new one to ``admin.key``: for whoever can read the database but
+    lost the key. Works with the service stopped or running."""
+    database = Database(settings.database_url)
+    try:
+        await database.start()
+        async with database.write() as connection:
+            old = await connection.scalars(
+                sa.select(tables.api_key.c.id).where(
+                    tables.api_key.c.name == FIRST_KEY_NAME, tables.api_key.c.tenant == DEFAULT_TENANT
+                )
+            )
+            for key_id in old.all():
+                await revoke(connection, key_id)
+            key, _ = await create(connection, FIRST_KEY_NAME, ["admin"])
+            write_admin_key(settings, key)
+        return key
+    finally:
+        await database.stop()
+
+
+def write_admin_key(settings: Settings, key: str) -> None:
+    """Atomically, readable by the owner alone from the first byte on."""
+    path = settings.admin_key_file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".admin.key.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(key + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise

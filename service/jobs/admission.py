@@ -1,0 +1,168 @@
+"""Whether a run fits its host beside those that are there: what it needs, what the host has, and both in words.
+
+First come, first served: the job at the head of the queue waits until there is room for it, and nobody overtakes it, so
+that a large job is not starved by small ones. What a run needs is reserved from its claim until its last process is
+gone. Pure, but for :func:`host`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from service.core.settings import Settings
+from service.jobs.executors.base import Room
+from trainer.sizing.gpus import machine_gpus
+from trainer.sizing.memory import RUN_BYTES, RankMemory, machine_memory_bytes
+from trainer.spec import JobSpec
+
+
+class Needs(NamedTuple):
+    """What the workers of a run take together, memory with what is beside them. ``counted``: its tables' rows were
+    counted; otherwise memory is what it needs at least."""
+
+    workers: int
+    cores: float
+    memory_bytes: int
+    gpus: float
+    counted: bool
+
+    def document(self) -> dict[str, Any]:
+        """As the job keeps it."""
+        return self._asdict()
+
+
+def needs_of(spec: JobSpec, memory: RankMemory, counted: bool) -> Needs:
+    resources = spec.resources
+    workers = resources.num_workers
+    return Needs(
+        workers,
+        workers * resources.cpus_per_worker,
+        workers * memory.total + RUN_BYTES,
+        workers * resources.gpus_per_worker,
+        counted,
+    )
+
+
+def host(settings: Settings) -> Room:
+    """What of this machine runs may use: all of it, or what the settings say."""
+    cores = settings.host_cores
+    gpus = settings.host_gpus
+    return Room(
+        float(len(os.sched_getaffinity(0))) if cores is None else cores,
+        machine_memory_bytes() if settings.host_memory_bytes is None else settings.host_memory_bytes,
+        float(len(machine_gpus())) if gpus is None else gpus,
+    )
+
+
+def impossible(needs: Needs, room: Room) -> tuple[str, str] | None:
+    """(what could never fit this host, with the arithmetic; the remedy), or None."""
+    # A bound on memory is no reason to refuse: the run counts its rows, and refuses then what does not fit.
+    short = [one for one in _short(needs, room) if needs.counted or one[0] != "memory"]
+    if not short:
+        return None
+    figures = "; ".join(
+        f"{_figure(what, wanted)} needed, this host has {_figure(what, had)}" for what, wanted, had in short
+    )
+    remedies = {
+        "cores": "lower resources.num_workers or cpus_per_worker, or let runs share cores with EVENKEEL_HOST_CORES",
+        "memory": "lower model.embedding_dim or batch_size, take an optimizer with less state, or a larger machine",
+        "GPUs": "lower resources.num_workers, or set resources.gpus_per_worker to 0",
+    }
+    return f"{_in_words(needs)}: {figures}", "; ".join(remedies[name] for name, _, _ in short)
+
+
+def obstacle(needs: Needs, room: Room, held: Mapping[str, Needs], max_runs: int) -> str | None:
+    """Why a run cannot start now, with figures; None where it can. ``held``: by job, what those that have not gone yet
+    keep of the host."""
+    if not held:
+        return None  # one that fits alone is never kept waiting by rounding
+    if len(held) >= max_runs:
+        return _too_many(held, max_runs)
+    free = Room(
+        room.cpus - sum(used.cores for used in held.values()),
+        room.memory_bytes - sum(used.memory_bytes for used in held.values()),
+        room.gpus - sum(used.gpus for used in held.values()),
+    )
+    short = _short(needs, free)
+    if not short:
+        return None
+    totals = {"cores": room.cpus, "memory": room.memory_bytes, "GPUs": room.gpus}
+    figures = "; ".join(
+        f"needs {_figure(name, wanted)}, of {_figure(name, totals[name])} {_figure(name, max(0, had))} free"
+        for name, wanted, had in short
+    )
+    return f"{figures}; held by {_holders(held)}"
+
+
+def cluster_obstacle(
+    needs: Needs, nodes: Sequence[Room] | None, held: Mapping[str, Needs], max_runs: int
+) -> str | None:
+    """The same for a cluster: every worker needs a place on one of its nodes. ``nodes``: what is free on each; None
+    where the cluster does not tell, and only the number of runs is limited."""
+    if len(held) >= max_runs:
+        return _too_many(held, max_runs)
+    if nodes is None:
+        return None
+    each = Room(
+        needs.cores / needs.workers, (needs.memory_bytes - RUN_BYTES) // needs.workers, needs.gpus / needs.workers
+    )
+    places = sum(
+        min(int(there // wanted) for wanted, there in zip(each, node, strict=True) if wanted) for node in nodes
+    )
+    if places >= needs.workers:
+        return None
+    free = ", ".join(f"{_figure('cores', node.cpus)} and {_size(node.memory_bytes)}" for node in nodes) or "nothing"
+    wanted = f"{_figure('cores', each.cpus)} and {_size(each.memory_bytes)}"
+    return f"{needs.workers} workers of {wanted} are needed, the cluster has places for {places}: free are {free}"
+
+
+BEHIND_ANOTHER_TENANT = "after another tenant's job, which is first in line"
+
+
+def behind(head: str, obstacle_of_head: str) -> str:
+    """Why those wait that are not first."""
+    return f"after {head}, which is first in line: {obstacle_of_head}"
+
+
+def _too_many(held: Mapping[str, Needs], max_runs: int) -> str:
+    limit = "one run at a time" if max_runs == 1 else f"{max_runs} runs at a time"
+    return f"waiting for {_holders(held)}: {limit} (EVENKEEL_MAX_RUNS)"
+
+
+def _holders(held: Mapping[str, Needs]) -> str:
+    return ", ".join(f"{job_id} ({_figures(used)})" for job_id, used in sorted(held.items()))
+
+
+def _short(needs: Needs, room: Room) -> list[tuple[str, float, float]]:
+    """(what, wanted, there) of which there is too little."""
+    pairs = (
+        ("cores", needs.cores, room.cpus),
+        ("memory", float(needs.memory_bytes), float(room.memory_bytes)),
+        ("GPUs", needs.gpus, room.gpus),
+    )
+    return [(name, wanted, there) for name, wanted, there in pairs if wanted > there + 1e-9]
+
+
+def _in_words(needs: Needs) -> str:
+    workers = "1 worker" if needs.workers == 1 else f"{needs.workers} workers"
+    bound = "" if needs.counted else " at least"
+    return f"{workers}: {_figures(needs)}{bound}"
+
+
+def _figures(needs: Needs) -> str:
+    parts = [_figure("cores", needs.cores), _size(needs.memory_bytes)]
+    if needs.gpus:
+        parts.append(_figure("GPUs", needs.gpus))
+    return ", ".join(parts)
+
+
+def _figure(name: str, value: float) -> str:
+    if name == "memory":
+        return _size(int(value))
+    return f"{value:g} {name if value != 1 else name[:-1]}"
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:.1f} GB"

@@ -1,0 +1,120 @@
+"""The HTTP interface of a Ray cluster's dashboard: jobs, and what is free. Without Ray's own client, which imports Ray.
+
+Measured on Ray 2.60: a submission id that was used before is answered with 500; a job that has not started cannot be
+deleted (500) and is not stopped, but starts and is ended at once when its turn comes; the log comes whole each time.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from service.core.errors import Problem
+from service.jobs.executors.base import Room, Unknown
+
+ANSWER_SECONDS = 10.0
+SUBMIT_SECONDS = 60.0
+"""The dashboard asks an agent, which may just be starting."""
+TOKEN_REMEDY = (
+    "generate one secret, and set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (a file with it) both here and wherever "
+    "`ray start` runs"
+)
+
+
+def ray_token(environment: Mapping[str, str] | None = None) -> str | None:
+    """The cluster's token where Ray itself looks: RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
+    source = os.environ if environment is None else environment
+    if source.get("RAY_AUTH_TOKEN", "").strip():
+        return source["RAY_AUTH_TOKEN"].strip()
+    named = source.get("RAY_AUTH_TOKEN_PATH", "").strip()
+    path = Path(named) if named else Path(source.get("HOME") or Path.home()) / ".ray" / "auth_token"
+    try:
+        return path.read_text("ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+class RayApi:
+    """``address``: ``http://HOST:8265``. Each call raises Unknown where the cluster does not answer as it should."""
+
+    def __init__(self, address: str, token: str):
+        self.address = address.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._certificates = ssl.create_default_context()
+
+    def refuse_open_cluster(self) -> None:
+        """Raises Problem for a cluster that answers whoever asks: anyone who reaches it can run code on it."""
+        try:
+            answer = self._request("GET", "/api/version")
+        except httpx.HTTPError as error:
+            raise self._unknown(error) from error
+        if answer.is_success:
+            detail = f"The Ray cluster at {self.address} answers requests without a token: nothing is submitted to it."
+            wrong = {"field": "EVENKEEL_RAY_ADDRESS", "message": detail, "remedy": TOKEN_REMEDY}
+            raise Problem(503, "open-cluster", detail, [wrong])
+
+    def job(self, submission_id: str) -> dict[str, Any] | None:
+        """What the cluster knows of a job (``status``: PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED); None: nothing."""
+        answer = self._ask("GET", _path(submission_id))
+        return None if answer.status_code == 404 else dict(answer.json())
+
+    def submit(self, document: Mapping[str, Any]) -> None:
+        """Hands in a job. Raises Unknown also where its id was used before: ask :meth:`job`."""
+        self._ask("POST", "/api/jobs/", json=document, timeout=SUBMIT_SECONDS)
+
+    def stop(self, submission_id: str) -> None:
+        """Asks a job to stop: SIGTERM, and SIGKILL after its RAY_JOB_STOP_WAIT_TIME_S."""
+        self._ask("POST", _path(submission_id, "/stop"))
+
+    def log(self, submission_id: str) -> bytes:
+        """All that the job has said."""
+        answer = self._ask("GET", _path(submission_id, "/logs"))
+        return b"" if answer.status_code == 404 else str(answer.json()["logs"]).encode()
+
+    def room(self) -> list[Room] | None:
+        """What is free on each node, as the cluster knew some seconds ago; None where it has no such report."""
+        answer = self._ask("GET", "/api/cluster_status").json()
+        report = ((answer.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
+        nodes = report.get("usageByNode")
+        if not nodes:
+            return None
+
+        def free(node: Mapping[str, Any], name: str) -> float:
+            used, total = node.get(name) or (0.0, 0.0)
+            return float(total) - float(used)
+
+        return [Room(free(node, "CPU"), int(free(node, "memory")), free(node, "GPU")) for node in nodes.values()]
+
+    def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            answer = self._request(method, path, headers=self._headers, **options)
+        except httpx.HTTPError as error:
+            raise self._unknown(error) from error
+        if answer.status_code in (401, 403):
+            message = (
+                f"the Ray cluster at {self.address} does not take our token ({answer.status_code}): {TOKEN_REMEDY}"
+            )
+            raise Unknown(message)
+        if not answer.is_success and answer.status_code != 404:
+            said = (answer.text.strip().splitlines() or [""])[-1][:300]
+            raise Unknown(
+                f"the Ray cluster at {self.address} answers {method} {path} with {answer.status_code}: {said}"
+            )
+        return answer
+
+    def _request(self, method: str, path: str, *, timeout: float = ANSWER_SECONDS, **options: Any) -> httpx.Response:
+        url = self.address + path
+        return httpx.request(method, url, timeout=timeout, verify=self._certificates, trust_env=False, **options)
+
+    def _unknown(self, error: httpx.HTTPError) -> Unknown:
+        return Unknown(f"the Ray cluster at {self.address} does not answer: {str(error) or type(error).__name__}")
+
+
+def _path(submission_id: str, rest: str = "") -> str:
+    return f"/api/jobs/{quote(submission_id, safe='')}{rest}"

@@ -1,0 +1,179 @@
+"""Runs as jobs of a Ray cluster, through its dashboard: the same entrypoint, on other machines (docs/adr/0026).
+
+One submission per attempt, named ``RUN-ATTEMPT``. What was submitted stands in ``ray_job.json`` of the run directory
+before it is submitted, so that after a crash at any point the run is found again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from service.jobs.executors.base import Room, Unknown
+from service.jobs.executors.ray_api import RayApi
+from trainer.runs.directory import RUN_FILE
+from trainer.runs.run_process import (
+    ATTEMPT_VARIABLE,
+    LOG_FILE,
+    REPORT_TOKEN_VARIABLE,
+    REPORT_URL_VARIABLE,
+    RUN_DIR_VARIABLE,
+    RUN_ID_VARIABLE,
+    write_json,
+)
+
+log = logging.getLogger("evenkeel.runner")
+
+JOB_FILE = "ray_job.json"
+ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
+LOG_SECONDS = 3.0
+"""The cluster hands out a log as a whole: not at each look."""
+LOG_SHARE = 20.0
+"""Of the time, at most one part in so many is spent on fetching a log, however long it has grown."""
+PENDING_SECONDS = 3.0
+"""How long a job that was asked to stop may be PENDING before it counts as ended: it is one that waits."""
+FORCED_SECONDS = 60.0
+"""From SIGKILL until the cluster has noticed."""
+POLL_SECONDS = 0.2
+
+
+class RayJobs:
+    """``stop_seconds`` from SIGTERM to SIGKILL: Ray takes it with the submission, so every ending has the same.
+
+    ``cluster_runs``: where run directories lie on the cluster, if not where they lie here. ``resources``: custom Ray
+    resources that place the driver (on the head where empty; always 0 CPUs: ranks of a small cluster need all).
+    """
+
+    def __init__(
+        self,
+        api: RayApi,
+        stop_seconds: float,
+        *,
+        cluster_runs: Path | None = None,
+        resources: Mapping[str, float] | None = None,
+        entrypoint: Sequence[str] = ("python", "-m", "trainer.launch.entrypoint"),
+    ):
+        self._api = api
+        self._stop_seconds = stop_seconds
+        self._cluster_runs = cluster_runs
+        self._resources = dict(resources or {})
+        self._entrypoint = tuple(entrypoint)
+        self._log_due: dict[str, float] = {}
+
+    def room(self) -> list[Room] | None:
+        return self._api.room()
+
+    def launch(self, run_dir: Path, /) -> str:
+        """The submission's id. One that was made and whose answer was lost is found, not made again."""
+        run = json.loads((run_dir / RUN_FILE).read_text("utf-8"))
+        submission_id = f"{run['run_id']}-{run.get('attempt', 1)}"
+        self._api.refuse_open_cluster()
+        if self.is_alive(run_dir):
+            raise RuntimeError(f"{run_dir}: its job on the Ray cluster is still running; end it first")
+        write_json(run_dir / JOB_FILE, {"submission_id": submission_id, "log_bytes": 0, "asked_to_stop": False})
+        if self._api.job(submission_id) is None:
+            try:
+                self._api.submit(self._submission(submission_id, run_dir, run))
+            except Unknown:
+                if self._api.job(submission_id) is None:
+                    raise
+        return submission_id
+
+    def is_alive(self, run_dir: Path, /) -> bool:
+        record = _read(run_dir)
+        job = None if record is None else self._api.job(record["submission_id"])
+        if record is None or job is None:
+            return False
+        # A job that waits is ended by its next word, and until then holds nothing.
+        alive = job["status"] not in ENDED and not (job["status"] == "PENDING" and record["asked_to_stop"])
+        self._fetch_log(run_dir, record, last=not alive)
+        return alive
+
+    def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
+        """The grace is the one of the submission, whatever is asked for here (see the class)."""
+        record = _read(run_dir)
+        if record is None or not self.is_alive(run_dir):
+            return True
+        submission_id = record["submission_id"]
+        write_json(run_dir / JOB_FILE, {**record, "asked_to_stop": True})
+        # Before the cluster is asked: whom it kills when the grace is over has had all of it.
+        asked = time.monotonic()
+        self._api.stop(submission_id)
+        while True:
+            job = self._api.job(submission_id)
+            passed = time.monotonic() - asked
+            if job is None or job["status"] in ENDED:
+                self._fetch_log(run_dir, record, last=True)
+                return passed < self._stop_seconds
+            if job["status"] == "PENDING" and passed > PENDING_SECONDS:
+                return True
+            if passed > self._stop_seconds + FORCED_SECONDS:
+                raise RuntimeError(f"{run_dir}: job {submission_id} is {job['status']} long after it was killed")
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Each question to the cluster is a connection of its own."""
+
+    def _submission(self, submission_id: str, run_dir: Path, run: Mapping[str, Any]) -> dict[str, Any]:
+        """No code travels: the cluster's image has it. A ``report`` in run.json says that the run is to fetch the rest
+        from the service, and to tell it what happens."""
+        directory = self._cluster_runs / run["run_id"] if self._cluster_runs is not None else run_dir.resolve()
+        variables = {
+            RUN_ID_VARIABLE: str(run["run_id"]),
+            RUN_DIR_VARIABLE: str(directory),
+            ATTEMPT_VARIABLE: str(run.get("attempt", 1)),
+            "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(self._stop_seconds)),
+        }
+        if run.get("report"):
+            variables |= {REPORT_URL_VARIABLE: run["report"]["url"], REPORT_TOKEN_VARIABLE: run["report"]["token"]}
+        return {
+            "submission_id": submission_id,
+            # exec: the job's exit code, and its signals, are the run's own.
+            "entrypoint": shlex.join(("exec", *self._entrypoint, "--run-dir", str(directory))),
+            "runtime_env": {"env_vars": variables},
+            "entrypoint_num_cpus": 0,
+            "entrypoint_resources": self._resources,
+            "metadata": {"run_id": str(run["run_id"])},
+        }
+
+    def _fetch_log(self, run_dir: Path, record: dict[str, Any], last: bool) -> None:
+        """Appends what the job has said since. A crash in between repeats lines, and loses none."""
+        submission_id, started = record["submission_id"], time.monotonic()
+        if record.get("log_ended") or (not last and started < self._log_due.get(submission_id, 0.0)):
+            return
+        try:
+            said = self._api.log(submission_id)
+        except Unknown as error:
+            log.warning("%s: its log could not be fetched: %s", submission_id, error)
+            return
+        fresh = said[record["log_bytes"] :]
+        if fresh:
+            with open(run_dir / LOG_FILE, "ab", opener=_private) as file:
+                file.write(fresh)
+        if fresh or last:
+            told = {"log_bytes": len(said), "log_ended": last}
+            record |= told
+            write_json(run_dir / JOB_FILE, (_read(run_dir) or record) | told)
+        taken = time.monotonic() - started
+        self._log_due[submission_id] = time.monotonic() + max(LOG_SECONDS, LOG_SHARE * taken)
+        if last:
+            self._log_due.pop(submission_id, None)
+
+
+def _read(run_dir: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads((run_dir / JOB_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) and "submission_id" in document else None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

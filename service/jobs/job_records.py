@@ -1,0 +1,309 @@
+"""Jobs in the database: created, moved between states, shown, removed. Plain async functions over a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.core import tables
+from service.core.database import Database, insert_together
+from service.core.errors import Problem, invalid, not_found
+from service.core.settings import Settings
+from service.jobs.states import ACTIVE, TERMINAL, Happening, Refused, transition
+from service.webhooks import webhook_records
+from trainer.runs import tracing
+from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec
+
+Row = dict[str, Any]
+DELETED = ".deleted-"
+SPLITS = ("train", "validation", "test")
+MAX_LABELS = 64
+"""Of a job: each is a row."""
+# Made once: SQLAlchemy takes longer to put a statement together than to send it.
+_INSERT_EVENT = tables.job_event.insert()
+_BY_ID = sa.select(tables.job).where(tables.job.c.id == sa.bindparam("job_id"))
+_LOCKED_BY_ID = _BY_ID.with_for_update()
+_METRICS = sa.select(tables.job_metric).where(tables.job_metric.c.job_id.in_(sa.bindparam("ids", expanding=True)))
+_DATASET = sa.select(tables.dataset.c.spec).where(
+    tables.dataset.c.tenant == sa.bindparam("tenant"), tables.dataset.c.name == sa.bindparam("name")
+)
+
+
+async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> DatasetSpec:
+    """The tenant's dataset that the job names. Raises 422 naming each field that does not fit."""
+    _refuse_unstorable(spec)
+    name = spec.dataset.name
+    document = await connection.scalar(_DATASET, {"tenant": tenant, "name": name})
+    if document is None:
+        remedy = "register it with POST /v1/datasets or 'evenkeel datasets add FILE.yaml'"
+        raise invalid([("dataset.name", f"no dataset '{name}' is registered")], remedy)
+    dataset = DatasetSpec.model_validate(document)
+    try:
+        spec.against(dataset)
+    except ValueError as error:
+        raise invalid([_field(part) for part in str(error).split("; ")]) from None
+    await check_start(connection, spec, tenant)
+    return dataset
+
+
+def _refuse_unstorable(spec: JobSpec) -> None:
+    """Raises 422 for what a run could do with, and a database cannot."""
+    if len(spec.labels) > MAX_LABELS:
+        raise invalid([("labels", f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}")], "leave some out")
+
+
+async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:
+    """Raises 422 where the job that ``init_from`` names is not the tenant's. Until the transaction ends, it stays."""
+    if spec.init_from is None or spec.init_from.job is None:
+        return
+    held = _held(spec.init_from.job).where(tables.job.c.tenant == tenant)
+    if await connection.scalar(held) is None:
+        raise invalid([("init_from.job", f"there is no job '{spec.init_from.job}'")], "name a job that has run here")
+
+
+def _held(job_id: str) -> sa.Select[Any]:
+    """The id of a job whose checkpoints are not swept away until the transaction ends (service.ops.retention)."""
+    query = sa.select(tables.job.c.id).where(tables.job.c.id == job_id)
+    return query.with_for_update(read=True, key_share=True)
+
+
+def _field(problem: str) -> tuple[str, str]:
+    field, separator, message = problem.partition(": ")
+    return (field, message) if separator and " " not in field else ("", problem)
+
+
+async def refuse_too_many(database: Database, connection: AsyncConnection, settings: Settings, tenant: str) -> None:
+    """Raises 409 where one more job of the tenant would be more than its share. One at a time, until the transaction
+    ends: two would count the same."""
+    limit = settings.tenant_max_jobs
+    if limit is None:
+        return
+    await database.exclusive(connection, f"jobs of {tenant}")
+    mine = sa.and_(tables.job.c.tenant == tenant, tables.job.c.state.not_in(TERMINAL))
+    count = await connection.scalar(sa.select(sa.func.count()).select_from(tables.job).where(mine))
+    if (count or 0) >= limit:
+        detail = f"{count} jobs wait or run, and a tenant may have {limit} (EVENKEEL_TENANT_MAX_JOBS)."
+        remedy = "wait until one has ended, or cancel one"
+        raise Problem(409, "too-many-jobs", detail, [{"message": detail, "remedy": remedy}])
+
+
+def refuse_firing_date(spec: JobSpec) -> None:
+    """A job on its own has no firing: its window must name a date."""
+    if spec.dataset.window is not None and spec.dataset.window.start == FIRING_DATE:
+        remedy = "give a date (YYYY-MM-DD), or submit the job as a schedule"
+        raise invalid([("dataset.window.start", f"{FIRING_DATE} is filled in by schedules only")], remedy)
+
+
+async def create(
+    connection: AsyncConnection,
+    spec: JobSpec,
+    dataset: DatasetSpec,
+    tenant: str,
+    schedule: tuple[str, str] | None = None,
+    *,
+    job_id: str | None = None,
+    needs: Row | None = None,
+    beside: Sequence[tuple[sa.Table, Row]] = (),
+) -> Row:
+    """A queued job. ``schedule``: id and name of the one that fired; ``needs``: of its host, where that is known;
+    ``beside``: rows that are written with it."""
+    row: Row = {
+        **dict.fromkeys(column.name for column in tables.job.c),
+        "id": job_id or tables.new_id("job"),
+        "tenant": tenant,
+        "name": spec.name,
+        "state": "queued",
+        "spec": spec.model_dump(mode="json"),
+        "dataset_spec": dataset.model_dump(mode="json"),
+        "schedule_id": schedule[0] if schedule else None,
+        "schedule": schedule[1] if schedule else None,
+        "created_at": tables.now(),
+        "attempt": 0,
+        "failures": 0,
+        "released": True,
+        "events_offset": 0,
+        "needs": needs,
+        "traceparent": tracing.traceparent(),
+    }
+    said = {"state": "queued", "attempt": 0, "time": _text(row["created_at"])}
+    # What is None is left to the database: written, it would be JSON's null.
+    rows: list[tuple[sa.Table, Row]] = [(tables.job, {name: one for name, one in row.items() if one is not None})]
+    rows += [(tables.job_label, {"job_id": row["id"], "key": key, "value": one}) for key, one in spec.labels.items()]
+    rows += [(tables.job_event, {"job_id": row["id"], "type": "state", "data": said}), *beside]
+    await insert_together(connection, rows)
+    return row
+
+
+async def get(connection: AsyncConnection, job_id: str) -> Row:
+    """The row as it is. Raises 404."""
+    return await _one(connection, _BY_ID, job_id)
+
+
+async def locked(connection: AsyncConnection, job_id: str) -> Row:
+    """The row, which no other writer changes until this transaction ends. Raises 404."""
+    return await _one(connection, _LOCKED_BY_ID, job_id)
+
+
+async def _one(connection: AsyncConnection, query: sa.Select[Any], job_id: str) -> Row:
+    row = (await connection.execute(query, {"job_id": job_id})).mappings().first()
+    if row is None:
+        raise not_found("job", job_id)
+    return dict(row)
+
+
+async def change(connection: AsyncConnection, row: Row, **values: Any) -> None:
+    """Writes columns of a locked row, and the same into ``row``."""
+    await connection.execute(tables.job.update().where(tables.job.c.id == row["id"]).values(values))
+    row.update(values)
+
+
+async def record(connection: AsyncConnection, job_id: str, kind: str, data: dict[str, Any]) -> None:
+    """An event for those who follow the job."""
+    await connection.execute(_INSERT_EVENT, {"job_id": job_id, "type": kind, "data": data})
+
+
+async def move(connection: AsyncConnection, row: Row, happening: Happening, **values: Any) -> str | Refused:
+    """One transition of a locked row, with the columns that change with it, and its event. Refused: nothing changed."""
+    state = transition(row["state"], happening)
+    if isinstance(state, Refused):
+        return state
+    now = tables.now()
+    if state in TERMINAL:
+        values = {"finished_at": now, "reason": None, **values}
+    await change(connection, row, state=state, **values)
+    data = {"state": state, "attempt": row["attempt"], "time": _text(now), "reason": row["reason"]}
+    if state in TERMINAL:
+        data |= {"publication": row["publication"], "error": row["error"]}
+        await _tell(connection, row)
+    await record(connection, row["id"], "state", data)
+    return state
+
+
+async def _tell(connection: AsyncConnection, row: Row) -> None:
+    """Owes the webhooks the end of a job, and what became of its vectors."""
+    told = {name: row[name] for name in ("name", "state", "attempt", "schedule", "error", "publication")}
+    told = {"job": row["id"], **told, "labels": row["spec"]["labels"]}
+    await webhook_records.tell(connection, row["tenant"], f"job.{row['state']}", told)  # type: ignore[arg-type]
+    status = (row["publication"] or {}).get("status")
+    if status in ("published", "held"):
+        await webhook_records.tell(connection, row["tenant"], f"publication.{status}", told)  # type: ignore[arg-type]
+
+
+async def cancel(connection: AsyncConnection, job_id: str) -> tuple[Row, bool]:
+    """(the job, whether this request changed it). Raises 409 for one that has succeeded or failed."""
+    row = await locked(connection, job_id)
+    state = await move(connection, row, "cancel", reason=None)
+    if isinstance(state, Refused) and not state.ignored:
+        raise Problem(409, "job-finished", f"Job {job_id} has {row['state']}: there is nothing to cancel.")
+    return row, not isinstance(state, Refused)
+
+
+async def retry(connection: AsyncConnection, job_id: str) -> Row:
+    """Queues a failed or cancelled job again; it goes on from its last checkpoint. Raises 409 otherwise."""
+    row = await locked(connection, job_id)
+    start = (row["spec"].get("init_from") or {}).get("job")
+    if start is not None:
+        await connection.execute(_held(start))
+    fresh = {"failures": 0, "error": None, "publication": None, "started_at": None, "finished_at": None}
+    moved = await move(connection, row, "retry", reason=None, not_before=tables.now(), launched_at=None, **fresh)
+    if isinstance(moved, Refused):
+        remedy = "Submit its spec as a new job." if row["state"] == "succeeded" else "Cancel it first, or let it end."
+        detail = f"Job {job_id} is {row['state']}: only a failed or cancelled job can be retried. {remedy}"
+        raise Problem(409, "job-not-retryable", detail)
+    return row
+
+
+async def starts(connection: AsyncConnection) -> set[str]:
+    """Jobs that ``init_from`` of a job that has not ended, or of a schedule, names. Of a job that is locked this
+    transaction can tell for sure: whoever names it holds it (:func:`check_start`)."""
+    waiting = sa.select(tables.job.c.spec).where(tables.job.c.state.not_in(TERMINAL))
+    specs = [*await connection.scalars(waiting), *await connection.scalars(sa.select(tables.schedule.c.job))]
+    return {spec["init_from"]["job"] for spec in specs if (spec.get("init_from") or {}).get("job")}
+
+
+async def delete(database: Database, settings: Settings, job_id: str, *, sweeping: bool = False) -> None:
+    """Removes an ended job, its checkpoints and its log. Versions that it published stay. Raises 409 while it runs.
+    ``sweeping``: also where something is to start from it."""
+    directory = settings.run_dir(job_id)
+    doomed = directory.with_name(f"{DELETED}{job_id}")
+    async with database.write() as connection:
+        row = await locked(connection, job_id)
+        if row["state"] not in TERMINAL or not row["released"]:
+            detail = f"Job {job_id} is {row['state']} or still ending. Cancel it and wait until its processes are gone."
+            raise Problem(409, "job-not-finished", detail)
+        if sweeping and job_id in await starts(connection):
+            raise Problem(409, "job-needed", f"Something is to start from the checkpoints of job {job_id}.")
+        await connection.execute(tables.idempotency.delete().where(tables.idempotency.c.job_id == job_id))
+        await connection.execute(tables.job.delete().where(tables.job.c.id == job_id))
+        if directory.exists():
+            directory.rename(doomed)
+    # Gigabytes of checkpoints: not while holding the write lock. What a crash leaves, the next start removes.
+    await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
+
+
+def listing(tenant: str | None, state: str | None, name: str | None, label: str | None) -> sa.Select[Any]:
+    """Jobs by filter, of all tenants for None. ``label`` is ``key=value`` or ``key``."""
+    query = _LISTED
+    if tenant is not None:
+        query = query.where(tables.job.c.tenant == tenant)
+    if state is not None:
+        query = query.where(tables.job.c.state == state)
+    if name is not None:
+        query = query.where(tables.job.c.name == name)
+    if label is not None:
+        key, equals, value = label.partition("=")
+        labels = tables.job_label
+        match = sa.select(labels.c.job_id).where(labels.c.key == key)
+        query = query.where(tables.job.c.id.in_(match.where(labels.c.value == value) if equals else match))
+    return query
+
+
+async def views(connection: AsyncConnection, rows: list[Row]) -> list[dict[str, Any]]:
+    """Jobs as users see them, with the metrics of each."""
+    found: dict[str, list[dict[str, Any]]] = {row["id"]: [] for row in rows}
+    begun = [row["id"] for row in rows if row["attempt"]]
+    for metric in (await connection.execute(_METRICS, {"ids": begun})).mappings() if begun else ():
+        found[metric["job_id"]].append({"epoch": metric["epoch"], "split": metric["split"], **metric["values"]})
+    for metrics in found.values():
+        metrics.sort(key=lambda one: (one["epoch"], SPLITS.index(one["split"]) if one["split"] in SPLITS else 9))
+    return [_view(row, found[row["id"]]) for row in rows]
+
+
+async def view(connection: AsyncConnection, row: Row) -> dict[str, Any]:
+    return (await views(connection, [row]))[0]
+
+
+def view_of_new(row: Row) -> dict[str, Any]:
+    """Of a job that was made a moment ago: nothing has been measured."""
+    return _view(row, [])
+
+
+_SHOWN = (
+    "id", "tenant", "name", "state", "reason", "created_at", "started_at", "finished_at", "attempt", "progress",
+    "publication", "error", "schedule", "parent_version", "needs", "lineage", "spec",
+)  # fmt: skip
+_LISTED = sa.select(*(tables.job.c[name] for name in _SHOWN))
+
+
+def _view(row: Row, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    shown = {name: row[name] for name in _SHOWN}
+    return {**shown, "dataset": row["spec"]["dataset"]["name"], "labels": row["spec"]["labels"], "metrics": metrics}
+
+
+async def active_of(connection: AsyncConnection, schedule_id: str) -> list[str]:
+    """The jobs of a schedule that have not ended."""
+    ids = await connection.scalars(
+        sa.select(tables.job.c.id)
+        .where(tables.job.c.schedule_id == schedule_id, tables.job.c.state.in_(("queued", *ACTIVE)))
+        .order_by(tables.job.c.id)
+    )
+    return list(ids)
+
+
+def _text(time: Any) -> str:
+    return str(time.isoformat(timespec="milliseconds").replace("+00:00", "Z"))

@@ -1,0 +1,106 @@
+"""The report of a job: its metrics per epoch, whether more epochs helped, and what became of its vectors."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+from service.web import rendering
+from service.web.charts import Series, calibration_chart, line_chart
+from trainer.runs.events import TABLES
+
+CHARTED = {
+    "auc": "AUC", "rmse": "RMSE", "gauc": "GAUC", "ndcg_10": "NDCG@10", "hit_rate_10": "hit rate@10",
+    "recall_20_full": "recall@20 of all items", "precision_10_full": "precision@10 of all items",
+}  # fmt: skip
+"""Metrics that get a chart where a job has them, in words."""
+OVERFIT = 0.002
+"""A validation AUC (RMSE) that falls (rises) by more than this from its best epoch to its last is worth a word."""
+
+
+def report(job: dict[str, Any]) -> dict[str, Any]:
+    """From a job as shown: ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, and ``drift``,
+    what of the rows moved since the run that this one goes on from (None without one)."""
+    name, sign = ("auc", 1.0) if any(one.get("auc") is not None for one in job["metrics"]) else ("rmse", -1.0)
+    validation = [one for one in job["metrics"] if one["split"] == "validation" and one.get(name) is not None]
+    best = max(validation, key=lambda one: sign * one[name], default=None)
+    last = validation[-1] if validation else None
+    finding = "no validation AUC yet"
+    if best is not None and last is not None:
+        loss, word = sign * (best[name] - last[name]), name.upper()
+        if loss > OVERFIT:
+            fell = "fell" if sign > 0 else "rose"
+            finding = (
+                f"validation {word} {fell} by {loss:.4f} from epoch {best['epoch']} to epoch {last['epoch']}: it "
+                "overfits"
+            )
+        else:
+            finding = f"validation {word} {last[name]:.4f}, at best {best[name]:.4f}: no overfitting seen"
+    kept = (
+        "id", "name", "state", "dataset", "created_at", "started_at", "finished_at", "attempt", "publication", "error",
+    )  # fmt: skip
+    fields = {name: job[name] for name in kept}
+    found = {"finding": finding, "best": best, "last": last, "drift": (job.get("lineage") or {}).get("drift")}
+    return {**fields, **found, "metrics": job["metrics"], "spec": job["spec"]}
+
+
+def _chart(found: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
+    """The curves of one metric over epochs, None where there is no value."""
+    curves = [
+        Series(
+            split,
+            [(m["epoch"], m[name]) for m in found["metrics"] if m["split"] == split and m.get(name) is not None],
+        )
+        for split in ("validation", "test")
+    ]
+    curves = [one for one in curves if one.points]
+    if not curves:
+        return None
+    return {"word": word, "curves": curves, "svg": line_chart(curves, f"{word} per epoch of {found['name']}", word)}
+
+
+def _last_with(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Of each held-out split the figures of the last epoch that have the table ``name``."""
+    last = {one["split"]: one for one in found["metrics"] if one.get(name)}
+    return [last[split] for split in ("validation", "test") if split in last]
+
+
+def _calibration(one: dict[str, Any]) -> dict[str, Any]:
+    points = [(row["prediction"], row["share"]) for row in one["calibration"]]
+    title = f"Share of positives by prediction, {one['split']}, epoch {one['epoch']}"
+    return {"title": title, "svg": calibration_chart(points, title)}
+
+
+def _buckets(one: dict[str, Any]) -> dict[str, Any]:
+    columns = list(one["frequency_buckets"][0])
+    return {
+        "title": f"Items by how often they were trained on, {one['split']}, epoch {one['epoch']}",
+        "columns": columns,
+        "cells": [[_cell(row.get(name)) for name in columns] for row in one["frequency_buckets"]],
+    }
+
+
+def as_html(found: dict[str, Any]) -> str:
+    """The report as a page in the dashboard's style."""
+    charts = [_chart(found, name, word) for name, word in CHARTED.items()]
+    columns = ["epoch", "split", *(name for one in found["metrics"] for name in one if name not in TABLES)]
+    columns = list(dict.fromkeys(columns))
+    begun, ended = (
+        found[name] and datetime.datetime.fromisoformat(found[name]) for name in ("started_at", "finished_at")
+    )
+    return rendering.page(
+        "report.html",
+        job=found,
+        columns=columns,
+        cells=[[_cell(one.get(name)) for name in columns] for one in found["metrics"]],
+        charts=[one for one in charts if one is not None],
+        calibrations=[_calibration(one) for one in _last_with(found, "calibration")],
+        buckets=[_buckets(one) for one in _last_with(found, "frequency_buckets")],
+        seconds=(ended - begun).total_seconds() if begun and ended else None,
+        spec=json.dumps(found["spec"], indent=2),
+    )
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.5f}" if isinstance(value, float) else "" if value is None else str(value)

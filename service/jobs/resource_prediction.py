@@ -1,0 +1,87 @@
+"""What a job will need of its host: predicted from its dataset when it is submitted, or, where that takes long, before
+its turn comes. Blocking functions, for :mod:`service.core.thread_pools`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from service.core.errors import Problem, invalid
+from service.core.file_cache import Remembered
+from service.core.settings import Settings
+from service.datasets import registry
+from service.datasets.paths import data_files, local_path
+from service.jobs import admission
+from service.jobs.admission import Needs, needs_of
+from trainer.data.errors import DataError
+from trainer.sizing.estimate import Estimate, estimate, ids_per_example, too_large
+from trainer.sizing.gpus import known_gpu_bytes
+from trainer.sizing.memory import rank_memory
+from trainer.spec import DatasetSpec, JobSpec
+
+log = logging.getLogger("evenkeel.runner")
+
+AT_ONCE_BYTES = 32 * 2**20
+"""Of the dataset's files: their rows are counted while the request waits, in about half a second for a million."""
+_counted: Remembered[Estimate] = Remembered()
+
+
+def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Needs | None:
+    """None for a dataset that is too large to be counted while a request waits, or that cannot be read as it should:
+    the run says then what is wrong with it. Raises 422, with the arithmetic, for a job that could never run here."""
+    if _num_bytes(dataset.uri) > AT_ONCE_BYTES:
+        return None
+    try:
+        found = _estimated(spec, dataset, known_gpu_bytes(spec, settings.ray_address))
+    except DataError:
+        return None
+    needs = needs_of(spec, found.memory, found.exact)
+    problem = too_large(spec, found, None)
+    if problem is None and settings.ray_address is None:
+        problem = admission.impossible(needs, admission.host(settings))
+    if problem is not None:
+        raise invalid([("resources", problem[0])], problem[1])
+    return needs
+
+
+def files_of(spec: DatasetSpec) -> list[Path]:
+    """Every file that a dataset names, unchecked; none where it names something else than local files."""
+    beside = [graph.uri for graph in spec.graphs.values()]
+    beside += [feature.join.uri for feature in spec.features.values() if feature.join is not None]
+    try:
+        main = local_path(spec.uri)
+        named = [main, *(local_path(uri, main.parent) for uri in beside)]
+        return [file for path in named for file in data_files(path)]
+    except (ValueError, OSError):
+        return []
+
+
+def _estimated(spec: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None) -> Estimate:
+    same = (spec.model_dump_json(exclude={"name", "labels"}), dataset.model_dump_json())
+    return _counted.get(same, files_of(dataset), lambda: estimate(spec, dataset, gpu_bytes))
+
+
+def of_row(settings: Settings, row: dict[str, Any]) -> Needs:
+    """Of a queued job. What its dataset does not tell (files that are gone, rows that cannot be read) is for the run to
+    say: it is reckoned with empty tables."""
+    spec = JobSpec.model_validate(row["spec"])
+    dataset = DatasetSpec.model_validate(row["dataset_spec"])
+    try:
+        checked = registry.check_files(settings.for_tenant(row["tenant"]), dataset)
+        found = estimate(spec, checked, known_gpu_bytes(spec, settings.ray_address))
+    except Exception as error:  # whatever it is: the whole queue waits for this answer
+        if not isinstance(error, (DataError, Problem)):
+            log.warning("job %s: its rows cannot be counted", row["id"], exc_info=error)
+        return needs_of(spec, rank_memory(spec, {}, ids_per_example(spec, dataset)), counted=False)
+    return needs_of(spec, found.memory, found.exact)
+
+
+def _num_bytes(uri: str) -> int:
+    path = Path(uri.removeprefix("file://"))
+    if path.is_file():
+        return path.stat().st_size
+    if not path.is_dir():
+        return AT_ONCE_BYTES + 1  # elsewhere
+    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)

@@ -1,0 +1,189 @@
+"""What a run wrote into its event file, applied to its job's row: each event once, in the transaction that moves the
+offset. Events of an attempt that was given up are passed over: of another than the row's, and of one whose lease was
+taken away."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.core import tables
+from service.core.text_validation import storable
+from service.jobs import job_records
+from service.jobs.states import ACTIVE, backoff_seconds
+from trainer.runs.events import EVENTS_FILE, TERMINAL_STATES, Event, read_events
+from trainer.runs.run_process import EXIT_FILE
+
+log = logging.getLogger("evenkeel.runner")
+
+EVENTS_AT_ONCE = 1000
+PROGRESS_FIELDS = (
+    "epoch", "epochs", "step", "steps", "examples", "examples_per_second", "step_seconds", "waited_seconds", "loss",
+)  # fmt: skip
+METRIC_FIELDS = ("type", "time", "attempt", "epoch", "split")
+
+
+async def apply(
+    connection: AsyncConnection, row: job_records.Row, run_dir: Path, alive: bool, backoff_base_seconds: float
+) -> bool:
+    """Applies what follows the row's offset. True: there may be more, call again.
+
+    The run says ``failed`` a moment before ``exit.json`` says whether a retry may help: while it lives, that event
+    waits for the file.
+    """
+    offset, held = row["events_offset"], False
+    if size(run_dir) < offset:
+        offset = 0  # someone removed the directory: a retry begins a file of its own
+    found = list(islice(read_events(run_dir, offset), EVENTS_AT_ONCE))
+    for event in found:
+        if event.fields.get("attempt") == row["attempt"] and row["lease"] is not None:
+            if event.fields.get("state") == "failed" and alive and read_exit(run_dir, row["attempt"]) is None:
+                held = True
+                break
+            try:
+                await _one(connection, row, event, run_dir, backoff_base_seconds)
+            except (KeyError, TypeError, ValueError):
+                log.exception("job %s: an event that cannot be understood is passed over: %s", row["id"], event.fields)
+        offset = event.end
+    if offset != row["events_offset"]:
+        await job_records.change(connection, row, events_offset=offset)
+    return len(found) == EVENTS_AT_ONCE and not held
+
+
+async def _one(
+    connection: AsyncConnection, row: job_records.Row, event: Event, run_dir: Path, base_seconds: float
+) -> None:
+    fields = event.fields
+    kind = fields["type"]
+    if row["reason"] is not None and row["state"] in ACTIVE:
+        await job_records.change(connection, row, reason=None)  # it was said to be silent
+    if kind == "heartbeat":
+        await job_records.change(connection, row, heartbeat_at=_time(fields))
+    elif kind == "progress":
+        progress = {name: fields[name] for name in PROGRESS_FIELDS if name in fields}
+        await job_records.change(connection, row, progress=progress, heartbeat_at=_time(fields))
+        # Only the newest is worth streaming: a day-long run would leave a row a second.
+        table = tables.job_event
+        await connection.execute(table.delete().where(table.c.job_id == row["id"], table.c.type == "progress"))
+        await job_records.record(connection, row["id"], "progress", progress)
+    elif kind == "metric":
+        await _metric(connection, row, fields)
+    elif kind == "publication":
+        publication = {name: fields.get(name) for name in ("status", "collection", "version")}
+        publication |= {"reasons": fields.get("reasons") or [], "gate": fields.get("gate") or []}
+        await job_records.change(connection, row, publication=publication)
+    elif kind == "error":
+        await job_records.change(connection, row, error=_error(fields))
+    elif kind == "lineage":
+        lineage = {name: value for name, value in fields.items() if name not in ("type", "time", "attempt")}
+        await job_records.change(connection, row, lineage=lineage)
+    elif kind == "state" and fields.get("state") == "failed":
+        ended = read_exit(run_dir, row["attempt"]) or {}
+        said = {"code": "failed", "message": "the run failed", "remedy": "see its log"}
+        # A full disk may have taken the error event, and left room for exit.json.
+        error = row["error"] or (_error(ended["error"]) if ended.get("error") else said)
+        await fail(connection, row, error, bool(ended.get("retryable")), base_seconds)
+    elif kind == "state" and fields.get("state") in ("running", "publishing", *TERMINAL_STATES):
+        await job_records.move(connection, row, fields["state"])
+
+
+async def _metric(connection: AsyncConnection, row: job_records.Row, fields: dict[str, Any]) -> None:
+    """An epoch done again after a resume replaces its figures."""
+    table = tables.job_metric
+    epoch, split = int(fields["epoch"]), str(fields["split"])
+    values = {name: value for name, value in fields.items() if name not in METRIC_FIELDS}
+    same = sa.and_(table.c.job_id == row["id"], table.c.epoch == epoch, table.c.split == split)
+    await connection.execute(table.delete().where(same))
+    await connection.execute(table.insert().values(job_id=row["id"], epoch=epoch, split=split, values=values))
+    await job_records.record(connection, row["id"], "metric", {"epoch": epoch, "split": split, **values})
+
+
+async def fail(
+    connection: AsyncConnection, row: job_records.Row, error: dict[str, Any], retryable: bool, base_seconds: float
+) -> None:
+    """Ends an attempt that failed: queued again with backoff where a retry may help and one is left, else failed."""
+    failures = row["failures"] + 1 if retryable else row["failures"]
+    retries = row["spec"]["retries"]
+    if retryable and failures <= retries:
+        wait = backoff_seconds(failures, base_seconds)
+        due = tables.now() + datetime.timedelta(seconds=wait)
+        reason = f"retry {failures} of {retries} in {wait:g} s: {error['message']}"
+        values = {"failures": failures, "not_before": due, "reason": reason, "error": error, "launched_at": None}
+        await job_records.move(connection, row, "interrupted", **values)
+    else:
+        await job_records.move(connection, row, "lost" if retryable else "failed", failures=failures, error=error)
+
+
+async def died(connection: AsyncConnection, row: job_records.Row, run_dir: Path, base_seconds: float) -> None:
+    """The run is gone without its last word: killed, out of memory, or the machine restarted."""
+    ended = read_exit(run_dir, row["attempt"])
+    if ended is not None and ended.get("state") in TERMINAL_STATES and ended["state"] != "failed":
+        # Its last event was lost (a full disk), its exit file was not.
+        await job_records.move(connection, row, ended["state"])
+        return
+    error = {
+        "code": "run-died",
+        "message": "the run ended without a word: it was killed, or the machine restarted",
+        "remedy": "if it happens again look for the kernel's out-of-memory killer, and see the run's log",
+    }
+    if not run_dir.exists():
+        error = {
+            "code": "run-directory-gone",
+            "message": f"the run's directory {run_dir} was removed while it ran",
+            "remedy": "leave $EVENKEEL_HOME/runs to the service; a retry begins anew, without the checkpoints",
+        }
+    if ended is not None and ended.get("error"):
+        error = _error(ended["error"])
+    await fail(connection, row, error, ended is None or bool(ended.get("retryable")), base_seconds)
+
+
+def silent(seconds: float) -> dict[str, str]:
+    """The error of a run that lives and says nothing."""
+    message = f"no sign of life for {seconds:.0f} s: it hangs or is stopped, and was given up"
+    remedy = "see the end of its log; a run that is rightly silent for longer needs EVENKEEL_SILENCE_SECONDS"
+    return {"code": "run-silent", "message": message, "remedy": remedy}
+
+
+def timed_out(limit_seconds: float) -> dict[str, str]:
+    """The error of a run that has had its time and did not end itself, as it should have."""
+    message = f"not done after {limit_seconds:g} seconds, and it did not stop by itself"
+    remedy = "set resources.timeout_seconds higher, then retry: training goes on from the last checkpoint"
+    return {"code": "timeout", "message": message, "remedy": remedy}
+
+
+def size(run_dir: Path) -> int:
+    """Bytes in the run's event file; 0 where there is none."""
+    try:
+        return (run_dir / EVENTS_FILE).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def read_exit(run_dir: Path, attempt: int) -> dict[str, Any] | None:
+    """``exit.json`` of this attempt, if it is there."""
+    try:
+        document = json.loads((run_dir / EXIT_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) and document.get("attempt") == attempt else None
+
+
+def _error(fields: dict[str, Any]) -> dict[str, str]:
+    error = {name: storable(str(fields.get(name) or "")) for name in ("code", "message", "remedy")}
+    # The data's errors bring their remedy along in brackets: once is enough.
+    error["message"] = error["message"].removesuffix(f" ({error['remedy']})") or error["message"]
+    return error
+
+
+def _time(fields: dict[str, Any]) -> datetime.datetime:
+    try:
+        return datetime.datetime.fromisoformat(str(fields["time"]).replace("Z", "+00:00"))
+    except (KeyError, ValueError):
+        return tables.now()

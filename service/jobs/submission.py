@@ -1,0 +1,222 @@
+"""From a JobSpec to a queued job, and from a queued job to what its run needs: files, parent version, warm start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from embeddings.store import Store, StoreError
+from service.api import idempotency
+from service.core import tables, thread_pools
+from service.core.database import Database
+from service.core.errors import Problem, invalid
+from service.core.file_cache import Remembered
+from service.core.settings import Settings
+from service.datasets import registry
+from service.identity import run_tokens, tenants
+from service.identity.keys import Principal
+from service.jobs import job_records, run_events
+from service.jobs.admission import Needs
+from service.jobs.resource_prediction import at_once, files_of
+from trainer.data.errors import DataError
+from trainer.runs import directory as rundir
+from trainer.sizing.estimate import estimate as predict
+from trainer.sizing.estimate import ids_per_example, too_large
+from trainer.sizing.gpus import gpu_problem, known_gpu_bytes
+from trainer.sizing.memory import machine_memory_bytes, memory_problem, rank_memory
+from trainer.spec import DatasetSpec, JobSpec
+
+_passed: Remembered[DatasetSpec] = Remembered()
+
+
+async def submit(
+    database: Database,
+    settings: Settings,
+    spec: JobSpec,
+    principal: Principal,
+    idempotency_key: str | None = None,
+    entry: Callable[[str], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """The job as shown; with a key that was seen before, the job that it made. Raises 422, or 409 while in flight.
+
+    Job and key are one transaction. It comes last: a key is looked up before only where the job would be refused, since
+    what was accepted once stays so, also if its dataset has gone since. ``entry``: from a job's id to its entry in the
+    audit log, written with the job.
+    """
+    asked = f"submit {principal.tenant} {spec.model_dump_json()}"
+    try:
+        job_records.refuse_firing_date(spec)
+        async with database.read() as connection:
+            dataset = await job_records.check(connection, spec, principal.tenant)
+        needs = await thread_pools.in_brief_thread(_checked, settings, spec, dataset, principal.tenant)
+    except Problem:
+        if idempotency_key is not None:
+            async with database.read() as connection:
+                done = await idempotency.done_before(connection, principal.key_id, idempotency_key, asked)
+            if done is not None:
+                return await _made_before(database, done)
+        raise
+    job_id = tables.new_id("job")
+    async with database.write() as connection:
+        if idempotency_key is not None:
+            taken = await idempotency.take(database, connection, principal.key_id, idempotency_key, asked, job_id)
+            if isinstance(taken, idempotency.Done):
+                return await _shown(connection, taken)
+        await job_records.refuse_too_many(database, connection, settings, principal.tenant)
+        if spec.init_from is not None:  # what it starts from may be swept away meanwhile
+            await job_records.check_start(connection, spec, principal.tenant)
+        row = await job_records.create(
+            connection,
+            spec,
+            dataset,
+            principal.tenant,
+            job_id=job_id,
+            needs=None if needs is None else needs.document(),
+            beside=() if entry is None else [(tables.audit, entry(job_id))],
+        )
+        return job_records.view_of_new(row)
+
+
+async def _made_before(database: Database, done: idempotency.Done) -> dict[str, Any]:
+    async with database.read() as connection:
+        return await _shown(connection, done)
+
+
+async def _shown(connection: AsyncConnection, done: idempotency.Done) -> dict[str, Any]:
+    assert done.job_id is not None
+    return await job_records.view(connection, await job_records.get(connection, done.job_id))
+
+
+async def validate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> DatasetSpec:
+    """The job's dataset with absolute paths, once the job fits it and its files are there. Raises 422."""
+    job_records.refuse_firing_date(spec)
+    async with database.read() as connection:
+        dataset = await job_records.check(connection, spec, tenant)
+    return await asyncio.to_thread(registry.check_files, settings.for_tenant(tenant), dataset)
+
+
+def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> Needs | None:
+    """What the job needs, where that can be told at once, and its files are as they should be. Raises 422; blocking."""
+    of_tenant = settings.for_tenant(tenant)
+    same = (of_tenant.data_roots, dataset.model_dump_json())
+    found = _passed.get(same, files_of(dataset), lambda: registry.check_files(of_tenant, dataset))
+    _refuse_hopeless(spec, found)
+    return at_once(settings, spec, found)
+
+
+def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
+    """Raises 422 for ranks that could not hold even empty tables, whatever the size of the dataset."""
+    problem = memory_problem(spec, rank_memory(spec, {}, ids_per_example(spec, dataset)), None)
+    if problem is not None:
+        raise invalid([("resources", problem[0])], problem[1])
+
+
+async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> dict[str, Any]:
+    """Validates like a submission and predicts memory and time, without running anything. Raises 422, also for what
+    does not fit the memory that the job states or that this machine has."""
+    dataset = await validate(database, settings, spec, tenant)
+    try:
+        gpu_bytes = await thread_pools.in_thread(known_gpu_bytes, spec, settings.ray_address)
+        predicted = await thread_pools.in_thread(predict, spec, dataset, gpu_bytes)
+    except DataError as error:
+        raise registry.data_problem(error, "dataset") from None
+    if not predicted["rows"]:
+        raise invalid([("dataset", f"{dataset.uri}: has no rows")], "point uri at data with rows")
+    problem = too_large(spec, predicted, None if settings.ray_address else machine_memory_bytes())
+    problem = problem or await thread_pools.in_thread(gpu_problem, spec, settings.ray_address)
+    if problem is not None:
+        raise invalid([("resources", problem[0])], problem[1])
+    return predicted
+
+
+class Lineage(NamedTuple):
+    """What a run starts from: the version served now, and the checkpoints of an earlier run."""
+
+    parent_version: str | None
+    init_checkpoint: Path | None
+
+
+def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
+    """Resolved when the run starts, not when it was submitted: ``current`` means current then. Raises 422; blocking."""
+    parent = None
+    if spec.publish is not None and spec.publish.collection in store.collections():
+        parent = store.collection(spec.publish.collection).current()
+    if spec.init_from is None:
+        return Lineage(parent, None)
+    job_id = spec.init_from.job
+    if spec.init_from.collection is not None:
+        version = spec.init_from.version or "current"
+        try:
+            job_id = store.collection(spec.init_from.collection).manifest(version).get("job")
+        except StoreError as error:
+            remedy = "publish to the collection first, or leave init_from out for the first training"
+            raise invalid([("init_from.collection", str(error))], remedy) from None
+    if job_id and settings.cluster_runs is not None:
+        # They are where only the cluster sees them: the run says so if they are gone.
+        return Lineage(parent, settings.cluster_runs / job_id / rundir.CHECKPOINTS)
+    directory = settings.run_dir(job_id) / rundir.CHECKPOINTS if job_id else None
+    if directory is None or not directory.is_dir():
+        remedy = "start from a job whose run is still kept, or leave init_from out"
+        raise invalid([("init_from", f"the checkpoints of job {job_id} are not here any more")], remedy)
+    return Lineage(parent, directory)
+
+
+def _begun(directory: Path, store: Store, spec: JobSpec) -> Lineage | None:
+    """What an earlier attempt started from, if it died after it had written its version: the next one has to bring that
+    version to its end, not to refresh it once more by being published onto itself."""
+    if spec.publish is None or not (directory / rundir.RUN_FILE).exists():
+        return None
+    try:
+        before = json.loads((directory / rundir.RUN_FILE).read_text("utf-8"))
+        written = store.collection(spec.publish.collection).versions()
+    except (OSError, ValueError):  # a file cut by a crash of the machine, a damaged manifest: as if it were the first
+        return None
+    run_id, parent, checkpoint = (before.get(name) for name in ("run_id", "parent_version", "init_checkpoint"))
+    if not any((manifest["job"], manifest["parent"]) == (run_id, parent) for manifest in written):
+        return None
+    return Lineage(parent, Path(checkpoint) if checkpoint else None)
+
+
+def prepare_run(settings: Settings, store: Store, row: dict[str, Any]) -> None:
+    """Writes the run directory of an attempt: ``run.json`` with absolute, checked paths, and the store of the job's
+    tenant, which is all that the run writes to. ``store``: the service's. Raises 422; blocking."""
+    settings, store = settings.for_tenant(row["tenant"]), tenants.store_of(store, row["tenant"])
+    spec = JobSpec.model_validate(row["spec"])
+    dataset = registry.check_files(settings, DatasetSpec.model_validate(row["dataset_spec"]))
+    directory = settings.run_dir(row["id"])
+    found = _begun(directory, store, spec) or lineage(settings, store, spec)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    rundir.write_run(
+        directory,
+        run_id=row["id"],
+        job=spec,
+        dataset=dataset,
+        store_url=settings.store_url,
+        attempt=row["attempt"],
+        parent_version=found.parent_version,
+        init_checkpoint=str(found.init_checkpoint) if found.init_checkpoint else None,
+        ray_address=rundir.THIS_CLUSTER if settings.executor == "ray_jobs" else settings.ray_address,
+        lease={"token": row["lease"]},
+        report=_report(settings, row),
+        traceparent=row["traceparent"],
+    )
+
+
+def _report(settings: Settings, row: dict[str, Any]) -> rundir.Report | None:
+    """Where a run that does not share our directories tells what happens."""
+    if settings.internal_url is None:
+        return None
+    token = run_tokens.issue(settings.home, row["id"], row["attempt"], row["lease"])
+    url = f"{settings.internal_url}/internal/runs/{row['id']}"
+    return rundir.Report(url, token, run_events.size(settings.run_dir(row["id"])))
+
+
+def problem_error(problem: Problem) -> dict[str, str]:
+    """A refusal at start as the ``error`` of a job."""
+    remedies = dict.fromkeys(error["remedy"] for error in problem.errors if error["remedy"])
+    return {"code": problem.code, "message": problem.detail, "remedy": "; ".join(remedies)}

@@ -1,0 +1,189 @@
+"""What is so at the moment of a scrape: jobs, runs, schedules and their lateness from the database, versions and the
+gate's verdicts from the feature store, free disk. Read anew each time: no restart and no second replica distorts it."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+
+from embeddings.store import Collection, Store, StoreError
+from service.core import tables
+from service.core.database import Database
+from service.identity.tenants import DEFAULT_TENANT, qualified, store_of
+from service.jobs.states import ACTIVE, STATES, TERMINAL
+
+VERSION_STATES = ("candidate", "published", "held", "superseded", "expired")
+RECENT = datetime.timedelta(days=7)
+HOUR = datetime.timedelta(hours=1)
+MAX_JOB_NAMES = 200
+"""Names are the users' own: a service that is given a new one for each job must not grow without end."""
+_PROGRESS = {
+    "examples_per_second": ("evenkeel_run_examples_per_second", "Training examples a second."),
+    "step_seconds": ("evenkeel_run_step_seconds", "Mean time of a step."),
+    "waited_seconds": ("evenkeel_run_waited_seconds", "Time that steps of this attempt waited for their batches."),
+    "loss": ("evenkeel_run_loss", "Mean training loss of the epoch so far."),
+    "epoch": ("evenkeel_run_epoch", "Epoch under way, from 1."),
+}
+
+
+def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=labels)
+
+
+def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+async def of_database(database: Database) -> list[Metric]:
+    """Jobs by state, how long the oldest waits, signs of life, the runs under way, held-out figures, lateness."""
+    now = tables.now()
+    job, schedule = tables.job.c, tables.schedule.c
+    async with database.read() as connection:
+        counted = await connection.execute(sa.select(job.state, sa.func.count()).group_by(job.state))
+        counts = {row[0]: row[1] for row in counted}
+        # A retry waits for its time, not for a place.
+        due = sa.and_(job.state == "queued", sa.or_(job.not_before.is_(None), job.not_before <= now))
+        # One that is tried again has waited since it was due again, not since it was made.
+        since = sa.func.min(sa.func.coalesce(job.not_before, job.created_at), type_=tables.UtcTime)
+        oldest = await connection.scalar(sa.select(since).where(due))
+        beat = await connection.scalar(sa.select(sa.func.min(job.heartbeat_at)).where(job.state.in_(ACTIVE)))
+        columns = (job.id, job.tenant, job.name, job.started_at, job.heartbeat_at, job.progress)
+        active = (await connection.execute(sa.select(*columns).where(job.state.in_(ACTIVE)))).mappings().all()
+        late = await connection.scalar(sa.select(sa.func.min(schedule.next_fire_at)).where(schedule.paused.is_(False)))
+        just_failed = sa.and_(job.state == "failed", job.finished_at >= now - HOUR)
+        failed = await connection.scalar(sa.select(sa.func.count()).select_from(tables.job).where(just_failed))
+        figures = await _figures(connection, now)
+    jobs = _gauge("evenkeel_jobs", "Jobs by state.", ["state"])
+    for state in STATES:
+        jobs.add_metric([state], counts.get(state, 0))
+    return [
+        jobs,
+        _single("evenkeel_jobs_failed_last_hour", "Jobs that failed within the last hour.", failed or 0),
+        _single(
+            "evenkeel_queue_wait_seconds", "How long the first job that could start has waited.", _seconds(oldest, now)
+        ),
+        _single("evenkeel_heartbeat_age_seconds", "Age of the oldest sign of life of a run.", _seconds(beat, now)),
+        _single("evenkeel_scheduler_lag_seconds", "How late the latest due firing is.", max(0.0, _seconds(late, now))),
+        *_runs([dict(row) for row in active], now),
+        figures,
+    ]
+
+
+def _runs(active: list[dict[str, Any]], now: datetime.datetime) -> list[Metric]:
+    families = {
+        field: _gauge(name, f"{text} Of each run under way.", ["job", "name"])
+        for field, (name, text) in _PROGRESS.items()
+    }
+    lasted = _gauge("evenkeel_run_seconds", "Time since the first attempt of a run under way began.", ["job", "name"])
+    for row in active:
+        labels = [row["id"], qualified(row["tenant"], row["name"])]
+        lasted.add_metric(labels, _seconds(row["started_at"], now))
+        for field, family in families.items():
+            value = (row["progress"] or {}).get(field)
+            if value is not None:
+                family.add_metric(labels, value)
+    return [*families.values(), lasted]
+
+
+async def _figures(connection: Any, now: datetime.datetime) -> Metric:
+    """Loss, AUC and the other figures of the last epoch of each job name's latest job that ended within a week."""
+    job, metric = tables.job.c, tables.job_metric.c
+    ended = sa.and_(job.state.in_(TERMINAL), job.finished_at >= now - RECENT)
+    measured = sa.exists().where(metric.job_id == job.id)
+    latest = (
+        sa.select(job.tenant, job.name, sa.func.max(job.id).label("id"))
+        .where(ended, measured)
+        .group_by(job.tenant, job.name)
+        .order_by(sa.func.max(job.id).desc())
+        .limit(MAX_JOB_NAMES)
+        .subquery()
+    )
+    query = sa.select(latest.c.tenant, latest.c.name, tables.job_metric).join(latest, latest.c.id == metric.job_id)
+    last = {}
+    for row in (await connection.execute(query.order_by(metric.epoch))).mappings():
+        for name, value in row["values"].items():
+            if isinstance(value, int | float):
+                last[qualified(row["tenant"], row["name"]), row["split"], name] = float(value)
+    family = _gauge("evenkeel_job_metric", "Last epoch of the latest job of a name.", ["name", "split", "metric"])
+    for labels, value in last.items():
+        family.add_metric(list(labels), value)
+    return family
+
+
+def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> list[Metric]:
+    """Versions by state, age of what is served, verdicts of the gate, damage. Blocking; a collection that cannot be
+    read is counted as such instead of hiding the others."""
+    now = tables.now()
+    age = _gauge("evenkeel_collection_age_seconds", "Since the version served now was written.", ["collection"])
+    rows = _gauge("evenkeel_collection_rows", "Items in the version served now.", ["collection"])
+    versions = _gauge("evenkeel_collection_versions", "Versions that are kept, by state.", ["collection", "state"])
+    held = _gauge("evenkeel_collection_held", "Versions held since the one served was published.", ["collection"])
+    gate = _gauge("evenkeel_gate_value", "What the gate measured of the newest version.", ["collection", "metric"])
+    failed = _gauge("evenkeel_gate_failed", "Checks that the newest version failed.", ["collection"])
+    unreadable = _gauge("evenkeel_collection_unreadable", "1: its manifests cannot be read.", ["collection"])
+    for name, collection in _collections(store, known_tenants):
+        try:
+            manifests = collection.versions()
+        except (StoreError, OSError):
+            unreadable.add_metric([name], 1)
+            continue
+        unreadable.add_metric([name], 0)
+        for state in VERSION_STATES:
+            versions.add_metric([name, state], sum(one["state"] == state for one in manifests))
+        served = next((index for index, one in enumerate(manifests) if one["state"] == "published"), None)
+        if served is not None:
+            age.add_metric([name], _seconds(datetime.datetime.fromisoformat(manifests[served]["created_at"]), now))
+            rows.add_metric([name], manifests[served]["rows"])
+        held.add_metric([name], sum(one["state"] == "held" for one in manifests[(served or 0) :]))
+        if manifests:
+            _verdict(gate, failed, name, manifests[-1])
+    return [age, rows, versions, held, gate, failed, unreadable, _damaged(store.damaged())]
+
+
+def _collections(store: Store, known_tenants: Iterable[str]) -> Iterator[tuple[str, Collection]]:
+    for tenant in known_tenants:
+        theirs = store_of(store, tenant)
+        for name in theirs.collections():
+            yield qualified(tenant, name), theirs.collection(name)
+
+
+def _verdict(gate: GaugeMetricFamily, failed: GaugeMetricFamily, name: str, manifest: dict[str, Any]) -> None:
+    checks = manifest["gate"]
+    failed.add_metric([name], sum(check.get("verdict") == "fail" for check in checks))
+    for check in checks:
+        if isinstance(check.get("value"), int | float):
+            gate.add_metric([name, str(check["metric"])], check["value"])
+
+
+def _damaged(damaged: Mapping[str, Mapping[str, str]]) -> Metric:
+    text = "Versions of a collection that this process found damaged and does not serve."
+    family = _gauge("evenkeel_store_damaged_versions", text, ["collection"])
+    for name, found in damaged.items():
+        family.add_metric([name], len(found))
+    return family
+
+
+def of_disks(home: Path, store_url: str) -> list[Metric]:
+    """That of EVENKEEL_HOME, and that of the feature store where it is a directory on another one."""
+    free = _gauge("evenkeel_disk_free_bytes", "Free space of the disk of EVENKEEL_HOME, and of the store's.", ["disk"])
+    size = _gauge("evenkeel_disk_bytes", "Size of these disks.", ["disk"])
+    store = Path(store_url)
+    disks = {"home": home}
+    if "://" not in store_url and store.is_dir() and store.stat().st_dev != home.stat().st_dev:
+        disks["store"] = store
+    for name, path in disks.items():
+        usage = shutil.disk_usage(path)
+        free.add_metric([name], usage.free)
+        size.add_metric([name], usage.total)
+    return [free, size]
+
+
+def _seconds(since: datetime.datetime | None, now: datetime.datetime) -> float:
+    return 0.0 if since is None else (now - since).total_seconds()

@@ -1,0 +1,407 @@
+"""``evenkeel doctor``: is this machine fit to train and serve? One line per check, each with a remedy.
+
+Imports no torch: whether torch and fbgemm load together, and what GPUs they see, is asked of a subprocess.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+
+from service.client import Client, ProblemError, ServiceError, Unreachable, home
+from service.ops.backup_check import out_of_step
+
+if TYPE_CHECKING:
+    from trainer.spec import DatasetSpec, JobSpec
+
+Level = Literal["ok", "warn", "fail"]
+
+GB = 10**9
+MEMORY_FAIL_BYTES, MEMORY_WARN_BYTES = 2 * GB, 4 * GB  # a run with two workers takes about 2 GB before its tables
+DISK_FAIL_BYTES, DISK_WARN_BYTES = 1 * GB, 5 * GB
+SHARED_MEMORY_WARN_BYTES = 1 * GB
+PACKAGES = ("torch", "torchrec", "ray", "numpy", "pyarrow", "fastapi")
+LOAD_SECONDS = 120
+
+_LOAD = """
+import json, torch, fbgemm_gpu
+from embeddings.kernels.cpu.library import library
+library()
+torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 2]))
+count = torch.cuda.device_count()
+print(json.dumps([torch.cuda.get_device_name(index) for index in range(count)]))
+"""
+
+
+class Check(NamedTuple):
+    """One finding: ``level`` ok, warn (works, with a limit) or fail (will not work)."""
+
+    name: str
+    level: Level
+    message: str
+    remedy: str = ""
+
+
+def examine(spec: Path | None = None) -> list[Check]:
+    """All checks, in the order shown. Takes a few seconds: torch is loaded once, in another process."""
+    checks = [check_python(), *check_packages()]
+    if not any(check.level == "fail" for check in checks):
+        checks += check_load()
+    for check in (check_memory, check_shared_memory, check_disk, check_data_roots, check_ray, check_service):
+        checks += check()
+    if spec is not None:
+        checks += check_spec(spec)
+    return checks
+
+
+def check_python() -> Check:
+    found = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info[:2] == (3, 11):
+        return Check("python", "ok", found)
+    return Check("python", "fail", found, "Evenkeel runs on Python 3.11: `make setup` with PYTHON=python3.11")
+
+
+def abi_partner(fbgemm: str) -> str:
+    """The torch release that an fbgemm release is built for: 1.X goes with 2.(X+5). ValueError for another scheme."""
+    major, minor = (int(part) for part in fbgemm.split("+")[0].split(".")[:2])
+    if major != 1:
+        raise ValueError(f"fbgemm {fbgemm} is not a 1.X release")
+    return f"2.{minor + 5}"
+
+
+def check_packages(version_of: Callable[[str], str] = importlib.metadata.version) -> Iterator[Check]:
+    """Installed versions, and the ABI pair. ``version_of`` raises PackageNotFoundError."""
+    found: dict[str, str] = {}
+    for package in (*PACKAGES, "fbgemm-gpu-cpu", "fbgemm-gpu"):
+        try:
+            found[package] = version_of(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    missing = [package for package in PACKAGES if package not in found]
+    if missing:
+        yield Check("packages", "fail", f"not installed: {', '.join(missing)}", "run `make setup`")
+    else:
+        yield Check("packages", "ok", ", ".join(f"{package} {found[package]}" for package in PACKAGES))
+    builds = [package for package in ("fbgemm-gpu-cpu", "fbgemm-gpu") if package in found]
+    if not builds:
+        yield Check("abi", "fail", "fbgemm is not installed", "run `make setup` (EXTRA=cuda on a machine with a GPU)")
+        return
+    if len(builds) == 2:
+        yield Check(
+            "abi", "fail", "fbgemm-gpu and fbgemm-gpu-cpu are both installed and overwrite each other",
+            "remove .venv and run `make setup` (EXTRA=cuda for the CUDA build)",
+        )  # fmt: skip
+        return
+    if "torch" not in found:
+        return
+    torch, fbgemm = found["torch"], found[builds[0]]
+    pair = f"{builds[0]} {fbgemm} with torch {torch}"
+    try:
+        partner = abi_partner(fbgemm)
+    except ValueError as error:
+        yield Check("abi", "warn", f"{pair}: {error}", "run `make setup`, which installs a pair that was tested")
+        return
+    if not torch.startswith(partner + "."):
+        yield Check(
+            "abi",
+            "fail",
+            f"{pair}: fbgemm {fbgemm} is built for torch {partner}",
+            "run `make setup`: it installs a pair",
+        )
+    else:
+        yield Check("abi", "ok", pair)
+
+
+def check_load() -> Iterator[Check]:
+    """Do torch and fbgemm load into one process, and which GPUs are there?"""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _LOAD],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=LOAD_SECONDS,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        yield Check(
+            "load",
+            "warn",
+            f"loading torch and fbgemm took over {LOAD_SECONDS} seconds",
+            "is the disk or the machine busy?",
+        )
+        return
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        yield Check("load", "fail", f"torch and fbgemm do not load: {last}", "remove .venv and run `make setup`")
+        return
+    yield Check("load", "ok", "torch and fbgemm load together")
+    devices = json.loads(done.stdout.strip().splitlines()[-1])
+    if devices:
+        yield Check("gpu", "ok", ", ".join(devices))
+    elif shutil.which("nvidia-smi"):
+        yield Check(
+            "gpu",
+            "warn",
+            "nvidia-smi is here, but torch sees no GPU: trains on CPU",
+            "`make setup EXTRA=cuda`, and check the driver",
+        )
+    else:
+        yield Check("gpu", "ok", "none: trains on CPU")
+
+
+def available_memory_bytes() -> int:
+    """Memory that can still be had, within the container's limit if there is one."""
+    available = psutil.virtual_memory().available
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return available
+    return available if limit == "max" else min(available, int(limit) - used)
+
+
+def check_memory() -> Iterator[Check]:
+    available = available_memory_bytes()
+    yield _threshold(
+        "memory", available, MEMORY_FAIL_BYTES, MEMORY_WARN_BYTES,
+        f"{_gb(available)} available, {os.cpu_count()} CPUs", "stop other programs, or train on a larger machine",
+    )  # fmt: skip
+
+
+def check_shared_memory() -> Iterator[Check]:
+    try:
+        free = psutil.disk_usage("/dev/shm").free
+    except OSError:
+        return
+    if free < SHARED_MEMORY_WARN_BYTES:
+        yield Check(
+            "shm",
+            "warn",
+            f"{_gb(free)} free in /dev/shm: ranks exchange through it, and Ray falls back to the disk",
+            "in a container, set shm_size to 1gb or more",
+        )
+    else:
+        yield Check("shm", "ok", f"{_gb(free)} free in /dev/shm")
+
+
+def check_disk() -> Iterator[Check]:
+    directory = home().absolute()
+    existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield Check("disk", "fail", f"{existing} cannot be written to", "set EVENKEEL_HOME to a directory of your own")
+        return
+    free = psutil.disk_usage(str(existing)).free
+    yield _threshold(
+        "disk", free, DISK_FAIL_BYTES, DISK_WARN_BYTES, f"{_gb(free)} free for EVENKEEL_HOME {directory}",
+        "free some space, or set EVENKEEL_HOME to another disk",
+    )  # fmt: skip
+
+
+def check_data_roots() -> Iterator[Check]:
+    """Each of EVENKEEL_DATA_ROOTS is a directory that can be read."""
+    roots = [root for root in os.environ.get("EVENKEEL_DATA_ROOTS", "").split(os.pathsep) if root] or ["."]
+    bad = [root for root in roots if not os.path.isdir(root) or not os.access(root, os.R_OK | os.X_OK)]
+    if bad:
+        yield Check(
+            "data",
+            "fail",
+            f"data root {', '.join(bad)} is not a directory that can be read",
+            "correct EVENKEEL_DATA_ROOTS",
+        )
+    else:
+        yield Check("data", "ok", "data roots " + ", ".join(os.path.realpath(root) for root in roots))
+
+
+def check_ray() -> Iterator[Check]:
+    """Runs go without Ray, unless EVENKEEL_RAY_ADDRESS names a cluster."""
+    if os.environ.get("EVENKEEL_EXECUTOR", "").strip() not in ("", "local"):
+        from service.ops.doctor_cluster import check_ray_jobs
+
+        yield from check_ray_jobs()
+        return
+    address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip()
+    if not address:
+        yield Check("ray", "ok", "none needed: runs are processes of this host")
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+    except ValueError:
+        yield Check(
+            "ray", "fail", f"EVENKEEL_RAY_ADDRESS '{address}' is not HOST:PORT", "set it to, for example, 10.0.0.5:6379"
+        )
+        return
+    except OSError as error:
+        yield Check(
+            "ray",
+            "fail",
+            f"no Ray answers at {address}: {error.strerror or error}",
+            "start the cluster, or unset EVENKEEL_RAY_ADDRESS",
+        )
+        return
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        yield Check(
+            "ray", "fail", f"{address} is joined without a token: whoever reaches an open Ray can run code on it",
+            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here and where `ray start` runs",
+        )  # fmt: skip
+    else:
+        yield Check("ray", "ok", f"{address} answers, token on")
+
+
+def check_service() -> Iterator[Check]:
+    """Is the service up, or at least is its port free for one?"""
+    with Client(timeout_seconds=5) as client:
+        try:
+            ready = client.ready()
+        except Unreachable as error:
+            yield from _port(client.url, error)
+            return
+        except ProblemError as error:
+            yield Check(
+                "service",
+                "fail",
+                f"{client.url} answers, but is not ready: {error.message}",
+                error.remedy or "see the service's log",
+            )
+            return
+        except ServiceError as error:
+            yield Check(
+                "port",
+                "fail",
+                f"{error.message}",
+                "another program has the port: `evenkeel serve --port N`, EVENKEEL_URL to match",
+            )
+            return
+        unwell = [f"{name} {said}" for name, said in (ready.get("checks") or {}).items() if said != "ok"]
+        if ready.get("status") == "degraded":
+            message = f"{client.url} answers, but {'; '.join(unwell)}"
+            yield Check("service", "fail", message, "see the service's log")
+        else:
+            yield Check("service", "ok", f"ready at {client.url}{''.join(f'; {one}' for one in unwell)}")
+        try:
+            client.jobs(limit=1)
+        except ServiceError as error:
+            yield Check("key", "fail", error.message, error.remedy or "set EVENKEEL_API_KEY")
+        else:
+            yield Check("key", "ok", "the API key is accepted")
+            for name, message, remedy in out_of_step(client, home() / "runs"):
+                yield Check(name, "warn", message, remedy)
+
+
+def _port(url: str, error: Unreachable) -> Iterator[Check]:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or {"https": 443}.get(parts.scheme, 80)
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        yield Check("service", "fail", error.message, "start it there, or correct EVENKEEL_URL")
+        return
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            taken = True
+    except OSError:
+        taken = False
+    if taken:
+        yield Check(
+            "port",
+            "fail",
+            f"port {port} is taken by something that does not speak HTTP",
+            "`evenkeel serve --port N`, EVENKEEL_URL to match",
+        )
+        return
+    yield Check("port", "ok", f"port {port} is free")
+    yield Check("service", "warn", f"not running at {url}", "`evenkeel serve` starts it; `evenkeel train` needs none")
+
+
+def check_spec(path: Path) -> Iterator[Check]:
+    """Would this job be accepted, and would it fit this machine?"""
+    from trainer.spec import SpecError, load_documents
+
+    try:
+        dataset, job = load_documents(path)
+        if job is not None and dataset is not None:
+            job.against(dataset)
+    except SpecError as error:
+        yield Check("spec", "fail", str(error), "correct the file; `evenkeel validate` checks it again")
+        return
+    except ValueError as error:
+        yield Check("spec", "fail", f"{path}: {error}", "correct the file; `evenkeel validate` checks it again")
+        return
+    if job is None:
+        yield Check("spec", "ok", f"{path}: a dataset, no job")
+        return
+    wanted = job.resources.num_workers * job.resources.cpus_per_worker
+    have = os.cpu_count() or 1
+    if wanted > have and not os.environ.get("EVENKEEL_RAY_ADDRESS"):
+        yield Check(
+            "spec",
+            "fail",
+            f"{path}: asks for {wanted:g} CPUs, {have} are here",
+            "lower resources.num_workers or cpus_per_worker",
+        )
+        return
+    yield Check("spec", "ok", f"{path}: job '{job.name}', {wanted:g} of {have} CPUs")
+    yield from _has_gpus(job)
+    if dataset is not None:
+        yield from _fits_memory(job, dataset)
+
+
+def _has_gpus(job: JobSpec) -> Iterator[Check]:
+    """Are the GPUs that the job asks for here, or in the cluster that runs join?"""
+    from trainer.sizing.gpus import gpu_problem, is_dashboard
+
+    address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip() or None
+    problem = gpu_problem(job, address)
+    if problem is not None:
+        yield Check("gpus", "fail", *problem)
+    elif job.resources.gpus_per_worker:
+        seen = "asked for when a run starts in the cluster" if is_dashboard(address) else "one for each worker"
+        yield Check("gpus", "ok", f"{job.resources.num_workers} GPUs, {seen}")
+
+
+def _fits_memory(job: JobSpec, dataset: DatasetSpec) -> Iterator[Check]:
+    from trainer.sizing.estimate import estimate, too_large
+    from trainer.sizing.gpus import known_gpu_bytes
+
+    address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip() or None
+    try:
+        found = estimate(job, dataset, known_gpu_bytes(job, address))
+    except ValueError as error:
+        yield Check("estimate", "fail", str(error), "correct the dataset, or put its files there")
+        return
+    stated = too_large(job, found, None)
+    if stated is not None:
+        yield Check("estimate", "fail", *stated)
+        return
+    predicted, available = found["peak_memory_bytes"], available_memory_bytes()
+    message = f"{_gb(predicted)} at its peak, {_gb(available)} available"
+    if predicted > available:
+        remedy = "lower model.embedding_dim or batch_size, or train on a larger machine"
+        yield Check("estimate", "fail", message, remedy)
+    else:
+        yield Check("estimate", "ok", message)
+
+
+def _threshold(name: str, value: int, fail: int, warn: int, message: str, remedy: str) -> Check:
+    level: Level = "fail" if value < fail else "warn" if value < warn else "ok"
+    return Check(
+        name,
+        level,
+        message if level == "ok" else f"{message}: less than {_gb(fail if level == 'fail' else warn)}",
+        "" if level == "ok" else remedy,
+    )
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / GB:.1f} GB"

@@ -1,0 +1,96 @@
+"""Prometheus metrics: what is counted as it happens, and the page that shows it with :mod:`service.ops.collectors`
+beside it.
+
+With several workers behind one socket (:mod:`service.ops.workers`) each counts into a file of its own in a shared
+directory, and whichever is asked adds them up: a scrape describes all of them, also those that have died since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest, values
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+_DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+"""Buckets: a fetch takes a millisecond or two, a dry run that counts rows minutes."""
+NUM_IDS = (1, 10, 100, 1000, 10000)
+
+
+class Metrics:
+    """Its own registry, so that several applications in one process do not share counts."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "evenkeel_http_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "evenkeel_http_request_seconds",
+            "Time to answer, the body included.",
+            ["method", "route"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.fetch_seconds = Histogram(
+            "evenkeel_fetch_seconds",
+            "Time to look vectors up and encode them.",
+            ["collection", "format"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.fetched_ids = Histogram(
+            "evenkeel_fetched_ids", "Ids in a fetch.", ["collection"], buckets=NUM_IDS, registry=self.registry
+        )
+        self.background_errors = Counter(
+            "evenkeel_background_errors", "Failed rounds of a background task.", ["task"], registry=self.registry
+        )
+        self.webhooks = Counter(
+            "evenkeel_webhook_deliveries", "Attempts to deliver a webhook.", ["outcome"], registry=self.registry
+        )
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+    def render(self, gauges: Iterable[Metric] = ()) -> bytes:
+        """The text exposition: what this process, or all that share its directory, counted; then ``gauges``."""
+        directory = os.environ.get(_DIRECTORY_VARIABLE)
+        if directory is None:
+            counted: Collector = self.registry
+        else:
+            counted = MultiProcessCollector(CollectorRegistry(), path=directory)
+        shown = CollectorRegistry()
+        shown.register(_Together(counted, gauges))
+        return generate_latest(shown)
+
+
+class _Together(Collector):
+    def __init__(self, counted: Collector, gauges: Iterable[Metric]):
+        self._counted, self._gauges = counted, gauges
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._counted.collect()
+        yield from self._gauges
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+@contextlib.contextmanager
+def shared_by_workers() -> Iterator[None]:
+    """Until it ends, metrics made by this process and those forked from it count into one temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="evenkeel-metrics-") as directory:
+        before = values.ValueClass
+        os.environ[_DIRECTORY_VARIABLE] = directory
+        values.ValueClass = values.MultiProcessValue()
+        try:
+            yield
+        finally:
+            del os.environ[_DIRECTORY_VARIABLE]
+            values.ValueClass = before

@@ -1,0 +1,248 @@
+"""What is old goes, once a day: ended jobs, their logs, checkpoints and events, firings, idempotency keys, sessions.
+
+Of several processes on one database, or one EVENKEEL_HOME, the one that takes the day's row in ``sweep`` does it. Rows
+that belong to no home are one sweep, what jobs left under a home is that home's. A checkpoint stays, however old, while
+something could start from it: a version that is kept, a job that waits or runs, a schedule
+(docs/adr/0027-schedules-and-clocks.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from embeddings.store import Store
+from service.api import idempotency
+from service.core import tables
+from service.core.database import Database
+from service.core.errors import Problem
+from service.core.settings import Settings
+from service.core.task_health import Pulse
+from service.identity.tenants import store_of
+from service.jobs import job_records
+from service.jobs.states import TERMINAL
+from trainer.runs.directory import BEST, CHECKPOINTS, RUN_FILE
+from trainer.runs.run_process import LOG_FILE
+
+log = logging.getLogger("evenkeel.retention")
+
+LOOK_SECONDS = 60.0
+EVERY = datetime.timedelta(days=1)
+ROWS = "rows"
+
+
+class Swept(NamedTuple):
+    """What went, or in a dry run would go."""
+
+    jobs: int = 0
+    checkpoints: int = 0
+    logs: int = 0
+    events: int = 0
+    firings: int = 0
+    idempotency_keys: int = 0
+    sessions: int = 0
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        return ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in self._asdict().items())
+
+
+async def run(
+    database: Database, settings: Settings, store: Store, pulse: Pulse, on_error: Callable[[], None] = lambda: None
+) -> None:
+    """Sweeps once a day until cancelled."""
+    while True:
+        try:
+            await sweep_if_due(database, settings, store, tables.now())
+            pulse.good()
+        except Exception as error:
+            on_error()
+            pulse.failed(error)
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def sweep_if_due(database: Database, settings: Settings, store: Store, now: datetime.datetime) -> Swept | None:
+    """One day's sweep by whoever comes first; None where all of it has been taken by others."""
+    swept = None
+    if await _take(database, ROWS, now):
+        swept = await sweep_rows(database, settings, now)
+    home = _home_id(settings)
+    if home is not None and await _take(database, f"home {home}", now):
+        swept = _sum(swept or Swept(), await sweep_home(database, settings, store, home, now))
+    if swept is not None and any(swept):
+        log.info("retention: removed %s", swept)
+    return swept
+
+
+async def sweep(
+    database: Database, settings: Settings, store: Store, now: datetime.datetime, dry_run: bool = False
+) -> Swept:
+    """All of it now, whatever was swept today."""
+    swept = await sweep_rows(database, settings, now, dry_run)
+    home = _home_id(settings)
+    return swept if home is None else _sum(swept, await sweep_home(database, settings, store, home, now, dry_run))
+
+
+async def _take(database: Database, name: str, now: datetime.datetime) -> bool:
+    """Whether the sweep is due and ours: no other process takes it before tomorrow, also if this one is killed."""
+    table = tables.sweep
+    mine = table.c.name == name
+    async with database.read() as connection:
+        if _recent(await connection.scalar(sa.select(table.c.began_at).where(mine)), now):
+            return False
+    async with database.write() as connection:
+        await database.exclusive(connection, f"sweep {name}")
+        began = await connection.scalar(sa.select(table.c.began_at).where(mine))
+        if _recent(began, now):
+            return False
+        statement = table.insert().values(name=name) if began is None else table.update().where(mine)
+        await connection.execute(statement.values(began_at=now))
+    return True
+
+
+def _recent(began: datetime.datetime | None, now: datetime.datetime) -> bool:
+    # One that began in the future was reckoned by a clock that has been set back since.
+    return began is not None and now - EVERY < began <= now
+
+
+async def sweep_rows(database: Database, settings: Settings, now: datetime.datetime, dry_run: bool = False) -> Swept:
+    """Rows that no home keeps: firings, events of ended jobs but for their states, idempotency keys, sessions."""
+    kept = settings.kept
+    event, firing, job = tables.job_event, tables.firing, tables.job
+    ended = sa.select(job.c.id).where(job.c.state.in_(TERMINAL), job.c.finished_at < _before(now, kept.events))
+    old_firings = sa.and_(firing.c.fire_at_utc < _before(now, kept.firings), firing.c.fire_at_utc < now)
+    doomed = {
+        "events": (event, sa.and_(event.c.type != "state", event.c.job_id.in_(ended))),
+        "firings": (firing, old_firings),
+        "idempotency_keys": (tables.idempotency, tables.idempotency.c.created_at < now - idempotency.KEPT),
+        "sessions": (tables.session, tables.session.c.expires_at < now),
+    }
+    counts = {}
+    for name, (table, old) in doomed.items():  # each a transaction of its own: none holds up others for long
+        async with database.write() if not dry_run else database.read() as connection:
+            if dry_run:
+                query = sa.select(sa.func.count()).select_from(table).where(old)
+                counts[name] = int(await connection.scalar(query) or 0)
+            else:
+                counts[name] = (await connection.execute(table.delete().where(old))).rowcount
+    return Swept(**counts)
+
+
+async def sweep_home(
+    database: Database, settings: Settings, store: Store, home: str, now: datetime.datetime, dry_run: bool = False
+) -> Swept:
+    """What ended jobs left under this home, and their rows. Raises where it cannot be known what is still needed."""
+    kept, job = settings.kept, tables.job.c
+    youngest = _before(now, min(kept.jobs, kept.checkpoints, kept.logs))
+    ended = sa.and_(job.state.in_(TERMINAL), job.released.is_(True), job.finished_at < youngest)
+    ours = sa.or_(job.home_id == home, job.home_id.is_(None))
+    needed = await needed_jobs(database, settings, store)
+    async with database.read() as connection:
+        query = sa.select(job.id, job.finished_at).where(ended, ours).order_by(job.id)
+        rows = [(row.id, row.finished_at) for row in await connection.execute(query)]
+    swept = Swept()
+    for job_id, finished_at in rows:
+        directory = settings.run_dir(job_id)
+        if finished_at < _before(now, kept.jobs) and job_id not in needed:
+            found = Swept(jobs=1, bytes=await asyncio.to_thread(_size, directory))
+            if not dry_run:
+                try:
+                    await job_records.delete(database, settings, job_id, sweeping=True)
+                except Problem:  # it was queued again, named by another, or deleted, a moment ago
+                    continue
+            swept = _sum(swept, found)
+            continue
+        if finished_at < _before(now, kept.checkpoints) and job_id not in needed:
+            for name in (CHECKPOINTS, BEST, "data"):
+                if (directory / name).is_dir():
+                    gone = await asyncio.to_thread(_size, directory / name)
+                    if not dry_run and not await _give_up(database, settings, job_id, name):
+                        break
+                    swept = _sum(swept, Swept(checkpoints=name == CHECKPOINTS, bytes=gone))
+        if finished_at < _before(now, kept.logs) and (directory / LOG_FILE).exists():
+            swept = _sum(swept, Swept(logs=1, bytes=_size(directory / LOG_FILE)))
+            if not dry_run:
+                (directory / LOG_FILE).unlink(missing_ok=True)
+    return swept
+
+
+async def _give_up(database: Database, settings: Settings, job_id: str, name: str) -> bool:
+    """Removes a directory of an ended run: out of sight while its job can neither be queued again nor be named by
+    another, then file by file."""
+    directory = settings.run_dir(job_id)
+    doomed = directory.with_name(f"{job_records.DELETED}{job_id}-{name}")
+    async with database.write() as connection:
+        try:
+            row = await job_records.locked(connection, job_id)
+        except Problem:
+            return False
+        if row["state"] not in TERMINAL or not row["released"] or job_id in await job_records.starts(connection):
+            return False
+        (directory / name).rename(doomed)
+    await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
+    return True
+
+
+async def needed_jobs(database: Database, settings: Settings, store: Store) -> set[str]:
+    """Jobs whose checkpoints something could start from. Raises StoreError where a collection cannot be read."""
+    async with database.read() as connection:
+        # Those of the jobs: an operator may act for one that has no key yet, or a job outlive what is known of keys.
+        owners = list(await connection.scalars(sa.select(tables.job.c.tenant).distinct()))
+        named = await job_records.starts(connection)
+        alive = list(await connection.scalars(sa.select(tables.job.c.id).where(tables.job.c.state.not_in(TERMINAL))))
+    begun = [_begun_from(settings.run_dir(job_id)) for job_id in alive]
+    behind_versions = await asyncio.to_thread(_behind_versions, store, owners)
+    return {*named, *alive, *behind_versions, *(job_id for job_id in begun if job_id)}
+
+
+def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
+    """Jobs of versions that are served, or can be."""
+    found = set()
+    for tenant in owners:
+        theirs = store_of(store, tenant)
+        for name in theirs.collections():
+            manifests = theirs.collection(name).versions()
+            found |= {one["job"] for one in manifests if one["state"] != "expired" and one.get("job")}
+    return found
+
+
+def _begun_from(run_dir: Path) -> str | None:
+    """The job whose checkpoint a run that has not ended started from, whatever ``current`` means by now."""
+    try:
+        checkpoint = json.loads((run_dir / RUN_FILE).read_text("utf-8")).get("init_checkpoint")
+    except (OSError, ValueError):
+        return None
+    return Path(checkpoint).parent.name if checkpoint else None
+
+
+def _before(now: datetime.datetime, days: float) -> datetime.datetime:
+    return now - datetime.timedelta(days=days)
+
+
+def _home_id(settings: Settings) -> str | None:
+    """None where no job has run under this home."""
+    try:
+        return (settings.home / "home.id").read_text("ascii").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _sum(one: Swept, other: Swept) -> Swept:
+    return Swept(*map(sum, zip(one, other, strict=True)))
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for file in [path, *path.rglob("*")]:
+        with contextlib.suppress(OSError):
+            total += file.lstat().st_size if file.is_file() else 0
+    return total

@@ -1,0 +1,1 @@
+"""When jobs are fired by themselves: cron, firings, the background task."""

@@ -1,0 +1,107 @@
+"""The background task that fires schedules. Any number of processes may run it on one database."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from service.core import tables
+from service.core.database import Database
+from service.core.task_health import Pulse
+from service.schedules import cron, schedule_records
+
+log = logging.getLogger("evenkeel.scheduler")
+
+CLOCK_SET_BACK = datetime.timedelta(seconds=5)
+
+
+async def run(database: Database, seconds: float, pulse: Pulse, on_error: Callable[[], None] = lambda: None) -> None:
+    """Looks every ``seconds`` until cancelled. A failed look (database down) is tried again; ``pulse`` tells of it."""
+    seen: datetime.datetime | None = None
+    while True:
+        try:
+            now = tables.now()
+            if seen is None or now < seen - CLOCK_SET_BACK:
+                await look_again(database, now)
+            seen = now
+            await fire_due(database, now)
+            pulse.good()
+        except Exception as error:
+            on_error()
+            pulse.failed(error)
+        await asyncio.sleep(seconds)
+
+
+async def look_again(database: Database, now: datetime.datetime) -> int:
+    """At the start, and when the clock was set back: schedules whose next firing was reckoned by a clock that ran ahead
+    would sleep until then. Returns how many were corrected. An instant that has fired does not fire again; one that was
+    noted as missed and is yet to come was never missed."""
+    table = tables.schedule
+    ahead = sa.and_(table.c.paused.is_(False), table.c.next_fire_at > now)
+    corrected = 0
+    never_missed = sa.and_(tables.firing.c.outcome == "missed", tables.firing.c.fire_at_utc > now)
+    async with database.write() as connection:
+        await connection.execute(tables.firing.delete().where(never_missed))
+        for row in (await connection.execute(sa.select(table).where(ahead).with_for_update())).mappings().all():
+            try:
+                following = cron.next_firing(row["cron"], row["timezone"], now)
+            except ValueError:
+                continue  # it is told of when it is due
+            if following is not None and following < row["next_fire_at"]:
+                corrected += 1
+                changed = table.update().where(table.c.id == row["id"]).values(next_fire_at=following)
+                await connection.execute(changed)
+                log.warning("schedule %s: fires next at %s, not at %s", row["name"], following, row["next_fire_at"])
+    return corrected
+
+
+async def fire_due(database: Database, now: datetime.datetime) -> int:
+    """Fires every schedule that is due and returns the number of jobs started. Each schedule is a transaction of its
+    own: firings, their jobs and ``next_fire_at`` move together. Where one cannot be fired, raises what
+    it raised once the others have fired."""
+    table = tables.schedule
+    due = sa.and_(table.c.paused.is_(False), table.c.next_fire_at <= now)
+    async with database.read() as connection:
+        names = sa.select(table.c.id, table.c.name).where(due).order_by(table.c.next_fire_at)
+        found = (await connection.execute(names)).all()
+    started = 0
+    failures = []
+    for schedule_id, name in found:
+        try:
+            started += await _fire_one(database, schedule_id, now)
+        except Exception as failure:  # one schedule that cannot be understood must not hold up the others
+            failure.add_note(f"while schedule '{name}' ({schedule_id}) was to be fired")
+            failures.append(failure)
+    if failures:
+        raise failures[0]
+    return started
+
+
+async def _fire_one(database: Database, schedule_id: str, now: datetime.datetime) -> int:
+    table = tables.schedule
+    still_due = sa.and_(table.c.id == schedule_id, table.c.paused.is_(False), table.c.next_fire_at <= now)
+    async with database.write() as connection:
+        query = sa.select(table).where(still_due).with_for_update(skip_locked=True)
+        found = (await connection.execute(query)).mappings().first()
+        if found is None:
+            return 0
+        row = dict(found)
+        plan = cron.plan(
+            row["cron"], row["timezone"], row["next_fire_at"], now, row["catchup"], row["misfire_grace_seconds"]
+        )
+        fired = []
+        for at, missed in plan.due:
+            date = cron.firing_date(at, row["timezone"])
+            firing = await schedule_records.fire(connection, row, at, "cron", date, missed)
+            if firing is not None:
+                fired.append(firing)
+        await schedule_records.tell_missed(
+            connection, row, [firing for firing in fired if firing["outcome"] == "missed"]
+        )
+        changed = table.update().where(table.c.id == schedule_id).values(next_fire_at=plan.next_fire_at)
+        await connection.execute(changed)
+    return sum(firing["outcome"] == "started" for firing in fired)

@@ -1,0 +1,1 @@
+"""The dashboard: what it shows, its templates, charts and static files."""

@@ -1,0 +1,159 @@
+"""What the dashboard shows, gathered and put into words; the templates only lay it out."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from fastapi import FastAPI
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.api import pagination
+from service.api.routes.collections import summary
+from service.core import tables
+from service.core.errors import Problem
+from service.features.store_access import in_store
+from service.identity import tenants
+from service.identity.keys import Principal
+from service.jobs import job_records
+from service.schedules import schedule_records
+from service.web.charts import Series, line_chart
+
+NUM_JOBS = 30
+NUM_VERSIONS = 6
+LINES_PER_CHART = 6
+CHARTS = 4
+SPLITS = ("validation", "test", "train")
+
+
+async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
+    """Everything on the page that this key may see; a part that it may not see is None."""
+    found: dict[str, Any] = {
+        "principal": principal,
+        "jobs": None,
+        "charts": None,
+        "schedules": None,
+        "collections": None,
+        "store_away": None,
+    }
+    if principal.allows("jobs:read"):
+        async with app.state.database.read() as connection:
+            rows, _ = await pagination.newest_first(
+                connection, job_records.listing(principal.sees, None, None, None), tables.job.c.id, NUM_JOBS, None
+            )
+            shown = await job_records.views(connection, rows)
+            found["schedules"] = await _schedules(connection, principal.tenant)
+        found["jobs"] = [job_row(job, tables.now()) for job in shown]
+        found["charts"] = charts(shown)
+    if principal.allows("features:read"):
+        try:
+            found["collections"] = await in_store(_collections, tenants.store_of(app.state.store, principal.tenant))
+        except Problem as problem:
+            if problem.status != 503:
+                raise
+            found["store_away"] = problem.detail  # jobs and schedules are to be seen all the same
+    return found
+
+
+def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
+    """A job as its line in the table: percent done, seconds taken, last AUC per split, why held, what failed."""
+    progress, publication = job["progress"] or {}, job["publication"] or {}
+    begun, ended = job["started_at"], job["finished_at"]
+    return {
+        **job,
+        "percent": percent_done(job["state"], progress),
+        "epoch": f"{progress['epoch']}/{progress['epochs']}" if progress.get("epochs") else "",
+        "rate": progress.get("examples_per_second"),
+        "seconds": None if begun is None else ((ended or now) - begun).total_seconds(),
+        "auc": last_auc(job["metrics"]),
+        "rmse": last_value(job["metrics"], "rmse"),
+        "published": publication.get("status") if publication.get("status") != "none" else None,
+        "version": publication.get("version"),
+        "collection": publication.get("collection"),
+        "reasons": publication.get("reasons") or [],
+        "optimizer": job["spec"]["optimizer"]["kind"],
+    }
+
+
+def percent_done(state: str, progress: dict[str, Any]) -> int | None:
+    """Share of the epochs done, in percent; within an epoch only where the run says how many steps there are."""
+    if state in ("succeeded", "publishing"):
+        return 100
+    epochs = progress.get("epochs")
+    if not epochs:
+        return None
+    if progress.get("steps"):
+        return min(99, int(100 * (progress.get("step") or 0) / progress["steps"]))
+    return min(99, int(100 * max((progress.get("epoch") or 0) - 1, 0) / epochs))
+
+
+def last_auc(metrics: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The latest epoch's AUC on the first of test, validation, train that has one."""
+    return last_value(metrics, "auc")
+
+
+def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """The same of any metric."""
+    for split in ("test", "validation", "train"):
+        found = [one for one in metrics if one["split"] == split and one.get(name) is not None]
+        if found:
+            return {"split": split, "value": found[-1][name], "epoch": found[-1]["epoch"]}
+    return None
+
+
+def charts(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One chart per dataset, newest first: AUC over epochs of its latest jobs, so that runs stand side by side."""
+    by_dataset: dict[str, list[dict[str, Any]]] = {}
+    for job in shown:
+        if any(metric.get("auc") is not None for metric in job["metrics"]):
+            by_dataset.setdefault(job["dataset"], []).append(job)
+    return [_chart(dataset, jobs_[:LINES_PER_CHART]) for dataset, jobs_ in list(by_dataset.items())[:CHARTS]]
+
+
+def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
+    def curve(job: dict[str, Any], split: str) -> list[tuple[int, float]]:
+        metrics = [one for one in job["metrics"] if one["split"] == split and one.get("auc") is not None]
+        return [(one["epoch"], one["auc"]) for one in metrics]
+
+    split = next(split for split in SPLITS if any(curve(job, split) for job in shown))
+    # Oldest first, so that a job keeps its colour while it is followed.
+    series = [(job, Series(job["name"], curve(job, split))) for job in reversed(shown) if curve(job, split)]
+    lines = [
+        {
+            "id": job["id"],
+            "name": job["name"],
+            "optimizer": job["spec"]["optimizer"]["kind"],
+            "points": one.points,
+            "best": max(one.points, key=lambda point: point[1]),
+            "last": one.points[-1],
+        }
+        for job, one in series
+    ]
+    title = f"{split} AUC per epoch on {dataset}: " + ", ".join(
+        f"{line['name']} ends at {line['last'][1]:.4f}" for line in lines
+    )
+    epochs = sorted({epoch for line in lines for epoch, _ in line["points"]})
+    svg = line_chart([one for _, one in series], title)
+    return {"dataset": dataset, "split": split, "svg": svg, "lines": lines, "epochs": epochs}
+
+
+async def _schedules(connection: AsyncConnection, tenant: str) -> list[dict[str, Any]]:
+    own = sa.select(tables.schedule).where(tables.schedule.c.tenant == tenant)
+    rows, _ = await pagination.by_name(connection, own, tables.schedule.c.name, 100, None)
+    table, found = tables.firing, []
+    for row in rows:
+        latest = sa.select(table).where(table.c.schedule_id == row["id"]).order_by(table.c.fire_at_utc.desc()).limit(1)
+        firing = (await connection.execute(latest)).mappings().first()
+        last = None if firing is None else schedule_records.firing_view(dict(firing), row["name"])
+        found.append({**schedule_records.view(row), "last": last})
+    return found
+
+
+def _collections(store: Any) -> list[dict[str, Any]]:
+    found = []
+    for name in store.collections():
+        collection = store.collection(name)
+        versions = collection.versions()[::-1][:NUM_VERSIONS]
+        found.append({**summary(collection), "versions": versions})
+    return found

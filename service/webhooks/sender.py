@@ -1,0 +1,166 @@
+"""The background task that makes webhook deliveries. Any number of processes may run it on one database.
+
+A delivery is taken under a lease (its next attempt is put off, in a transaction of its own), made without a
+transaction, and its outcome written if the lease is still the same: a process that dies in between costs one
+repetition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import orjson
+import sqlalchemy as sa
+
+from service.core import tables
+from service.core.database import Database
+from service.core.settings import Settings
+from service.core.task_health import Pulse
+from service.webhooks import webhook_records
+from service.webhooks.ssrf_guard import Network, TargetError, resolve
+
+log = logging.getLogger("evenkeel.webhooks")
+
+AT_ONCE = 20
+TIMEOUT_SECONDS = 10.0
+LEASE = datetime.timedelta(seconds=60)
+WAITS_SECONDS = (10, 60, 300, 1800, 7200, 18000, 36000, 50400)
+"""After each failed attempt; after the last of them, some 32 hours on, a delivery is given up."""
+SHOWN_BYTES = 300
+SWEEP_SECONDS = 3600.0
+GONE = 410
+
+OUTCOMES = ("delivered", "failed", "given_up")
+Count = Callable[[str], None]
+
+
+async def run(
+    database: Database,
+    settings: Settings,
+    pulse: Pulse,
+    count: Count = lambda outcome: None,
+    on_error: Callable[[], None] = lambda: None,
+) -> None:
+    """Looks every ``settings.webhook_seconds`` until cancelled. ``count`` is told of each attempt which of
+    :data:`OUTCOMES` it had. A failed look is tried again; ``pulse`` tells of it."""
+    swept = -SWEEP_SECONDS
+    while True:
+        try:
+            while await deliver_due(database, settings.target_networks, count):
+                pass
+            if time.monotonic() - swept > SWEEP_SECONDS:
+                async with database.write() as connection:
+                    await webhook_records.forget_old(connection, tables.now())
+                swept = time.monotonic()
+            pulse.good()
+        except Exception as error:
+            on_error()
+            pulse.failed(error)
+        await asyncio.sleep(settings.webhook_seconds)
+
+
+async def deliver_due(database: Database, allowed: Sequence[Network], count: Count = lambda outcome: None) -> int:
+    """One batch of what is due, at once; how many attempts were made."""
+    taken = await _take(database)
+    if taken:
+        limits = httpx.Timeout(TIMEOUT_SECONDS)
+        async with httpx.AsyncClient(timeout=limits, follow_redirects=False, trust_env=False) as client:
+            await asyncio.gather(*(_deliver(database, client, row, allowed, count) for row in taken))
+    return len(taken)
+
+
+async def _take(database: Database) -> list[dict[str, Any]]:
+    now = tables.now()
+    table, hook = tables.webhook_delivery, tables.webhook
+    due = sa.and_(table.c.next_at <= now, hook.c.paused.is_(False))
+    async with database.read() as connection:
+        if await connection.scalar(sa.select(table.c.id).join(hook).where(due).limit(1)) is None:
+            return []
+    columns = (table, hook.c.url, hook.c.secret)
+    query = sa.select(*columns).join(hook).where(due).order_by(table.c.next_at).limit(AT_ONCE)
+    async with database.write() as connection:
+        query = query.with_for_update(of=table, skip_locked=True)
+        rows = [dict(row) for row in (await connection.execute(query)).mappings()]
+        for row in rows:
+            row["attempt"] += 1
+            row["next_at"] = now + LEASE
+            values = {name: row[name] for name in ("attempt", "next_at")}
+            await connection.execute(table.update().where(table.c.id == row["id"]).values(values))
+    return rows
+
+
+async def _deliver(
+    database: Database, client: httpx.AsyncClient, row: dict[str, Any], allowed: Sequence[Network], count: Count
+) -> None:
+    status, error = await _post(client, row, allowed)
+    now = tables.now()
+    table = tables.webhook_delivery
+    values: dict[str, Any] = {"status": status, "error": error, "next_at": None}
+    if error is None:
+        outcome = "delivered"
+        values["delivered_at"] = now
+    elif row["attempt"] > len(WAITS_SECONDS) or status == GONE:
+        outcome = "given_up"
+    else:
+        outcome = "failed"
+        values["next_at"] = now + datetime.timedelta(seconds=WAITS_SECONDS[row["attempt"] - 1])
+    if error is not None:
+        log.warning("webhook %s, delivery %s: %s (%s)", row["webhook_id"], row["id"], error, outcome)
+    count(outcome)
+    async with database.write() as connection:
+        if status == GONE:  # first, as whoever deletes a webhook takes it before its deliveries
+            hook = tables.webhook
+            reason = "its address answered 410 Gone"
+            await connection.execute(
+                hook.update().where(hook.c.id == row["webhook_id"]).values(paused=True, reason=reason)
+            )
+        # By the lease: attempts count from 1 again where someone asks for the delivery once more.
+        same = sa.and_(table.c.id == row["id"], table.c.next_at == row["next_at"])
+        await connection.execute(table.update().where(same).values(values))
+
+
+async def _post(
+    client: httpx.AsyncClient, row: dict[str, Any], allowed: Sequence[Network]
+) -> tuple[int | None, str | None]:
+    """(status of the answer, what was wrong). No more of the answer is read than is shown."""
+    body = orjson.dumps(row["payload"])
+    timestamp = int(time.time())
+    headers = {
+        "content-type": "application/json",
+        "user-agent": "Evenkeel",
+        "webhook-id": row["id"],
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": webhook_records.signature(row["secret"], row["id"], timestamp, body),
+    }
+    try:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            target = await resolve(row["url"], allowed)
+            async with client.stream(
+                "POST",
+                target.url,
+                content=body,
+                headers={**headers, **target.headers},
+                extensions=target.extensions,
+            ) as answer:
+                if answer.is_success:
+                    return answer.status_code, None
+                said = b""
+                async for part in answer.aiter_raw():
+                    said += part
+                    if len(said) >= SHOWN_BYTES:
+                        break
+    except TargetError as error:
+        return None, str(error)
+    except TimeoutError:
+        return None, f"no answer within {TIMEOUT_SECONDS:g} s"
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        return None, f"{type(error).__name__}: {error}"
+    shown = said[:SHOWN_BYTES].decode("utf-8", "replace")
+    shown = "".join(character if character.isprintable() else " " for character in shown).strip()
+    return answer.status_code, f"answered {answer.status_code}" + (f": {shown}" if shown else "")

@@ -1,0 +1,175 @@
+"""Webhooks: who is told of which events, and the deliveries that are owed. :mod:`service.webhooks.sender` makes them.
+
+A delivery is written in the transaction of what it tells of, so nothing that happened is left untold and nothing is
+told that did not happen, whoever is killed when. It is made at least once; its id stays, so a receiver can tell
+a repetition. Signed as `Standard Webhooks <https://www.standardwebhooks.com>`_ say, for which receivers have libraries.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import secrets
+from typing import Annotated, Any, Literal, get_args
+
+import sqlalchemy as sa
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import to_jsonable_python
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.core import tables
+from service.core.database import Database
+from service.core.errors import Problem, not_found
+from service.webhooks.ssrf_guard import TargetError, check_url
+
+Row = dict[str, Any]
+Event = Literal[
+    "job.succeeded", "job.failed", "job.cancelled",
+    "publication.published", "publication.held",
+    "schedule.missed", "schedule.skipped", "schedule.failed",
+    "ping",
+]  # fmt: skip
+EVENTS: tuple[str, ...] = get_args(Event)
+SECRET_PREFIX = "whsec_"
+MAX_WEBHOOKS = 50
+"""Of a tenant: each event is written once for every one."""
+KEPT = datetime.timedelta(days=30)
+
+
+def _checked(url: str) -> str:
+    try:
+        check_url(url)
+    except TargetError as error:
+        raise ValueError(str(error)) from None
+    return url
+
+
+Url = Annotated[str, AfterValidator(_checked)]
+Events = Annotated[list[Event], Field(min_length=1, max_length=len(EVENTS))]
+
+
+class WebhookSpec(BaseModel):
+    """A webhook as sent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Url = Field(examples=["https://ops.example.com/evenkeel"])
+    events: Events = Field(default=["job.failed", "publication.held", "schedule.missed"])
+
+
+class WebhookPatch(BaseModel):
+    """The fields to change."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Url = ""
+    events: Events = []
+    paused: bool = False
+
+
+async def create(database: Database, connection: AsyncConnection, tenant: str, spec: WebhookSpec) -> Row:
+    """The row, with the secret. Raises 409 where the tenant has too many."""
+    table = tables.webhook
+    await database.exclusive(connection, f"webhooks {tenant}")  # else two would count the same
+    count = await connection.scalar(sa.select(sa.func.count()).select_from(table).where(table.c.tenant == tenant))
+    if (count or 0) >= MAX_WEBHOOKS:
+        raise Problem(409, "too-many-webhooks", f"There are {count} webhooks already: delete one that nobody reads.")
+    row: Row = {
+        "id": tables.new_id("webhook"),
+        "tenant": tenant,
+        "url": spec.url,
+        "events": list(dict.fromkeys(spec.events)),
+        "secret": SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode(),
+        "paused": False,
+        "reason": None,
+        "created_at": tables.now(),
+    }
+    await connection.execute(table.insert().values(row))
+    return row
+
+
+async def get(connection: AsyncConnection, tenant: str, webhook_id: str) -> Row:
+    """Raises 404, also for another tenant's."""
+    table = tables.webhook
+    mine = sa.and_(table.c.id == webhook_id, table.c.tenant == tenant)
+    row = (await connection.execute(sa.select(table).where(mine).with_for_update())).mappings().first()
+    if row is None:
+        raise not_found("webhook", webhook_id)
+    return dict(row)
+
+
+async def change(connection: AsyncConnection, tenant: str, webhook_id: str, patch: WebhookPatch) -> Row:
+    """Applies the fields that were sent. One that goes on after a pause is not told what it missed."""
+    row = await get(connection, tenant, webhook_id)
+    values = patch.model_dump(exclude_unset=True)
+    if "paused" in values:
+        values["reason"] = None
+    if values:
+        await connection.execute(tables.webhook.update().where(tables.webhook.c.id == webhook_id).values(values))
+    return row | values
+
+
+async def delete(connection: AsyncConnection, tenant: str, webhook_id: str) -> None:
+    """With its deliveries; what is owed is not made any more."""
+    await get(connection, tenant, webhook_id)
+    await connection.execute(tables.webhook.delete().where(tables.webhook.c.id == webhook_id))
+
+
+async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Row) -> None:
+    """Owes ``event`` to every webhook of the tenant that asked for it. In the transaction of what happened."""
+    table = tables.webhook
+    query = sa.select(table.c.id, table.c.events).where(table.c.tenant == tenant, table.c.paused.is_(False))
+    # One that is being deleted is waited for: a delivery to it would fail the transaction.
+    for found in (await connection.execute(query.with_for_update(read=True, key_share=True))).mappings().all():
+        if event in found["events"]:
+            await owe(connection, found["id"], event, data)
+
+
+async def owe(connection: AsyncConnection, webhook_id: str, event: Event, data: Row) -> Row:
+    """One delivery, due at once."""
+    now = tables.now()
+    # Instants as the API's answers have them.
+    payload = to_jsonable_python({"type": event, "timestamp": now, "data": data})
+    row: Row = {
+        "id": tables.new_id("delivery"),
+        "webhook_id": webhook_id,
+        "event": event,
+        "payload": payload,
+        "created_at": now,
+        "attempt": 0,
+        "next_at": now,
+        "delivered_at": None,
+        "status": None,
+        "error": None,
+    }
+    await connection.execute(tables.webhook_delivery.insert().values(row))
+    return row
+
+
+async def redeliver(connection: AsyncConnection, tenant: str, webhook_id: str, delivery_id: str) -> Row:
+    """Makes a delivery once more, whatever became of it, under the same id. Raises 404."""
+    await get(connection, tenant, webhook_id)
+    table = tables.webhook_delivery
+    this = sa.and_(table.c.id == delivery_id, table.c.webhook_id == webhook_id)
+    row = (await connection.execute(sa.select(table).where(this).with_for_update())).mappings().first()
+    if row is None:
+        raise not_found("delivery", delivery_id)
+    values = {"next_at": tables.now(), "attempt": 0}
+    await connection.execute(table.update().where(this).values(values))
+    return {**row, **values}
+
+
+async def forget_old(connection: AsyncConnection, now: datetime.datetime) -> int:
+    """Removes deliveries older than :data:`KEPT` that nothing more will become of."""
+    table = tables.webhook_delivery
+    old = sa.and_(table.c.created_at < now - KEPT, table.c.next_at.is_(None))
+    return (await connection.execute(table.delete().where(old))).rowcount
+
+
+def signature(secret: str, delivery_id: str, timestamp: int, body: bytes) -> str:
+    """The header ``webhook-signature``: ``v1,`` and the base64 of HMAC-SHA256 over ``id.timestamp.body``."""
+    key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
+    signed = f"{delivery_id}.{timestamp}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()

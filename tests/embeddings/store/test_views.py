@@ -1,0 +1,156 @@
+"""Views in the embedded store: where materialized rows lie, damage to them, and changes by another process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embeddings.store import Collection, UnknownView, open_store
+from embeddings.store.views import define_view
+from embeddings.vectors.item_vectors import ItemVectors
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Collection:
+    return open_store(tmp_path / "store").collection("items")
+
+
+def publish(collection: Collection, num_items: int = 20, dim: int = 4, seed: int = 0) -> str:
+    vectors = np.random.default_rng(seed).standard_normal((num_items, dim)).astype(np.float32)
+    parent = collection.current()
+    version = collection.write(ItemVectors(np.arange(num_items), vectors), parent=parent)
+    collection.publish(version, parent)
+    return version
+
+
+def rows_file(collection: Collection, version: str, name: str = "v") -> Path:
+    return collection.directory / "versions" / version / f"view-{name}.arrow"
+
+
+def test_rows_lie_beside_the_version_and_are_what_is_served(collection: Collection) -> None:
+    before = publish(collection)
+    collection.create_view("v", materialized=True)
+    collection.create_view("raw", kind="identity", materialized=True)
+    version = publish(collection)
+    assert not rows_file(collection, before).exists()
+    assert not rows_file(collection, version, "raw").exists()
+    names = {file["name"] for file in collection.manifest(version)["files"]}
+    assert {"view-v.arrow", "frequencies-v.arrow"} <= names
+    # Stored rows are read: the view's own map is asked for nothing.
+    collection._views.features = None  # type: ignore[assignment, method-assign]
+    status, phi = collection.view_lookup("v", [3, 99])
+    assert status.tolist() == [1, 0]
+    assert phi.shape == (2, 8)
+    assert phi[0].any()
+    np.testing.assert_array_equal(collection.view_lookup("raw", [3])[1], collection.open().lookup([3])[1])
+
+
+def test_what_is_mapped_is_what_has_been_looked_up(tmp_path: Path, collection: Collection) -> None:
+    """Nothing is left to open, to check or to read of a view, in this process."""
+    publish(collection)
+    collection.create_view("stored", materialized=True)
+    collection.create_view("computed", seed=1)
+    collection.create_view("raw", kind="identity")
+    version = publish(collection)
+    reading = open_store(tmp_path / "store").collection("items")
+    views = ["stored", "computed", "raw"]
+    assert [reading.mapped(view) for view in (*views, "nothing")] == [None] * 4
+    reading.open()
+    assert [reading.mapped(view) is not None for view in (*views, "nothing")] == [False, False, True, False]
+    for number, view in enumerate(views):
+        reading.view_lookup(view, [3])
+        assert [reading.mapped(other) is not None for other in views[: number + 1]] == [True] * (number + 1)
+        assert reading.mapped(view, version) == reading.mapped(view)
+        if view == "stored":
+            assert reading.mapped("computed") is None
+    assert reading.mapped("stored", "v000001") is None
+    collection.erase([19], "asked for")
+    assert [reading.mapped(view) for view in views] == [None] * 3
+    publish(collection, num_items=19, seed=4)
+    assert [reading.mapped(view) for view in views] == [None] * 3
+
+
+def test_expired_rows_are_removed(collection: Collection) -> None:
+    publish(collection)
+    collection.create_view("v", materialized=True)
+    versions = [publish(collection, seed=seed) for seed in range(3)]
+    assert collection.retain(1)
+    assert [rows_file(collection, version).exists() for version in versions] == [False, False, True]
+
+
+def test_rows_with_a_flipped_bit_are_not_served(collection: Collection, caplog: pytest.LogCaptureFixture) -> None:
+    publish(collection)
+    collection.create_view("v", materialized=True)
+    version = publish(collection)
+    file = rows_file(collection, version)
+    whole = collection.view_lookup("v", [1, 2])[1].copy()
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    file.unlink()
+    file.write_bytes(damaged)
+    again = open_store(collection.directory.parent.parent).collection("items")
+    for _ in range(2):
+        np.testing.assert_allclose(again.view_lookup("v", [1, 2])[1], whole, atol=1e-6)
+    alerts = [record.getMessage() for record in caplog.records]
+    assert len(alerts) == 1
+    assert str(file) in alerts[0]
+    assert "computed from the version's vectors" in alerts[0]
+    # Restored, with rows that can be told from computed ones: they are served without a restart.
+    damaged[len(damaged) // 2] ^= 1
+    file.unlink()
+    file.write_bytes(damaged)
+    again.view_lookup("v", [1, 2])
+    assert again._views._stored.keys() == {file}
+    np.testing.assert_array_equal(again.view_lookup("v", [1, 2])[1], whole)
+
+
+def test_rows_of_another_shape_are_not_served(collection: Collection, caplog: pytest.LogCaptureFixture) -> None:
+    publish(collection)
+    collection.create_view("v", materialized=True)
+    version = publish(collection)
+    collection._stored_manifest(version)["rows"] = 19
+    assert collection.view_lookup("v", [1])[1].any()
+    assert "holds rows of shape (20, 8)" in caplog.text
+
+
+def test_erased_rows_are_in_no_materialized_view(collection: Collection) -> None:
+    publish(collection)
+    collection.create_view("v", materialized=True)
+    version = publish(collection)
+    other = open_store(collection.directory.parent.parent).collection("items")
+    before = [one.view_lookup("v", [3, 4])[1].copy() for one in (collection, other)]
+    collection.erase([3], "asked for")
+    assert not rows_file(collection, version).exists()
+    for one, rows in zip((collection, other), before, strict=True):
+        status, phi = one.view_lookup("v", [3, 4])
+        assert status.tolist() == [0, 1]
+        assert not phi[0].any()
+        np.testing.assert_allclose(phi[1], rows[1], atol=1e-6)
+        assert not one._views._stored
+    assert collection.view_lookup("v", [4])[1].any()
+
+
+def test_what_another_process_does_to_a_view_is_seen(collection: Collection) -> None:
+    publish(collection)
+    other = open_store(collection.directory.parent.parent).collection("items")
+    collection.create_view("v")
+    assert other.view("v")["materialized"] is False
+    collection.create_view("v", materialized=True)
+    assert other.view("v")["materialized"] is True
+    collection.delete_view("v")
+    with pytest.raises(UnknownView):
+        other.view("v")
+    collection.create_view("v", seed=3)
+    assert other.view("v")["seed"] == 3
+
+
+def test_a_small_view_is_created_in_silence(collection: Collection) -> None:
+    """The warning that it loses directions is for its maker to read (embeddings.rff.advice), not for a server's log."""
+    publish(collection)
+    assert collection.create_view("small", dim=2)["dim"] == 2
+
+
+def test_an_identity_view_has_no_parameters() -> None:
+    assert define_view("raw", 4, kind="identity")["sigma"] is None

@@ -1,0 +1,74 @@
+"""Datasets in object storage: under the roots that the operator names, nowhere else, whatever a uri looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+
+from service.core.errors import Problem
+from service.core.settings import Settings
+from service.datasets import paths, registry
+from tests.contracts import store_servers
+from trainer.spec import parse_dataset
+
+ROOTS = Settings(object_roots=("s3://rows/own/", "s3://whole"))
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://rows/other/a.parquet", "s3://rows/own2/a", "s3://rows", "s3://else/a", "s3://rows/own/../other/a",
+        "s3://rows/./own/a", "s3://rows//own/a", "s3://key:secret@rows/own/a", "s3://rows/own/a?region=x", "s3://",
+        "s3://rows/own/%2e%2e/a", "S3://rows/own/a",
+    ],
+)  # fmt: skip
+def test_what_lies_elsewhere_is_refused_without_a_look(uri: str) -> None:
+    """No credentials and no server are there: a look would fail otherwise."""
+    with pytest.raises(Problem) as raised:
+        paths.allowed_uri(ROOTS, uri, "uri")
+    assert raised.value.status == 422
+    assert "secret" not in str(raised.value)
+
+
+def test_roots_come_from_the_environment_and_are_of_one_tenant() -> None:
+    found = Settings.from_environment(
+        {"EVENKEEL_DATA_ROOTS": "s3://rows/own:/data:s3://whole", "EVENKEEL_TENANT_DATA_ROOTS": "a=s3://rows/a:b=/b"}
+    )
+    assert found.object_roots == ("s3://rows/own", "s3://whole")
+    assert found.data_roots == (Path("/data"),)
+    assert found.for_tenant("a").object_roots == ("s3://rows/a",)
+    assert found.for_tenant("a").data_roots == ()
+    assert found.for_tenant("b").object_roots == ()
+    assert Settings.from_environment({}).object_roots == ()
+
+
+@pytest.mark.process
+def test_a_dataset_below_a_root_is_taken_with_what_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"user": [1, 2], "item": [1, 2], "click": [0, 1]}), tmp_path / "rows.parquet")
+    pq.write_table(pa.table({"item": [1, 2], "brand": [3, 4]}), tmp_path / "brands.parquet")
+    for name, value in store_servers.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    brand = {"type": "id", "join": {"uri": "brands.parquet", "on": "item", "column": "brand"}}
+    described = {
+        "name": "d", "uri": "s3://rows/own/rows.parquet", "label": {"column": "click"},
+        "features": {"user": {"type": "id"}, "item": {"type": "id"}, "brand": brand},
+    }  # fmt: skip
+    with store_servers.s3_server("rows") as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
+        files = pafs.S3FileSystem(endpoint_override=address, scheme="http")
+        pafs.copy_files(str(tmp_path), "rows/own", destination_filesystem=files)
+        found = registry.check_files(ROOTS, parse_dataset(described))
+        assert found.features["brand"].join is not None
+        assert found.features["brand"].join.uri == "s3://rows/own/brands.parquet"
+        described["label"] = {"column": "clicked"}
+        with pytest.raises(Problem, match="no column 'clicked'"):
+            registry.check_files(ROOTS, parse_dataset(described))
+        described["uri"] = "s3://rows/own/nothing.parquet"
+        with pytest.raises(Problem, match="no such file"):
+            registry.check_files(ROOTS, parse_dataset(described))

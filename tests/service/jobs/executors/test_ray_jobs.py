@@ -1,0 +1,206 @@
+"""Training jobs through the REST API on a real Ray cluster: published, though the service or the head is killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from service.jobs import run_events
+from tests.free_ports import free_port
+from tests.ray_cluster import Cluster
+from tests.service.serving import serving
+from trainer.runs import run_process
+from trainer.spec import parse_job
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def until(look: Callable[[], Any], what: Callable[[], object] = lambda: "", seconds: float = 600.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := look()):
+        assert time.monotonic() < deadline, f"nothing came within {seconds} s: {what()}"
+        time.sleep(0.2)
+    return value
+
+
+class Service:
+    """A service process whose runs are jobs of ``cluster``; killed and started again on one port."""
+
+    def __init__(self, folder: Path, cluster: Any, **more: str):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.folder = folder
+        self.environment = {
+            "EVENKEEL_EXECUTOR": "ray_jobs",
+            "EVENKEEL_RAY_ADDRESS": cluster.dashboard,
+            "EVENKEEL_UNANSWERED_SECONDS": "1",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": cluster.token,
+            **more,
+        }
+        if "EVENKEEL_CLUSTER_RUNS" in more:
+            self.environment["EVENKEEL_INTERNAL_URL"] = self.url
+        self.client = httpx.Client(base_url=self.url, timeout=300)
+        self._serving: Any = None
+
+    def start(self) -> None:
+        self._serving = serving(
+            self.folder, "all", "--port", str(self.port), log=self.folder / "service.log", **self.environment
+        )
+        self.served = self._serving.__enter__()
+        self.client.headers["Authorization"] = f"Bearer {self.served.key}"
+
+    def kill(self) -> None:
+        self.served.process.kill()
+        self.served.process.stdout.close()
+        with pytest.raises(AssertionError):  # it asks for an orderly end
+            self._serving.__exit__(None, None, None)
+        self._serving = None
+
+    def stop(self) -> None:
+        if self._serving is not None:
+            self._serving.__exit__(None, None, None)
+        self.client.close()
+
+    def register(self) -> None:
+        rng = np.random.default_rng(0)
+        user, item = rng.integers(0, 60, 3000), (rng.random(3000) ** 2 * 120).astype(np.int64)
+        click = (rng.random(3000) < np.array([0.05, 0.4, 0.95])[item % 3]).astype(np.int64)
+        path = self.folder / "data" / "clicks.parquet"
+        pq.write_table(pa.table({"user": user, "item": item, "click": click}), path)
+        features = {"user": {"type": "id"}, "item": {"type": "id"}}
+        body = {"name": "clicks", "uri": str(path), "features": features, "label": {"column": "click"}}
+        assert self.client.post("/v1/datasets", json=body).status_code == 201
+
+    def submit(self, **changes: Any) -> str:
+        body = {
+            "name": "small",
+            "dataset": {"name": "clicks"},
+            "model": {"kind": "two_tower", "embedding_dim": 4, "hidden": [8]},
+            "optimizer": {"kind": "adam_ar", "learning_rate": 0.1, "alpha": 0.003},
+            "batch_size": 96,
+            "checkpoint": {"every_steps": 25},
+            "resources": {"num_workers": 2, "cpus_per_worker": 1},
+            "publish": {"collection": "items", "feature": "item", "gate": {"mode": "off"}},
+            **changes,
+        }
+        parse_job(body)
+        answer = self.client.post("/v1/jobs", json=body)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return dict(self.client.get(f"/v1/jobs/{job_id}").json())
+
+    def log(self, job_id: str) -> str:
+        return self.client.get(f"/v1/jobs/{job_id}/logs").text
+
+    def wait(self, job_id: str, look: Callable[[dict[str, Any]], Any], ended: bool = False) -> dict[str, Any]:
+        def once() -> Any:
+            job = self.job(job_id)
+            assert ended or job["state"] not in ("succeeded", "failed", "cancelled"), (job, self.log(job_id)[-5000:])
+            return job if look(job) else None
+
+        def told() -> tuple[Any, str, str]:
+            service_log = (self.folder / "service.log").read_text()[-3000:]
+            return self.job(job_id), self.log(job_id)[-5000:], service_log
+
+        return dict(until(once, told))
+
+    def ended(self, job_id: str) -> dict[str, Any]:
+        return self.wait(job_id, lambda job: job["state"] in ("succeeded", "failed", "cancelled"), ended=True)
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    return run_process.processes(directory)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    services: list[Service] = []
+
+    def start(cluster: Any, **more: str) -> Service:
+        service = Service(tmp_path, cluster, **more)
+        services.append(service)
+        service.start()
+        service.register()
+        return service
+
+    yield start
+    for service in services:
+        service.stop()
+
+
+def test_a_job_is_published_and_another_is_cancelled(ray_cluster: Any, started: Any) -> None:
+    """The run directories are shared; the service is killed while the first one trains."""
+    service = started(ray_cluster)
+    job_id = service.submit(epochs=20)
+    service.wait(job_id, lambda job: job["metrics"], ended=True)
+    service.kill()
+    service.start()
+    done = service.ended(job_id)
+    assert (done["state"], done["attempt"], done["error"]) == ("succeeded", 1, None), service.log(job_id)
+    assert done["publication"]["status"] == "published"
+    epochs = [one["epoch"] for one in done["metrics"] if one["split"] == "train"]
+    assert epochs == list(range(1, 21))
+    log = service.log(job_id)
+    assert log.count(f"Running entrypoint for job {job_id}-1") == 1
+    assert "epoch 20" in log
+    answer = service.client.post("/v1/collections/items/vectors", json={"ids": [1, 2]})
+    assert answer.status_code == 200
+    assert {item["status"] for item in answer.json()["items"]} == {"found"}
+
+    long = service.submit(epochs=1000)
+    service.wait(long, lambda job: job["metrics"])
+    assert service.client.post(f"/v1/jobs/{long}/cancel").status_code == 202
+    assert service.ended(long)["state"] == "cancelled"
+    events = (service.served.settings.run_dir(long) / "events.jsonl").read_text()
+    assert '"state":"cancelled"' in events, "it had the time to write its checkpoint"
+    until(lambda: processes_of(service.served.settings.run_dir(long)) == [])
+
+
+def test_runs_of_a_cluster_that_shares_nothing_report_and_outlive_its_head(started: Any, tmp_path: Path) -> None:
+    """Events come over HTTP; the service and then the cluster's head are killed; the retry goes on on a new head."""
+    cluster = Cluster()
+    try:
+        cluster.start_head()
+        cluster.start_node()
+        there = tmp_path / "there"
+        service = started(cluster, EVENKEEL_CLUSTER_RUNS=str(there))
+        # Half a minute of steps on two free cores: the head is to be killed within them.
+        long = {"epochs": 250, "batch_size": 48, "checkpoint": {"every_steps": 100}}
+        job_id = service.submit(**long, resources={"num_workers": 1})
+        before = service.wait(job_id, lambda job: job["metrics"])
+        service.kill()
+        service.start()
+        service.wait(job_id, lambda job: len(job["metrics"]) > len(before["metrics"]))
+        here = service.served.settings.run_dir(job_id)
+        assert not (here / "checkpoints").exists()
+        assert (there / job_id / "checkpoints").exists()
+
+        cluster.kill_head()
+        # The dashboard is away: the job keeps its place and says so.
+        job = service.wait(job_id, lambda job: "has not answered since" in (job["reason"] or ""))
+        assert (job["state"], job["attempt"]) == ("running", 1)
+        until(lambda: processes_of(there / job_id) == [])
+
+        cluster.start_head(num_cpus=2)
+        done = service.ended(job_id)
+        assert (done["state"], done["attempt"]) == ("succeeded", 2), service.log(job_id)
+        assert done["publication"]["status"] == "published"
+        epochs = [one["epoch"] for one in done["metrics"] if one["split"] == "train"]
+        assert epochs == list(range(1, 251))
+        # Ranks that have lost their head train on until they notice it: perhaps to the last step, but not beyond.
+        assert "resuming after step" in service.log(job_id)
+        assert run_events.read_exit(here, 2) == run_events.read_exit(there / job_id, 2)
+    finally:
+        cluster.stop()

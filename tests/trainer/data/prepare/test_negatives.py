@@ -1,0 +1,147 @@
+"""Negatives: never an item the user had, uniform over the rest, a function of the row and not of how it was read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.data.columns.dynamic_ids import IdMap
+from trainer.data.columns.hashing import random_words
+from trainer.data.errors import DataError
+from trainer.data.prepare import examples as rows_module
+from trainer.data.prepare.negatives import SeenItems
+from trainer.data.prepare.preparation import prepare
+from trainer.data.sources import source as source_module
+
+NEGATIVES = {"negatives": {"per_positive": 2, "of": "item", "seed": 5}}
+
+
+@given(st.data(), st.integers(1, 12), st.integers(1, 6))
+def test_draws_are_never_seen_items_and_reach_every_other(data, num_items, num_users):
+    pairs = data.draw(st.lists(st.tuples(st.integers(0, num_users - 1), st.integers(0, num_items - 1)), max_size=40))
+    users, items = (np.array([pair[i] for pair in pairs], dtype=np.int64) for i in range(2))
+    seen = SeenItems.from_pairs(users, items, num_users, num_items)
+    for user in range(num_users):
+        had = {item for u, item in pairs if u == user}
+        draws = seen.draw(np.full(600, user), random_words(user, np.arange(600)))
+        assert seen.num_unseen(np.array([user]))[0] == num_items - len(had)
+        expected = set(range(num_items)) - had or set(range(num_items))
+        # 600 draws over at most 12 items: missing one of them has probability below 12 * exp(-50).
+        assert set(draws.tolist()) == expected
+
+
+def test_draws_are_uniform_over_the_unseen():
+    seen = SeenItems.from_pairs(np.zeros(3, np.int64), np.array([1, 2, 7]), 1, 10)
+    draws = seen.draw(np.zeros(70_000, np.int64), random_words(3, np.arange(70_000)))
+    shares = np.bincount(draws, minlength=10) / 70_000
+    # Binomial with p = 1/7: 5 standard deviations are .0066.
+    assert np.abs(shares[[0, 3, 4, 5, 6, 8, 9]] - 1 / 7).max() < 0.0066
+
+
+def examples(data, read_split):
+    return [
+        (row["user"], row["item"], row["label"], split)
+        for split in ("train", "validation", "test")
+        for row in read_split(data, split).to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("split", ["random", "per_user_last"])
+def test_label_negatives(split, clicks, dataset_spec, job_spec, read_split, tmp_path):
+    table = clicks(300, users=12)
+    dataset = dataset_spec(table, label=NEGATIVES, order="ts")
+    # The unknown row hides an id: with a split by row no item is out of the training vocabulary for certain.
+    data = prepare(dataset, job_spec(evaluation={"split": {"kind": split}}), tmp_path / "data")
+    positives = {(row["user"], row["item"]) for row in table.to_pylist()}
+    found = examples(data, read_split)
+    assert len(found) == 3 * 300
+    assert sum(label for _, _, label, _ in found) == 300
+    for user, item, label, _ in found:
+        if user is not None and item is not None:
+            assert ((user, item) in positives) == bool(label)
+
+
+def test_negatives_do_not_depend_on_chunks(clicks, dataset_spec, job_spec, read_split, tmp_path, monkeypatch):
+    dataset, job = dataset_spec(clicks(300), label=NEGATIVES), job_spec()
+    whole = examples(prepare(dataset, job, tmp_path / "whole"), read_split)
+    monkeypatch.setattr(source_module.Source.stream, "__defaults__", (7,))
+    monkeypatch.setattr(rows_module, "CHUNK_ROWS", 13)
+    assert examples(prepare(dataset, job, tmp_path / "chunks"), read_split) == whole
+    other = dataset_spec(clicks(300), label={"negatives": {"per_positive": 2, "of": "item", "seed": 6}})
+    assert examples(prepare(other, job, tmp_path / "other"), read_split) != whole
+
+
+def test_a_user_who_had_every_item_is_an_error(clicks, dataset_spec, job_spec, tmp_path):
+    dataset = dataset_spec(clicks(400, users=1, items=3), label=NEGATIVES)
+    with pytest.raises(DataError, match=r"user 3 had every one of the 3 items.*leave such users out"):
+        prepare(dataset, job_spec(), tmp_path / "data")
+
+
+def test_bpr_draws_fresh_negatives_each_epoch(clicks, dataset_spec, job_spec, tmp_path):
+    table = clicks(500, users=20, items=30)
+    data = prepare(dataset_spec(table), job_spec(model={"kind": "bpr"}), tmp_path / "data")
+    assert [key.name for key in data.keys] == ["user", "item", "item__negative"]
+    assert data.tables["item"].features == ("item", "item__negative")
+    assert np.asarray(data.labels("train")).all()
+    train = {}  # the items of the training split's rows, clicked or not, as raw ids
+    users, items = data.vocabulary("user").to_pylist(), data.vocabulary("item").to_pylist()
+    held = set()
+    for split in ("validation", "test"):
+        rows = [np.asarray(data.column(split, key)) for key in data.keys[:2]]
+        held |= {(u, i) for u, i in zip(*rows, strict=True)}
+    for row in table.to_pylist():
+        if row["user"] in users and row["item"] in items:
+            pair = (users.index(row["user"]) + 2, items.index(row["item"]) + 2)
+            if pair not in held:
+                train.setdefault(pair[0], set()).add(pair[1])
+    drawn = []
+    for epoch in range(2):
+        negatives = []
+        for batch in data.train_batches(epoch):
+            user, item, negative = (batch.features[key.name].values().tolist() for key in data.keys)
+            for u, i, n in zip(user, item, negative, strict=True):
+                assert i in train[u]
+                assert n not in train[u]
+                assert n >= 2
+            negatives += negative
+        drawn.append(negatives)
+    assert drawn[0] != drawn[1]
+    batch = next(iter(data.eval_batches("test")))
+    assert batch.features.keys() == ["user", "item", "item__negative"]
+    assert batch.features["item__negative"].lengths().sum() == 0
+    assert set(batch.labels.tolist()) == {0.0, 1.0}
+
+
+def test_bpr_samples_draw_independently(clicks, dataset_spec, job_spec, tmp_path):
+    """At one place of two batches, on two ranks or in two epochs: no more alike than by chance."""
+    data = prepare(
+        dataset_spec(clicks(3000, items=2000)), job_spec(model={"kind": "bpr"}, batch_size=400), tmp_path / "d"
+    )
+
+    def drawn(epoch, step, rank=0, world_size=1):
+        batch = next(iter(data.train_batches(epoch, step, rank, world_size)))
+        return batch.features["item__negative"].values().numpy()
+
+    pairs = [(drawn(0, 0), drawn(0, 1)), (drawn(0, 0), drawn(1, 0)), (drawn(0, 0, 0, 2), drawn(0, 0, 1, 2))]
+    for first, second in pairs:
+        # The correlation of 200 or 400 independent pairs has a standard deviation of at most .07.
+        assert abs(np.corrcoef(first, second)[0, 1]) < 0.3
+    assert np.array_equal(np.concatenate(pairs[2]), drawn(0, 0))
+
+
+def test_bpr_negatives_are_items_of_this_training(clicks, dataset_spec, job_spec, tmp_path):
+    """A row that only a warm start brought is not touched by negatives: its vector is carried, not trained."""
+    import pyarrow as pa
+
+    data = prepare(
+        dataset_spec(clicks(300)),
+        job_spec(model={"kind": "bpr"}),
+        tmp_path / "data",
+        base_vocabulary={"item": IdMap(pa.array(range(10_000, 10_500)))},
+    )
+    counts = data.row_counts("item")
+    assert (counts[2:502] == 0).all()
+    for batch in data.train_batches(0):
+        assert (counts[batch.features["item__negative"].values().numpy()] > 0).all()

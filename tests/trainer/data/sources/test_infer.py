@@ -1,0 +1,172 @@
+"""Manifests proposed from files, and the figures of a dataset."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from trainer.data.errors import DataError
+from trainer.data.sources.click_log import ClickLog, generate
+from trainer.data.sources.infer import as_yaml, infer, profile
+from trainer.spec import parse_dataset
+
+
+def write(tmp_path, name="Clicks 2026.parquet", **columns):
+    path = tmp_path / name
+    table = pa.table({key: pa.array(values) for key, values in columns.items()})
+    if path.suffix == ".csv":
+        pyarrow.csv.write_csv(table, path)
+    else:
+        pq.write_table(table, path)
+    return path
+
+
+def test_click_log_directory(tmp_path):
+    generate(ClickLog(num_rows=3000, num_days=3), tmp_path / "log")
+    assert infer(tmp_path / "log") == {
+        "name": "log",
+        "uri": str(tmp_path / "log"),
+        "features": {name: {"type": "id"} for name in ("user", "item", "query", "context", "cluster")},
+        "label": {"column": "click"},
+        "timestamp": "timestamp",
+        "partition": "date",
+    }
+
+
+@pytest.mark.parametrize("name", ["ratings.parquet", "ratings.csv"])
+def test_ratings(tmp_path, name):
+    generator = np.random.default_rng(0)
+    path = write(
+        tmp_path,
+        name,
+        userId=generator.integers(0, 9, 200),
+        movieId=[f"m{n}" for n in generator.integers(0, 30, 200)],
+        rating=generator.integers(1, 6, 200).astype(float),
+        timestamp=list(range(200)),
+        is_test=generator.integers(0, 2, 200) == 1,
+    )
+    found = infer(path)
+    assert found["features"] == {
+        "user": {"type": "id", "column": "userId"},
+        "item": {"type": "id", "column": "movieId"},
+    }
+    assert found["label"] == {"rule": "rating >= 4"}
+    assert found["timestamp"] == "timestamp"
+    assert found["name"] == "ratings"
+
+
+def test_implicit_feedback_gets_negatives(tmp_path):
+    path = write(tmp_path, user=[1, 1, 2], item=[3, 4, 3], pos=[0, 1, 0])
+    found = infer(path, name="mine")
+    assert found["name"] == "mine"
+    assert found["label"] == {"negatives": {"per_positive": 1, "of": "item"}}
+    assert found["order"] == "pos"
+
+
+def test_any_binary_column_is_the_last_resort(tmp_path):
+    found = infer(write(tmp_path, user=[1, 2, 3, 1], page=[5, 6, 7, 8], bounced=[0, 1, 0, 1]))
+    assert found["label"] == {"column": "bounced"}
+    assert set(found["features"]) == {"user", "page"}
+
+
+def test_what_is_no_feature_is_left_out(tmp_path):
+    rows = 50
+    path = write(
+        tmp_path,
+        user=list(range(rows)),
+        tags=[[n % 3] for n in range(rows)],
+        price=[n * 0.37 for n in range(rows)],
+        constant=[1] * rows,
+        review=["a long text of many words " * 5 + str(n) for n in range(rows)],
+        position=[None if n == 5 else n for n in range(rows)],
+        **{"app category": [n % 4 for n in range(rows)], "label": [n % 2 for n in range(rows)]},
+    )
+    found = infer(path)
+    assert found["features"] == {
+        "user": {"type": "id"},
+        "tags": {"type": "id_list"},
+        "app_category": {"type": "id", "column": "app category"},
+    }
+    assert "order" not in found  # its column has a null
+    assert found["name"] == "clicks-2026"
+
+
+def test_yaml_reads_back_as_the_same_spec(tmp_path):
+    generate(ClickLog(num_rows=3000, num_days=3), tmp_path / "log")
+    document = infer(tmp_path / "log")
+    text = as_yaml(document)
+    assert yaml.safe_load(text) == document
+    assert parse_dataset(yaml.safe_load(text)).label.column == "click"
+
+
+def test_nothing_to_learn_from(tmp_path):
+    path = write(tmp_path, price=[0.5, 1.5], weight=[1.0, 2.5])
+    with pytest.raises(DataError, match=r"shows no id-like column \(columns: price, weight\)"):
+        infer(path)
+    with pytest.raises(DataError, match="no 0/1 label, no rating, and no user and item"):
+        infer(write(tmp_path, "src.parquet", src=[1, 2, 3], dst=[2, 3, 1]))
+    with pytest.raises(DataError, match="has no rows"):
+        infer(write(tmp_path, "empty.parquet", user=pa.array([], pa.int64())))
+    with pytest.raises(DataError, match="no such file"):
+        infer(tmp_path / "absent.csv")
+
+
+def test_profile(tmp_path):
+    path = write(
+        tmp_path,
+        user=[1, 1, None, 2],
+        tags=["a|b", None, "b|c", ""],
+        rating=[5, 3, 4, 1],
+        when=pa.array([3, 1, 2, 9], pa.timestamp("s")),
+    )
+    spec = parse_dataset(
+        {
+            "name": "small",
+            "uri": str(path),
+            "features": {"user": {"type": "id"}, "tags": {"type": "id_list"}},
+            "label": {"rule": "rating >= 4"},
+            "timestamp": "when",
+        }
+    )
+    assert profile(spec) == {
+        "name": "small",
+        "rows": 4,
+        "files": 1,
+        "bytes": path.stat().st_size,
+        "label_rate": 0.5,
+        "order": {"column": "when", "min": "1970-01-01T00:00:01", "max": "1970-01-01T00:00:09"},
+        "features": {
+            "user": {"column": "user", "nulls": 1, "distinct": 2},
+            "tags": {"column": "tags", "nulls": 1, "distinct": 3},
+        },
+    }
+
+
+def test_profile_of_values_has_their_range(tmp_path):
+    path = write(tmp_path, user=[1, 2, 3], rating=[4.5, 1.0, 3.0])
+    spec = {"name": "rated", "uri": str(path), "features": {"user": {}}, "label": {"value": "rating"}}
+    found = profile(parse_dataset(spec))
+    assert found["label_values"] == {"nulls": 0, "bad": 0, "min": 1.0, "max": 4.5}
+    assert "label_rate" not in found
+
+
+@pytest.mark.process
+def test_no_torch():
+    code = "import sys, trainer.data.sources.infer, trainer.sizing.estimate, trainer.data.sources.click_log\n"
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.data
+def test_real_files(real_data):
+    assert infer(real_data / "epinions.parquet")["label"] == {"rule": "rating >= 4"}
+    assert set(infer(real_data / "epinions.parquet")["features"]) == {"user", "item", "category"}
+    assert infer(real_data / "ml1m.parquet")["order"] == "pos"  # timestamp is null for half of the users
+    assert infer(real_data / "ipinyou_deepctr.parquet")["label"] == {"column": "label"}

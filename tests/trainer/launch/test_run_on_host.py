@@ -1,0 +1,147 @@
+"""The detached run with ranks on this host, as the service starts it: killed in any way, it leaves no process and ends
+with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from trainer.checkpoint.format import Checkpoint, latest_valid
+from trainer.launch.driver import execute
+from trainer.launch.on_host import DEFAULT_NICENESS, NICENESS_VARIABLE, start_ranks
+from trainer.runs import run_process
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+TWO = {"num_workers": 2, "cpus_per_worker": 1}
+SPLIT = {"item": "row_wise", "user": "table_wise"}
+
+
+def wait_for(condition: Callable[[], object], directory: Path, seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline or (directory / run_process.EXIT_FILE).exists():
+            pytest.fail(f"not seen in time; the log:\n{(directory / run_process.LOG_FILE).read_text()[-6000:]}")
+        time.sleep(0.02)
+
+
+def wait_for_end(directory: Path, seconds: float = 300.0) -> dict:
+    deadline = time.monotonic() + seconds
+    while run_process.is_alive(directory):
+        assert time.monotonic() < deadline, (directory / run_process.LOG_FILE).read_text()[-6000:]
+        time.sleep(0.05)
+    return json.loads((directory / run_process.EXIT_FILE).read_text())
+
+
+def newest_step(folder: Path) -> int:
+    names = sorted(path.name for path in folder.glob("step-*"))
+    return int(names[-1].removeprefix("step-").split(".")[0]) if names else 0
+
+
+def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    found = dict(checkpoint.read_dense())
+    for table in checkpoint.tables:
+        weight, state = checkpoint.read_rows(table)
+        found |= {f"{table}.weight": weight, **{f"{table}.{key}": value for key, value in state.items()}}
+    return found
+
+
+def ranks_of(directory: Path) -> list[psutil.Process]:
+    found = [process for process in run_process.processes(directory) if process.name().startswith("evenkeel-rank")]
+    return sorted(found, key=lambda process: process.name())
+
+
+def start(run, standby) -> int:
+    (run.directory / run_process.EXIT_FILE).unlink(missing_ok=True)
+    return run_process.launch(run.directory, standby=standby)
+
+
+def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(make_run, small, tmp_path, standby):
+    uri = small.write_rows(tmp_path / "rare.parquet", num_items=3000)
+    settings = {"uri": uri, "checkpoint": {"every_steps": 7}, "resources": TWO, "sharding": SPLIT}
+    long = {"epochs": 1000}  # none ends before it is killed
+
+    # A rank is killed: the run says so, and that it is worth another try.
+    run = make_run("killed", **settings, **long)
+    start(run, standby)
+    wait_for(lambda: newest_step(run.checkpoints) > 0, run.directory)
+    ranks = ranks_of(run.directory)
+    assert [rank.name() for rank in ranks] == ["evenkeel-rank0", "evenkeel-rank1"]
+    ranks[-1].kill()
+    ended = wait_for_end(run.directory)
+    assert ended["code"] == run_process.EXIT_RETRYABLE
+    assert ended["error"]["code"] == "worker_died"
+    assert "SIGKILL" in ended["error"]["message"]
+    assert run_process.processes(run.directory) == []
+    assert list(run.directory.glob("ranks-*")) == []
+    first = latest_valid(run.checkpoints).step
+
+    # The driver, here a process that was not forked, is killed alone: its ranks go with it.
+    run = make_run("killed", attempt=2, **settings, **long)
+    pid = start(run, None)
+    wait_for(lambda: newest_step(run.checkpoints) > first, run.directory)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not run_process.processes(run.directory), run.directory)
+    second = latest_valid(run.checkpoints).step
+
+    # Everything is ended at once.
+    run = make_run("killed", attempt=3, **settings, **long)
+    start(run, standby)
+    wait_for(lambda: newest_step(run.checkpoints) > second, run.directory)
+    pids = [process.pid for process in run_process.processes(run.directory)]
+    assert len(pids) == 3
+    assert run_process.terminate(run.directory, grace_seconds=0) is False
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+    assert not (run.directory / run_process.EXIT_FILE).exists()
+    third = latest_valid(run.checkpoints).step
+
+    # To its end, and the same ranks inside this process and without a cut.
+    settings["epochs"] = third // 25 + 3
+    run = make_run("killed", attempt=4, **settings)
+    start(run, standby)
+    ended = wait_for_end(run.directory)
+    assert ended["code"] == 0, (run.directory / run_process.LOG_FILE).read_text()[-6000:]
+    whole = make_run("whole", **settings)
+    assert execute(whole, start_ranks) == 0
+    openings = [event for event in small.events(run.directory, "info") if "alpha" in event]
+    assert [event["resumed_from_step"] for event in openings] == [None, first, second, third]
+    assert openings[0]["sharding"] == SPLIT
+    mine, expected = everything(latest_valid(run.checkpoints)), everything(latest_valid(whole.checkpoints))
+    assert [name for name in expected if not torch.equal(mine[name], expected[name])] == []
+    last, steps = mine["item.last_update_step"], latest_valid(run.checkpoints).step
+    assert bool(((last > 0) & (last < steps - 20)).any())  # rows did idle across the cuts
+
+
+def test_sigterm_cancels_and_ranks_give_way(make_run, small, standby, monkeypatch):
+    monkeypatch.delenv(NICENESS_VARIABLE, raising=False)
+    run = make_run(epochs=1000, checkpoint={"every_steps": 100_000})
+    pid = start(run, standby)
+    (run.directory / "events.jsonl").touch()
+    wait_for(lambda: small.events(run.directory, "metric"), run.directory)
+    assert psutil.Process(pid).name() == "evenkeel-run"
+    (rank,) = ranks_of(run.directory)
+    assert rank.ppid() == pid
+    assert rank.nice() == psutil.Process(pid).nice() + DEFAULT_NICENESS
+    assert Path(f"/proc/{rank.pid}/oom_score_adj").read_text().strip() == "1000"
+    os.kill(pid, signal.SIGTERM)
+    ended = wait_for_end(run.directory)
+    assert (ended["code"], ended["state"]) == (run_process.EXIT_CANCELLED, "cancelled")
+    assert latest_valid(run.checkpoints) is not None
+    assert run_process.processes(run.directory) == []
+
+
+def test_ranks_that_are_never_told_to_train_go_with_their_run(make_run, small, standby, tmp_path):
+    """What is wrong with the data is found while they wait."""
+    run = make_run(uri=tmp_path / "nothing.parquet", resources=TWO)
+    start(run, standby)
+    ended = wait_for_end(run.directory)
+    assert (ended["code"], ended["error"]["code"]) == (run_process.EXIT_FAILED, "bad_data")
+    assert run_process.processes(run.directory) == []

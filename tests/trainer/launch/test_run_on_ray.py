@@ -1,0 +1,212 @@
+"""The detached run in Ray Train, on a cluster that it joins: killed in any way, it leaves no process there and ends
+with the same bits as ranks without Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tests.free_ports import free_port
+from trainer.checkpoint.format import Checkpoint, latest_valid
+from trainer.launch.driver import execute
+from trainer.launch.on_host import start_ranks
+from trainer.runs import run_process
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+TWO = {"num_workers": 2, "cpus_per_worker": 1}
+SPLIT = {"item": "row_wise", "user": "table_wise"}
+
+
+def wait_for(condition: Callable[[], bool], directory: Path, seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline or (directory / run_process.EXIT_FILE).exists():
+            pytest.fail(f"not seen in time; the log:\n{(directory / run_process.LOG_FILE).read_text()[-6000:]}")
+        time.sleep(0.02)
+
+
+def wait_for_end(directory: Path, seconds: float = 300.0) -> dict:
+    deadline = time.monotonic() + seconds
+    while run_process.is_alive(directory):
+        assert time.monotonic() < deadline, (directory / run_process.LOG_FILE).read_text()[-6000:]
+        time.sleep(0.05)
+    return json.loads((directory / run_process.EXIT_FILE).read_text())
+
+
+def newest_step(folder: Path) -> int:
+    names = sorted(path.name for path in folder.glob("step-*"))
+    return int(names[-1].removeprefix("step-").split(".")[0]) if names else 0
+
+
+def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    found = dict(checkpoint.read_dense())
+    for table in checkpoint.tables:
+        weight, state = checkpoint.read_rows(table)
+        found |= {f"{table}.weight": weight, **{f"{table}.{key}": value for key, value in state.items()}}
+    return found
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[dict[str, str]]:
+    """A real ``ray start --head`` with token, 2 CPUs, an empty home and its own folder; ended by pid."""
+    folder = Path(tempfile.mkdtemp(prefix="ek-head-", dir="/tmp"))
+    (folder / "home").mkdir()
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    marker = {run_process.RUN_DIR_VARIABLE: str(folder)}
+    environment = {**os.environ, **secret, **marker, "HOME": str(folder / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
+    port = free_port()
+    command = [
+        str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}", "--num-cpus=2",
+        "--include-dashboard=false", f"--temp-dir={folder}/ray", "--object-store-memory=100000000",
+        "--node-ip-address=127.0.0.1",
+    ]  # fmt: skip
+    with open(folder / "head.log", "wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    run_process.write_process_file(folder, process.pid)
+    deadline = time.monotonic() + 300
+    while "Ray runtime started" not in (folder / "head.log").read_text():
+        assert process.poll() is None, (folder / "head.log").read_text()
+        assert time.monotonic() < deadline, (folder / "head.log").read_text()
+        time.sleep(0.1)
+    yield {"address": f"127.0.0.1:{port}", **secret}
+    run_process.terminate(folder, grace_seconds=5)
+    process.wait(300)
+    assert run_process.processes(folder) == []
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_joined(run, head: dict[str, str], **changes: str) -> None:
+    (run.directory / run_process.EXIT_FILE).unlink(missing_ok=True)
+    secret = {name: value for name, value in head.items() if name.startswith("RAY_")}
+    run_process.launch(run.directory, env={"OMP_NUM_THREADS": "1", **secret, **changes})
+
+
+def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree(make_run, small, tmp_path, head):
+    uri = small.write_rows(tmp_path / "rare.parquet", num_items=3000)
+    settings = {"uri": uri, "checkpoint": {"every_steps": 7}, "resources": TWO, "sharding": SPLIT}
+    long = {"epochs": 1000, "ray_address": head["address"]}  # none ends before it is killed
+
+    # A worker is killed: the run says so, and that it is worth another try.
+    run = make_run("killed", **settings, **long)
+    start_joined(run, head)
+    wait_for(lambda: newest_step(run.checkpoints) > 0, run.directory)
+    workers = [p for p in run_process.processes(run.directory) if "RayTrainWorker" in " ".join(p.cmdline())]
+    assert len(workers) == 2
+    workers[-1].kill()
+    ended = wait_for_end(run.directory)
+    assert ended["code"] == run_process.EXIT_RETRYABLE
+    assert ended["error"]["code"] == "worker_died"
+    wait_for_no_process(run.directory)
+    first = latest_valid(run.checkpoints).step
+
+    # Everything is killed at once.
+    run = make_run("killed", attempt=2, **settings, **long)
+    start_joined(run, head)
+    wait_for(lambda: newest_step(run.checkpoints) > first, run.directory)
+    pids = [process.pid for process in run_process.processes(run.directory)]
+    assert len(pids) >= 3
+    assert run_process.terminate(run.directory, grace_seconds=0) is False
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+    assert not (run.directory / run_process.EXIT_FILE).exists()
+    second = latest_valid(run.checkpoints).step
+
+    # To its end, and the same ranks without Ray and without a cut.
+    settings["epochs"] = second // 25 + 3
+    run = make_run("killed", attempt=3, ray_address=head["address"], **settings)
+    start_joined(run, head)
+    ended = wait_for_end(run.directory)
+    assert ended["code"] == 0, (run.directory / run_process.LOG_FILE).read_text()[-6000:]
+    whole = make_run("whole", **settings)
+    assert execute(whole, start_ranks) == 0
+    openings = [event for event in small.events(run.directory, "info") if "alpha" in event]
+    assert [event["resumed_from_step"] for event in openings] == [None, first, second]
+    assert openings[0]["sharding"] == SPLIT
+    assert all(count > 0 for count in openings[0]["rows_per_rank"]["item"])
+    mine, expected = everything(latest_valid(run.checkpoints)), everything(latest_valid(whole.checkpoints))
+    assert [name for name in expected if not torch.equal(mine[name], expected[name])] == []
+    last, steps = mine["item.last_update_step"], latest_valid(run.checkpoints).step
+    assert bool(((last > 0) & (last < steps - 20)).any())  # rows did idle across the cuts
+    wait_for_no_process(run.directory)
+
+
+def wait_for_no_process(directory: Path) -> None:
+    """Ray's own processes may take a moment to follow their driver. One actor, marked as the first run that the cluster
+    had, is the cluster's."""
+    deadline = time.monotonic() + 300
+    while left := [one for one in run_process.processes(directory) if "_AutoscalingCoordinator" not in one.name()]:
+        assert time.monotonic() < deadline, [process.cmdline() for process in left]
+        time.sleep(0.1)
+
+
+def test_a_run_in_a_joined_cluster_is_cancelled_and_goes_on(make_run, small, head):
+    settings = {
+        "epochs": 1000,
+        "resources": TWO,
+        "ray_address": head["address"],
+        "checkpoint": {"every_steps": 100_000},
+    }
+    run = make_run(**settings)
+    start_joined(run, head)
+    (run.directory / "events.jsonl").touch()
+    wait_for(lambda: bool(small.events(run.directory, "metric")), run.directory)
+    assert run_process.terminate(run.directory, grace_seconds=200) is True
+    ended = json.loads((run.directory / run_process.EXIT_FILE).read_text())
+    assert (ended["code"], ended["state"]) == (run_process.EXIT_CANCELLED, "cancelled")
+    position = latest_valid(run.checkpoints).extra["position"]
+    assert position["step"] > 0
+
+    # The cluster is still there, and takes the next attempt.
+    run = make_run(**settings | {"epochs": position["step"] // 25 + 2}, attempt=2)
+    start_joined(run, head)
+    assert wait_for_end(run.directory)["code"] == 0, (run.directory / run_process.LOG_FILE).read_text()[-6000:]
+    opening = [event for event in small.events(run.directory, "info") if "alpha" in event][-1]
+    assert opening["resumed_from_step"] == position["step"]
+
+
+def test_a_cluster_that_is_too_small_is_told_at_once(make_run, small, head):
+    run = make_run(resources={"num_workers": 3}, ray_address=head["address"])
+    start_joined(run, head)
+    ended = wait_for_end(run.directory)
+    assert ended["code"] == run_process.EXIT_RETRYABLE
+    assert ended["error"]["code"] == "no_resources"
+    assert "3 workers" in ended["error"]["message"]
+    assert "room for 2" in ended["error"]["message"]
+
+
+def test_a_cluster_that_does_not_know_us_lets_nobody_in(make_run, small, head):
+    run = make_run(resources=TWO, ray_address=head["address"])
+    start_joined(run, head, RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_gcs_server_port_wait_time_s="2")
+    ended = wait_for_end(run.directory)
+    assert ended["error"]["code"] == "no_resources"
+    assert "the cluster does not take our token: set RAY_AUTH_TOKEN" in ended["error"]["message"]
+    assert small.events(run.directory, "metric") == []
+
+
+def test_sigterm_is_ours_while_ray_runs(make_run, small, head):
+    """ray.init takes SIGTERM for itself and would exit in the middle of a step: the handler has to be ours again."""
+    run = make_run(epochs=1000, checkpoint={"every_steps": 100_000}, ray_address=head["address"])
+    start_joined(run, head)
+    (run.directory / "events.jsonl").touch()
+    wait_for(lambda: bool(small.events(run.directory, "metric")), run.directory)
+    os.kill(json.loads((run.directory / run_process.PROCESS_FILE).read_text())["pid"], signal.SIGTERM)
+    ended = wait_for_end(run.directory)
+    assert (ended["code"], ended["state"]) == (run_process.EXIT_CANCELLED, "cancelled")
+    assert latest_valid(run.checkpoints) is not None
+    wait_for_no_process(run.directory)
+    log = (run.directory / run_process.LOG_FILE).read_text()
+    assert "epoch 1 test" in log
+    assert "PlacementGroupCleaner" not in log

@@ -1,0 +1,165 @@
+"""Grids in this process and as Ray tasks: killed and gone on with, failed points, and the small form of each recipe."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests import forked
+from trainer.recipes.command import RECIPES, main
+from trainer.recipes.trials.grid import run_grid
+from trainer.recipes.trials.quick_data import write_quick_data
+from trainer.recipes.trials.run_trial import metrics_of, path_of, read_record, run_point
+from trainer.recipes.trials.trial import Point
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipes") / "data"
+    write_quick_data(folder)
+    return folder
+
+
+def out_with(data: Path, folder: Path) -> Path:
+    """A folder of results for ``--quick`` that has its rows already."""
+    shutil.copytree(data, folder / "data")
+    return folder
+
+
+def points_of(name: str, data: Path) -> list[Point]:
+    return list(RECIPES[name](data, 1, True).points)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.slow
+def test_the_small_form_shows_the_direction_of_each_claim(
+    name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = out_with(data, tmp_path)
+    code = main([name, "--quick", "--here", "--out", str(out)])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert "| holds |" in said
+    assert said.count("| holds |") >= len(RECIPES[name](data, 1, True).claims)
+    for file in ("report.md", "report.html", "results.parquet"):
+        assert (out / file).stat().st_size
+    assert list(out.glob("*.png"))
+    assert not list((out / "runs").iterdir())
+    before = {path: path.stat().st_mtime_ns for path in (out / "points").iterdir()}
+    assert main([name, "--quick", "--here", "--out", str(out)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (out / "points").iterdir()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_killed_grid_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
+    """kill -9 in the middle of the second point: the first is not run again, the second ends with the same bits as one
+    that nobody killed."""
+    whole, killed = out_with(data, tmp_path / "whole"), out_with(data, tmp_path / "killed")
+    part = ["dropout", "--quick", "--here", "--part", "quick/dnn/none,quick/dnn/DROPOUT_8"]
+    main([*part, "--out", str(whole)])
+    first, second = (point for point in points_of("dropout", killed / "data") if point.row in ("none", "DROPOUT_8"))
+    process = forked.start(main, [*part, "--out", str(killed)], log=tmp_path / "log.txt")
+    while not _epochs(killed, second):
+        assert process.exitcode is None, (tmp_path / "log.txt").read_text()
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+    assert read_record(second, killed) is None
+    record = read_record(first, killed)
+    assert record is not None
+    assert record["state"] == "done"
+    before = path_of(first, killed).stat().st_mtime_ns
+    main([*part, "--out", str(killed)])
+    assert path_of(first, killed).stat().st_mtime_ns == before
+    for point in (first, second):
+        ended, other = read_record(point, killed), read_record(point, whole)
+        assert ended is not None
+        assert other is not None
+        assert _without_clock(ended["metrics"]) == _without_clock(other["metrics"])
+
+
+def _without_clock(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in one.items() if name != "seconds"} for one in metrics]
+
+
+def _epochs(out: Path, point: Point) -> list[dict[str, Any]]:
+    return metrics_of(out / "runs" / point.key)
+
+
+@pytest.mark.process
+def test_a_failed_point_is_recorded_and_tried_again(data: Path, tmp_path: Path) -> None:
+    """Its rows are not there: the others run. Again, it is tried, and they are not."""
+    away = tmp_path / "away"
+    missing = points_of("sse", away)[0]
+    there = points_of("sse", data)[0]
+    records = run_grid([missing, there], tmp_path, here=True, workers=1, command="x")
+    assert [record["state"] for record in records] == ["failed", "done"]
+    assert "clicklog" in records[0]["error"]
+    assert "Remedy" in records[0]["error"]
+    again = run_grid([missing, there], tmp_path, here=True, workers=1, command="y")
+    assert again[0]["command"] == "y"
+    assert again[1]["command"] == "x"
+
+
+def test_the_seconds_of_a_point_are_those_of_all_its_attempts(tmp_path: Path) -> None:
+    """Two that were killed, after 1,000 and 200 seconds, an hour between them; what is after them is short."""
+    point = points_of("sse", tmp_path / "away")[0]
+    directory = tmp_path / "runs" / point.key
+    directory.mkdir(parents=True)
+    with open(directory / "events.jsonl", "w", encoding="utf-8") as events:
+        for attempt, time_of_day in (
+            (1, "03:00:00"),
+            (1, "03:10:00"),
+            (1, "03:16:40"),
+            (2, "04:16:40"),
+            (2, "04:20:00"),
+        ):
+            event = {"time": f"2026-01-02T{time_of_day}.000Z", "attempt": attempt, "type": "heartbeat"}
+            events.write(json.dumps(event) + "\n")
+    record = run_point(point, tmp_path, "x")
+    assert record["state"] == "failed"
+    assert 1200 <= record["seconds"] < 1200 + 600
+
+
+def test_two_grids_do_not_train_the_same_points(data: Path, tmp_path: Path) -> None:
+    with open(tmp_path / "grid.lock", "w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another"):
+            run_grid(points_of("sse", data), tmp_path, here=True, workers=1, command="x")
+
+
+def test_a_broken_record_is_none(data: Path, tmp_path: Path) -> None:
+    point = points_of("sse", data)[0]
+    path_of(point, tmp_path).parent.mkdir()
+    path_of(point, tmp_path).write_text('{"state": "do')
+    assert read_record(point, tmp_path) is None
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_points_are_ray_tasks(data: Path, tmp_path: Path) -> None:
+    """In a process of its own, as Ray leaves threads behind. A point that fails stops nothing."""
+    out = out_with(data, tmp_path)
+    part = "quick/dnn/none,quick/dnn/DROPOUT_1"
+    command = [sys.executable, "-m", "trainer.recipes.command", "dropout", "--quick", "--workers", "2", "--part", part]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--out", str(out)], env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = pq.read_table(out / "results.parquet").to_pylist()
+    assert {row["row"] for row in rows} == {"none", "DROPOUT_1"}
+    for path in (out / "points").iterdir():
+        assert json.loads(path.read_text())["state"] == "done"

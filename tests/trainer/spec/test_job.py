@@ -1,0 +1,439 @@
+"""Specs: what the contract shows is accepted, what is wrong is named, what is not built yet is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.spec import SpecError, load_documents, parse_dataset, parse_job, parse_rule
+
+DATASET: dict[str, Any] = {
+    "name": "sports",
+    "uri": "sports.parquet",
+    "features": {
+        "user": {"type": "id"},
+        "item": {"type": "id"},
+        "attribute": {
+            "type": "id",
+            "join": {"uri": "attrs.parquet", "on": "item", "column": "attrs", "take": "last"},
+        },
+        "history": {
+            "type": "id_list",
+            "derive": {"previous": "item", "by": "user", "order": "pos", "length": 5},
+            "shares": "item",
+            "pooling": "mean",
+        },
+    },
+    "label": {"negatives": {"per_positive": 1, "of": "item", "distribution": "uniform", "seed": 7}},
+    "order": "pos",
+    "partition": "date",
+}
+
+JOB: dict[str, Any] = {
+    "spec_version": 1,
+    "name": "sports-dnn",
+    "dataset": {"name": "sports", "window": {"start": "{firing_date}", "days": 1}},
+    "init_from": {"collection": "items", "version": "current"},
+    "model": {"kind": "dnn", "embedding_dim": 16, "hidden": [128, 64], "init": {"kind": "hash", "std": 0.01}},
+    "optimizer": {
+        "kind": "adam_ar",
+        "learning_rate": 0.001,
+        "alpha": "default",
+        "moments": "dense",
+        "decay": "at_read",
+        "schedule": {"kind": "constant"},
+        "clip_norm": None,
+    },
+    "dense_optimizer": {"kind": "adam", "learning_rate": 0.001},
+    "sse": {"item": {"probability": 0.01}, "label": {"probability": 0.0}},
+    "regularizers": {"dropout": 0.0},
+    "kernel": "evenkeel",
+    "epochs": 4,
+    "batch_size": 2048,
+    "seed": 1,
+    "resources": {"num_workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0, "timeout_seconds": None},
+    "sharding": {"item": "row_wise"},
+    "evaluation": {"split": {"kind": "random", "validation": 0.1, "test": 0.1}, "metrics": ["auc", "logloss"]},
+    "checkpoint": {"every_steps": 500, "keep_last": 3},
+    "retries": 2,
+    "labels": {"team": "ads"},
+}
+
+TRUST = {"uri": "t.parquet", "source": "a", "target": "b", "of": "user"}
+
+PUBLISH = {
+    "collection": "items",
+    "feature": "item",
+    "align": True,
+    "ema": {"new_weight": 0.3, "reset_below_cosine": 0.65},
+    "gate": {"mode": "enforce"},
+    "views": [{"name": "items_rff", "kind": "rff"}],
+}
+
+
+def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    document = copy.deepcopy(document)
+    *parents, last = path.split(".")
+    place = document
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place[last] = value
+    return document
+
+
+def test_the_contract_s_documents_are_accepted_and_come_back_the_same() -> None:
+    dataset, job = parse_dataset(DATASET), parse_job(JOB)
+    assert parse_dataset(dataset.model_dump(mode="json")) == dataset
+    assert parse_job(job.model_dump(mode="json")) == job
+    assert job.against(dataset) is job
+
+
+def test_specs_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse_job(JOB).epochs = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("publish", PUBLISH),
+    ],
+)
+def test_what_is_not_built_yet_is_refused_by_name(path: str, value: Any) -> None:
+    with pytest.raises(SpecError, match="yet") as caught:
+        parse_job(changed(JOB, path, value))
+    assert path.split(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "adamw"}, "optimizer.weight_decay: adamw is adam with it"),
+        ({"kind": "adagradw"}, "adagradw is adagrad with it"),
+        ({"kind": "adam", "weight_decay": 0.1}, "adam has none: use one of adamw, adagradw"),
+        ({"kind": "adagrad", "first_touch": "literal"}, "rows of adagrad do not decay"),
+        ({"kind": "sgd", "eps_inside_root": True}, "sgd has no root"),
+        ({"kind": "adam", "alpha": 0.5}, "alpha: adam has none: use one of adam_ar, adagrad_ar"),
+        ({"kind": "sgd", "moments": "lazy"}, "moments: sgd has none: use one of adam, adamw, adam_ar"),
+        ({"kind": "adagrad", "beta2": 0.5}, "beta2: adagrad has none"),
+        ({"kind": "sgd", "eps": 0.5}, "eps: sgd has none: use one of adagrad,"),
+        ({"kind": "rowwise_adagrad", "eps_inside_root": True}, "rowwise_adagrad adds eps to it"),
+        ({"kind": "rmsprop", "alpha": 0.5}, "alpha: rmsprop has none: use one of adam_ar, adagrad_ar, rmsprop_ar"),
+        ({"kind": "rmsprop_ar", "beta1": 0.5}, "beta1: rmsprop_ar has none: use one of adam, "),
+        ({"kind": "rmsprop", "decay": "at_update"}, "decay: rmsprop has none"),
+        ({"kind": "rmsprop", "first_touch": "literal"}, "rows of rmsprop do not decay"),
+        ({"kind": "rowwise_adam", "weight_decay": 0.1}, "rowwise_adam has none: use one of adamw, adagradw"),
+        ({"kind": "rowwise_adam", "alpha": 0.5}, "alpha: rowwise_adam has none"),
+        ({"kind": "rmsprop", "momentum": 0.9}, "momentum: no such field"),
+        ({"clip_norm": 0.0}, "greater than 0"),
+        ({"clip_row_norm": -1.0}, "greater than 0"),
+        ({"schedule": {"kind": "linear_warmup"}}, "kind linear_warmup needs warmup_steps"),
+        ({"schedule": {"kind": "cosine"}}, "kind cosine needs decay_steps"),
+        ({"schedule": {"kind": "step", "gamma": 0.5}}, "kind step needs every_steps"),
+        ({"schedule": {"warmup_steps": 5}}, "kind constant has no warmup_steps"),
+        ({"schedule": {"kind": "cosine", "decay_steps": 5, "gamma": 0.5}}, "kind cosine has no gamma"),
+        ({"schedule": {"kind": "cosine", "decay_steps": 5, "start_factor": 0.5}}, "start_factor .* set warmup_steps"),
+        ({"schedule": {"kind": "cosine", "decay_steps": 0}}, "greater than or equal to 1"),
+    ],
+)
+def test_an_optimizer_that_contradicts_itself_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse_job(JOB | {"optimizer": settings})
+
+
+@pytest.mark.parametrize("sharding", ["column_wise", "grid"])
+def test_rows_are_not_clipped_where_ranks_have_parts_of_them(sharding: str) -> None:
+    job = changed(changed(JOB, "sharding", {"item": sharding}), "optimizer.clip_row_norm", 1.0)
+    with pytest.raises(SpecError, match=f"sharding.item: .* {sharding} may split: use table_wise"):
+        parse_job(job)
+    parse_job(changed(job, "resources.num_workers", 1))
+
+
+def test_more_micro_batches_than_samples_are_refused() -> None:
+    with pytest.raises(SpecError, match="micro_batches: a batch of 8 has no 9 parts"):
+        parse_job(JOB | {"batch_size": 8, "micro_batches": 9})
+
+
+@pytest.mark.parametrize(("kind", "beta2"), [("rmsprop", 0.99), ("rmsprop_ar", 0.99), ("rowwise_adam", 0.999)])
+def test_beta2_is_that_of_its_kind_unless_it_is_given(kind: str, beta2: float) -> None:
+    job = parse_job(JOB | {"optimizer": {"kind": kind}})
+    assert job.optimizer.beta2 == beta2
+    assert parse_job(job.model_dump(mode="json")) == job
+    assert parse_job(JOB | {"optimizer": {"kind": kind, "beta2": 0.9}}).optimizer.beta2 == 0.9
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_fbgemm_takes_its_own_optimizers(kind: str) -> None:
+    job = parse_job(changed(changed(JOB, "kernel", "fbgemm"), "optimizer.kind", kind))
+    assert (job.kernel, job.optimizer.kind) == ("fbgemm", kind)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind", "sharding", "message"),
+    [
+        ("fbgemm", "adam_ar", {}, "kernel: fbgemm has no fused adam_ar .* use kernel evenkeel, or optimizer.kind sgd"),
+        ("fbgemm", "adam", {}, "kernel: fbgemm has no fused adam on CPU"),
+        ("fbgemm", "rmsprop", {}, "kernel: fbgemm has no fused rmsprop on CPU"),
+        ("fbgemm", "rowwise_adam", {}, "kernel: fbgemm has no fused rowwise_adam on CPU"),
+        ("evenkeel", "rowwise_adam", {"item": "grid"}, "rowwise_adam takes the mean .* grid .* optimizer.kind adam$"),
+        (
+            "fbgemm",
+            "rowwise_adagrad",
+            {"item": "column_wise"},
+            "sharding.item: rowwise_adagrad takes the mean .* column_wise may split",
+        ),
+    ],
+)
+def test_what_a_kernel_has_no_form_of_is_refused_with_the_remedy(kernel, kind, sharding, message) -> None:
+    document = changed(changed(JOB, "kernel", kernel), "optimizer.kind", kind)
+    with pytest.raises(SpecError, match=message):
+        parse_job({**document, "sharding": sharding})
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"kind": "dnn", "embedding_dim": 8}, None),
+        ({"kind": "dnn", "embedding_dim": 6}, "table 'item' has 6 columns, .* use an embedding_dim that makes it one"),
+        ({"kind": "mf", "embedding_dim": 8}, "table 'item' has 9 columns, .* multiples of 4: use an embedding_dim"),
+        ({"kind": "bpr", "embedding_dim": 8}, "table 'item' has 9 columns, .* multiples of 4: use kernel evenkeel"),
+    ],
+)
+def test_columns_that_fbgemm_does_not_take_on_a_gpu_are_refused_before_a_run(model, message) -> None:
+    features = {"user": {"type": "id"}, "item": {"type": "id"}}
+    if model["kind"] == "dnn":
+        features["price"] = {"type": "dense"}
+    dataset = parse_dataset({"name": "log", "uri": "rows.parquet", "features": features, "label": {"column": "click"}})
+    document = {"name": "j", "dataset": {"name": "log"}, "kernel": "fbgemm", "model": model}
+    document |= {"optimizer": {"kind": "adagrad"}, "evaluation": {"split": {"validation": 0, "test": 0}}}
+    parse_job(document).against(dataset)
+    on_gpu = parse_job(document | {"resources": {"gpus_per_worker": 1}})
+    if message is None:
+        on_gpu.against(dataset)
+    else:
+        with pytest.raises(ValueError, match=message):
+            on_gpu.against(dataset)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("uri", "gs://bucket/rows"),
+        ("features.attribute.join.uri", "gs://bucket/attributes.parquet"),
+        ("label.negatives.distribution", "in_batch"),
+        ("graphs", {"trust": {**TRUST, "uri": "gs://bucket/t.parquet"}}),
+    ],
+)
+def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) -> None:
+    with pytest.raises(SpecError, match=r"not available yet|before there are batches") as caught:
+        parse_dataset(changed(DATASET, path, value))
+    assert path.split(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("epoch", 3, "check the spelling"),
+        ("optimizer.lr", 0.1, "check the spelling"),
+        ("name", "Sports DNN", "pattern"),
+        ("epochs", 0, "greater than or equal to 1"),
+        ("seed", -1, "greater than or equal to 0"),
+        ("seed", 2**32, "less than"),
+        ("optimizer.learning_rate", float("nan"), "finite"),
+        ("optimizer.alpha", 0.0, "greater than 0"),
+        ("evaluation.split", {"kind": "random", "validation": 0.5, "test": 0.5}, "no row is left"),
+        ("dataset.window.start", "yesterday", "YYYY-MM-DD"),
+        ("init_from", {"collection": "items", "job": "j1"}, "collection"),
+        ("spec_version", 2, "1"),
+        ("model", {"kind": "bpr", "hidden": [32]}, "bpr has no hidden layers"),
+        ("model", {"kind": "sasrec", "hidden": [32]}, "sasrec has no hidden layers"),
+        ("model", {"kind": "dnn", "window": 5}, "model.window: dnn has none: use item2vec, or leave it out"),
+        ("model", {"kind": "bpr", "negatives": 5}, "model.negatives: bpr has none: use item2vec or sasrec or gru4rec"),
+        ("model", {"kind": "sasrec", "gru_layers": 2}, "model.gru_layers: sasrec has none: use gru4rec"),
+        ("model", {"kind": "gru4rec", "heads": 2}, "model.heads: gru4rec has none: use sasrec"),
+        ("model", {"kind": "gru4rec", "init": {"kind": "zero"}}, "zero gives gru4rec no gradient"),
+        (
+            "model",
+            {"kind": "item2vec", "loss": "sampled_softmax"},
+            "model.loss: item2vec has no sampled_softmax: leave it out",
+        ),
+        ("model", {"kind": "sasrec", "embedding_dim": 6, "heads": 4}, "4 heads do not divide embedding_dim 6"),
+        (
+            "evaluation.metrics",
+            ["auc", "ndcg_10"],
+            "evaluation.metrics: dnn has no ndcg_10, it cannot rank all items for a user: use auc, logloss, gauc",
+        ),
+        ("sse.item", {"rho": 5}, "sse.item.rho: .* name the graph, or leave rho out"),
+        ("sse.item", {"rho": 0.5, "graph": "trust"}, "greater than or equal to 1"),
+        ("sse.label", {"graph": "trust"}, "sse.label.graph: labels have no graph"),
+        ("sse.item", {"walk": {"restart": 0.5}}, "sse.item.walk: a walk needs a graph and no rho"),
+        ("sse.item", {"walk": {"restart": 0.5}, "graph": "trust", "rho": 2}, "sse.item.walk: a walk needs"),
+        ("sse.item", {"walk": {"restart": 0}, "graph": "trust"}, "greater than or equal to 0.01"),
+    ],
+)
+def test_what_is_wrong_is_named(path: str, value: Any, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        parse_job(changed(JOB, path, value))
+    assert path.split(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("features.history.shares", "itm", "no feature 'itm'"),
+        ("features.history.shares", None, "needs shares: item"),
+        ("label.negatives.of", "thing", "no feature 'thing'"),
+        ("label", {"column": "click", "rule": "rating >= 4"}, "exactly one"),
+        ("label", {"rule": "rating >= __import__('os')"}, "COLUMN COMPARISON NUMBER"),
+        ("timestamp", "ts", "not both"),
+        ("features", {}, "at least 1"),
+        ("graphs", {"trust": {**TRUST, "of": "usr"}}, "graphs.trust.of: no feature 'usr'"),
+    ],
+)
+def test_what_is_wrong_in_a_dataset_is_named(path: str, value: Any, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        parse_dataset(changed(DATASET, path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("sse.itme", {"probability": 0.1}, "sse.itme: no such feature"),
+        ("sharding.history", "row_wise", "sharding.history: no such table"),
+        ("dataset.name", "other", "the dataset is 'sports'"),
+        ("sse.user", {"graph": "trust"}, "sse.user.graph: dataset 'sports' has no graph 'trust' \\(there are none\\)"),
+    ],
+)
+def test_what_does_not_fit_the_dataset_is_named(path: str, value: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_job(changed(JOB, path, value)).against(parse_dataset(DATASET))
+
+
+def test_graphs_are_of_the_table_that_the_feature_reads() -> None:
+    dataset = parse_dataset(changed(DATASET, "graphs", {"alike": {**TRUST, "of": "history"}}))
+    for feature in ("item", "history"):
+        job = parse_job(changed(JOB, "sse", {feature: {"graph": "alike", "rho": 20}}))
+        assert job.against(dataset).sse[feature].rho == 20
+    with pytest.raises(ValueError, match=r"sse.user.graph: graph 'alike' is of table 'item', .* reads table 'user'"):
+        parse_job(changed(JOB, "sse", {"user": {"graph": "alike"}})).against(dataset)
+
+
+def test_bpr_has_its_items_under_one_name() -> None:
+    """They are both what it reads and what it is trained to prefer."""
+    job = {key: value for key, value in JOB.items() if key not in ("sse", "model")} | {"model": {"kind": "bpr"}}
+    for sse in ({"item": {}}, {"label": {}}, {"item": {"probability": 0}, "label": {}}, {"item": {}, "user": {}}):
+        parse_job({**job, "sse": sse})
+    with pytest.raises(SpecError, match=r"sse.label.probability: .* give sse.item or sse.label, not both"):
+        parse_job({**job, "sse": {"item": {}, "label": {}}})
+
+
+def test_publishing_models_fit_or_say_why() -> None:
+    dataset = changed(DATASET, "label", {"rule": "rating >= 4"})
+    del dataset["features"]["attribute"]
+    job = changed(changed(JOB, "model.kind", "two_tower"), "publish", PUBLISH)
+    assert parse_job(job).against(parse_dataset(dataset)).publish is not None
+    with pytest.raises(ValueError, match="no such feature 'thing'"):
+        parse_job(changed(job, "publish.feature", "thing")).against(parse_dataset(dataset))
+    del dataset["features"]["user"]
+    with pytest.raises(ValueError, match="needs a feature named 'user'"):
+        parse_job(job).against(parse_dataset(dataset))
+
+
+def test_published_views_may_be_materialized() -> None:
+    job = changed(changed(JOB, "model", {"kind": "bpr", "embedding_dim": 16}), "publish", PUBLISH)
+    job["publish"]["views"][0]["materialized"] = True
+    job.pop("sse", None)
+    publish = parse_job(job).publish
+    assert publish is not None
+    assert publish.views[0].materialized
+
+
+def test_models_of_sequences_need_an_order_and_rank() -> None:
+    dataset = changed(DATASET, "label", {"rule": "rating >= 4"})
+    for kind, init in (("item2vec", 0.1), ("sasrec", 0.02), ("gru4rec", 0.1)):
+        job = changed(
+            changed(changed(JOB, "model", {"kind": kind}), "publish", PUBLISH), "sse", {"item": {}, "label": {}}
+        )
+        job["regularizers"] = {"dropout": 0.0 if kind == "item2vec" else 0.2}
+        parsed = parse_job(job).against(parse_dataset(dataset))
+        assert (parsed.model.effective_init.kind, parsed.model.effective_init.std) == ("hash", init)
+        parse_job(changed(job, "evaluation.metrics", ["ndcg_10", "hit_rate_10_full"]))
+        with pytest.raises(SpecError, match=f"{kind} ranks and has no logloss"):
+            parse_job(changed(job, "evaluation.metrics", ["logloss"]))
+        unordered = {key: value for key, value in dataset.items() if key != "order"}
+        with pytest.raises(ValueError, match=f"model.kind: {kind} needs order or timestamp"):
+            parse_job(changed(job, "evaluation.split", {"kind": "random"})).against(parse_dataset(unordered))
+
+
+def test_an_unquoted_off_is_off(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "{name: x, dataset: {name: d}, model: {kind: bpr}, publish: {collection: c, feature: item, gate: {mode: off}}}"
+    )
+    _, job = load_documents(path)
+    assert job is not None
+    assert job.publish is not None
+    assert job.publish.gate.mode == "off"
+
+
+def test_an_unquoted_on_is_on(tmp_path: Path) -> None:
+    path = tmp_path / "dataset.yaml"
+    path.write_text(
+        "name: d\nuri: rows.parquet\nlabel: {column: click}\n"
+        "features: {item: {}, shelf: {join: {uri: shelves.parquet, on: item, column: shelf}}}\n"
+    )
+    dataset, _ = load_documents(path)
+    assert dataset is not None
+    assert dataset.features["shelf"].join is not None
+    assert dataset.features["shelf"].join.on == "item"
+
+
+@given(
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,10}", fullmatch=True),
+    st.sampled_from([">=", "<=", "==", "!=", ">", "<"]),
+    st.integers(-1000, 1000),
+)
+def test_rules_parse(column: str, comparison: str, number: int) -> None:
+    assert parse_rule(f" {column} {comparison} {number} ") == (column, comparison, float(number))
+
+
+def test_a_file_may_hold_a_dataset_and_a_job(tmp_path: Path) -> None:
+    import yaml
+
+    path = tmp_path / "both.yaml"
+    path.write_text(yaml.safe_dump_all([DATASET, JOB]))
+    dataset, job = load_documents(path)
+    assert dataset == parse_dataset(DATASET)
+    assert job == parse_job(JOB)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("", "is empty"), ("a: [", "is not YAML"), ("- 1", "mapping"), ("name: x\nmodel: 3", "model")]
+)
+def test_bad_files_are_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=says) as caught:
+        load_documents(path)
+    assert "bad.yaml" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="No such file"):
+        load_documents(tmp_path / "absent.yaml")
+
+
+@pytest.mark.process
+def test_specs_load_without_torch() -> None:
+    code = "import sys, trainer.spec, trainer.runs.events, trainer.spec.checks.supported; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,159 @@
+"""Checkpoints written while training goes on: a copy in memory, then a thread of its own that writes it.
+
+A save holds training up only for the copy (and for the previous save, if that is still being written: at most one is
+in flight). The thread does what :func:`trainer.checkpoint.format.save` does, over a process group of its own, so a
+checkpoint appears whole or not at all, and a process that is killed meanwhile leaves the previous one as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.checkpoint.format import CheckpointError, TableShard, save
+
+STAGED_COPIES = 1
+"""How often a rank's rows and state lie in memory a second time once it has saved in the background."""
+
+
+class BackgroundSaver:
+    """Saves one checkpoint at a time in the background. Made, used and closed by every rank alike (*collective*).
+
+    Attributes:
+        failed: whether the last save could not be written; the next call of :meth:`save`, :meth:`wait` or
+            :meth:`close` says why. Ranks may learn of it at different steps: let them agree.
+        stall_seconds: how long the last :meth:`save` held its caller up; total_stall_seconds: all of them.
+        num_saves: how often :meth:`save` was called.
+        staged_bytes: what the copies take: STAGED_COPIES times this rank's rows and state. They are kept from one save
+            to the next, because fresh memory costs more than copying does.
+    """
+
+    failed: bool
+    stall_seconds: float
+    total_stall_seconds: float
+    num_saves: int
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.failed, self.num_saves = False, 0
+        self.stall_seconds = self.total_stall_seconds = 0.0
+        self._copies: dict[tuple[str, int, int, str], Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._path: Path | None = None
+        self._error: BaseException | None = None
+        # Collectives of the training may run at the same time: on one group the two would take each other's messages.
+        self._group, self._owns_group = _group_of_same_ranks(group)
+
+    @property
+    def staged_bytes(self) -> int:
+        return sum(value.nbytes for value in self._copies.values())
+
+    def save(
+        self,
+        directory: Path | str,
+        *,
+        step: int,
+        tables: Sequence[TableShard],
+        dense: Mapping[str, Tensor],
+        extra: Mapping[str, Any],
+        attached: Mapping[str, Path] | None = None,
+        keep_last: int = 3,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Takes a copy of everything and returns; arguments as those of :func:`trainer.checkpoint.format.save`.
+        Collective.
+
+        Raises CheckpointError, on every rank, if the previous save failed; nothing is begun then.
+        """
+        start = time.perf_counter()
+        self.wait()
+        staged = [self._staged(table) for table in tables]
+        # The caller goes on changing these as well.
+        parts = {name: value.detach().to("cpu", copy=True) for name, value in dense.items()}
+        keywords = {
+            "step": step, "tables": staged, "dense": parts, "extra": copy.deepcopy(dict(extra)),
+            "attached": dict(attached or {}), "keep_last": keep_last, "group": self._group, "fence": fence,
+        }  # fmt: skip
+        self._thread = threading.Thread(
+            target=self._write, args=(Path(directory), keywords), name="evenkeel-checkpoint", daemon=True
+        )
+        self._thread.start()
+        self.num_saves += 1
+        self.stall_seconds = time.perf_counter() - start
+        self.total_stall_seconds += self.stall_seconds
+
+    def wait(self) -> Path | None:
+        """Waits for the save in flight; the path of the last one, None if there was none. Raises CheckpointError if it
+        failed, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error, self.failed = self._error, None, False
+        if error is not None:
+            raise error if isinstance(error, CheckpointError) else CheckpointError(_words(error)) from error
+        return self._path
+
+    def close(self) -> None:
+        """:meth:`wait`, and gives memory and process group back."""
+        try:
+            self.wait()
+        finally:
+            self._copies.clear()
+            if self._owns_group:
+                dist.destroy_process_group(self._group)
+                self._owns_group = False
+
+    def __enter__(self) -> BackgroundSaver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """:meth:`close`; where an error is on its way already, one of a save is only warned of."""
+        try:
+            self.close()
+        except CheckpointError as error:
+            if kind is None:
+                raise
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+
+    def _staged(self, table: TableShard) -> TableShard:
+        """The shard over copies in the memory of the CPU."""
+
+        def copied(name: str, value: Tensor) -> Tensor:
+            key = (table.name, table.row_start, table.column_start, name)
+            held = self._copies.get(key)
+            if held is None or held.shape != value.shape or held.dtype != value.dtype:
+                held = self._copies[key] = torch.empty(value.shape, dtype=value.dtype)
+            return held.copy_(value.detach())
+
+        state = {name: copied(f"state.{name}", value) for name, value in table.state.items()}
+        return replace(table, weight=copied("weight", table.weight), state=state)
+
+    def _write(self, directory: Path, keywords: dict[str, Any]) -> None:
+        try:
+            self._path = save(directory, **keywords)
+        except BaseException as error:  # Whatever it is: the training thread must hear of it.
+            self._error, self.failed = error, True
+
+
+def _group_of_same_ranks(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup | None, bool]:
+    """A group of the ranks of ``group``, and whether it is a new one. A group of one sends no messages."""
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return group, False
+    ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+    # Ranks outside a smaller group do not call this. Such a group's name is a hash of its ranks, the same each time, so
+    # that it is made once in a process; among all ranks names are counted.
+    some = len(ranks) < dist.get_world_size()
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=some), not some
+
+
+def _words(error: BaseException) -> str:
+    return f"a checkpoint could not be written in the background ({type(error).__name__}: {error})"

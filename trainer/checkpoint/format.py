@@ -1,0 +1,511 @@
+"""Checkpoints that know nothing of the sharding plan: rows of tables, dense tensors, and a manifest with every sha256.
+
+A checkpoint is a directory ``step-000000000500`` that appears whole or not at all: every rank writes the rows it holds
+into a temporary directory beside it, rank 0 adds the dense tensors and the manifest, everything is fsynced, and one
+rename makes it visible. Rows are stored under table names, global row numbers and global columns, so what two ranks
+saved row-wise, four read column-wise. All files are safetensors, Arrow or JSON: reading one runs no code
+(docs/adr/0003-checkpoint-format.md). :mod:`trainer.checkpoint.async_writer` writes the same without holding training
+up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trainer.runs.directory import WRITING
+
+# 1 knew neither columns nor attached files. It was never released, and is refused.
+FORMAT_VERSION = 2
+MANIFEST_FILE = "manifest.json"
+DENSE_FILE = "dense.safetensors"
+# A table is written in pieces of about this size, so that saving needs little memory beside the table itself.
+PIECE_BYTES = 256 * 2**20
+
+# A step saved once more (a resume comes by it again) gets a suffix, so that no rename has to replace anything.
+_NAME = re.compile(r"^step-(\d{12})(?:\.(\d+))?$")
+
+Result = TypeVar("Result")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or is not valid; the message says which, why and what to do."""
+
+
+class FormatVersionError(CheckpointError):
+    """A checkpoint is whole, but of another version's format."""
+
+
+@dataclass(frozen=True)
+class TableShard:
+    """A rectangle of one table that a rank holds: consecutive rows, all of their columns or some.
+
+    ``weight`` is [rows, columns]. A 2-D ``state`` has the same shape; a 1-D one, [rows], holds one value for each row
+    of the table and is the same in all column pieces of a row. ``row_start`` and ``column_start`` are where the
+    rectangle begins in the table, which has ``num_rows`` rows and ``dim`` columns (left out: those of ``weight``).
+    """
+
+    name: str
+    num_rows: int
+    row_start: int
+    weight: Tensor
+    state: Mapping[str, Tensor]
+    column_start: int = 0
+    dim: int | None = None
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the whole table."""
+        return self.weight.shape[1] if self.dim is None else self.dim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and state as held here."""
+        return sum(value.nbytes for value in (self.weight, *self.state.values()))
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def save(
+    directory: Path | str,
+    *,
+    step: int,
+    tables: Sequence[TableShard],
+    dense: Mapping[str, Tensor],
+    extra: Mapping[str, Any],
+    attached: Mapping[str, Path] | None = None,
+    keep_last: int = 3,
+    group: dist.ProcessGroup | None = None,
+    fence: Callable[[], None] = lambda: None,
+) -> Path:
+    """Writes the checkpoint of ``step`` under ``directory``, a folder that all ranks see. Collective.
+
+    ``dense`` and ``attached`` are taken from rank 0. ``extra`` is JSON: completed steps, data position, spec.
+    Copies of ``attached`` files become part of the checkpoint under the given names. The ``keep_last`` newest
+    checkpoints stay; checkpoints of later steps, from which a resume has turned back, go. ``fence`` is called on rank 0
+    before anything is made and before the checkpoint gets its name: what it raises ends the save. Raises
+    CheckpointError on every rank if any rank failed; the previous checkpoints are then untouched.
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last must be at least 1, got {keep_last}")
+    directory = Path(directory)
+    rank, _ = _place(group)
+    where = f"checkpoint of step {step} in {directory} could not be written"
+    name = _share(_attempt(_make_temporary, directory, fence) if rank == 0 else None, where, group)
+    temporary = directory / name
+    try:
+        written = agree(_attempt(_write_shards, temporary, rank, tables), where, group)
+    except CheckpointError:
+        if rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if rank == 0:
+        contents = (step, written, dense, dict(extra), dict(attached or {}))
+        outcome = _attempt(_finish, temporary, *contents, keep_last, fence)
+        if outcome[1] is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return directory / _share(outcome if rank == 0 else None, where, group)
+
+
+def _make_temporary(directory: Path, fence: Callable[[], None]) -> str:
+    fence()
+    directory.mkdir(parents=True, exist_ok=True)
+    for stale in directory.glob(WRITING + "*"):
+        shutil.rmtree(stale)
+    name = WRITING + uuid.uuid4().hex
+    (directory / name).mkdir()
+    return name
+
+
+def _write_shards(folder: Path, rank: int, tables: Sequence[TableShard]) -> list[dict[str, Any]]:
+    """Writes this rank's rows; returns one manifest entry per file."""
+    entries = []
+    for number, table in enumerate(tables):
+        state = _state_to_write(table)
+        row_bytes = sum(value[:1].nbytes for value in (table.weight, *table.state.values()))
+        step = max(1, PIECE_BYTES // max(1, row_bytes))
+        for piece, start in enumerate(range(0, len(table.weight), step)):
+            rows = slice(start, start + step)
+            tensors = {"weight": table.weight[rows], **{f"state.{k}": v[rows] for k, v in state.items()}}
+            file = f"table-{number:04d}-rank-{rank:05d}-{piece:05d}.safetensors"
+            entries.append(
+                {
+                    "table": table.name,
+                    "num_rows": table.num_rows,
+                    "dim": table.num_columns,
+                    "row_start": table.row_start + start,
+                    "row_count": len(tensors["weight"]),
+                    "column_start": table.column_start,
+                    "column_count": table.weight.shape[1],
+                    **_write_tensors(folder / file, tensors),
+                }
+            )
+    return entries
+
+
+def _state_to_write(table: TableShard) -> dict[str, Tensor]:
+    """The state of a piece, values that are one for each row only from the piece of the first column.
+
+    Raises ValueError for one that is a sum over columns: no column piece knows it for the whole row.
+    """
+    whole = table.weight.shape[1] == table.num_columns
+    for name, value in table.state.items():
+        if value.dim() == 1 and value.is_floating_point() and not whole:
+            raise ValueError(
+                f"table '{table.name}': state '{name}' is one number for each row, but the columns are split, so that "
+                "each piece has another: shard a table with such an optimizer table_wise or row_wise"
+            )
+    return {name: value for name, value in table.state.items() if value.dim() > 1 or table.column_start == 0}
+
+
+def _finish(
+    temporary: Path,
+    step: int,
+    written: list[list[dict[str, Any]]],
+    dense: Mapping[str, Tensor],
+    extra: dict[str, Any],
+    attached: dict[str, Path],
+    keep_last: int,
+    fence: Callable[[], None],
+) -> str:
+    """Dense tensors, attached files, manifest, rename; returns the name that the checkpoint got."""
+    shards = [entry for entries in written for entry in entries]
+    _check_cover(shards)
+    body = {
+        "format_version": FORMAT_VERSION,
+        "step": step,
+        "extra": extra,
+        "shards": shards,
+        "dense": _write_tensors(temporary / DENSE_FILE, {name: value.clone() for name, value in dense.items()}),
+        "attached": [_attach(temporary / name, source) for name, source in sorted(attached.items())],
+    }
+    with open(temporary / MANIFEST_FILE, "wb") as file:
+        file.write(_manifest_bytes(body))
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_folder(temporary)
+    taken = [
+        int(match[2] or 0)
+        for path in checkpoints_in(temporary.parent)
+        if (match := _NAME.match(path.name)) and int(match[1]) == step
+    ]
+    final = temporary.parent / (f"step-{step:012d}" + (f".{max(taken) + 1}" if taken else ""))
+    # Chosen before the rename: a process that is stopped after it, and wakes when another attempt has gone on from this
+    # checkpoint, must not take what that one wrote for steps that it has turned back from itself.
+    replaced = _replaced_by(final, keep_last)
+    fence()
+    os.rename(temporary, final)
+    fsync_folder(final.parent)
+    for path in replaced:
+        shutil.rmtree(path, ignore_errors=True)
+    return final.name
+
+
+def _attach(path: Path, source: Path) -> dict[str, Any]:
+    # A hard link would cost nothing, but one damaged file would then damage every checkpoint.
+    shutil.copyfile(source, path)
+    return _entry(path)
+
+
+def fsync_folder(path: Path) -> None:
+    """Makes names in a folder durable: what was renamed into it stays there when the machine goes down."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replaced_by(newest: Path, keep_last: int) -> list[Path]:
+    """What goes once ``newest`` is there: checkpoints of later steps, and the oldest."""
+    found = sorted([*checkpoints_in(newest.parent), newest], key=_order, reverse=True)
+    position = found.index(newest)
+    return [*found[:position], *found[position + keep_last :]]
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+    return _entry(path)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    """Makes a written file durable; what the manifest says of it."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return {
+            "file": path.name,
+            "bytes": os.fstat(file.fileno()).st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
+
+
+def _manifest_bytes(body: dict[str, Any]) -> bytes:
+    """Canonical JSON of the manifest, its own sha256 in it, so that a changed byte shows."""
+    try:
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"extra must be JSON: {error}") from None
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return json.dumps({"manifest": body, "sha256": digest}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
+    """Every element of every table exactly once, or ValueError: a plan that holds a row twice is the caller's fault."""
+    pieces: dict[str, list[Mapping[str, Any]]] = {}
+    for shard in shards:
+        pieces.setdefault(shard["table"], []).append(shard)
+    for table, held in pieces.items():
+        if len({(shard["num_rows"], shard["dim"]) for shard in held}) > 1:
+            raise ValueError(f"table '{table}': ranks disagree about its size")
+        starts, ends = _by_row(held, "row_start"), _by_row(held, "row_end")
+        num_rows, dim = held[0]["num_rows"], held[0]["dim"]
+        # Down the rows, with the pieces that are open there: between two edges they must make up the columns.
+        active: dict[int, Mapping[str, Any]] = {}
+        edges = sorted({0, num_rows, *starts, *ends})
+        if edges[0] < 0 or edges[-1] > num_rows:
+            raise ValueError(f"table '{table}': ranks hold rows [{edges[0]}, {edges[-1]}) of {num_rows}")
+        for edge in edges[:-1]:
+            for number in ends.get(edge, []):
+                del active[number]
+            active |= {number: held[number] for number in starts.get(edge, [])}
+            column = 0
+            for piece in sorted(active.values(), key=lambda piece: piece["column_start"]):
+                if piece["column_start"] < column:
+                    raise ValueError(f"table '{table}': rows from {edge} are held twice")
+                if piece["column_start"] > column:
+                    break
+                column += piece["column_count"]
+            if column != dim:
+                what = f"columns from {column} of rows" if column else "rows"
+                raise ValueError(f"table '{table}': {what} from {edge} are held nowhere")
+
+
+def _by_row(pieces: Sequence[Mapping[str, Any]], edge: str) -> dict[int, list[int]]:
+    """Numbers of the pieces that have rows, by their first row or by the row after their last."""
+    found: dict[int, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        if piece["row_count"]:
+            row = piece["row_start"] + (piece["row_count"] if edge == "row_end" else 0)
+            found.setdefault(row, []).append(number)
+    return found
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class Checkpoint:
+    """A checkpoint on disk. Opening it reads the manifest alone; :meth:`verify` reads every byte."""
+
+    path: Path
+    step: int
+    extra: dict[str, Any]
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self._body = _read_manifest(self.path)
+        self.step = self._body["step"]
+        self.extra = self._body["extra"]
+        self._shards: dict[str, list[dict[str, Any]]] = {}
+        for shard in self._body["shards"]:
+            self._shards.setdefault(shard["table"], []).append(shard)
+
+    @property
+    def tables(self) -> dict[str, int]:
+        """Number of rows of each table."""
+        return {name: shards[0]["num_rows"] for name, shards in self._shards.items()}
+
+    def verify(self) -> None:
+        """Raises CheckpointError naming the first file that is missing, truncated or changed."""
+        for entry in _entries(self._body):
+            path = self.path / entry["file"]
+            try:
+                size = path.stat().st_size
+                if size != entry["bytes"]:
+                    raise CheckpointError(f"{path} holds {size} bytes, its manifest says {entry['bytes']}")
+                with open(path, "rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+            if digest != entry["sha256"]:
+                raise CheckpointError(f"{path} was changed after it was written: its sha256 is not the manifest's")
+
+    def attached(self, name: str) -> Path | None:
+        """Where the file is that was attached under this name, None if there was none."""
+        known = {entry["file"] for entry in self._body["attached"]}
+        return self.path / name if name in known else None
+
+    def read_rows(
+        self,
+        table: str,
+        row_start: int = 0,
+        row_count: int | None = None,
+        column_start: int = 0,
+        column_count: int | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weight [row_count, column_count] and state of these rows and columns, whichever ranks wrote them; state that
+        is one value for each row comes whole with any columns. Raises CheckpointError."""
+        shards = self._shards.get(table)
+        if shards is None:
+            raise CheckpointError(f"{self.path} holds no table '{table}' (there are {', '.join(sorted(self._shards))})")
+        num_rows, dim = shards[0]["num_rows"], shards[0]["dim"]
+        row_end = num_rows if row_count is None else row_start + row_count
+        column_end = dim if column_count is None else column_start + column_count
+        if not 0 <= row_start <= row_end <= num_rows:
+            raise CheckpointError(
+                f"{self.path}: table '{table}' has {num_rows} rows, asked for [{row_start}, {row_end})"
+            )
+        if not 0 <= column_start <= column_end <= dim:
+            raise CheckpointError(
+                f"{self.path}: table '{table}' has {dim} columns, asked for [{column_start}, {column_end})"
+            )
+        found = self._empty(shards, row_end - row_start, column_end - column_start)
+        for shard in shards:
+            first, last = max(row_start, shard["row_start"]), min(row_end, shard["row_start"] + shard["row_count"])
+            left = max(column_start, shard["column_start"])
+            right = min(column_end, shard["column_start"] + shard["column_count"])
+            # The piece of the first columns also has what is one value for each row.
+            if first >= last or (left >= right and shard["column_start"] > 0):
+                continue
+            rows = slice(first - shard["row_start"], last - shard["row_start"])
+            columns = slice(left - shard["column_start"], right - shard["column_start"])
+            with self._open(shard["file"]) as file:
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    into = found[name][first - row_start : last - row_start]
+                    if into.dim() == 1:
+                        into.copy_(file.get_slice(name)[rows])
+                    elif left < right:
+                        into[:, left - column_start : right - column_start] = file.get_slice(name)[rows, columns]
+        weight = found.pop("weight")
+        return weight, {name.removeprefix("state."): value for name, value in found.items()}
+
+    def _empty(self, shards: Sequence[Mapping[str, Any]], num_rows: int, num_columns: int) -> dict[str, Tensor]:
+        """A tensor for the weight and each state of a table, of the stored dtype."""
+        whole = next(shard for shard in shards if shard["column_start"] == 0)
+        with self._open(whole["file"]) as file:
+            stored = {name: file.get_slice(name)[0:0] for name in file.keys()}  # noqa: SIM118 - not a mapping
+        return {
+            name: like.new_empty([num_rows] if like.dim() == 1 else [num_rows, num_columns])
+            for name, like in stored.items()
+        }
+
+    def read_dense(self) -> dict[str, Tensor]:
+        """The dense tensors that rank 0 saved."""
+        with self._open(self._body["dense"]["file"]) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+    def _open(self, name: str) -> Any:
+        try:
+            return safe_open(self.path / name, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.path / name} cannot be read: {error}") from None
+
+
+def latest_valid(directory: Path | str) -> Checkpoint | None:
+    """The newest checkpoint whose every byte is as written, or None. Warns of each newer one that is not.
+
+    Raises FormatVersionError for one of another format: nothing is wrong with it, and a run that began anew beside it
+    would remove it in time."""
+    for path in checkpoints_in(Path(directory)):
+        try:
+            checkpoint = Checkpoint(path)
+            checkpoint.verify()
+        except FormatVersionError:
+            raise
+        except CheckpointError as error:
+            warnings.warn(f"checkpoint passed over, the previous one is used: {error}", RuntimeWarning, stacklevel=2)
+        else:
+            return checkpoint
+    return None
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """Checkpoints by step, newest first."""
+    if not directory.is_dir():
+        return []
+    return sorted((path for path in directory.iterdir() if _NAME.match(path.name)), key=_order, reverse=True)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _NAME.match(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
+
+
+def _entries(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every file that a manifest names."""
+    return [*body["shards"], body["dense"], *body["attached"]]
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST_FILE
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from None
+    try:
+        body = json.loads(raw)["manifest"]
+        unchanged = raw == _manifest_bytes(body)
+    except (ValueError, KeyError, TypeError):
+        unchanged = False
+    if not unchanged:
+        raise CheckpointError(f"{file} was changed or truncated after it was written: its sha256 is not its own")
+    if body["format_version"] != FORMAT_VERSION:
+        raise FormatVersionError(
+            f"{path} has format version {body['format_version']}, this version reads {FORMAT_VERSION}: use the version "
+            "of evenkeel that wrote it, or train anew in another run directory"
+        )
+    if any(Path(entry["file"]).name != entry["file"] for entry in _entries(body)):
+        raise CheckpointError(f"{file} names files outside its directory: it was not written by evenkeel")
+    return body
+
+
+# --- ranks agree -----------------------------------------------------------------------------------------------------
+
+
+def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
+
+
+def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | None, str | None]:
+    """The result, or the words of what went wrong: ranks tell each other before any of them raises."""
+    try:
+        return function(*arguments), None
+    except (OSError, SafetensorError) as error:
+        return None, f"{error}: free space in this folder, or give one that every rank can write"
+    except ValueError as error:
+        return None, str(error)
+    except Exception as error:  # Whatever it is: the other ranks wait to hear of it.
+        return None, f"{type(error).__name__}: {error}"
+
+
+def agree(mine: tuple[Result, str | None], where: str, group: dist.ProcessGroup | None = None) -> list[Result]:
+    """Every rank's result in rank order, or CheckpointError on all of them if one has a problem. Collective."""
+    _, world_size = _place(group)
+    everyone: list[Any] = [mine]
+    if world_size > 1:
+        everyone = [None] * world_size
+        dist.all_gather_object(everyone, mine, group=group)
+    problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(everyone) if problem is not None]
+    if problems:
+        raise CheckpointError(f"{where} ({'; '.join(problems)})")
+    return [result for result, _ in everyone]
+
+
+def _share(mine: tuple[Any, str | None] | None, where: str, group: dist.ProcessGroup | None) -> Any:
+    """Rank 0's result on every rank."""
+    return agree(mine if mine is not None else (None, None), where, group)[0]

@@ -1,0 +1,99 @@
+"""What the stored rows of a checkpoint mean: the optimizer that trained them, its schedule, and their dtypes.
+
+Rows are stored as they were when they were last touched. What idleness did to them since is computed when they are read
+(:mod:`embeddings.optim.deferred_update`), from the optimizer's settings: with others every idle row would move at once,
+by a movement that nobody trained. So a checkpoint records the settings, and a model with others does not load it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embeddings.optim.deferred_update import idle_coefficients
+
+if TYPE_CHECKING:
+    import torch
+
+    from embeddings.optim import RowOptimizer
+    from embeddings.sharding import TableSettings
+
+_OF_MOMENTUM = ("learning_rate", "schedule", "rate_sum", "beta1", "beta2", "eps", "eps_inside_root")
+_OF_WEIGHT_DECAY = ("learning_rate", "schedule", "weight_decay", "decay_log_sum")
+# Sums of many logarithms: another version of numpy may round them otherwise.
+_TOLERANCE = 1e-9
+
+
+def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, Any]:
+    """The settings as JSON, and what they come to.
+
+    ``optimizer`` (its kind), ``dtype``, ``state_dtype`` (by table, where tables differ) and each field of the
+    optimizer; ``ahead``: whether rows are stored with the movement to come (:mod:`embeddings.optim.deferred_update`);
+    ``rate_sum``: of the learning rates of the completed steps; ``decay_log_sum``: L[K], the logarithm of what weight
+    decay has left since step 0.
+    """
+    optimizer = settings.optimizer
+    idle = idle_coefficients(optimizer, str(settings.compute_dtype).removeprefix("torch."))
+    rates = optimizer.rates(np.arange(1, completed_steps + 1))
+    return {
+        "ahead": idle is not None and idle.ahead,
+        "rate_sum": float(rates.sum()),
+        "decay_log_sum": float(np.log1p(-optimizer.constant_decay * rates).sum()),
+        "dtype": _by_table(settings, settings.dtype_of),
+        "state_dtype": _by_table(settings, settings.state_dtype_of),
+        "optimizer": type(optimizer).__name__,
+        **{
+            field.name: _word(getattr(optimizer, field.name))
+            for field in dataclasses.fields(optimizer)
+            # It came after checkpoints had been written.
+            if (field.name, getattr(optimizer, field.name)) != ("decay", "at_read")
+        },
+    }
+
+
+def owed_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
+    """The fields of the signature that stored rows depend on: a warm start may change the others."""
+    fields = ["optimizer", "dtype", "state_dtype", "ahead", "moments", "first_touch"]
+    if optimizer.idle_alpha:
+        fields += ["alpha", "decay"]
+    if optimizer.idle_momentum:
+        fields.extend(_OF_MOMENTUM)
+    if optimizer.constant_decay:
+        fields.extend(_OF_WEIGHT_DECAY)
+    return tuple(dict.fromkeys(fields))
+
+
+def differences(
+    saved: Mapping[str, Any] | None, mine: Mapping[str, Any], fields: Sequence[str] | None = None
+) -> list[str]:
+    """In words, the fields (all, if None) in which the checkpoint's signature differs; none if it has no signature."""
+    if saved is None:
+        return []
+    return [
+        f"{name} ({saved.get(name)}, the model has {mine.get(name)})"
+        for name in fields or sorted(saved.keys() | mine.keys())
+        if not _same(saved.get(name), mine.get(name))
+    ]
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=_TOLERANCE)
+    return bool(left == right)
+
+
+def _by_table(settings: TableSettings, dtype_of: Callable[[str], torch.dtype]) -> Any:
+    """The type of all tables, or where they differ that of each."""
+    found = {name: str(dtype_of(name)) for name in sorted(settings.tables)}
+    return found if len(set(found.values())) > 1 else next(iter(found.values()))
+
+
+def _word(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _word(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,0 +1,124 @@
+"""Which checkpoint of a run is read by those who use its model: the last, the best, or that of a step."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.format import Checkpoint, CheckpointError, FormatVersionError, checkpoints_in, latest_valid
+from trainer.runs.directory import Run
+from trainer.runs.run_process import EXIT_FILE
+from trainer.spec.checks.regularizers import LOWER_IS_BETTER
+
+LAST, BEST = "last", "best"
+
+
+def pick(run: Run, which: str = LAST) -> tuple[Checkpoint, list[str]]:
+    """(the checkpoint, every byte of it as written; what its user should know, in words).
+
+    ``last``: the newest that is whole. ``best``: what early stopping has kept, else that of the epoch with the best
+    validation metric, the first of ``evaluation.metrics``. A number: that of this step. Raises CheckpointError, with
+    the remedy.
+    """
+    steps = sorted({_step(path) for path in checkpoints_in(run.checkpoints)})
+    if not steps:
+        raise CheckpointError(
+            f"{run.checkpoints} holds no checkpoint: wait until the job has written its first "
+            "(checkpoint.every_steps), or run it again if retention has removed them"
+        )
+    if which == LAST:
+        checkpoint, notes = _last(run)
+        return checkpoint, [*notes, *_state(run, checkpoint)]
+    if which == BEST:
+        return _best(run), []
+    if not which.isdecimal():
+        raise CheckpointError(f"--checkpoint {which}: use best, last or a step ({_words(steps)})")
+    found = [path for path in checkpoints_in(run.checkpoints) if _step(path) == int(which)]
+    if not found:
+        raise CheckpointError(f"{run.checkpoints} holds no checkpoint of step {which}: there are {_words(steps)}")
+    return _whole(found[0]), []
+
+
+def _last(run: Run) -> tuple[Checkpoint, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checkpoint = latest_valid(run.checkpoints)
+    notes = [str(one.message) for one in caught]
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{run.checkpoints} holds no valid checkpoint ({'; '.join(notes)}): run the job again, or restore the "
+            "folder"
+        )
+    return checkpoint, notes
+
+
+def _best(run: Run) -> Checkpoint:
+    """Raises CheckpointError where the best epoch's checkpoint is not there: another would be taken for it."""
+    kept_apart = latest_valid(run.best)
+    if kept_apart is not None:
+        return kept_apart
+    last, _ = _last(run)
+    metric = str(run.job.evaluation.metrics[0])
+    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+    epochs: dict[int, float] = {
+        int(one["epoch"]): float(one[metric])
+        for one in last.extra["history"]
+        if one["split"] == "validation" and one.get(metric) is not None
+    }
+    if not epochs:
+        raise CheckpointError(
+            f"{run.checkpoints}: no epoch has a validation {metric} yet: use last, or set evaluation.split.validation"
+        )
+    best = max(epochs, key=lambda epoch: (sign * epochs[epoch], -epoch))
+    there: dict[int, Path] = {}
+    for path in reversed(checkpoints_in(run.checkpoints)):
+        try:
+            position = Checkpoint(path).extra["position"]
+        except FormatVersionError:
+            raise
+        except CheckpointError:
+            continue
+        # Its epoch has just been evaluated, and nothing of the next one is in it.
+        if position["evaluated"] and not position["loss_count"]:
+            there[int(position["evaluated"])] = path
+    if best not in there:
+        kept = ", ".join(f"epoch {epoch} ({metric} {epochs.get(epoch, math.nan):.5f})" for epoch in sorted(there))
+        raise CheckpointError(
+            f"epoch {best} was the best ({metric} {epochs[best]:.5f}), and its checkpoint is not kept (there are "
+            f"{kept or 'none of whole epochs'}): use last or a step, and for the next run set checkpoint.every_steps "
+            "to the steps of an epoch and keep_last to the number of epochs"
+        )
+    return _whole(there[best])
+
+
+def _whole(path: Path) -> Checkpoint:
+    checkpoint = Checkpoint(path)
+    try:
+        checkpoint.verify()
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}: use another --checkpoint, or run the job again") from None
+    return checkpoint
+
+
+def _state(run: Run, checkpoint: Checkpoint) -> list[str]:
+    """A word on a job that did not end well, or has not ended."""
+    try:
+        ended: dict[str, Any] = json.loads((run.directory / EXIT_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        ended = {}
+    state = ended.get("state")
+    if state == "succeeded":
+        return []
+    what = f"the job has ended as {state}" if state else "the job has not ended"
+    return [f"{what}: this is its last complete checkpoint, of step {checkpoint.step}"]
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-").partition(".")[0])
+
+
+def _words(steps: list[int]) -> str:
+    return ", ".join(map(str, steps))

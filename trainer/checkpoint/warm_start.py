@@ -1,0 +1,177 @@
+"""``init_from``: a job that goes on from another's last checkpoint (methods, section 3: how vectors are refreshed).
+
+Old rows keep weight, moments and last_update_step, the step counter goes on, and the MLP with its optimizer is taken
+over, so that what a row lost while it was idle in the old job still counts. Rows of new ids start from hash(id, seed),
+or whatever the job's init says; ids unseen for too long lose theirs (docs/adr/0010-growth.md). Which id a row stands
+for is part of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
+from trainer.data.columns.dynamic_ids import IdMap
+from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, open_numeric
+from trainer.data.prepare.drift import PROFILE_FILE, open_profile
+from trainer.runs.directory import Run
+from trainer.spec import JobSpec, Model, Table
+from trainer.spec.checks import supported
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
+
+
+# What a warm start may change of the model: no weight depends on it.
+_FREE_OF_MODEL = (
+    "init", "window", "negatives", "negative_distribution", "negative_power", "focal_gamma", "focal_alpha",
+)  # fmt: skip
+
+
+def parent_checkpoint(run: Run) -> Checkpoint | None:
+    """The checkpoint that the run starts from, if any. ``init_checkpoint`` names it, or a folder of checkpoints, of
+    which the newest valid one is taken. Raises CheckpointError, with the remedy, where there is none."""
+    if run.init_checkpoint is None:
+        return None
+    path = Path(run.init_checkpoint)
+    if (path / "manifest.json").exists():
+        checkpoint: Checkpoint | None = Checkpoint(path)
+    else:
+        checkpoint = latest_valid(path)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"init_from: {path} holds no valid checkpoint: name a job that has one, or leave init_from out"
+        )
+    return checkpoint
+
+
+def id_map_file(table: str) -> str:
+    """The name under which a checkpoint has the id map of a table."""
+    return f"ids-{table}.arrow"
+
+
+def id_map_files(data: PreparedData) -> dict[str, Path]:
+    """Id maps of tables, statistics of numeric features and the profile of the rows, by their names in checkpoints."""
+    found = {id_map_file(name): table.vocabulary_path for name, table in data.tables.items()}
+    others = {NUMERIC_FILE: data.numeric_path, PROFILE_FILE: data.profile_path}
+    return found | {name: path for name, path in others.items() if path is not None}
+
+
+def numeric_features(checkpoint: Checkpoint) -> tuple[Numeric, ...]:
+    """The numeric features that the checkpoint's model reads, with their statistics."""
+    path = checkpoint.attached(NUMERIC_FILE)
+    return () if path is None else open_numeric(path)
+
+
+def profile_of_rows(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """What the rows were like that the checkpoint was trained on, None where an older version wrote it."""
+    path = checkpoint.attached(PROFILE_FILE)
+    return None if path is None else open_profile(path)
+
+
+def id_maps(checkpoint: Checkpoint) -> dict[str, IdMap]:
+    """By table, the ids that its rows stand for. Raises CheckpointError where the checkpoint has none."""
+    found = {}
+    for name in checkpoint.tables:
+        path = checkpoint.attached(id_map_file(name))
+        if path is None:
+            raise CheckpointError(
+                f"init_from: {checkpoint.path} does not say which ids the rows of '{name}' stand for, because an older "
+                "version wrote it: train the parent job again, or leave init_from out"
+            )
+        found[name] = IdMap.read(path)
+    return found
+
+
+def rows_of_parent(job: JobSpec, data: PreparedData) -> dict[str, torch.Tensor]:
+    """By table, the parent's row that each row continues, int64 [num_rows], -1 for rows of new ids. Rows of growing
+    tables are the parent's, all of them: who has which goes on with them."""
+    growths = {name: table.growth for name, table in job.tables.items() if table.growth is not None}
+    return {
+        name: torch.arange(growths[name].num_rows)
+        if name in growths
+        else torch.from_numpy(data.parent_rows(name).copy())
+        for name in data.tables
+    }
+
+
+def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
+    """That the job's model can take over the parent's rows and MLP. Raises ValueError naming the field."""
+    # Fields that came after the parent's version have their defaults.
+    theirs, mine = Model.model_validate(parent.extra["job"]["model"]), job.model
+    # The constant of mf, which is the parent's, is that of its loss.
+    free = _FREE_OF_MODEL if mine.kind == "mf" else (*_FREE_OF_MODEL, "loss")
+    for field in Model.model_fields:
+        if field not in free and getattr(mine, field) != getattr(theirs, field):
+            raise ValueError(
+                f"model.{field}: the parent was trained with {getattr(theirs, field)}, the job asks for "
+                f"{getattr(mine, field)}: use the same, or leave init_from out"
+            )
+    for name in data.tables:
+        stored, asked = (Table.model_validate(each) for each in (
+            parent.extra["job"].get("tables", {}).get(name, {}), job.tables.get(name, Table()),
+        ))  # fmt: skip
+        for field in Table.model_fields:
+            if getattr(stored, field) != getattr(asked, field):
+                raise ValueError(
+                    f"tables.{name}.{field}: the parent's rows are of {getattr(stored, field)}, the job asks for "
+                    f"{getattr(asked, field)}: use the same, or leave init_from out"
+                )
+    if parent.tables.keys() != data.tables.keys():
+        raise ValueError(
+            f"init_from: the parent has tables for {', '.join(sorted(parent.tables))}, the dataset's features have "
+            f"{', '.join(sorted(data.tables))}: use the same features, or leave init_from out"
+        )
+
+
+def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
+    """The alpha of adaptive regularization of a warm start: the tables' own, since what an idle row lost depends on it.
+    ``parent`` is the checkpoint's ``extra``. Raises ValueError where the job asks for another optimizer, batch size or
+    alpha, or for other settings of what idle rows owe."""
+    if job.optimizer.kind != parent["optimizer"]:
+        raise ValueError(
+            f"optimizer.kind: the parent's rows were trained with {parent['optimizer']} and keep its state, "
+            f"the job asks for {job.optimizer.kind}: use the same, or leave init_from out"
+        )
+    _check_idle(job, parent["job"]["optimizer"])
+    alpha = parent["alpha"]
+    if alpha is None:
+        return None
+    if job.batch_size != parent["batch_size"]:
+        raise ValueError(
+            f"batch_size: alpha and the ages of rows are counted in steps of {parent['batch_size']} examples, the job "
+            f"asks for {job.batch_size}: a change on a warm start is not available yet; use the same, or leave "
+            "init_from out"
+        )
+    if job.optimizer.alpha not in ("default", "auto", alpha):
+        raise ValueError(
+            f"optimizer.alpha: the parent's rows decay with {alpha:g}, the job asks for {job.optimizer.alpha}: "
+            "use default (it is inherited), or leave init_from out"
+        )
+    return float(alpha)
+
+
+def _check_idle(job: JobSpec, theirs: dict[str, Any]) -> None:
+    """What idle rows owe is computed when they are read: other settings would move every idle row at once."""
+    mine = job.optimizer.model_dump(mode="json")
+    kind, fields = job.optimizer.kind, []
+    if kind in supported.AVERAGING:
+        fields.append("moments")
+        if theirs["moments"] == "dense" and kind in supported.ADAM_FAMILY:
+            fields += ["learning_rate", "schedule", "beta1", "beta2", "eps", "eps_inside_root"]
+    if kind in supported.WEIGHT_DECAY:
+        fields += ["learning_rate", "schedule", "weight_decay"]
+    if kind in (*supported.WEIGHT_DECAY, *supported.ADAPTIVE_DECAY):
+        fields.append("first_touch")
+    if kind in supported.ADAPTIVE_DECAY:
+        fields.append("decay")
+    for field in dict.fromkeys(fields):
+        # A parent of an earlier version has not been asked.
+        if mine[field] != theirs.get(field, mine[field]):
+            raise ValueError(
+                f"optimizer.{field}: what the parent's idle rows owe is counted with {theirs[field]}, the job asks for "
+                f"{mine[field]}: a change on a warm start is not available yet; use the same, or leave init_from out"
+            )

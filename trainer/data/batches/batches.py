@@ -1,0 +1,200 @@
+"""Batches as tensors: KeyedJaggedTensor, labels, and where the slice lies in the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchrec import KeyedJaggedTensor
+
+from trainer.data.batches.fresh_negatives import FreshNegatives
+from trainer.data.batches.order import rank_slice
+from trainer.data.batches.prefetch import Prefetched
+from trainer.data.batches.sequence_batches import SequenceReader, ranking_batches
+from trainer.data.columns.hashing import Int64s
+from trainer.data.columns.jagged import Jagged
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's slice of a global batch, or of one of its micro-batches.
+
+    ``features``: table rows, int64, keys in the fixed order of ``PreparedData.keys``. ``labels``: float32 [b].
+    ``sample_offset``: index in the global batch of the slice's first sample. ``global_size``: samples of the whole
+    batch. ``part_offset``: index in the global batch of the micro-batch's first sample, which rank 0 holds.
+    ``step``: steps before this one since the first epoch (training), or the number of the batch (evaluation).
+    ``seen``: for models of sequences in evaluation, int64 [m, 2]: (sample, item row) of all that came before.
+    ``dense``: float32 [b, n], the numeric features in the order of ``PreparedData.dense``; None where there are none.
+    """
+
+    features: KeyedJaggedTensor
+    labels: torch.Tensor
+    sample_offset: int
+    global_size: int
+    step: int
+    part_offset: int = 0
+    seen: torch.Tensor | None = None
+    dense: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        device = torch.device(device)
+        return replace(
+            self,
+            features=self.features.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+            seen=None if self.seen is None else self.seen.to(device, non_blocking=non_blocking),
+            dense=None if self.dense is None else self.dense.to(device, non_blocking=non_blocking),
+        )
+
+    def pin(self) -> Batch:
+        """In page-locked memory, for asynchronous copies to a GPU."""
+        dense = None if self.dense is None else self.dense.pin_memory()
+        return replace(self, features=self.features.pin_memory(), labels=self.labels.pin_memory(), dense=dense)
+
+    def on(self, device: torch.device) -> Batch:
+        """Where the model is; itself on the CPU. A copy to a GPU waits for nothing that runs there."""
+        if device.type == "cpu":
+            return self
+        return (self.pin() if device.type == "cuda" else self).to(device, non_blocking=True)
+
+
+def train_batches(
+    data: PreparedData, epoch: int, start_step: int, rank: int, world_size: int, micro_batches: int = 1
+) -> Prefetched[Batch]:
+    """See :meth:`PreparedData.train_batches`."""
+    num_examples, size = data.num_examples["train"], data.batch_size
+    order = data.order()
+    batch_of = _training_reader(data, epoch)
+
+    def make(number: int) -> Batch:
+        step, part = divmod(number, micro_batches)
+        start = step * size
+        global_size = min(size, num_examples - start)
+        # The batch in parts, and each part over the ranks: what all ranks compute at once is consecutive.
+        begin, end = rank_slice(global_size, part, micro_batches)
+        first, last = (begin + place for place in rank_slice(end - begin, rank, world_size))
+        rows = order.rows(epoch, start + first, start + last)
+        batch = batch_of(rows, first, global_size, epoch * data.steps_per_epoch + step, start + first)
+        return replace(batch, part_offset=begin)
+
+    return Prefetched(make, start_step * micro_batches, data.steps_per_epoch * micro_batches)
+
+
+def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
+    """See :meth:`PreparedData.eval_batches`."""
+    if data.sequence is not None:
+        return ranking_batches(data, split, batch_size, rank, world_size)
+    num_examples = data.num_examples[split]
+    reader = _Reader(data, split)
+
+    def make(step: int) -> Batch:
+        start = step * batch_size
+        global_size = min(batch_size, num_examples - start)
+        first, last = rank_slice(global_size, rank, world_size)
+        return reader.batch(np.arange(start + first, start + last), first, global_size, step, start)
+
+    return Prefetched(make, 0, -(-num_examples // batch_size))
+
+
+def _training_reader(data: PreparedData, epoch: int) -> Callable[[Int64s, int, int, int, int], Batch]:
+    if data.sequence is not None:
+        return SequenceReader(data, epoch).batch
+    return _Reader(data, "train", FreshNegatives(data, epoch) if data.is_bpr else None).batch
+
+
+class _Reader:
+    """Gathers rows of one split into tensors."""
+
+    def __init__(self, data: PreparedData, split: str, negatives: FreshNegatives | None = None):
+        self._negatives = negatives
+        own = [key for key in data.keys if not (data.is_bpr and key is data.keys[-1])]
+        self._names = [key.name for key in data.keys]
+        self._columns = [data.checked_column(split, key) for key in own]
+        self._labels = data.labels(split).view(np.ndarray)
+        self._numbers = data.numbers(split) if data.num_dense else None
+        self._weights = [data.weights(split, key) if key.weighted else None for key in own]
+        self._is_bpr = data.is_bpr
+        self._user = [key.name for key in own].index("user") if data.is_bpr else -1
+        self._single = not data.is_bpr and not any(isinstance(column, Jagged) for column in self._columns)
+        self._ones: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def batch(
+        self,
+        rows: Int64s,
+        sample_offset: int,
+        global_size: int,
+        step: int,
+        first_sample: int,
+    ) -> Batch:
+        if self._single:
+            features = self._singles(rows)
+        else:
+            features = self._bags(rows, first_sample)
+        labels = torch.from_numpy(self._labels[rows].astype(np.float32))
+        dense = None if self._numbers is None else torch.from_numpy(self._numbers[rows])
+        return Batch(features, labels, sample_offset, global_size, step, dense=dense)
+
+    def _singles(self, rows: Int64s) -> KeyedJaggedTensor:
+        """One id of every feature and row, as most click logs have: lengths and offsets are those of the last batch,
+        and nobody writes to them."""
+        count, number = len(rows), len(self._columns)
+        if self._ones is None or len(self._ones[0]) != number * count:
+            self._ones = torch.ones(number * count, dtype=torch.int64), torch.arange(number * count + 1)
+        codes = np.empty((number, count), dtype=np.int32)
+        for place, column in enumerate(self._columns):
+            # Rows lie inside every column (checked_column); to clip is to need no copy of the output.
+            np.take(column, rows, out=codes[place], mode="clip")
+        lengths, offsets = self._ones
+        values = torch.from_numpy(codes.reshape(-1).astype(np.int64))
+        return KeyedJaggedTensor(keys=self._names, values=values, lengths=lengths, offsets=offsets, stride=count)
+
+    def _bags(self, rows: Int64s, first_sample: int) -> KeyedJaggedTensor:
+        count = len(rows)
+        parts = [column.take(rows) if isinstance(column, Jagged) else column[rows] for column in self._columns]
+        lengths = np.ones((len(self._names), count), dtype=np.int64)
+        flat: list[npt.NDArray[np.integer]] = []
+        for number, part in enumerate(parts):
+            if isinstance(part, Jagged):
+                lengths[number] = part.lengths
+                flat.append(part.values)
+            else:
+                flat.append(part)
+        if self._negatives is not None:
+            users = parts[self._user]
+            assert not isinstance(users, Jagged)
+            flat.append(self._negatives.draw(users, first_sample))
+        elif self._is_bpr:
+            lengths[-1] = 0  # the key is there in evaluation too, with empty bags: one set of keys for the model
+        values = np.concatenate(flat, dtype=np.int64) if flat else np.empty(0, dtype=np.int64)
+        weights = None
+        if any(one is not None for one in self._weights):
+            weights = torch.from_numpy(self._weights_of(rows, flat))
+        offsets = np.zeros(lengths.size + 1, dtype=np.int64)
+        np.cumsum(lengths.ravel(), out=offsets[1:])
+        return KeyedJaggedTensor(
+            keys=self._names,
+            values=torch.from_numpy(values),
+            weights=weights,
+            lengths=torch.from_numpy(lengths.ravel()),
+            offsets=torch.from_numpy(offsets),
+            stride=count,
+        )
+
+    def _weights_of(self, rows: Int64s, flat: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.float32]:
+        """Of every id of the batch: 1 where its feature has none."""
+        found = [np.ones(len(values), dtype=np.float32) for values in flat]
+        for number, weights in enumerate(self._weights):
+            column = self._columns[number]
+            if weights is not None and isinstance(column, Jagged):
+                found[number] = Jagged(weights, column.offsets).take(rows).values
+        return np.concatenate(found)

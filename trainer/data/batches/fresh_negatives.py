@@ -1,0 +1,86 @@
+"""Negatives that are drawn anew in each epoch, each a function of (seed, epoch, sample): by any number of ranks and
+after a resume the same. Torch-free.
+
+``uniform``: over the items of training; ``popularity``: by how many training examples each has, to a power; both leave
+out what the user had in training. ``in_batch``: the item of another example of the global batch; of IN_BATCH_DRAWS that
+are drawn the first that the user never had counts, and where there is none a uniform item.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.columns.hashing import Int64s, below, derive_key, random_words
+from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
+
+IN_BATCH_DRAWS = 8
+_NEGATIVES, _IN_BATCH = 21, 22
+
+
+class FreshNegatives:
+    """BPR's: one for each example, beside what its user had in the training split."""
+
+    def __init__(self, data: PreparedData, epoch: int):
+        self._seen, self._items = data.seen_items
+        self._unseen: SeenItems | PopularUnseen = self._seen
+        if data.sampling == "popularity":
+            weights = popularity_weights(data.row_counts(self._table(data))[self._items], data.sampling_power)
+            self._unseen = PopularUnseen(self._seen, weights)
+        self._key = derive_key(data.seed, epoch, _NEGATIVES)
+        self._in_batch = _InBatch(data, epoch, self._seen, self._items) if data.sampling == "in_batch" else None
+
+    @staticmethod
+    def _table(data: PreparedData) -> str:
+        return next(key.table for key in data.keys if key.name == "item")
+
+    def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
+        """Item rows for consecutive examples of the epoch's global order, of which ``first_sample`` is the first."""
+        samples = np.arange(first_sample, first_sample + len(users))
+        drawn = self._items[self._unseen.draw(users, random_words(self._key, samples))]
+        return drawn if self._in_batch is None else self._in_batch.instead_of(drawn, users, samples)
+
+
+class _InBatch:
+    """Items of other examples of the batch that each example is in."""
+
+    def __init__(self, data: PreparedData, epoch: int, seen: SeenItems, items: Int64s):
+        item = next(key for key in data.keys if key.name == "item")
+        column = data.column("train", item)
+        assert isinstance(column, np.ndarray)
+        self._column, self._order = column, data.order()
+        self._epoch, self._size, self._num = epoch, data.batch_size, data.num_examples["train"]
+        self._key = derive_key(data.seed, epoch, _IN_BATCH)
+        users, had = seen.pairs()
+        self._width = int(items.max(initial=0)) + 1
+        self._pairs = users * self._width + items[had]  # ascending, as rows of items are
+
+    def instead_of(self, uniform: Int64s, users: npt.NDArray[np.int32], samples: Int64s) -> Int64s:
+        if not len(samples):
+            return uniform
+        start = int(samples[0]) // self._size * self._size
+        stop = min(start + self._size, self._num)
+        if stop - start < 2:
+            return uniform
+        items = self._column[self._order.rows(self._epoch, start, stop)].astype(np.int64)
+        found = uniform.copy()
+        missing = np.ones(len(samples), dtype=bool)
+        for number in range(IN_BATCH_DRAWS):
+            words = random_words(self._key, samples * IN_BATCH_DRAWS + number)
+            # Any of the others: what is drawn counts from the example itself on.
+            other = items[(samples - start + 1 + below(words, stop - start - 1)) % (stop - start)]
+            taken = missing & (other > 1) & ~self._had(users, other)
+            found[taken] = other[taken]
+            missing &= ~taken
+        return found
+
+    def _had(self, users: npt.NDArray[np.int32], items: Int64s) -> npt.NDArray[np.bool_]:
+        wanted = users.astype(np.int64) * self._width + items
+        place = np.searchsorted(self._pairs, wanted)
+        inside = (place < len(self._pairs)) & (items < self._width)
+        return inside & (self._pairs[np.minimum(place, len(self._pairs) - 1)] == wanted) if len(self._pairs) else inside

@@ -1,0 +1,256 @@
+"""Batches of models of sequences: keys ``item`` (what is read), ``item__target`` and ``item__negative``, all rows of
+the item table as lists.
+
+Negatives are drawn by Philox4x32-10: key (seed, crc32("item__negative")), counter (epoch, sample, slot >> 1, 0), whose
+words 2 (slot & 1) and the next one are the halves of a 64-bit number. ``sample`` counts the examples of the epoch in
+their global order and ``slot`` the draws of one example, so that any ranks, cuts and resumes draw the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchrec import KeyedJaggedTensor
+
+from embeddings.tables.philox import philox4x32, table_key
+from trainer.data.batches.fresh_negatives import IN_BATCH_DRAWS
+from trainer.data.batches.order import rank_slice
+from trainer.data.batches.prefetch import Prefetched
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.data.columns.hashing import Int64s, UInt64s, below, mix, unit_interval
+from trainer.data.columns.jagged import Jagged, gather_spans
+from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
+from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
+from trainer.data.prepare.split import SPLIT_SEED
+from trainer.spec.checks.models import PIECE_MODELS
+
+if TYPE_CHECKING:
+    from trainer.data.batches.batches import Batch
+    from trainer.data.batches.prepared import PreparedData
+
+NUM_EVALUATION_NEGATIVES = 100
+# 100 rows are looked up for each example.
+MAX_BATCH = 1024
+
+
+def words(key: tuple[int, int], epoch: int, samples: Int64s, num_slots: int) -> UInt64s:
+    """64-bit words [b, num_slots] of the counters above."""
+    slots = np.arange((num_slots + 1) // 2, dtype=np.uint64)[None, :]
+    drawn = philox4x32((epoch, samples.astype(np.uint64)[:, None], slots, 0), key)
+    pairs = np.stack([drawn[0] << np.uint64(32) | drawn[1], drawn[2] << np.uint64(32) | drawn[3]], axis=2)
+    return pairs.reshape(len(samples), 2 * slots.shape[1])[:, :num_slots]
+
+
+class SkipGrams:
+    """item2vec: an example is an item of a training sequence; targets are those at most ``window`` places from it.
+
+    Each target has ``negatives`` draws, by unigram^0.75 of the training split where the job says nothing else; one that
+    is the target itself is left out, as word2vec does: its place holds the padding row 0.
+    """
+
+    def __init__(self, data: PreparedData, epoch: int):
+        assert data.sequence is not None
+        self._train = data.sequences.train
+        self._window, self._negatives = data.sequence["window"], data.sequence["negatives"]
+        self._epoch, self._key = epoch, table_key(data.seed, NEGATIVE)
+        counts = data.row_counts(data.keys[0].table)
+        power = data.sampling_power if data.sampling == "popularity" else 0.0
+        weights = np.where(counts > 0, counts.astype(np.float64) ** power, 0.0)
+        weights[:NUM_SPECIAL_ROWS] = 0.0
+        self._cumulative = np.cumsum(weights) / weights.sum()
+
+    def lists(self, rows: Int64s, samples: Int64s, whole: Int64s | None = None) -> dict[str, Jagged]:
+        items, starts = self._train
+        sequence = np.searchsorted(starts, rows, side="right") - 1
+        offsets = np.concatenate([np.arange(-self._window, 0), np.arange(1, self._window + 1)])
+        places = rows[:, None] + offsets
+        inside = (places >= starts[sequence][:, None]) & (places < starts[sequence + 1][:, None])
+        targets = items[np.where(inside, places, 0)].astype(np.int64)
+        drawn = words(self._key, self._epoch, samples, len(offsets) * self._negatives)
+        if whole is not None:
+            negatives = items[whole][below(drawn, len(whole))].astype(np.int64)
+        else:
+            negatives = np.searchsorted(self._cumulative, unit_interval(drawn), side="right")
+        # Rounding may leave the last sum a hair below 1.
+        negatives = np.minimum(negatives, len(self._cumulative) - 1).reshape(*targets.shape, self._negatives)
+        negatives[negatives == targets[:, :, None]] = 0
+        count = inside.sum(axis=1)
+        return {
+            ITEM: _singles(items[rows]),
+            TARGET: _lists(targets[inside], count),
+            NEGATIVE: _lists(negatives[inside].reshape(-1), count * self._negatives),
+        }
+
+
+class NextItems:
+    """SASRec, GRU4Rec: an example is a piece of a training sequence (:class:`trainer.data.prepare.sequences.Windows`).
+
+    ``item`` holds all but its last item, ``item__target`` all but its first, and ``item__negative`` for each target
+    ``negatives`` uniform items of training that the user never had there.
+    """
+
+    def __init__(self, data: PreparedData, epoch: int):
+        assert data.sequence is not None
+        self._train, self._windows = data.sequences.train, data.windows
+        self._length, self._negatives = data.sequence["length"], data.sequence["negatives"]
+        self._epoch, self._key = epoch, table_key(data.seed, NEGATIVE)
+        self._unseen = Unseen(data, data.sampling_power if data.sampling == "popularity" else None)
+
+    def lists(self, rows: Int64s, samples: Int64s, whole: Int64s | None = None) -> dict[str, Jagged]:
+        items, starts = self._train
+        sequence, begin, end = self._windows.spans(rows)
+        count = end - begin - 1
+        drawn = words(self._key, self._epoch, samples, self._length * self._negatives)
+        had = gather_spans(items, starts[sequence], starts[sequence + 1] - starts[sequence])
+        # The last target has the same draws however long the piece is.
+        wanted = np.arange(self._length)[None, :] >= self._length - count[:, None]
+        drawn = drawn.reshape(len(rows), self._length, self._negatives)[wanted].reshape(-1)
+        owners = np.repeat(np.arange(len(rows)), count * self._negatives)
+        return {
+            ITEM: gather_spans(items, begin, count),
+            TARGET: gather_spans(items, begin + 1, count),
+            NEGATIVE: _lists(self._drawn(had, owners, drawn, whole), count * self._negatives),
+        }
+
+    def _drawn(self, had: Jagged, owners: Int64s, drawn: UInt64s, whole: Int64s | None) -> Int64s:
+        """Items by the words ``drawn`` for lists ``owners``; of the batch where its pieces, ``whole``, are given."""
+        found = self._unseen.draw(had, owners, drawn)
+        if whole is None:
+            return found
+        _, begin, end = self._windows.spans(whole)
+        others = gather_spans(self._train.values, begin + 1, end - begin - 1).values.astype(np.int64)
+        width = int(max(others.max(initial=0), had.values.max(initial=0))) + 1
+        own = np.sort(np.repeat(np.arange(len(had.lengths)), had.lengths) * width + had.values)
+        missing = np.ones(len(found), dtype=bool)
+        for number in range(IN_BATCH_DRAWS):
+            other = others[below(mix(drawn + np.uint64(number)), len(others))]
+            wanted = owners * width + other
+            place = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
+            taken = missing & (own[place] != wanted)
+            found[taken] = other[taken]
+            missing &= ~taken
+        return found
+
+
+class Unseen:
+    """Items of the training split that are not among a list: uniform, or by popularity to a power."""
+
+    def __init__(self, data: PreparedData, power: float | None = None):
+        counts = data.row_counts(data.keys[0].table)
+        self._items = np.flatnonzero(counts[NUM_SPECIAL_ROWS:] > 0) + NUM_SPECIAL_ROWS
+        self._place = np.full(len(counts), -1, dtype=np.int64)
+        self._place[self._items] = np.arange(len(self._items))
+        self._weights = None if power is None else popularity_weights(counts[self._items], power)
+
+    def draw(self, had: Jagged, owners: Int64s, drawn: UInt64s) -> Int64s:
+        """For each word an item that list ``owners[i]`` of ``had`` has not; any item where it has them all."""
+        places = self._place[had.values]
+        lists = np.repeat(np.arange(len(had.lengths)), had.lengths)
+        known = places >= 0
+        seen = SeenItems.from_pairs(lists[known], places[known], len(had.lengths), len(self._items))
+        unseen = seen if self._weights is None else PopularUnseen(seen, self._weights)
+        return self._items[unseen.draw(owners, drawn)]
+
+
+class RankingReader:
+    """Held-out examples: what came before as ``item``, the item that came as ``item__target``, and as
+    ``item__negative`` 100 uniform items that the user never had in any split.
+
+    The negatives depend on the split and the example's number alone: the same for every job on the same data.
+    """
+
+    def __init__(self, data: PreparedData, split: str):
+        assert data.sequence is not None
+        self._sequences, self._split = data.sequences, split
+        self._places = data.sequences.held[split]
+        self._length = data.sequence["history"]
+        self._key = table_key(SPLIT_SEED, split)
+        self._unseen = Unseen(data)
+
+    def batch(self, first: int, last: int, sample_offset: int, global_size: int, step: int) -> Batch:
+        places = np.asarray(self._places[first:last])
+        before, everything = self._sequences.history(self._split, places)
+        kept = np.minimum(before.lengths, self._length)
+        drawn = words(self._key, 0, np.arange(first, last), NUM_EVALUATION_NEGATIVES).reshape(-1)
+        owners = np.repeat(np.arange(len(places)), NUM_EVALUATION_NEGATIVES)
+        negatives = self._unseen.draw(everything, owners, drawn)
+        lists = {
+            ITEM: gather_spans(before.values, before.offsets[1:] - kept, kept),
+            TARGET: _singles(self._sequences.items[places]),
+            NEGATIVE: _lists(negatives, np.full(len(places), NUM_EVALUATION_NEGATIVES)),
+        }
+        samples = np.repeat(np.arange(len(places)), before.lengths)
+        seen = torch.from_numpy(np.stack([samples, before.values.astype(np.int64)], axis=1))
+        return _batch(lists, sample_offset, global_size, step, seen)
+
+
+class SequenceReader:
+    """Training batches, with the signature that :func:`trainer.data.batches.batches.train_batches` calls."""
+
+    def __init__(self, data: PreparedData, epoch: int):
+        assert data.sequence is not None
+        kinds: Mapping[str, Any] = {"item2vec": SkipGrams, **dict.fromkeys(PIECE_MODELS, NextItems)}
+        self._make = kinds[data.sequence["kind"]](data, epoch)
+        self._order = data.order() if data.sampling == "in_batch" else None
+        self._epoch, self._size, self._num = epoch, data.batch_size, data.num_examples["train"]
+
+    def batch(self, rows: Int64s, sample_offset: int, global_size: int, step: int, first_sample: int) -> Batch:
+        whole = None
+        if self._order is not None:
+            start = first_sample // self._size * self._size
+            whole = self._order.rows(self._epoch, start, min(start + self._size, self._num))
+        lists = self._make.lists(rows, np.arange(first_sample, first_sample + len(rows)), whole)
+        return _batch(lists, sample_offset, global_size, step)
+
+
+def ranking_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
+    """Batches of a held-out split in the order of users. See :class:`RankingReader`."""
+    num_examples = data.num_examples[split]
+    batch_size = min(batch_size, MAX_BATCH)
+    reader = RankingReader(data, split)
+
+    def make(step: int) -> Batch:
+        start = step * batch_size
+        global_size = min(batch_size, num_examples - start)
+        first, last = rank_slice(global_size, rank, world_size)
+        return reader.batch(start + first, start + last, first, global_size, step)
+
+    return Prefetched(make, 0, -(-num_examples // batch_size))
+
+
+def catalogue_features(num_rows: int) -> KeyedJaggedTensor:
+    """One sample whose ``item__negative`` are all rows of the item table, 0 to num_rows - 1."""
+    nothing = Jagged(np.empty(0, dtype=np.int64), np.zeros(2, dtype=np.int64))
+    return _features({ITEM: nothing, TARGET: nothing, NEGATIVE: _lists(np.arange(num_rows), np.array([num_rows]))})
+
+
+def _singles(items: npt.NDArray[np.integer]) -> Jagged:
+    return Jagged(items, np.arange(len(items) + 1))
+
+
+def _lists(items: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]) -> Jagged:
+    return Jagged(items, np.append(0, np.cumsum(lengths)))
+
+
+def _features(lists: Mapping[str, Jagged]) -> KeyedJaggedTensor:
+    lengths = np.concatenate([lists[name].lengths for name in SEQUENCE_KEYS])
+    return KeyedJaggedTensor(
+        keys=list(SEQUENCE_KEYS),
+        values=torch.from_numpy(np.concatenate([lists[name].values for name in SEQUENCE_KEYS], dtype=np.int64)),
+        lengths=torch.from_numpy(lengths),
+        offsets=torch.from_numpy(np.append(0, np.cumsum(lengths))),
+        stride=len(lists[ITEM].lengths),
+    )
+
+
+def _batch(
+    lists: Mapping[str, Jagged], sample_offset: int, global_size: int, step: int, seen: torch.Tensor | None = None
+) -> Batch:
+    from trainer.data.batches.batches import Batch
+
+    labels = torch.ones(len(lists[ITEM].lengths), dtype=torch.float32)
+    return Batch(_features(lists), labels, sample_offset, global_size, step, seen=seen)

@@ -1,0 +1,1 @@
+"""What raw columns become: ids, hashes, vocabularies, numbers, labels, lists. Without torch."""

@@ -1,0 +1,141 @@
+"""Which raw id each row of a table stands for, from one run of a warm-start chain to the next. Torch-free.
+
+A warm start takes new ids and gives up ids that have not occurred for too long (docs/adr/0010-growth.md): every id
+carries the number of the run whose training split last had it. Rows of ids that stay keep their order and close the
+gaps, so a table is never larger than the ids that it serves. An id that was given up leaves a tombstone, for as many
+runs as an id may stay unseen, so that publishers stop serving its last vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.columns.vocabulary import Codes
+
+NUM_SPECIAL_ROWS = 2  # row 0 is padding, row 1 the unknown id
+UNKNOWN_ROW = 1
+
+_RUN = b"run"
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+def _no_runs() -> Int32s:
+    return np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class IdMap:
+    """The ids of a table's rows: row r >= 2 is entry r - 2.
+
+    Attributes:
+        ids: distinct raw ids, int64 or large_string.
+        last_seen: int32 [n], the number of the run whose training split last had each.
+        run: number of the run that this map is of, counted along the chain of warm starts from 1; 0: unknown.
+        retired, retired_in: tombstones: ids without a row any more, and int32, the run that gave each up.
+    """
+
+    ids: pa.Array
+    last_seen: Int32s = field(default_factory=_no_runs)
+    run: int = 0
+    retired: pa.Array = None
+    retired_in: Int32s = field(default_factory=_no_runs)
+
+    def __post_init__(self) -> None:
+        if self.retired is None:
+            object.__setattr__(self, "retired", pa.array([], self.ids.type))
+        if not len(self.last_seen):
+            object.__setattr__(self, "last_seen", np.full(len(self.ids), self.run, dtype=np.int32))
+
+    def write(self, path: Path) -> None:
+        """An Arrow file of two batches, rows and tombstones, each of ``id`` and ``run``."""
+        schema = pa.schema([("id", self.ids.type), ("run", pa.int32())], metadata={_RUN: str(self.run).encode()})
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            for ids, runs in ((self.ids, self.last_seen), (self.retired, self.retired_in)):
+                writer.write_batch(pa.record_batch([ids, pa.array(runs, pa.int32())], schema=schema))
+
+    @staticmethod
+    def read(path: Path) -> IdMap:
+        """Memory-mapped."""
+        with pa.memory_map(str(path)) as file:
+            reader = pa.ipc.open_file(file)
+            rows, tombstones = reader.get_batch(0), reader.get_batch(1)
+        return IdMap(
+            rows.column(0),
+            rows.column(1).to_numpy(),
+            int(reader.schema.metadata[_RUN]),
+            tombstones.column(0),
+            tombstones.column(1).to_numpy(),
+        )
+
+
+@dataclass(frozen=True)
+class GrownTable:
+    """A table after a run's training data was added to its parent's.
+
+    Attributes:
+        ids: the new map.
+        row_of_code: int32 [len(ids in the data) + 1], the row of each id of the data; the last entry: of no id.
+        parent_rows: int64 [num_rows], ascending, the parent's row that each row continues, -1 for a new one.
+    """
+
+    ids: IdMap
+    row_of_code: Int32s
+    parent_rows: Int64s
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.ids.ids) + NUM_SPECIAL_ROWS
+
+
+def grow(base: IdMap | None, codes: Codes, counts: Int64s, retire_after_runs: int | None = None) -> GrownTable:
+    """Rows of a run: the parent's ids that stay, in their order, then the data's other ids in ascending order.
+
+    Args:
+        base: of the parent; None without one.
+        codes: the distinct ids of the data, in ascending order.
+        counts: [len(codes.ids)], how often each occurs in the training split; ids of held-out rows alone get no row.
+        retire_after_runs: an id that none of the last so many runs had, this one among them, loses its row; None: no
+            id does.
+    """
+    if base is None:
+        base = IdMap(pa.array([], codes.ids.type))
+    run = base.run + 1
+    code = codes.encode(base.ids)
+    seen = np.zeros(len(code), dtype=np.bool_)
+    seen[code >= 0] = counts[code[code >= 0]] > 0
+    last_seen = np.where(seen, run, base.last_seen).astype(np.int32)
+    stays = np.ones(len(code), dtype=np.bool_) if retire_after_runs is None else run - last_seen < retire_after_runs
+    kept = np.flatnonzero(stays)
+
+    rows = np.full(len(codes.ids) + 1, UNKNOWN_ROW, dtype=np.int32)
+    known = kept[code[kept] >= 0]
+    rows[code[known]] = np.searchsorted(kept, known) + NUM_SPECIAL_ROWS
+    new = np.flatnonzero((counts > 0) & (rows[:-1] == UNKNOWN_ROW))
+    rows[new] = np.arange(len(new)) + NUM_SPECIAL_ROWS + len(kept)
+
+    added = codes.ids.take(pa.array(new))
+    ids = pa.concat_arrays([base.ids.take(pa.array(kept)) if len(kept) < len(base.ids) else base.ids, added])
+    retired, retired_in = _tombstones(base, np.flatnonzero(~stays), added, run, retire_after_runs)
+    return GrownTable(
+        IdMap(ids, np.concatenate([last_seen[kept], np.full(len(new), run, np.int32)]), run, retired, retired_in),
+        rows,
+        np.concatenate([np.arange(NUM_SPECIAL_ROWS), kept + NUM_SPECIAL_ROWS, np.full(len(new), -1)]),
+    )
+
+
+def _tombstones(
+    base: IdMap, gone: Int64s, added: pa.Array, run: int, retire_after_runs: int | None
+) -> tuple[pa.Array, Int32s]:
+    """The parent's tombstones, without ids that are back and those old enough to be forgotten, then this run's."""
+    standing = Codes(added).encode(base.retired) < 0
+    if retire_after_runs is not None:
+        standing &= run - base.retired_in < retire_after_runs
+    old = np.flatnonzero(standing)
+    retired = pa.concat_arrays([base.retired.take(pa.array(old)), base.ids.take(pa.array(gone))])
+    return retired, np.concatenate([base.retired_in[old], np.full(len(gone), run, np.int32)])

@@ -1,0 +1,205 @@
+"""Numeric features: values from columns, statistics of the training rows, and the transforms that use them. Torch-free.
+
+NaN and null are missing; an infinite value, and text that is no number, are bad. What is missing takes ``missing`` of
+the feature: the mean of the transformed training values, a number that is transformed like any other, or it is bad.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.data.errors import DataError
+from trainer.data.prepare.arrays import VALUE
+from trainer.data.sources.source import Chunk
+from trainer.spec import Feature
+
+NUMERIC_FILE = "numeric.json"
+NUM_QUANTILES = 1000
+# Quantiles are those of so many training values at most, evenly spaced over the rows.
+_SAMPLE_ROWS = 1 << 20
+_PIECE_ROWS = 1 << 20
+
+Float64s = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A numeric feature x as a model reads it, float32:
+
+    none: x; log1p: sign(x) log(1 + |x|); standardize: (x - mean) / std, of training; quantile: the share of training
+    values below x, interpolated between NUM_QUANTILES of them, in [0, 1].
+
+    ``fill`` is what stands for a missing value, after the transform.
+    """
+
+    name: str
+    column: str
+    transform: str
+    missing: str | float
+    mean: float = 0.0
+    std: float = 1.0
+    fill: float = 0.0
+    quantiles: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+
+    def apply(self, values: Float64s) -> npt.NDArray[np.float32]:
+        """``values`` [n], NaN where missing."""
+        return np.where(np.isnan(values), self.fill, self._transformed(values)).astype(VALUE)
+
+    def _transformed(self, values: Float64s) -> Float64s:
+        if self.transform == "log1p":
+            return np.sign(values) * np.log1p(np.abs(values))
+        if self.transform == "standardize":
+            return (values - self.mean) / self.std
+        if self.transform == "quantile":
+            return np.interp(values, self.quantiles, self.shares)
+        return values
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def numeric_of(document: Mapping[str, Any]) -> Numeric:
+    """What :meth:`Numeric.as_json` gave."""
+    lists = {name: tuple(document[name]) for name in ("quantiles", "shares")}
+    return Numeric(**{**document, **lists})
+
+
+def write_numeric(features: Sequence[Numeric], path: Path) -> None:
+    path.write_text(json.dumps([one.as_json() for one in features], indent=1), "utf-8")
+
+
+def open_numeric(path: Path) -> tuple[Numeric, ...]:
+    """What :func:`write_numeric` wrote."""
+    return tuple(numeric_of(document) for document in json.loads(path.read_text("utf-8")))
+
+
+def planned(features: Mapping[str, Feature]) -> list[Numeric]:
+    """The numeric ones of these features, before anything is known of their values."""
+    return [
+        Numeric(name, feature.column or name, feature.transform, "mean" if feature.missing is None else feature.missing)
+        for name, feature in features.items()
+        if feature.type == "dense"
+    ]
+
+
+def fitted(feature: Numeric, values: Float64s, where: str) -> Numeric:
+    """With the statistics of training rows' ``values`` [n], which may be memory-mapped. Raises DataError where all of
+    them are missing."""
+    count, total, square = 0, 0.0, 0.0
+    for piece in _pieces(values):
+        count += len(piece)
+        total += float(piece.sum())
+    if count == 0:
+        raise DataError(
+            f"feature '{feature.name}' has no value in any training row",
+            where=where,
+            remedy="fill the column, or leave the feature out",
+        )
+    mean = total / count
+    for piece in _pieces(values):
+        square += float(np.square(piece - mean).sum())
+    std = float(np.sqrt(square / count))
+    quantiles, shares = _quantiles(values) if feature.transform == "quantile" else ((), ())
+    known = Numeric(
+        feature.name, feature.column, feature.transform, feature.missing, mean, std if std > 0 else 1.0,
+        quantiles=quantiles, shares=shares,
+    )  # fmt: skip
+    if isinstance(feature.missing, str):
+        fill = sum(float(known._transformed(piece).sum()) for piece in _pieces(values)) / count
+    else:
+        fill = float(known._transformed(np.array([feature.missing]))[0])
+    return Numeric(**{**asdict(known), "fill": fill})
+
+
+def _pieces(values: Float64s) -> Iterator[Float64s]:
+    """Those that are not missing."""
+    for start in range(0, len(values), _PIECE_ROWS):
+        piece = np.asarray(values[start : start + _PIECE_ROWS])
+        yield piece[~np.isnan(piece)]
+
+
+def _quantiles(values: Float64s) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Distinct values ascending, and the share of training below each: one that is many quantiles has their mean."""
+    sample = np.asarray(values[:: max(1, -(-len(values) // _SAMPLE_ROWS))])
+    shares = np.linspace(0.0, 1.0, NUM_QUANTILES + 1)
+    found = np.quantile(sample[~np.isnan(sample)], shares)
+    distinct, place, counts = np.unique(found, return_inverse=True, return_counts=True)
+    return tuple(distinct.tolist()), tuple((np.bincount(place, shares) / counts).tolist())
+
+
+# --- columns ---------------------------------------------------------------------------------------------------------
+
+
+def as_floats(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
+    """(values, NaN where missing; which of them are bad: infinite, beyond float32, or no numbers at all)."""
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if _is_text(array.type):
+        values, bad = _parsed(array)
+    elif pa.types.is_null(array.type):
+        values, bad = np.full(len(array), np.nan), np.zeros(len(array), dtype=bool)
+    elif not (
+        pa.types.is_integer(array.type)
+        or pa.types.is_floating(array.type)
+        or pa.types.is_decimal(array.type)
+        or pa.types.is_boolean(array.type)
+    ):
+        values, bad = np.full(len(array), np.nan), np.ones(len(array), dtype=bool)
+    else:
+        if pa.types.is_boolean(array.type):
+            array = array.cast(pa.int8())
+        values = pc.fill_null(pc.cast(array, pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
+        bad = np.zeros(len(values), dtype=bool)
+    return values, bad | (np.abs(values) > np.finfo(VALUE).max)
+
+
+def _parsed(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
+    """Numbers written as text, as CSV files have them where one of them is no number."""
+    values, bad = np.full(len(array), np.nan), np.zeros(len(array), dtype=bool)
+    for number, text in enumerate(array.to_pylist()):
+        if text is None or not text.strip():
+            continue
+        try:
+            values[number] = float(text)
+        except ValueError:
+            bad[number] = True
+    return values, bad
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+
+
+def problems_of(feature: Numeric, array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
+    """(values, which of them are bad for this feature)."""
+    values, bad = as_floats(array)
+    return values, bad | np.isnan(values) if feature.missing == "error" else bad
+
+
+def read_numeric(features: Sequence[Numeric], chunk: Chunk) -> Float64s:
+    """Values [rows, number of features], NaN where missing. Raises DataError at the first bad one."""
+    found = np.empty((len(chunk), len(features)), dtype=np.float64)
+    for number, feature in enumerate(features):
+        column = chunk.column(feature.column)
+        values, bad = problems_of(feature, column)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            value = column[row].as_py()
+            raise DataError(
+                f"feature '{feature.name}' is {value!r}: "
+                + ("missing" if value is None or value != value else "no finite number"),
+                where=chunk.where(feature.column, row),
+                remedy="correct it, remove the row, or set max_bad_rows of the dataset, or missing of the feature",
+            )
+        found[:, number] = values
+    return found

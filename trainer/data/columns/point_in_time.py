@@ -1,0 +1,97 @@
+"""No feature from after its row: times that features declare are compared with those of rows. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.columns import values
+from trainer.data.errors import DataError
+from trainer.data.prepare.plan import DataPlan
+from trainer.data.sources.source import Chunk
+
+NUM_EXAMPLES = 3
+
+
+class PointInTime:
+    """Compares chunk by chunk the time of each row with the times at which its features were known: ``timestamp`` of a
+    feature, a column of the rows, or of a join, a column of the joined file. Splits by ``time`` and ``per_user_last``
+    alone say what was before what; for others nothing is compared.
+    """
+
+    def __init__(self, plan: DataPlan):
+        self._plan = plan
+        self._times = plan.feature_times
+        self._num_late = dict.fromkeys([*self._times, *plan.join_times], 0)
+        self._examples: list[str] = []
+        self._joined: dict[str, pa.Array] = {}
+        for feature in plan.join_times:
+            self._joined[feature] = plan.joins[feature].times()
+
+    def look(self, chunk: Chunk) -> None:
+        """Raises DataError where times are missing, or of another kind than the rows'."""
+        if not self._num_late:
+            return
+        ordering = self._plan.dataset.ordering
+        assert ordering is not None
+        rows = values.as_numbers(chunk, ordering, "order of rows")
+        kind = is_time(chunk.column(ordering).type)
+        for feature, column in self._times.items():
+            self._same_kind(feature, kind, chunk.column(column).type, chunk.where(column))
+            known = values.as_numbers(chunk, column, f"time of feature '{feature}'")
+            self._compare(feature, chunk, rows, known, np.arange(len(chunk)))
+        for feature, column in self._plan.join_times.items():
+            join = self._plan.joins[feature]
+            on = next(one.join_on for one in self._plan.features if one.name == feature)
+            positions = join.positions(chunk.column(on), chunk.where(on))
+            there = np.flatnonzero(positions >= 0)
+            times = self._joined[feature]
+            self._same_kind(feature, kind, times.type, f"{join.source.uri}, column '{column}'")
+            taken = pa.RecordBatch.from_arrays([times.take(pa.array(positions[there]))], names=[column])
+            part = Chunk(join.source.files[0], positions[there], taken)
+            self._compare(feature, chunk, rows, values.as_numbers(part, column, f"time of feature '{feature}'"), there)
+
+    def check(self) -> None:
+        """Raises DataError, with examples, where a feature was known only after its row."""
+        late = {feature: count for feature, count in self._num_late.items() if count}
+        if not late:
+            return
+        counts = ", ".join(f"'{feature}' in {count:,} rows" for feature, count in late.items())
+        raise DataError(
+            f"features are from after the row that they describe: {counts}: {'; '.join(self._examples)}",
+            where=self._plan.source.uri,
+            remedy="take the value that was known at the row's time, leave such rows or the feature out, or leave its "
+            "timestamp out if it is not when the value was known",
+        )
+
+    def _compare(
+        self, feature: str, chunk: Chunk, rows: npt.NDArray[Any], known: npt.NDArray[Any], places: npt.NDArray[np.int64]
+    ) -> None:
+        late = np.flatnonzero(known > rows[places])
+        self._num_late[feature] += len(late)
+        ordering = self._plan.dataset.ordering
+        assert ordering is not None
+        timed = is_time(chunk.column(ordering).type)
+        for one in late[: NUM_EXAMPLES - len(self._examples)]:
+            row = int(places[one])
+            when = f"known {(known[one] - rows[row]) / 1e6:g} s later" if timed else f"of {known[one]}"
+            shown = f"{chunk.file.path.name}, row {chunk.rows[row]}: {ordering} {chunk.column(ordering)[row].as_py()}"
+            self._examples.append(f"{shown}, '{feature}' {when}")
+
+    def _same_kind(self, feature: str, rows: bool, type_: pa.DataType, where: str) -> None:
+        if is_time(type_) != rows:
+            raise DataError(
+                f"the time of feature '{feature}' is {type_}, which cannot be compared with the order of rows",
+                where=where,
+                remedy="write both as times, or both as numbers of the same unit",
+            )
+
+
+def is_time(type_: pa.DataType) -> bool:
+    """Dates, times and text, which is read as a time; not numbers."""
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    return bool(pa.types.is_temporal(type_) or pa.types.is_string(type_) or pa.types.is_large_string(type_))

@@ -1,0 +1,243 @@
+"""Rows that a trained model is to score: raw columns to table rows, as preparation coded those of training.
+
+An id that the vocabulary does not have, and a missing one, is row 1, the unknown id, as ids of held-out rows are that
+no training row had. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.columns import values
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
+from trainer.data.columns.history_lookup import PastValues
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.numeric import Numeric, read_numeric
+from trainer.data.columns.values import Kind
+from trainer.data.columns.vocabulary import Codes
+from trainer.data.columns.weights import as_factors, require_weighted
+from trainer.data.errors import DataError
+from trainer.data.prepare.plan import ColumnUse
+from trainer.data.sources.join import JoinTable
+from trainer.data.sources.source import Chunk, Source, beside
+from trainer.spec import DatasetSpec, Feature
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass
+class Coded:
+    """Some rows as a model reads them: by feature their table row, int64 [b], or lists of them.
+
+    ``weights``: by list feature that has them, what each of its rows is multiplied with. ``dense``: float32 [b, numeric
+    features], None without any.
+    ``unknown`` and ``missing``: by feature, how many ids the vocabulary does not have, and how many are null.
+    """
+
+    num_rows: int
+    rows: dict[str, Int64s | Jagged] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    dense: npt.NDArray[np.float32] | None = None
+
+    def part(self, start: int, stop: int) -> Coded:
+        """Rows [start, stop), without the counts."""
+
+        def cut(rows: Int64s | Jagged) -> Int64s | Jagged:
+            if not isinstance(rows, Jagged):
+                return rows[start:stop]
+            first, last = rows.offsets[start], rows.offsets[stop]
+            return Jagged(rows.values[first:last], rows.offsets[start : stop + 1] - first)
+
+        weights = {}
+        for name, values_ in self.weights.items():
+            lists = self.rows[name]
+            assert isinstance(lists, Jagged)
+            weights[name] = values_[lists.offsets[start] : lists.offsets[stop]]
+        dense = None if self.dense is None else self.dense[start:stop]
+        return Coded(stop - start, {name: cut(rows) for name, rows in self.rows.items()}, weights=weights, dense=dense)
+
+    def replaced(self, **rows: Int64s | Jagged) -> Coded:
+        """The same with other rows of some features."""
+        return replace(self, rows=self.rows | rows)
+
+
+class RowCoder:
+    """Codes the given features of a dataset's rows.
+
+    A derived history is read from a column of the feature's own name, lists with the oldest first, where the rows have
+    one; else it is what the dataset's rows say of each row's user, before the row's own time, or all of it where rows
+    have none.
+
+    Args:
+        features: those of ids to code, by name.
+        numeric: numeric features, with the statistics of training.
+        vocabularies: the raw ids of each table: row r >= 2 is entry r - 2.
+        joins: by feature, the file that stands in for the dataset's.
+        past: opens the rows of the dataset, in which histories may be looked up.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetSpec,
+        features: Mapping[str, Feature],
+        vocabularies: Mapping[str, pa.Array],
+        *,
+        numeric: Sequence[Numeric] = (),
+        joins: Mapping[str, str] | None = None,
+        past: Callable[[], Source] | None = None,
+    ):
+        self._dataset = dataset
+        self._features = dict(features)
+        self._numeric = tuple(numeric)
+        self._codes = {table: Codes(ids) for table, ids in vocabularies.items()}
+        self._joins = {
+            name: JoinTable(feature.join, (joins or {}).get(name) or beside(feature.join.uri, dataset.uri))
+            for name, feature in self._features.items()
+            if feature.join is not None
+        }
+        self._open_past = past
+        self._past: dict[str, PastValues] = {}
+
+    def columns(self, there: Sequence[str], where: str) -> list[str]:
+        """What is read of rows that have the columns ``there``. Raises DataError for what is missing."""
+        found = [feature.column for feature in self._numeric]
+        found += [feature.weights for feature in self._features.values() if feature.weights is not None]
+        for name, feature in self._features.items():
+            if feature.derive is not None and name in there:
+                found.append(name)
+            elif feature.derive is not None:
+                found += self._past_columns(name, feature, there, where)
+            else:
+                found.append(self._column(name, feature))
+        missing = sorted(set(found) - set(there))
+        if missing:
+            raise DataError(
+                f"no column {', '.join(repr(column) for column in missing)} (there are {', '.join(sorted(there))})",
+                where=where,
+                remedy="the model reads it: add it to the rows",
+            )
+        return list(dict.fromkeys(found))
+
+    def code(self, chunk: Chunk) -> Coded:
+        """Rows with the columns that :meth:`columns` gave. Raises DataError where ids are of another type."""
+        coded = Coded(len(chunk))
+        if self._numeric:
+            numbers = read_numeric(self._numeric, chunk)
+            columns = [feature.apply(numbers[:, place]) for place, feature in enumerate(self._numeric)]
+            coded.dense = np.stack(columns, axis=1)
+            missing = np.isnan(numbers).sum(axis=0)
+            coded.missing = {one.name: int(count) for one, count in zip(self._numeric, missing, strict=True) if count}
+        for name, feature in self._features.items():
+            if feature.missing == "error":
+                values.require_ids(chunk, self._column(name, feature))
+            ids, lengths = self._ids(name, feature, chunk)
+            if feature.weights is not None:
+                use = ColumnUse(self._column(name, feature), name, True, feature.weights)
+                found = require_weighted(chunk, use)
+                ids, lengths = found.elements, found.lengths
+                offsets = np.append(0, np.cumsum(lengths))
+                coded.weights[name] = as_factors(Jagged(found.weights, offsets), feature.pooling)
+            if ids is None:
+                assert isinstance(lengths, Jagged)
+                coded.rows[name] = lengths
+                coded.unknown[name] = int((lengths.values == UNKNOWN_ROW).sum())
+                continue
+            assert not isinstance(lengths, Jagged)
+            rows, nulls = self._encode(feature.shares or name, ids, f"{chunk.file.path}, feature '{name}'")
+            coded.missing[name] = nulls
+            coded.unknown[name] = int((rows == UNKNOWN_ROW).sum()) - nulls
+            coded.rows[name] = rows if lengths is None else Jagged(rows, np.append(0, np.cumsum(lengths)))
+        return coded
+
+    def _encode(self, table: str, ids: pa.Array, where: str) -> tuple[Int64s, int]:
+        """(table rows of raw ids, null or unknown: row 1; how many are null)."""
+        codes = self._codes[table]
+        kind: Kind = "int" if pa.types.is_int64(codes.ids.type) else "string"
+        known = values.as_ids(ids, kind, where)
+        found = codes.encode(known)
+        return np.where(found >= 0, found + NUM_SPECIAL_ROWS, UNKNOWN_ROW), known.null_count
+
+    # --- raw ids of a feature
+
+    def _column(self, name: str, feature: Feature) -> str:
+        if feature.join is not None:
+            return self._of(feature.join.on)
+        return feature.column or name
+
+    def _of(self, column: str) -> str:
+        """A column that a spec may name by the feature that reads it."""
+        feature = self._dataset.features.get(column)
+        reads = feature is not None and feature.join is None and feature.derive is None
+        return (feature.column or column) if feature is not None and reads else column
+
+    def _ids(
+        self, name: str, feature: Feature, chunk: Chunk
+    ) -> tuple[pa.Array, npt.NDArray[np.int64] | None] | tuple[None, Jagged]:
+        """(raw ids, list lengths or None) of a feature, or (None, its table rows) of one looked up in the past."""
+        if feature.derive is not None:
+            if name not in chunk.batch.schema.names:
+                return None, self._history(name, feature, chunk)
+            elements, lengths = values.as_lists(chunk.column(name))
+            places = Jagged(np.arange(len(elements)), np.append(0, np.cumsum(lengths))).last(feature.derive.length)
+            return elements.take(pa.array(places.values)), places.lengths
+        if feature.join is not None:
+            on = self._column(name, feature)
+            join = self._joins[name]
+            ids, counts = join.ids(join.positions(chunk.column(on), chunk.where(on)))
+            if feature.type == "id_list" and counts is None:
+                # Single ids in a feature of lists: a list of one, or an empty one.
+                there = ids.is_valid()
+                return ids.filter(there), there.to_numpy(zero_copy_only=False).astype(np.int64)
+            return ids, counts
+        column = chunk.column(self._column(name, feature))
+        if feature.type == "id_list":
+            return values.as_lists(column)
+        if values.is_list(column.type):
+            raise DataError(
+                f"holds {column.type}, the model reads one id for each row",
+                where=chunk.where(self._column(name, feature)),
+                remedy="give single ids",
+            )
+        return column, None
+
+    # --- histories
+
+    def _past_columns(self, name: str, feature: Feature, there: Sequence[str], where: str) -> list[str]:
+        assert feature.derive is not None
+        by, order = self._of(feature.derive.by), feature.derive.order
+        if self._open_past is None:
+            derive = feature.derive
+            raise DataError(
+                f"no column '{name}' (there are {', '.join(sorted(there))})",
+                where=where,
+                remedy=f"add it: lists of the last {derive.length} of '{derive.previous}', oldest first",
+            )
+        return [by, order] if order in there else [by]
+
+    def _history(self, name: str, feature: Feature, chunk: Chunk) -> Jagged:
+        derive = feature.derive
+        assert derive is not None
+        by, previous = self._of(derive.by), self._of(derive.previous)
+        if name not in self._past:
+            assert self._open_past is not None
+            source = self._open_past()
+            source.require([by, derive.order, previous])
+            table = feature.shares or name
+            self._past[name] = PastValues(
+                source,
+                by,
+                derive.order,
+                previous,
+                derive.length,
+                lambda past: self._encode(table, past.column(previous), past.where(previous))[0],
+            )
+        timed = derive.order in chunk.batch.schema.names
+        times = values.as_numbers(chunk, derive.order, "order of rows") if timed else None
+        return self._past[name].before(chunk.column(by), times, chunk.where(by))

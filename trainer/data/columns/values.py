@@ -1,0 +1,143 @@
+"""Columns as the data layer wants them: ids as int64 or large_string, lists of ids, numbers. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.data.errors import DataError
+from trainer.data.sources.source import Chunk
+
+Kind = Literal["int", "string"]
+LIST_SEPARATOR = "|"
+
+
+def id_kind(type_: pa.DataType, where: str) -> Kind:
+    """Whether ids of this column type are integers or strings. Raises DataError for what is neither."""
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if (
+        pa.types.is_integer(type_)
+        or pa.types.is_boolean(type_)
+        or pa.types.is_floating(type_)
+        or pa.types.is_null(type_)
+    ):
+        return "int"
+    if _is_string(type_):
+        return "string"
+    raise DataError(f"holds {type_}: ids are integers or strings", where=where, remedy="convert the column")
+
+
+def is_list(type_: pa.DataType) -> bool:
+    return pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+
+
+def element_type(type_: pa.DataType) -> pa.DataType:
+    """The type of single ids in the column: a list's element, or the type itself."""
+    return type_.value_type if is_list(type_) else type_
+
+
+def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
+    """int64 or large_string, nulls kept. NaN is null; a float must be a whole number. Raises DataError."""
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    try:
+        if kind == "string":
+            if not _is_string(array.type):
+                array = as_ids(array, "int", where)
+            return array.cast(pa.large_string())
+        if pa.types.is_floating(array.type):
+            array = pc.if_else(pc.is_nan(array), None, array)
+        return array.cast(pa.int64())
+    except pa.ArrowException as error:
+        raise DataError(
+            f"has an id that is no 64-bit integer: {str(error).splitlines()[0]}",
+            where=where,
+            remedy="make every id of this table an integer, or every one a string",
+        ) from None
+
+
+def require_ids(chunk: Chunk, column: str) -> None:
+    """Raises DataError at the first missing id of a feature with ``missing: error``."""
+    missing = ~chunk.column(column).is_valid().to_numpy(zero_copy_only=False)
+    if missing.any():
+        raise DataError(
+            "the id is missing, and the feature says missing: error",
+            where=chunk.where(column, int(np.flatnonzero(missing)[0])),
+            remedy="fill it in, remove the row, or set max_bad_rows of the dataset",
+        )
+
+
+def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """(elements, lengths) of a column of lists; null lists and null elements are left out.
+
+    A single value is a list of one; with ``split``, text is a list written ``a|b|c``.
+    """
+    elements, parents = raw_lists(array, split)
+    if elements.null_count:
+        kept = pc.is_valid(elements)
+        parents, elements = parents[kept.to_numpy(zero_copy_only=False)], elements.filter(kept)
+    return elements, np.bincount(parents, minlength=len(array)).astype(np.int64)
+
+
+def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """(elements, null ones too; the row of each) of a column of lists, as :func:`as_lists`."""
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if split and _is_string(array.type):
+        array = pc.if_else(pc.equal(array, ""), None, array)
+        array = pc.split_pattern(array, LIST_SEPARATOR)
+    if not is_list(array.type):
+        array = pa.LargeListArray.from_arrays(pa.array(np.arange(len(array) + 1), type=pa.int64()), array, mask=None)
+    return pc.list_flatten(array), pc.list_parent_indices(array).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
+    """int64 or float64 of a numeric, date or time column. Raises DataError at the first null or NaN."""
+    array = chunk.column(column)
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    kind = array.type
+    if array.null_count:
+        position = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise _bad_number("null", chunk, column, position, purpose)
+    try:
+        if _is_string(kind):
+            array = pc.cast(array, pa.timestamp("us"))
+            kind = array.type
+        if pa.types.is_temporal(kind):
+            array = pc.cast(pc.cast(array, pa.timestamp("us"), safe=False), pa.int64())
+        elif pa.types.is_boolean(kind):
+            array = array.cast(pa.int64())
+        elif pa.types.is_decimal(kind) or pa.types.is_floating(kind):
+            array = array.cast(pa.float64())
+        else:
+            array = array.cast(pa.int64())
+    except pa.ArrowException as error:
+        raise DataError(
+            f"is not a number or time, as the {purpose} must be: {str(error).splitlines()[0]}",
+            where=chunk.where(column),
+            remedy="convert the column, or name another one",
+        ) from None
+    numbers = array.to_numpy(zero_copy_only=False)
+    if numbers.dtype.kind == "f":
+        bad = np.flatnonzero(np.isnan(numbers))
+        if len(bad):
+            raise _bad_number("NaN", chunk, column, int(bad[0]), purpose)
+    return numbers
+
+
+def _bad_number(what: str, chunk: Chunk, column: str, position: int, purpose: str) -> DataError:
+    return DataError(
+        f"{what} where the {purpose} must be",
+        where=chunk.where(column, position),
+        remedy="fill the value in, or remove the row",
+    )
+
+
+def _is_string(type_: pa.DataType) -> bool:
+    return pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)

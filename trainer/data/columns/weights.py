@@ -1,0 +1,79 @@
+"""Lists whose ids have weights: sum_j w_j e_j, or with mean sum_j w_j e_j / sum_j w_j. Torch-free."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.columns import values
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.numeric import as_floats
+from trainer.data.errors import DataError
+from trainer.data.prepare.arrays import VALUE
+from trainer.data.sources.source import Chunk
+
+
+class Weighted(NamedTuple):
+    """Lists of ids with their weights; ``bad`` [rows]: lists that do not fit each other, whose ids are left out."""
+
+    elements: pa.Array
+    lengths: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.float32]
+    bad: npt.NDArray[np.bool_]
+
+
+class Columns(Protocol):
+    """The columns of a list and of its weights."""
+
+    @property
+    def column(self) -> str: ...
+
+    @property
+    def weights(self) -> str | None: ...
+
+
+def weighted_lists(chunk: Chunk, use: Columns) -> Weighted:
+    """Ids and weights of the rows; null ids are left out with their weights."""
+    assert use.weights is not None
+    ids, of = values.raw_lists(chunk.column(use.column))
+    given, of_given = values.raw_lists(chunk.column(use.weights))
+    count = len(chunk)
+    numbers, wrong = as_floats(given)
+    wrong = wrong | np.isnan(numbers) | (numbers < 0)
+    bad = np.bincount(of, minlength=count) != np.bincount(of_given, minlength=count)
+    bad[of_given[wrong]] = True
+    kept = ~bad[of]
+    ids, of, numbers = ids.filter(pa.array(kept)), of[kept], numbers[~bad[of_given]]
+    there = ids.is_valid().to_numpy(zero_copy_only=False)
+    lengths = np.bincount(of[there], minlength=count).astype(np.int64)
+    return Weighted(ids.filter(pa.array(there)), lengths, numbers[there].astype(VALUE), bad)
+
+
+def require_weighted(chunk: Chunk, use: Columns) -> Weighted:
+    """:func:`weighted_lists`. Raises DataError at the first list that does not fit."""
+    found = weighted_lists(chunk, use)
+    if found.bad.any():
+        row = int(np.flatnonzero(found.bad)[0])
+        raise DataError(
+            f"the weights {chunk.column(str(use.weights))[row].as_py()!r} are not those of "
+            f"{chunk.column(use.column)[row].as_py()!r}: one for each id, at least 0",
+            where=chunk.where(str(use.weights), row),
+            remedy="correct them, remove the row, or set max_bad_rows of the dataset",
+        )
+    return found
+
+
+def as_factors(weights: Jagged, pooling: str) -> npt.NDArray[np.float32]:
+    """What rows are multiplied with before they are pooled: of a mean, which divides by their number, weights of mean
+    1; lists whose weights are all 0 have no rows."""
+    found = np.asarray(weights.values, dtype=np.float64)
+    if pooling == "mean":
+        lengths = weights.lengths
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        sums = np.bincount(owner, found, minlength=len(lengths))
+        scale = np.divide(lengths, sums, out=np.zeros(len(lengths)), where=sums > 0)
+        found = found * scale[owner]
+    return found.astype(VALUE)

@@ -1,0 +1,74 @@
+"""Raw columns on disk: appended to while preparing, memory-mapped afterwards. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.columns.jagged import Jagged
+
+CODE = np.dtype(np.int32)
+OFFSET = np.dtype(np.int64)
+LABEL = np.dtype(np.uint8)
+VALUE = np.dtype(np.float32)
+USER_CODES = "user.codes.bin"
+"""File of a split: whose each example is. No feature is named so."""
+NUMBERS = "numeric.values.float32"
+"""File of a split: numeric features as the model reads them, [examples, features]."""
+
+
+def weight_file(directory: Path, feature: str) -> Path:
+    """What the rows of a list feature are multiplied with, in a split."""
+    return directory / f"{feature}.weights.bin"
+
+
+class Appender:
+    """A one-dimensional array that grows on disk: ``<path>`` holds nothing but the values of ``dtype``."""
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.dtype = np.dtype(dtype)
+        self.length = 0
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        self._file.write(np.ascontiguousarray(values, dtype=self.dtype).data)
+        self.length += len(values)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class JaggedAppender:
+    """Lists that grow on disk: ``<stem>.values.bin`` and ``<stem>.offsets.bin`` (the leading 0 included)."""
+
+    def __init__(self, stem: Path, dtype: npt.DTypeLike):
+        self._values = Appender(stem.with_name(stem.name + ".values.bin"), dtype)
+        self._offsets = Appender(stem.with_name(stem.name + ".offsets.bin"), OFFSET)
+        self._offsets.append(np.zeros(1, dtype=np.int64))
+
+    def append(self, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
+        self._offsets.append(self._values.length + np.cumsum(lengths))
+        self._values.append(values)
+
+    def close(self) -> None:
+        self._values.close()
+        self._offsets.close()
+
+
+def map_array(path: Path, dtype: npt.DTypeLike, mode: Any = "r") -> npt.NDArray[Any]:
+    """The array in ``path``, memory-mapped (an empty file cannot be mapped: an empty array)."""
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode=mode)
+
+
+def map_jagged(stem: Path, dtype: npt.DTypeLike) -> Jagged:
+    return Jagged(
+        map_array(stem.with_name(stem.name + ".values.bin"), dtype),
+        map_array(stem.with_name(stem.name + ".offsets.bin"), OFFSET),
+    )

@@ -1,0 +1,171 @@
+"""How a refresh's rows differ from those of the run that it goes on from: reported, never refused. Torch-free.
+
+What cannot be trained on is refused where it is read: a column that is missing, ids that were integers and are text,
+numbers that are none. What is found here is for a person to look at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW, GrownTable
+from trainer.data.prepare.encode import Encoded
+from trainer.data.prepare.plan import DataPlan
+
+PROFILE_FILE = "profile.json"
+"""Beside prepared data, and under this name in a run's checkpoints."""
+NEW_IDS = 0.2
+"""A larger share of examples of ids that the parent did not have has moved."""
+MISSING = 0.05
+"""A share of missing values, or of positive labels, that differs by more has moved."""
+PSI = 0.2
+"""A population stability index above this is commonly read as a shift."""
+ROWS = 2.0
+"""More than so many times as many rows, or as few."""
+_BINS = 10
+_SAMPLE_ROWS = 1 << 20
+_LEAST_SHARE = 1e-4
+
+Float64s = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Found:
+    """``what``: columns, type, rows, label, missing, new_ids or numeric. ``moved``: whether it is beyond its limit."""
+
+    what: str
+    name: str
+    before: Any
+    now: Any
+    moved: bool
+
+    def __str__(self) -> str:
+        before, now = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in (self.before, self.now))
+        return {
+            "columns": f"column '{self.name}' {'is new' if self.before is None else 'is gone'}",
+            "type": f"column '{self.name}' was {before} and is {now}",
+            "rows": f"{now} rows, there were {before}",
+            "label": f"mean label {now}, it was {before}",
+            "missing": f"{now} of '{self.name}' is missing, it was {before}",
+            "new_ids": f"{now} of the examples have a new '{self.name}'",
+            "numeric": f"'{self.name}' has another distribution (PSI {now})",
+        }[self.what]
+
+
+def profile_of(
+    plan: DataPlan, encoded: Encoded, row_counts: Mapping[str, npt.NDArray[np.int64]], label_mean: float
+) -> dict[str, Any]:
+    """What is compared: types of the columns that are read and names of all, rows of the data, and of training the mean
+    label and shares of missing ids; of every numeric feature the shares of all rows between deciles."""
+    read = {name: str(plan.source.column_type(name)) for name in plan.columns()}
+    numeric = {}
+    for place, feature in enumerate(plan.numeric):
+        values = _sample(encoded.numeric, place)
+        there = values[~np.isnan(values)]
+        edges = np.unique(np.quantile(there, np.linspace(0, 1, _BINS + 1)[1:-1])) if len(there) else np.empty(0)
+        missing = 1.0 - len(there) / max(len(values), 1)
+        numeric[feature.name] = {"edges": edges.tolist(), "shares": _shares(there, edges), "missing": missing}
+    return {
+        "columns": plan.source.column_names(),
+        "types": read,
+        "rows": encoded.num_rows,
+        "label_mean": label_mean,
+        "missing": {name: float(counts[UNKNOWN_ROW] / max(counts.sum(), 1)) for name, counts in row_counts.items()},
+        "numeric": numeric,
+    }
+
+
+def drift(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    plan: DataPlan,
+    encoded: Encoded,
+    grown: Mapping[str, GrownTable],
+    row_counts: Mapping[str, npt.NDArray[np.int64]],
+) -> list[Found]:
+    """From the parent's profile to this run's; what moved first."""
+    found = [Found("columns", name, name, None, True) for name in before["columns"] if name not in now["columns"]]
+    found += [Found("columns", name, None, name, True) for name in now["columns"] if name not in before["columns"]]
+    both = [name for name in now["types"] if name in before["types"]]
+    found += [
+        Found("type", name, before["types"][name], now["types"][name], True)
+        for name in both
+        if before["types"][name] != now["types"][name]
+    ]
+    times = now["rows"] / max(before["rows"], 1)
+    found.append(Found("rows", "", before["rows"], now["rows"], not 1 / ROWS <= times <= ROWS))
+    gap = abs(now["label_mean"] - before["label_mean"])
+    found.append(Found("label", "", before["label_mean"], now["label_mean"], gap > MISSING))
+    shares = [(name, before["missing"].get(name), share) for name, share in now["missing"].items()]
+    shares += [
+        (name, before["numeric"].get(name, {}).get("missing"), one["missing"]) for name, one in now["numeric"].items()
+    ]
+    found += [
+        Found("missing", name, old, share, abs(share - old) > MISSING) for name, old, share in shares if old is not None
+    ]
+    for table, rows in grown.items():
+        new = rows.parent_rows < 0
+        new[:NUM_SPECIAL_ROWS] = False
+        share = float(row_counts[table][new].sum() / max(row_counts[table].sum(), 1))
+        found.append(Found("new_ids", table, 0.0, share, share > NEW_IDS))
+    for place, feature in enumerate(plan.numeric):
+        if feature.name in before["numeric"]:
+            values = _sample(encoded.numeric, place)
+            index = stability_index(before["numeric"][feature.name], values[~np.isnan(values)])
+            found.append(Found("numeric", feature.name, 0.0, index, index > PSI))
+    return sorted(found, key=lambda one: not one.moved)
+
+
+def in_words(found: list[Found]) -> str:
+    moved = [str(one) for one in found if one.moved]
+    return (
+        "rows are alike those of the parent run"
+        if not moved
+        else "rows moved since the parent run: " + ("; ".join(moved))
+    )
+
+
+def as_json(found: list[Found]) -> list[dict[str, Any]]:
+    """With each as a ``message``; an infinite index, which JSON has no word for, is None."""
+    return [{**asdict(one), "now": None if one.now == float("inf") else one.now, "message": str(one)} for one in found]
+
+
+def write_profile(profile: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(profile, indent=1), "utf-8")
+
+
+def open_profile(path: Path) -> dict[str, Any]:
+    """What :func:`write_profile` wrote."""
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def stability_index(before: Mapping[str, Any], values: Float64s) -> float:
+    """Population stability index of values against what :func:`profile_of` kept: the sum over bins of
+    (p - q) log(p / q), shares of less than .0001 counting as that."""
+    if not len(values) or not before["shares"]:
+        return float("inf") if len(values) != len(before["shares"]) else 0.0
+    q = np.maximum(before["shares"], _LEAST_SHARE)
+    p = np.maximum(_shares(values, np.array(before["edges"])), _LEAST_SHARE)
+    return float(((p - q) * np.log(p / q)).sum())
+
+
+def _shares(values: Float64s, edges: Float64s) -> list[float]:
+    """Of the values in each of the bins that the edges cut, [len(edges) + 1]; [] of no values."""
+    if not len(values):
+        return []
+    counts = np.bincount(np.searchsorted(edges, values, side="right"), minlength=len(edges) + 1)
+    shares: list[float] = (counts / len(values)).tolist()
+    return shares
+
+
+def _sample(numeric: Float64s, place: int) -> Float64s:
+    """Values of one feature, of so many rows at most, evenly spaced."""
+    return np.asarray(numeric[:: max(1, -(-len(numeric) // _SAMPLE_ROWS)), place])

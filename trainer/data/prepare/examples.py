@@ -1,0 +1,269 @@
+"""Examples from coded rows: joins and histories filled in, negatives added, splits assigned. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.columns import values
+from trainer.data.columns.hashing import UInt64s, combine, derive_key, id_keys, random_words
+from trainer.data.columns.jagged import Jagged
+from trainer.data.errors import DataError
+from trainer.data.prepare import split as splits
+from trainer.data.prepare.encode import Encoded
+from trainer.data.prepare.history import PreviousValues
+from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
+from trainer.data.prepare.plan import DataPlan
+
+CHUNK_ROWS = 1 << 18
+_NEGATIVES = 11
+_NO_ID_KEY = 0x6E756C6C  # stands for a missing id in pair keys
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Consecutive examples. Features hold codes of their table's domain (-1: missing), lists as Jagged."""
+
+    features: dict[str, npt.NDArray[np.int32] | Jagged]
+    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    sides: npt.NDArray[np.uint8]
+    drawn: npt.NDArray[np.bool_]  # whether the example is a drawn negative
+    rows: npt.NDArray[np.int64]  # the row of the data that each is of
+    weights: dict[str, Jagged]  # of lists that have them
+
+
+class ExampleRows:
+    """Turns :class:`Encoded` rows into examples, in row order; a positive is followed by its negatives."""
+
+    def __init__(self, plan: DataPlan, encoded: Encoded):
+        self._plan = plan
+        self._encoded = encoded
+        self._user, self._item = plan.direct("user"), plan.direct("item")
+        self._joined = {
+            feature.name: plan.joins[feature.name].coded(encoded.codes[feature.table], plan.kinds[feature.table])
+            for feature in plan.features
+            if feature.join is not None
+        }
+        self._histories = self._make_histories()
+        self._row_sides = self._sides_of_rows()
+        # A column that names no rows to validate leaves that to a share of those that train.
+        self._shares_validation = (
+            plan.job.evaluation.split.kind == "column"
+            and self._row_sides is not None
+            and not bool((self._row_sides == splits.VALIDATION).any())
+        )
+        self._pair_keys: dict[str, UInt64s] = {}
+        self._negative_items = self._make_negatives()
+
+    def chunks(self) -> Iterator[Examples]:
+        for start in range(0, self._encoded.num_rows, CHUNK_ROWS):
+            yield self._build(start, min(start + CHUNK_ROWS, self._encoded.num_rows))
+
+    def _build(self, start: int, stop: int) -> Examples:
+        rows = np.arange(start, stop)
+        features = {feature.name: self._feature(feature.name, start, stop) for feature in self._plan.features}
+        labels = (
+            np.ones(len(rows), dtype=np.uint8) if self._encoded.labels is None else self._encoded.labels[start:stop]
+        )
+        weights = self._weights(features, start, stop)
+        drawn = np.zeros(len(rows), dtype=bool)
+        short = self._too_short(start, stop)
+        negatives = self._plan.dataset.label.negatives
+        if negatives is not None:
+            group = negatives.per_positive + 1
+            repeat = np.repeat(np.arange(len(rows)), group)
+            drawn = np.arange(len(repeat)) % group > 0
+            features = {name: take(column, repeat) for name, column in features.items()}
+            features.update(self._of_negatives(rows, repeat, drawn))
+            weights = {name: column.take(repeat) for name, column in weights.items()}
+            labels, rows, short = (~drawn).astype(np.uint8), rows[repeat], short[repeat]
+        sides = self._sides(features, rows)
+        sides[short] = splits.DROPPED
+        return Examples(features, labels, sides, drawn, rows, weights)
+
+    def _weights(self, features: dict[str, npt.NDArray[np.int32] | Jagged], start: int, stop: int) -> dict[str, Jagged]:
+        found = {}
+        for feature in self._plan.features:
+            if feature.use is not None and feature.use.weights is not None:
+                lists, ids = self._encoded.columns[feature.use], features[feature.name]
+                assert isinstance(lists, Jagged)
+                assert isinstance(ids, Jagged)
+                first, last = lists.offsets[start], lists.offsets[stop]
+                found[feature.name] = Jagged(np.asarray(self._encoded.weights[feature.use][first:last]), ids.offsets)
+        return found
+
+    def _feature(self, name: str, start: int, stop: int) -> npt.NDArray[np.int32] | Jagged:
+        feature = self._plan.feature(name)
+        assert feature is not None
+        if feature.use is not None:
+            column = self._encoded.columns[feature.use]
+            if isinstance(column, Jagged):
+                first, last = column.offsets[start], column.offsets[stop]
+                return Jagged(np.asarray(column.values[first:last]), column.offsets[start : stop + 1] - first)
+            return np.asarray(column[start:stop])
+        if feature.join is not None:
+            return take(self._joined[name], np.asarray(self._encoded.joined[name][start:stop]))
+        return self._histories[name].rows(start, stop)
+
+    # --- histories
+
+    def _make_histories(self) -> dict[str, PreviousValues]:
+        made = {}
+        for feature in self._plan.features:
+            if feature.derive is not None:
+                assert feature.by is not None
+                assert feature.previous is not None
+                made[feature.name] = PreviousValues(
+                    self._encoded.column(feature.by),
+                    self._encoded.orders[feature.derive.order],
+                    self._encoded.column(feature.previous),
+                    feature.derive.length,
+                )
+        return made
+
+    def _too_short(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        short = np.zeros(stop - start, dtype=bool)
+        for feature in self._plan.features:
+            if feature.derive is not None and feature.derive.min_length:
+                short |= self._histories[feature.name].rows(start, stop).lengths < feature.derive.min_length
+        return short
+
+    # --- negatives
+
+    def _make_negatives(self) -> SeenItems | PopularUnseen | None:
+        spec = self._plan.dataset.label.negatives
+        if spec is None:
+            return None
+        item = self._plan.direct(spec.of)
+        assert item is not None
+        assert self._user is not None
+        users, items = self._encoded.column(self._user), self._encoded.column(item)
+        known = (users >= 0) & (items >= 0)
+        num_users, num_items = (
+            len(self._encoded.codes[self._user.domain].ids),
+            len(self._encoded.codes[item.domain].ids),
+        )
+        seen = SeenItems.from_pairs(users[known], items[known], num_users, num_items)
+        full = np.flatnonzero(seen.num_unseen(np.arange(num_users)) == 0)
+        if len(full):
+            user = self._encoded.codes[self._user.domain].ids[int(full[0])]
+            raise DataError(
+                f"user {user} had every one of the {num_items} items: there is no negative to draw",
+                where=f"dataset '{self._plan.dataset.name}', label.negatives",
+                remedy="leave such users out, or use label: column or rule",
+            )
+        if spec.distribution == "uniform":
+            return seen
+        popular = PopularUnseen(seen, popularity_weights(self._training_counts(items, num_items), spec.power))
+        full = np.flatnonzero(popular.unseen_weight(np.arange(num_users)) == 0)
+        if len(full):
+            user = self._encoded.codes[self._user.domain].ids[int(full[0])]
+            raise DataError(
+                f"user {user} had every item that occurs in training: there is no negative to draw by popularity",
+                where=f"dataset '{self._plan.dataset.name}', label.negatives",
+                remedy="leave such users out, use distribution: uniform, or a smaller held-out share",
+            )
+        return popular
+
+    def _training_counts(self, items: npt.NDArray[np.int32], num_items: int) -> npt.NDArray[np.int64]:
+        """Rows that train, by item: what is held out says nothing of how popular an item is."""
+        counts = np.zeros(num_items + 1, dtype=np.int64)
+        for start in range(0, self._encoded.num_rows, CHUNK_ROWS):
+            rows = np.arange(start, min(start + CHUNK_ROWS, self._encoded.num_rows))
+            names = ("user", "item")
+            features = {name: self._feature(name, int(rows[0]), int(rows[-1]) + 1) for name in names if self._has(name)}
+            mine = np.asarray(items[rows])[self._sides(features, rows) == splits.TRAIN]
+            counts += np.bincount(mine.astype(np.int64) + 1, minlength=num_items + 1)
+        return counts[1:]
+
+    def _has(self, name: str) -> bool:
+        return self._plan.direct(name) is not None
+
+    def _of_negatives(
+        self,
+        rows: npt.NDArray[np.int64],
+        repeat: npt.NDArray[np.int64],
+        drawn: npt.NDArray[np.bool_],
+    ) -> dict[str, npt.NDArray[np.int32] | Jagged]:
+        """The features that follow the item, with the drawn items in the drawn examples."""
+        spec = self._plan.dataset.label.negatives
+        assert spec is not None
+        assert self._negative_items is not None
+        assert self._user is not None
+        item = self._plan.direct(spec.of)
+        assert item is not None
+        users = np.asarray(self._encoded.column(self._user))[rows][repeat]
+        position = rows[0] * (spec.per_positive + 1) + np.arange(len(repeat))
+        words = random_words(derive_key(spec.seed, _NEGATIVES), position)
+        # A row without a user has had nothing that we know of: any item is a negative.
+        negatives = self._negative_items.draw(np.maximum(users, 0), words)
+        codes = np.where(drawn, negatives, np.asarray(self._encoded.column(item))[rows][repeat]).astype(np.int32)
+        changed: dict[str, npt.NDArray[np.int32] | Jagged] = {}
+        for feature in self._plan.features:
+            if feature.use is not None and not feature.is_list and feature.use.column == item.column:
+                changed[feature.name] = self._as_domain(codes, item.domain, feature.table)
+            if feature.join is not None and feature.join_on == item.column:
+                ids = self._encoded.codes[item.domain].ids
+                of_item = self._plan.joins[feature.name].positions(ids, f"table '{item.domain}'")
+                changed[feature.name] = take(self._joined[feature.name], np.append(of_item, -1)[codes])
+        return changed
+
+    def _as_domain(self, codes: npt.NDArray[np.int32], source: str, target: str) -> npt.NDArray[np.int32]:
+        if source == target:
+            return codes
+        ids = values.as_ids(self._encoded.codes[source].ids, self._plan.kinds[target], f"table '{target}'")
+        return np.append(self._encoded.codes[target].encode(ids), -1)[codes].astype(np.int32)
+
+    # --- splits
+
+    def _sides_of_rows(self) -> npt.NDArray[np.uint8] | None:
+        """Sides that a column or a row's time says; None for the random split, which looks at the example's pair."""
+        split, ordering = self._plan.job.evaluation.split, self._plan.dataset.ordering
+        if split.kind == "random":
+            return None
+        if split.kind == "column":
+            assert self._encoded.sides is not None
+            return self._encoded.sides
+        assert ordering is not None
+        order = self._encoded.orders[ordering]
+        if split.kind == "time":
+            return splits.by_time(split, order)
+        assert self._user is not None
+        return splits.per_user_last(split, self._encoded.column(self._user), order)
+
+    def _sides(
+        self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
+        split = self._plan.job.evaluation.split
+        if self._row_sides is not None:
+            sides = self._row_sides[rows].copy()
+            if self._shares_validation:
+                by_hash = splits.random_split(split.model_copy(update={"test": 0.0}), self._pairs(features, rows))
+                sides[(sides == splits.TRAIN) & (by_hash == splits.VALIDATION)] = splits.VALIDATION
+            return sides
+        return splits.random_split(split, self._pairs(features, rows))
+
+    def _pairs(self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]) -> UInt64s:
+        """A key of each example's (user, item), or of its row where there are none."""
+        keys = [random_words(0, rows)]
+        if self._user is not None and self._item is not None:
+            keys = [self._keys_of(self._user.domain)[_flat(features["user"])]]
+            keys.append(self._keys_of(self._item.domain)[_flat(features["item"])])
+        return combine(*keys)
+
+    def _keys_of(self, domain: str) -> UInt64s:
+        if domain not in self._pair_keys:
+            self._pair_keys[domain] = np.append(id_keys(self._encoded.codes[domain].ids), np.uint64(_NO_ID_KEY))
+        return self._pair_keys[domain]
+
+
+def take(column: npt.NDArray[np.int32] | Jagged, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int32] | Jagged:
+    return column.take(rows) if isinstance(column, Jagged) else column[rows]
+
+
+def _flat(column: npt.NDArray[np.int32] | Jagged) -> npt.NDArray[np.int32]:
+    assert not isinstance(column, Jagged)
+    return column

@@ -1,0 +1,116 @@
+"""Graphs between the ids of a table, for SSE-Graph: files of edges become sparse rows on disk. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from embeddings.sse.graph import Graph
+from trainer.data.columns import values
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.data.columns.values import Kind
+from trainer.data.columns.vocabulary import Codes
+from trainer.data.errors import DataError
+from trainer.data.prepare.arrays import CODE, OFFSET, Appender, map_array
+from trainer.data.sources.source import Source, beside
+from trainer.spec import DatasetSpec, JobSpec
+
+
+@dataclass(frozen=True)
+class EdgeFile:
+    """One graph of the dataset: pairs of raw ids of ``table``, in two columns."""
+
+    name: str
+    table: str
+    source: Source
+    columns: tuple[str, str]
+
+
+def edge_files(dataset: DatasetSpec, job: JobSpec) -> dict[str, EdgeFile]:
+    """The graphs that the job's sse and regularizers name. Raises DataError where a file, or a column of ids in it, is
+    missing."""
+    used = {sse.graph for sse in job.sse.values() if sse.graph is not None and sse.probability > 0}
+    used |= {job.regularizers.laplacian.graph} if job.regularizers.laplacian is not None else set()
+    found = {}
+    for name in sorted(used):
+        graph = dataset.graphs[name]
+        source = Source(beside(graph.uri, dataset.uri))
+        source.require([graph.source, graph.target])
+        for column in (graph.source, graph.target):
+            values.id_kind(source.column_type(column), f"{source.uri}, column '{column}'")
+        table = dataset.features[graph.of].shares or graph.of
+        found[name] = EdgeFile(name, table, source, (graph.source, graph.target))
+    return found
+
+
+def write_graphs(
+    files: Mapping[str, EdgeFile],
+    kinds: Mapping[str, Kind],
+    vocabularies: Mapping[str, pa.Array],
+    directory: Path,
+    log: Callable[[str], Any],
+) -> dict[str, dict[str, Any]]:
+    """:func:`write_graph` for each, by name; ``kinds`` and ``vocabularies`` are by table."""
+    return {
+        name: write_graph(edges, kinds[edges.table], vocabularies[edges.table], directory, log)
+        for name, edges in files.items()
+    }
+
+
+def write_graph(
+    edges: EdgeFile, kind: Kind, vocabulary: pa.Array, directory: Path, log: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Writes ``<name>.offsets.bin`` and ``<name>.neighbours.bin`` under ``directory``; returns what the manifest keeps.
+
+    Edges count in both directions. Those with an id that ``vocabulary`` (row r >= 2 is entry r - 2) has not are left
+    out, counted and logged.
+
+    Raises DataError if no edge is left, or an id is not of the table's kind.
+    """
+    codes = Codes(vocabulary)
+    parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]] = []
+    num_edges = num_unknown = 0
+    for chunk in edges.source.stream(edges.columns):
+        ends = [
+            codes.encode(values.as_ids(chunk.column(column), kind, chunk.where(column))) for column in edges.columns
+        ]
+        known = (ends[0] >= 0) & (ends[1] >= 0)
+        num_edges += len(chunk)
+        num_unknown += len(chunk) - int(known.sum())
+        source, target = ((end[known] + NUM_SPECIAL_ROWS).astype(np.int32) for end in ends)
+        parts.append((source, target))
+    source, target = (np.concatenate([np.empty(0, np.int32), *[part[end] for part in parts]]) for end in (0, 1))
+    graph = Graph.from_edges(source, target, len(vocabulary) + NUM_SPECIAL_ROWS, first_live_row=NUM_SPECIAL_ROWS)
+    if not len(graph.neighbours):
+        raise DataError(
+            f"none of its {num_edges:,} edges joins two ids of table '{edges.table}' that occur in training",
+            where=f"{edges.source.uri}, columns '{edges.columns[0]}' and '{edges.columns[1]}'",
+            remedy=f"check source, target and of in graphs.{edges.name}, or leave the graph out of sse",
+        )
+    for part, array, dtype in (("offsets", graph.offsets, OFFSET), ("neighbours", graph.neighbours, CODE)):
+        appender = Appender(directory / f"{edges.name}.{part}.bin", dtype)
+        appender.append(array)
+        appender.close()
+    num_connected = int((graph.degrees > 0).sum())
+    log(
+        f"graph {edges.name}: {num_edges:,} edges, {num_unknown:,} of them left out for an id that training has not; "
+        f"{num_connected:,} of {len(vocabulary):,} rows of {edges.table} have neighbours, "
+        f"{len(graph.neighbours) / num_connected:.1f} on average"
+    )
+    return {"table": edges.table, "edges": num_edges, "unknown": num_unknown, "entries": len(graph.neighbours)}
+
+
+def open_graph(directory: Path, name: str) -> Graph:
+    """What :func:`write_graph` wrote, memory-mapped: ranks of one host share the pages."""
+    # Mapped as private rather than read-only: compiled code is made for arrays that can be written.
+    offsets, neighbours = (
+        map_array(directory / f"{name}.{part}.bin", dtype, mode="c")
+        for part, dtype in (("offsets", OFFSET), ("neighbours", CODE))
+    )
+    return Graph(offsets, neighbours)

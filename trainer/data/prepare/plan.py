@@ -1,0 +1,264 @@
+"""What has to be read for a dataset and a job: which column goes into which table, and how. Torch-free."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from trainer.data.columns import values
+from trainer.data.columns.numeric import Numeric
+from trainer.data.columns.numeric import planned as planned_numeric
+from trainer.data.columns.values import Kind
+from trainer.data.errors import DataError
+from trainer.data.prepare.graphs import EdgeFile, edge_files
+from trainer.data.sources.join import JoinTable
+from trainer.data.sources.source import Source, Window, beside
+from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems, parse_rule
+from trainer.spec.checks.evaluation import ranks_catalogue
+from trainer.spec.checks.supported import DENSE_MODELS, SEQUENCE_MODELS
+
+NEGATIVE_SUFFIX = "__negative"
+
+
+class ColumnUse(NamedTuple):
+    """Column ``column`` of the rows, coded by the ids of ``domain`` (a table's name, or ``by:COLUMN``), and the column
+    of their weights."""
+
+    column: str
+    domain: str
+    is_list: bool = False
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """One feature: its table and exactly one of ``use``, ``join`` and ``derive``."""
+
+    name: str
+    table: str
+    is_list: bool
+    pooling: str
+    use: ColumnUse | None = None
+    join: Join | None = None
+    join_on: str = ""
+    derive: PreviousItems | None = None
+    previous: ColumnUse | None = None
+    by: ColumnUse | None = None
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    dataset: DatasetSpec
+    job: JobSpec
+    source: Source
+    features: tuple[FeaturePlan, ...]
+    joins: dict[str, JoinTable]  # by feature
+    kinds: dict[str, Kind]  # by domain
+    uses: tuple[ColumnUse, ...]
+    order_columns: tuple[str, ...]
+    graphs: dict[str, EdgeFile]  # those that the job uses
+    numeric: tuple[Numeric, ...] = ()  # without statistics yet
+
+    @property
+    def is_bpr(self) -> bool:
+        return self.job.model.kind == "bpr"
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the model is trained on each user's items in order, and reads nothing else."""
+        return self.job.model.kind in SEQUENCE_MODELS
+
+    @property
+    def positives_only(self) -> bool:
+        """Whether rows that are no positives are left out of training."""
+        return self.is_bpr or self.is_sequence
+
+    @property
+    def keeps_users(self) -> bool:
+        """Whether evaluation asks of each held-out example whose it is, also of users that were not trained on."""
+        wanted = self.job.evaluation
+        return "gauc" in wanted.metrics or (wanted.intervals is not None and wanted.intervals.by == "user")
+
+    @property
+    def keeps_seen(self) -> bool:
+        """Whether what each user had in training is kept: negatives are drawn beside it, and rankings leave it out."""
+        return self.is_bpr or ranks_catalogue(self.job)
+
+    @property
+    def trained(self) -> tuple[FeaturePlan, ...]:
+        """The features that the model reads."""
+        return tuple(f for f in self.features if f.name == "item" or not self.is_sequence)
+
+    @property
+    def trained_tables(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(feature.table for feature in self.trained))
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(feature.table for feature in self.features))
+
+    @property
+    def label_column(self) -> str | None:
+        label = self.dataset.label
+        if label.rule is not None:
+            return parse_rule(label.rule)[0]
+        return label.column or label.value
+
+    @property
+    def join_columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(feature.join_on for feature in self.features if feature.join is not None))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Columns of ids in which a missing one makes a row bad."""
+        features = self.dataset.features.items()
+        found = (spec.column or name for name, spec in features if spec.type == "id" and spec.missing == "error")
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def splits_by_time(self) -> bool:
+        return self.job.evaluation.split.kind in ("time", "per_user_last")
+
+    @property
+    def feature_times(self) -> dict[str, str]:
+        """By feature, the column of the rows that says when it was known, where that matters."""
+        features = self.dataset.features.items() if self.splits_by_time else ()
+        return {name: feature.timestamp for name, feature in features if feature.timestamp is not None}
+
+    @property
+    def join_times(self) -> dict[str, str]:
+        """The same of joined files."""
+        joins = {one.name: one.join.timestamp for one in self.features if one.join is not None}
+        return {name: column for name, column in joins.items() if column is not None and self.splits_by_time}
+
+    def columns(self) -> list[str]:
+        """Every column of the rows that is read."""
+        found = [use.column for use in self.uses] + [*self.join_columns, *self.order_columns]
+        found += [use.weights for use in self.uses if use.weights is not None]
+        found += [feature.column for feature in self.numeric]
+        found += self.feature_times.values()
+        return list(dict.fromkeys([*found, *filter(None, (self.label_column, self.job.evaluation.split.column))]))
+
+    def feature(self, name: str) -> FeaturePlan | None:
+        return next((feature for feature in self.features if feature.name == name), None)
+
+    def direct(self, name: str) -> ColumnUse | None:
+        """The column behind an id feature that reads one; None for lists, joins and what is not there."""
+        feature = self.feature(name)
+        return None if feature is None or feature.is_list else feature.use
+
+
+def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
+    """The partition window of a job. Raises DataError while it still holds a template."""
+    window = job.dataset.window
+    if window is None:
+        return None
+    if window.start == FIRING_DATE:
+        raise DataError(
+            f"window.start is {FIRING_DATE}, which a schedule fills in",
+            where=f"job '{job.name}', dataset.window",
+            remedy="submit it through a schedule, or give a date (YYYY-MM-DD)",
+        )
+    if dataset.partition is None:
+        raise DataError(
+            "has no partition column", where=f"dataset '{dataset.name}'", remedy="set partition, or leave window out"
+        )
+    last = datetime.date.fromisoformat(window.start)
+    return Window(dataset.partition, last - datetime.timedelta(days=window.days - 1), last)
+
+
+def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
+    """Checks the spec against the files' columns. Raises DataError, and ValueError where the job does not fit."""
+    job.against(dataset)
+    source = Source(dataset.uri, window_of(dataset, job))
+    column_of = {
+        name: feature.column or name
+        for name, feature in dataset.features.items()
+        if feature.join is None and feature.derive is None
+    }
+    features: list[FeaturePlan] = []
+    uses: list[ColumnUse] = []
+    for name, spec in dataset.features.items():
+        if spec.type == "dense":
+            continue
+        table = spec.shares or name
+        planned = FeaturePlan(name, table, spec.type == "id_list", spec.pooling)
+        if spec.join is not None:
+            on = column_of.get(spec.join.on, spec.join.on)
+            planned = replace(planned, join=spec.join, join_on=on)
+        elif spec.derive is not None:
+            previous = ColumnUse(column_of.get(spec.derive.previous, spec.derive.previous), table)
+            column = column_of.get(spec.derive.by, spec.derive.by)
+            by = ColumnUse(column, f"by:{column}")
+            for other, feature in dataset.features.items():
+                if column_of.get(other) == column and feature.type == "id":
+                    by = ColumnUse(column, feature.shares or other)
+            planned = replace(planned, derive=spec.derive, previous=previous, by=by)
+            uses += [previous, by]
+        else:
+            use = ColumnUse(column_of[name], table, planned.is_list, spec.weights)
+            planned = replace(planned, use=use)
+            uses.append(use)
+        features.append(planned)
+    orders = [feature.derive.order for feature in features if feature.derive is not None]
+    by_order = job.evaluation.split.kind in ("time", "per_user_last") or job.model.kind in SEQUENCE_MODELS
+    if by_order and dataset.ordering is not None:
+        orders.append(dataset.ordering)
+    plan = DataPlan(
+        dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {},
+        tuple(planned_numeric(dataset.features)) if job.model.kind in DENSE_MODELS else (),
+    )  # fmt: skip
+    _check_roles(plan)
+    source.require(plan.columns())
+    joins = {f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri)) for f in features if f.join is not None}
+    return replace(plan, joins=joins, kinds=_kinds(plan, joins), graphs=edge_files(dataset, job))
+
+
+def _check_roles(plan: DataPlan) -> None:
+    """user and item must read a column where rows are split by them or negatives drawn for them."""
+    needs: list[tuple[str, tuple[str, ...]]] = []
+    if plan.dataset.label.negatives is not None:
+        needs.append(("label.negatives", (plan.dataset.label.negatives.of, "user")))
+    if plan.job.evaluation.split.kind == "per_user_last":
+        needs.append(("evaluation.split.kind: per_user_last", ("user",)))
+    if plan.is_bpr:
+        needs.append(("model.kind: bpr", ("user", "item")))
+    if plan.is_sequence:
+        needs.append((f"model.kind: {plan.job.model.kind}", ("user", "item")))
+    for field, roles in needs:
+        for role in roles:
+            if plan.direct(role) is None:
+                raise DataError(
+                    f"{field} needs '{role}' as a feature of type id that reads a column",
+                    where=f"dataset '{plan.dataset.name}', features.{role}",
+                    remedy=f"describe '{role}' so, without join or derive, or change {field.partition(':')[0]}",
+                )
+
+
+def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
+    """Integers or strings for each domain: as its first column says; the others are converted to it."""
+    kinds: dict[str, Kind] = {}
+    owners_first = sorted(plan.features, key=lambda feature: feature.table != feature.name)
+    for feature in owners_first:
+        if feature.table in kinds:
+            continue
+        if feature.join is not None:
+            kinds[feature.table] = joins[feature.name].kind
+        else:
+            use = feature.use or feature.previous
+            assert use is not None
+            kinds[feature.table] = _column_kind(plan.source, use)
+    for use in plan.uses:
+        kinds.setdefault(use.domain, _column_kind(plan.source, use))
+    return kinds
+
+
+def _column_kind(source: Source, use: ColumnUse) -> Kind:
+    where = f"{source.uri}, column '{use.column}'"
+    type_: pa.DataType = source.column_type(use.column)
+    if values.is_list(type_) and not use.is_list:
+        raise DataError("holds lists", where=where, remedy="set type: id_list")
+    return values.id_kind(values.element_type(type_), where)

@@ -1,0 +1,311 @@
+"""``prepare``: from a dataset and a job to a directory of memory-mapped columns, all or nothing. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.batches.keys import history_length, keys_of
+from trainer.data.batches.prepared import FORMAT_VERSION, GRAPHS, MANIFEST, PreparedData
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap
+from trainer.data.columns.hashing import id_keys
+from trainer.data.columns.labels import label_dtype
+from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, write_numeric
+from trainer.data.columns.values import as_ids, id_kind
+from trainer.data.errors import DataError
+from trainer.data.prepare.arrays import OFFSET, Appender
+from trainer.data.prepare.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
+from trainer.data.prepare.encode import encode
+from trainer.data.prepare.graphs import write_graphs
+from trainer.data.prepare.plan import DataPlan, make_plan
+from trainer.data.prepare.sequences import Sequences
+from trainer.data.prepare.writing import codes_to_rows, finish_numeric, finish_tables, write_splits
+from trainer.data.sources.bad_rows import BadRows
+from trainer.data.sources.locations import read_edges
+from trainer.data.sources.source import Source
+from trainer.spec import DatasetSpec, JobSpec
+from trainer.spec.checks.models import PIECE_MODELS
+
+_EDGE_BYTES = 1 << 16
+_REPLACED = ".replaced"
+BAD_ROWS = "bad_rows.parquet"
+"""Beside the prepared data: rows that were left out, with the reason."""
+
+
+def prepare(
+    dataset: DatasetSpec,
+    job: JobSpec,
+    directory: Path | str,
+    *,
+    base_vocabulary: Mapping[str, IdMap] | None = None,
+    base_numeric: Sequence[Numeric] | None = None,
+    base_profile: Mapping[str, Any] | None = None,
+    log: Callable[[str], Any] = lambda message: None,
+    fence: Callable[[], None] = lambda: None,
+) -> PreparedData:
+    """Reads the dataset, splits it, and writes coded columns under ``directory``, which ranks then open.
+
+    A directory that already holds exactly this (same specs, same files by size and time, same ``base_vocabulary``) is
+    reused. ``base_vocabulary`` (by table, from a warm start) keeps the rows of old ids, but for those that
+    ``init_from.retire_after_runs`` gives up; new ids follow. ``base_numeric``: its statistics of numeric features,
+    which stay; ``base_profile``: what its rows were like, with which these are compared (trainer.data.prepare.drift).
+
+    The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written; ``fence`` is
+    called before, and what it raises leaves it as it was. Rows that ``max_bad_rows`` leaves out are written to
+    ``bad_rows.parquet`` beside it, also where they are too many.
+
+    Raises DataError, naming file, column, row and the remedy.
+    """
+    directory = Path(directory)
+    plan = make_plan(dataset, job)
+    base = dict(base_vocabulary or {})
+    fingerprint = _fingerprint(plan, base, base_numeric, base_profile)
+    if PreparedData.fingerprint_of(directory) == fingerprint:
+        log(f"prepared data reused: {directory}")
+        return PreparedData.open(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(directory)
+    work = directory.parent / f".{directory.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.preparing"
+    try:
+        _write(
+            plan, work, fingerprint, base, base_numeric, base_profile, log, _quarantine(plan, directory, work, fence)
+        )
+        _make_durable(work)
+        fence()
+        # Into ``work``, and not removed: where somebody took that away since, nothing here is touched.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(directory, work / _REPLACED)
+        os.rename(work, directory)
+        _fsync(directory.parent)
+        shutil.rmtree(directory / _REPLACED, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot be written: {error.strerror or error}",
+            where=str(error.filename or directory),
+            remedy="free disk space, or check the directory's permissions",
+        ) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return PreparedData.open(directory)
+
+
+def _write(
+    plan: DataPlan,
+    work: Path,
+    fingerprint: str,
+    base: Mapping[str, IdMap],
+    base_numeric: Sequence[Numeric] | None,
+    base_profile: Mapping[str, Any] | None,
+    log: Callable[[str], Any],
+    left_out: contextlib.AbstractContextManager[BadRows | None],
+) -> None:
+    scratch = work / "scratch"
+    scratch.mkdir(parents=True)
+    with left_out as bad_rows:
+        encoded = encode(plan, scratch, bad_rows)
+    if bad_rows is not None:
+        log(bad_rows.in_words() + (f"; they are in {work.parent / BAD_ROWS}" if bad_rows.num_bad else ""))
+    writers, seen, sequences = write_splits(plan, encoded, work)
+    grown, row_counts = finish_tables(plan, encoded, work, base)
+    rows_of = {table: found.row_of_code for table, found in grown.items()}
+    unknown_share = codes_to_rows(plan, work, rows_of, log)
+    seen.write(work, rows_of, row_counts)
+    numeric = finish_numeric(plan, work, base_numeric)
+    if numeric:
+        write_numeric(numeric, work / NUMERIC_FILE)
+    profile = profile_of(plan, encoded, row_counts, writers["train"].label_sum / writers["train"].num_examples)
+    write_profile(profile, work / PROFILE_FILE)
+    moved = None
+    if base_profile is not None:
+        moved = drift(base_profile, profile, plan, encoded, grown, row_counts)
+        log(in_words(moved))
+    num_examples = {name: writer.num_examples for name, writer in writers.items()}
+    num_positives = {name: writer.num_positives for name, writer in writers.items()}
+    if plan.is_sequence:
+        item = plan.feature("item")
+        assert item is not None
+        sequences.write(work, rows_of[item.table])
+        num_examples = num_positives = _sequence_examples(plan, Sequences(work))
+    (work / "tables").mkdir()
+    tables: dict[str, Any] = {}
+    for table, found in grown.items():
+        found.ids.write(work / "tables" / f"{table}.arrow")
+        for name, values in (("counts", row_counts[table]), ("parent", found.parent_rows)):
+            column = Appender(work / "tables" / f"{table}.{name}.bin", OFFSET)
+            column.append(values)
+            column.close()
+        tables[table] = {"num_rows": found.num_rows}
+        if table in base:
+            log(_growth_in_words(table, base[table], found))
+    graphs = write_graphs(
+        plan.graphs, plan.kinds, {table: found.ids.ids for table, found in grown.items()}, work / GRAPHS, log
+    )
+    manifest = {
+        "format": FORMAT_VERSION,
+        "fingerprint": fingerprint,
+        "dataset_fingerprint": dataset_fingerprint(plan),
+        "keys": [asdict(key) for key in keys_of(plan.dataset, plan.job)],
+        "is_bpr": plan.is_bpr,
+        "label_dtype": label_dtype(plan.dataset.label).name,
+        "sampling": _sampling(plan.job),
+        "sequence": _sequence_settings(plan.job) if plan.is_sequence else None,
+        "unread": sorted(f.name for f in plan.features if f not in plan.trained and f.name != "user"),
+        "tables": tables,
+        "graphs": graphs,
+        "numeric": [one.name for one in numeric],
+        "bad_rows": None if bad_rows is None else dict(bad_rows.by_reason),
+        "drift": None if moved is None else as_json(moved),
+        "num_rows_read": encoded.num_rows,
+        "num_examples": num_examples,
+        "num_positives": num_positives,
+        "unknown_share": unknown_share,
+        "seed": plan.job.seed,
+        "batch_size": plan.job.batch_size,
+    }
+    shutil.rmtree(scratch)
+    (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
+    log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
+
+
+@contextlib.contextmanager
+def _quarantine(plan: DataPlan, directory: Path, work: Path, fence: Callable[[], None]) -> Iterator[BadRows | None]:
+    """What takes bad rows, where some may be: its file appears beside ``directory``, also where they are too many."""
+    if plan.dataset.max_bad_rows is None:
+        yield None
+        return
+    found = BadRows(plan, work / BAD_ROWS)
+    final = directory.parent / BAD_ROWS
+    try:
+        yield found
+    finally:
+        found.close()
+        if found.num_bad:
+            fence()
+            os.replace(found.path, final)
+
+
+def _sampling(job: JobSpec) -> dict[str, Any]:
+    """How negatives are drawn anew in each epoch."""
+    return {"distribution": job.model.sampling, "power": job.model.negative_power}
+
+
+def _sequence_settings(job: JobSpec) -> dict[str, Any]:
+    """What batches of sequences are cut by. ``history``: items that an evaluation reads."""
+    model = job.model
+    return {
+        "kind": model.kind, "window": model.window, "negatives": model.num_negatives, "length": model.length,
+        "history": history_length(job),
+    }  # fmt: skip
+
+
+def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
+    """By split: an item of a sequence (item2vec) or a piece of one (PIECE_MODELS) to train on, an item to predict."""
+    model = plan.job.model
+    train = len(sequences.windows(model.length)) if model.kind in PIECE_MODELS else len(sequences.train.values)
+    return {"train": train, **{name: len(places) for name, places in sequences.held.items()}}
+
+
+def _growth_in_words(table: str, base: IdMap, grown: GrownTable) -> str:
+    kept = int((grown.parent_rows >= NUM_SPECIAL_ROWS).sum())
+    idle = int((grown.ids.last_seen < grown.ids.run).sum())
+    return (
+        f"ids of {table}: {kept:,} of {len(base.ids):,} go on ({idle:,} without an example in this run), "
+        f"{len(base.ids) - kept:,} retired, {len(grown.ids.ids) - kept:,} new"
+    )
+
+
+def dataset_fingerprint(plan: DataPlan) -> str:
+    """What the rows are, for lineage: sha256 of the dataset spec without its place, the window, and of each file its
+    size and its first and last 64 KiB (a Parquet file's footer: schema, counts, statistics)."""
+    content = []
+    for source in _sources(plan):
+        for file in source.files:
+            size = file.path.stat().st_size
+            digest = hashlib.sha256(read_edges(file.path, _EDGE_BYTES)).hexdigest()
+            content.append([file.path.name, list(file.partitions), size, digest])
+    spec = plan.dataset.model_dump(mode="json", exclude={"uri", "name"})
+    return _sha256([FORMAT_VERSION, spec, str(plan.source.window), content])
+
+
+def _fingerprint(
+    plan: DataPlan,
+    base: Mapping[str, IdMap],
+    base_numeric: Sequence[Numeric] | None,
+    base_profile: Mapping[str, Any] | None,
+) -> str:
+    digests = {table: _digest(ids) for table, ids in sorted(base.items())}
+    job = plan.job
+    relevant = [job.model.kind == "bpr", job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
+    relevant.append(sorted(plan.graphs))
+    if plan.is_sequence:
+        relevant.append(_sequence_settings(job))
+    if job.model.negative_distribution is not None or job.model.negative_power != 0.75:
+        relevant.append(_sampling(job))
+    relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
+    if plan.keeps_users:
+        relevant.append("users")
+    if plan.keeps_seen and not plan.is_bpr:
+        relevant.append("seen items")
+    if plan.numeric:
+        relevant.append(None if base_numeric is None else [one.as_json() for one in base_numeric])
+    if base_profile is not None:
+        relevant.append(base_profile)
+    files = [source.fingerprint_files() for source in _sources(plan)]
+    spec = plan.dataset.model_dump(mode="json")
+    return _sha256([FORMAT_VERSION, spec, str(plan.source.window), relevant, files, digests])
+
+
+def _digest(base: IdMap) -> str:
+    digest = hashlib.sha256(str(base.run).encode())
+    for ids, runs in ((base.ids, base.last_seen), (base.retired, base.retired_in)):
+        # Hashes of the ids in their order: Arrow's own buffers differ for equal arrays (offsets, padding).
+        digest.update(id_keys(as_ids(ids, id_kind(ids.type, "base_vocabulary"), "base_vocabulary")).tobytes())
+        digest.update(np.asarray(runs, dtype=np.int32).tobytes())
+    return digest.hexdigest()
+
+
+def _sources(plan: DataPlan) -> list[Source]:
+    return [
+        plan.source,
+        *(join.source for join in plan.joins.values()),
+        *(file.source for file in plan.graphs.values()),
+    ]
+
+
+def _sha256(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _make_durable(directory: Path) -> None:
+    """Everything below is on disk before the rename is: a machine that goes down must not leave a manifest beside
+    columns that are short or full of zeros, which would be trained on."""
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            _fsync(Path(folder) / name)
+        _fsync(Path(folder))
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """What a killed process left beside ``directory`` while it prepared."""
+    for path in directory.parent.glob(f".{directory.name}.*.preparing"):
+        pid = path.name.split(".")[-3]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,145 @@
+"""Each user's items in order, for models of sequences: collected while examples are written, mapped by every rank.
+
+A sequence holds the rows that are positives, of all splits, of one user by time (then by row number); who reads it says
+which of them may be seen. Rows without a user or an item are in none. Torch-free.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.columns.jagged import Jagged, gather_spans
+from trainer.data.errors import DataError
+from trainer.data.prepare.arrays import CODE, LABEL, OFFSET, Appender, map_array
+from trainer.data.prepare.encode import Encoded
+from trainer.data.prepare.examples import Examples
+from trainer.data.prepare.plan import DataPlan
+from trainer.data.prepare.split import DROPPED, SPLIT_NAMES, TRAIN
+
+FOLDER = "sequences"
+ITEM, TARGET, NEGATIVE = SEQUENCE_KEYS = ("item", "item__target", "item__negative")
+Int64s = npt.NDArray[np.int64]
+
+
+class SequenceRows:
+    """Collects positives chunk by chunk; holds three integers for each in memory while it sorts."""
+
+    def __init__(self, plan: DataPlan, encoded: Encoded):
+        self._enabled = plan.is_sequence
+        if not self._enabled:
+            return
+        ordering = plan.dataset.ordering
+        assert ordering is not None
+        self._where = f"dataset '{plan.dataset.name}', training split"
+        self._orders = encoded.orders[ordering]
+        self._parts: list[tuple[npt.NDArray[Any], ...]] = []
+
+    def add(self, examples: Examples) -> None:
+        """Examples hold codes, in ascending order of rows."""
+        if not self._enabled:
+            return
+        users, items = examples.features["user"], examples.features["item"]
+        assert not isinstance(users, Jagged)
+        assert not isinstance(items, Jagged)
+        kept = (examples.sides != DROPPED) & ~examples.drawn & (examples.labels == 1) & (users >= 0) & (items >= 0)
+        orders = np.asarray(self._orders[examples.rows[kept]])
+        self._parts.append((users[kept], items[kept], examples.sides[kept], orders))
+
+    def write(self, directory: Path, row_of_item: npt.NDArray[np.int32]) -> None:
+        """Files of :class:`Sequences` under ``directory``. Raises DataError if no user has two items to train on."""
+        if not self._enabled:
+            return
+        users, items, sides, orders = (np.concatenate(part) for part in zip(*self._parts, strict=True))
+        self._parts.clear()
+        by_time = np.lexsort((orders, users))  # stable: equal times stay in the order of rows
+        users, items, sides = users[by_time], row_of_item[items[by_time]], sides[by_time]
+        starts = np.append(np.flatnonzero(np.r_[True, users[1:] != users[:-1]]), len(users))
+        seen = np.append(0, np.cumsum(sides == TRAIN))
+        train_starts = seen[starts]
+        if np.diff(train_starts).max(initial=0) < 2:
+            raise DataError(
+                "no user has two positive rows, and sequences need two",
+                where=self._where,
+                remedy="check label, order and the feature 'user', or add data",
+            )
+        files: dict[str, tuple[npt.NDArray[Any], npt.DTypeLike]] = {
+            "items": (items, CODE),
+            "sides": (sides, LABEL),
+            "starts": (starts, OFFSET),
+            "train_items": (items[sides == TRAIN], CODE),
+            "train_starts": (train_starts, OFFSET),
+        }
+        for side, name in enumerate(SPLIT_NAMES):
+            if side != TRAIN:
+                before = np.append(0, np.cumsum(sides < side))
+                held = np.flatnonzero(sides == side)
+                start = starts[np.searchsorted(starts, held, side="right") - 1]
+                files[name] = (held[before[held] > before[start]], OFFSET)
+        for name, (array, dtype) in files.items():
+            appender = Appender(directory / FOLDER / f"{name}.bin", dtype)
+            appender.append(array)
+            appender.close()
+
+
+class Sequences:
+    """Memory-mapped. Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` says of which split.
+
+    ``train``: the items of the training split alone. ``held``: by split, places in ``items`` of the examples to
+    evaluate, those with a history.
+    """
+
+    def __init__(self, directory: Path):
+        folder = directory / FOLDER
+        self.items: npt.NDArray[np.int32] = map_array(folder / "items.bin", CODE)
+        self.sides: npt.NDArray[np.uint8] = map_array(folder / "sides.bin", LABEL)
+        self.starts: Int64s = map_array(folder / "starts.bin", OFFSET)
+        self.train = Jagged(map_array(folder / "train_items.bin", CODE), map_array(folder / "train_starts.bin", OFFSET))
+        self.held: dict[str, Int64s] = {
+            name: map_array(folder / f"{name}.bin", OFFSET) for name in SPLIT_NAMES if name != "train"
+        }
+
+    def history(self, split: str, places: Int64s) -> tuple[Jagged, Jagged]:
+        """For held-out examples: (what came before in splits before this one, everything of the user in any split).
+
+        Oldest first. Before a test example that is training and validation.
+        """
+        user = np.searchsorted(self.starts, places, side="right") - 1
+        start = self.starts[user]
+        before = gather_spans(self.items, start, places - start)
+        known = gather_spans(self.sides, start, places - start).values < SPLIT_NAMES.index(split)
+        counts = np.append(0, np.cumsum(known))
+        everything = gather_spans(self.items, start, self.starts[user + 1] - start)
+        return Jagged(before.values[known], counts[before.offsets]), everything
+
+    def windows(self, length: int) -> Windows:
+        return Windows(self.train, length)
+
+
+class Windows:
+    """Training sequences in pieces of at most ``length`` next-item predictions, none of which is in two pieces.
+
+    Piece 0 of a sequence ends with its last item, and the pieces before it are whole: an item of position t > 0 is
+    predicted once in each epoch, from the items before it in its piece.
+    """
+
+    def __init__(self, train: Jagged, length: int):
+        self._train, self._length = train, length
+        self._first = np.append(0, np.cumsum(-(-np.maximum(train.lengths - 1, 0) // length)))
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def spans(self, windows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """(sequence, begin, end) of each: items [begin, end) of ``train.values``, at least 2, at most length + 1."""
+        sequence = np.searchsorted(self._first, windows, side="right") - 1
+        end = self._train.offsets[sequence + 1] - (windows - self._first[sequence]) * self._length
+        return sequence, np.maximum(end - self._length - 1, self._train.offsets[sequence]), end
+
+    @cached_property
+    def num_predictions(self) -> int:
+        return int(np.maximum(self._train.lengths - 1, 0).sum())

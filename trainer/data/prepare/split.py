@@ -1,0 +1,64 @@
+"""Which rows train, which validate, which test. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.columns.hashing import UInt64s, derive_key, mix, unit_interval
+from trainer.spec import Split
+
+TRAIN, VALIDATION, TEST, DROPPED = 0, 1, 2, 3
+SPLIT_NAMES = ("train", "validation", "test")
+# One seed for all jobs: a pair that one job tests on is in no other job's training split, so that a warm start and a
+# comparison of seeds do not leak.
+SPLIT_SEED = 0x5EED
+
+
+def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> npt.NDArray[np.uint8]:
+    """By hash of the pair: rows with equal keys fall on one side, whatever the order and number of rows."""
+    with np.errstate(over="ignore"):
+        uniform = unit_interval(mix(pair_keys + np.uint64(derive_key(seed))))
+    sides = np.full(len(pair_keys), TRAIN, dtype=np.uint8)
+    sides[uniform < split.test + split.validation] = VALIDATION
+    sides[uniform < split.test] = TEST
+    return sides
+
+
+def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Leave-last-out per user: the last ``num_test`` rows by ``order`` (then by row number) test, ``num_validation``
+    before them validate; one each, if the job says nothing else (leave-last-two-out).
+
+    A split whose fraction is 0 takes no row; a user's first row always trains, so users with one row only train, and
+    with two rows only test. Rows without a user (-1) train.
+    """
+    count = len(users)
+    by_user = np.lexsort((np.arange(count), order, users))
+    sorted_users = np.asarray(users)[by_user]
+    starts = np.flatnonzero(np.r_[True, sorted_users[1:] != sorted_users[:-1]]) if count else np.empty(0, np.int64)
+    lengths = np.diff(np.append(starts, count))
+    from_end = np.repeat(starts + lengths, lengths) - 1 - np.arange(count)
+    from_start = np.arange(count) - np.repeat(starts, lengths)
+    num_test = split.num_test if split.test > 0 else 0
+    num_held = num_test + (split.num_validation if split.validation > 0 else 0)
+    sorted_sides = np.where(from_end < num_test, TEST, np.where(from_end < num_held, VALIDATION, TRAIN))
+    sorted_sides[(from_start == 0) | (sorted_users < 0)] = TRAIN
+    sides = np.empty(count, dtype=np.uint8)
+    sides[by_user] = sorted_sides
+    return sides
+
+
+def by_time(split: Split, order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The latest share tests, the share before it validates; equal times fall on one side (the later)."""
+    count = len(order)
+    ordered = np.sort(order)
+    sides = np.full(count, TRAIN, dtype=np.uint8)
+    num_test = int(count * split.test)
+    num_held = num_test + int(count * split.validation)
+    if num_held:
+        sides[order >= ordered[count - num_held]] = VALIDATION
+    if num_test:
+        sides[order >= ordered[count - num_test]] = TEST
+    return sides

@@ -1,0 +1,244 @@
+"""The project's own click log: long-tailed ids, item clusters, and the true probability of every click. Torch-free.
+
+``python -m trainer.data.sources.click_log --rows N --days D --out DIR`` writes
+``DIR/date=YYYY-MM-DD/part-00000.parquet`` with
+
+===========  ===========================================================================================
+user, item   int64 ids; Zipf-distributed popularity
+query        int64 id; long-tailed, most queries occur once or twice
+context      int64, one of 24 placements
+timestamp    int64, seconds since 1970-01-01, ascending within the day
+click        int8, drawn from ``probability``
+probability  float64, the true P(click): the best possible predictor
+cluster      int64, the item's true cluster: what its vector should show
+===========  ===========================================================================================
+
+logit P(click) = bias + user activity + item quality + query effect + context effect + taste(user, cluster of item);
+a user likes two of the clusters. One-epoch overfitting is planted by the queries' long tail: their effects are real but
+each is hidden in a few noisy labels, so dense Adam gains in the first epoch and memorises from the second on. A tenth
+of the items appears only after the first day. Everything is a function of (seed, day, row): the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.data.columns.hashing import Int64s, derive_key, random_words, unit_interval
+
+Floats = npt.NDArray[np.float64]
+
+CHUNK_ROWS = 1 << 20
+FIRST_DAY = datetime.date(2026, 1, 1)
+NUM_CONTEXTS = 24
+USER_BASE, ITEM_BASE, QUERY_BASE = 1_000_000, 5_000_000, 10_000_000
+_WORLD, _ROWS = 31, 32
+
+
+@dataclass(frozen=True)
+class ClickLog:
+    """The world behind the log. ``num_rows`` and ``num_days`` fix how many users and items there are."""
+
+    num_rows: int = 200_000
+    num_days: int = 10
+    seed: int = 0
+    rows_per_user: float = 100.0
+    rows_per_item: float = 200.0
+    rows_per_query: float = 2.5
+    num_clusters: int = 12
+    user_exponent: float = 0.4
+    item_exponent: float = 0.6
+    query_exponent: float = 0.4
+    user_spread: float = 0.5
+    item_spread: float = 0.4
+    query_spread: float = 0.6
+    context_spread: float = 0.6
+    taste: float = 3.0
+    targeted: float = 0.7
+    bias: float = -2.0
+
+    def __post_init__(self) -> None:
+        if self.num_days < 1 or self.num_rows < self.num_days:
+            raise ValueError(f"{self.num_rows} rows do not fill {self.num_days} days: give at least one row per day")
+
+    @property
+    def num_users(self) -> int:
+        return max(8, int(self.num_rows / self.rows_per_user))
+
+    @property
+    def num_items(self) -> int:
+        return max(2 * self.num_clusters, int(self.num_rows / self.rows_per_item))
+
+    @property
+    def num_queries(self) -> int:
+        return max(8, int(self.num_rows / self.rows_per_query))
+
+    def day_table(self, day: int) -> pa.Table:
+        """Rows of day ``day`` (from 0)."""
+        count = self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
+        parts = [self._rows(day, start, min(start + CHUNK_ROWS, count), count) for start in range(0, count, CHUNK_ROWS)]
+        return pa.concat_tables(parts)
+
+    def _rows(self, day: int, start: int, stop: int, count: int) -> pa.Table:
+        index = np.arange(start, stop)
+
+        def uniform(stream: int) -> Floats:
+            return unit_interval(random_words(derive_key(self.seed, _ROWS, day, stream), index))
+
+        users = np.searchsorted(self._user_cdf, uniform(0), side="right")
+        items = self._draw_items(day, users, uniform(1), uniform(2), uniform(3))
+        queries = np.searchsorted(self._query_cdf, uniform(6), side="right")
+        contexts = (uniform(4) * NUM_CONTEXTS).astype(np.int64)
+        probability = 1.0 / (1.0 + np.exp(-self.logits(users, items, queries, contexts)))
+        midnight = (FIRST_DAY - datetime.date(1970, 1, 1)).days + day
+        return pa.table(
+            {
+                "user": users + USER_BASE,
+                "item": items + ITEM_BASE,
+                "query": queries + QUERY_BASE,
+                "context": contexts,
+                "timestamp": midnight * 86_400 + index * 86_400 // count,
+                "click": (uniform(5) < probability).astype(np.int8),
+                "probability": probability,
+                "cluster": self.item_clusters[items],
+            }
+        )
+
+    def logits(self, users: Int64s, items: Int64s, queries: Int64s, contexts: Int64s) -> Floats:
+        """The true log-odds of a click, for user, item, query and context numbers (from 0)."""
+        clusters = self.item_clusters[items]
+        likes = (self._tastes[users] == clusters[:, None]).any(axis=1)
+        # Centred, so that the bias keeps its meaning: a user likes about 2 of the clusters.
+        affinity = self.taste * (likes - 2.0 / self.num_clusters)
+        effects = self._user_effect[users] + self._item_effect[items] + self._query_effect[queries]
+        return self.bias + effects + self._context_effect[contexts] + affinity
+
+    def _draw_items(self, day: int, users: Int64s, which: Floats, within: Floats, choice: Floats) -> Int64s:
+        """By popularity; for the targeted share of rows, by popularity within one of the user's two clusters."""
+        weights = np.where(self._birth_days <= day, self._item_weights, 0.0)
+        by_cluster = np.argsort(self.item_clusters, kind="stable")
+        cdf = np.concatenate([[0.0], np.cumsum(weights[by_cluster])])
+        bounds = np.searchsorted(self.item_clusters[by_cluster], np.arange(self.num_clusters + 1))
+        cluster = self._tastes[users, (choice * 2).astype(np.int64)]
+        targeted = which < self.targeted
+        low = np.where(targeted, cdf[bounds[cluster]], 0.0)
+        high = np.where(targeted, cdf[bounds[cluster + 1]], cdf[-1])
+        position = np.searchsorted(cdf, low + within * (high - low), side="right") - 1
+        return by_cluster[np.minimum(position, self.num_items - 1)]
+
+    # --- the world, drawn once per seed
+
+    def _world(self, stream: int, count: int) -> Floats:
+        return unit_interval(random_words(derive_key(self.seed, _WORLD, stream), np.arange(count)))
+
+    def _normal(self, stream: int, count: int) -> Floats:
+        """Standard normal by Box and Muller."""
+        radius = np.sqrt(-2.0 * np.log1p(-self._world(stream, count)))
+        return radius * np.cos(2.0 * np.pi * self._world(stream + 1, count))
+
+    @cached_property
+    def item_clusters(self) -> Int64s:
+        """Cluster of each item; every cluster has items of every popularity, the first ones for certain."""
+        clusters = (self._world(0, self.num_items) * self.num_clusters).astype(np.int64)
+        clusters[: self.num_clusters] = np.arange(self.num_clusters)
+        return clusters
+
+    @cached_property
+    def _birth_days(self) -> Int64s:
+        """Day each item first appears: the first day for nine tenths, and for the most popular of each cluster."""
+        late = self._world(1, self.num_items) < 0.1
+        late[: self.num_clusters] = False
+        day = 1 + (self._world(2, self.num_items) * max(1, self.num_days - 1)).astype(np.int64)
+        return np.where(late, day, 0)
+
+    @cached_property
+    def _item_weights(self) -> Floats:
+        return np.arange(1, self.num_items + 1, dtype=np.float64) ** -self.item_exponent
+
+    @cached_property
+    def _user_cdf(self) -> Floats:
+        return _zipf_cdf(self.num_users, self.user_exponent)
+
+    @cached_property
+    def _query_cdf(self) -> Floats:
+        return _zipf_cdf(self.num_queries, self.query_exponent)
+
+    @cached_property
+    def _tastes(self) -> Int64s:
+        """The two clusters that each user likes, int64 [users, 2]."""
+        first = (self._world(3, self.num_users) * self.num_clusters).astype(np.int64)
+        step = 1 + (self._world(4, self.num_users) * (self.num_clusters - 1)).astype(np.int64)
+        return np.stack([first, (first + step) % self.num_clusters], axis=1)
+
+    @cached_property
+    def _user_effect(self) -> Floats:
+        return self.user_spread * self._normal(5, self.num_users)
+
+    @cached_property
+    def _item_effect(self) -> Floats:
+        return self.item_spread * self._normal(7, self.num_items)
+
+    @cached_property
+    def _context_effect(self) -> Floats:
+        return self.context_spread * self._normal(9, NUM_CONTEXTS)
+
+    @cached_property
+    def _query_effect(self) -> Floats:
+        return self.query_spread * self._normal(11, self.num_queries)
+
+
+def _zipf_cdf(count: int, exponent: float) -> Floats:
+    cdf = np.cumsum(np.arange(1, count + 1, dtype=np.float64) ** -exponent)
+    return cdf / cdf[-1]
+
+
+def generate(log: ClickLog, directory: Path | str) -> list[Path]:
+    """Writes the days under ``directory``, each whole or not at all; days already there are replaced."""
+    directory = Path(directory)
+    written = []
+    for day in range(log.num_days):
+        date = FIRST_DAY + datetime.timedelta(days=day)
+        folder = directory / f"date={date}"
+        work = directory / f".{folder.name}.{uuid.uuid4().hex[:8]}"
+        work.mkdir(parents=True)
+        try:
+            pq.write_table(log.day_table(day), work / "part-00000.parquet", row_group_size=1 << 17, compression="zstd")
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(work, folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        written.append(folder / "part-00000.parquet")
+    return written
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.data.sources.click_log", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--rows", type=int, default=ClickLog.num_rows)
+    parser.add_argument("--days", type=int, default=ClickLog.num_days)
+    parser.add_argument("--seed", type=int, default=ClickLog.seed)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    try:
+        log = ClickLog(num_rows=options.rows, num_days=options.days, seed=options.seed)
+    except ValueError as error:
+        parser.error(str(error))
+    paths = generate(log, options.out)
+    print(f"{options.rows:,} rows, {log.num_users:,} users, {log.num_items:,} items, {log.num_queries:,} queries")
+    print(f"{paths[0]} ... {paths[-1]}")
+
+
+if __name__ == "__main__":
+    main()

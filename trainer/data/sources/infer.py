@@ -1,0 +1,322 @@
+"""A dataset manifest proposed from a file, and figures of a described dataset. Torch-free.
+
+The proposal is a starting point for its reader to correct.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import yaml
+
+from trainer.data.columns import values
+from trainer.data.columns.labels import labels_of
+from trainer.data.columns.numeric import as_floats
+from trainer.data.columns.vocabulary import DistinctIds
+from trainer.data.errors import DataError
+from trainer.data.sources.source import Source, local_path, to_days
+from trainer.spec import DatasetSpec, parse_dataset, parse_rule
+
+SAMPLE_ROWS = 1_000_000
+
+_LABEL_NAMES = re.compile(
+    r"^(is_?)?(label|target|y|click|clicked|clicks|conversion|converted|purchase|purchased)$", re.I
+)
+_RATING_NAMES = re.compile(r"^(rating|ratings|stars|score)$", re.I)
+_ORDER_NAMES = re.compile(r"^(pos|position|order|rank|seq|sequence|step)$", re.I)
+_TIME_NAMES = re.compile(r"^(ts|time|timestamp|datetime|event_?time|created(_at)?|unix_?time)$", re.I)
+_DAY_NAMES = re.compile(r"^(date|day|dt|ds)$", re.I)
+_USER_NAMES = re.compile(r"^(user|uid|user_?id|member(_?id)?|customer(_?id)?|reviewer(_?id)?)$", re.I)
+_ITEM_NAMES = re.compile(
+    r"^(item|iid|item_?id|product(_?id)?|movie(_?id)?|asin|sku|ad(_?id)?|article(_?id)?|song(_?id)?)$", re.I
+)
+_NOT_FEATURES = re.compile(
+    r"^(is_)?(train|test|valid|validation|split|fold)$|^(probability|weight|index)$|^__index", re.I
+)
+_MEAN_TEXT_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class _Column:
+    """What a sample of one column shows."""
+
+    name: str
+    type: pa.DataType
+    rows: int
+    nulls: int
+    distinct: int
+    low: float | None = None
+    high: float | None = None
+    whole: bool = False
+    mean_length: float = 0.0
+    is_dates: bool = False
+
+    @property
+    def is_binary(self) -> bool:
+        return self.whole and self.distinct == 2 and (self.low, self.high) == (0.0, 1.0) and self.nulls == 0
+
+
+def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
+    """A DatasetSpec document for a Parquet or CSV file or directory, from its names and its first million rows.
+
+    The label: a 0/1 column named like one; else a rating, by rule; else negatives drawn for user and item; else any 0/1
+    column. Raises DataError where the file cannot be read, or holds nothing to learn from.
+    """
+    source = Source(str(uri))
+    columns = {column.name: column for column in _columns(source)}
+    label, label_column = _label(columns)
+    ordering = _ordering(columns, label_column)
+    partition = next((c.name for c in columns.values() if _DAY_NAMES.match(c.name) and c.is_dates), None)
+    taken = {label_column, partition, *ordering.values()}
+    features: dict[str, Any] = {}
+    for column in columns.values():
+        kind = _feature_type(column)
+        if column.name in taken or kind is None:
+            continue
+        feature = _feature_name(column.name, features)
+        features[feature] = {"type": kind} if feature == column.name else {"type": kind, "column": column.name}
+    if label is None and "item" in features and "user" in features:
+        label = {"negatives": {"per_positive": 1, "of": "item"}}
+    if label is None or not features:
+        lacking = "no id-like column" if not features else "no 0/1 label, no rating, and no user and item to draw from"
+        raise DataError(
+            f"shows {lacking} (columns: {', '.join(columns)})",
+            where=str(uri),
+            remedy="write the manifest by hand; examples/ has some",
+        )
+    document = {"name": name or _dataset_name(local_path(str(uri))), "uri": str(uri), "features": features}
+    document |= {"label": label, **ordering, **({"partition": partition} if partition else {})}
+    parse_dataset(document)
+    return document
+
+
+def as_yaml(document: dict[str, Any]) -> str:
+    """The proposal as the text of a manifest."""
+    lines = ["# Proposed from the file: check features, label and order before use."]
+    for key, value in document.items():
+        if key == "features":
+            lines.append("features:")
+            lines += [f"  {name}: {_flow(feature)}" for name, feature in value.items()]
+        else:
+            lines.append(f"{key}: {_flow(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def column_names(uri: str | Path) -> list[str]:
+    """The columns of a file or directory, those of ``key=value`` folders included. Opens every file's footer or header.
+    Raises DataError for what is missing, empty, truncated or neither Parquet nor CSV."""
+    source = Source(str(uri))
+    source.require([])
+    return source.column_names()
+
+
+def profile(spec: DatasetSpec) -> dict[str, Any]:
+    """Rows, label rate or the range of its values, range of the order, nulls and distinct ids per feature column. Reads
+    every row, in a stream.
+
+    ``label_problem`` says what would keep a job from training, where a label is not one.
+    """
+    source = Source(spec.uri)
+    columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
+    numeric = {name: Range() for name in columns_of if spec.features[name].type == "dense"}
+    direct = {name: column for name, column in columns_of.items() if name not in numeric}
+    label_column = spec.label.column or (parse_rule(spec.label.rule)[0] if spec.label.rule else spec.label.value)
+    label_values = Range()
+    columns = list(dict.fromkeys([*columns_of.values(), *filter(None, (label_column, spec.ordering))]))
+    source.require(columns)
+    types = {name: source.column_type(column) for name, column in direct.items()}
+    distinct = {
+        name: DistinctIds(values.id_kind(values.element_type(type_), f"{spec.uri}, column '{direct[name]}'"))
+        for name, type_ in types.items()
+    }
+    nulls = dict.fromkeys(direct, 0)
+    num_rows = num_positives = 0
+    label_problem: str | None = None
+    extremes: list[Any] = []
+    for chunk in source.stream(columns):
+        num_rows += len(chunk)
+        for name, column in direct.items():
+            array = chunk.column(column)
+            nulls[name] += array.null_count
+            if spec.features[name].type == "id_list":
+                array = values.as_lists(array)[0]
+            distinct[name].add(values.as_ids(array, distinct[name].kind, chunk.where(column)))
+        for name, found_range in numeric.items():
+            found_range.add(chunk.column(columns_of[name]))
+        if label_column is not None and label_problem is None:
+            try:
+                found_labels = labels_of(chunk, spec.label)
+                num_positives += int((found_labels == 1).sum())
+                label_values.add(chunk.column(label_column))
+            except DataError as error:
+                label_problem = str(error)
+        if spec.ordering is not None:
+            found = pc.min_max(chunk.column(spec.ordering)).as_py()
+            extremes += [value for value in found.values() if value is not None]
+    shown = {
+        name: {"column": direct[name], "nulls": nulls[name], "distinct": len(distinct[name].sorted())}
+        for name in direct
+    }
+    shown |= {name: {"column": columns_of[name], **found_range.as_json()} for name, found_range in numeric.items()}
+    result: dict[str, Any] = {"name": spec.name, "rows": num_rows, "files": len(source.files), "features": shown}
+    result["bytes"] = sum(file.path.stat().st_size for file in source.files)
+    if label_problem is not None:
+        result["label_problem"] = label_problem
+    elif spec.label.value is not None:
+        result["label_values"] = label_values.as_json()
+    elif label_column is not None:
+        result["label_rate"] = num_positives / num_rows if num_rows else None
+    if spec.ordering is not None:
+        low, high = (min(extremes), max(extremes)) if extremes else (None, None)
+        result["order"] = {"column": spec.ordering, "min": _plain(low), "max": _plain(high)}
+    return result
+
+
+class Range:
+    """Of a numeric column: the smallest and the largest value, how many are missing and how many are no numbers."""
+
+    def __init__(self) -> None:
+        self.nulls, self.bad, self.low, self.high = 0, 0, np.inf, -np.inf
+
+    def add(self, array: pa.Array) -> None:
+        found, bad = as_floats(array)
+        good = found[~bad & ~np.isnan(found)]
+        self.bad += int(bad.sum())
+        self.nulls += int((np.isnan(found) & ~bad).sum())
+        if len(good):
+            self.low, self.high = min(self.low, float(good.min())), max(self.high, float(good.max()))
+
+    def as_json(self) -> dict[str, Any]:
+        known = self.low <= self.high
+        return {
+            "nulls": self.nulls, "bad": self.bad, "min": self.low if known else None,
+            "max": self.high if known else None,
+        }  # fmt: skip
+
+
+# --- guesses
+
+
+def _label(columns: dict[str, _Column]) -> tuple[dict[str, Any] | None, str | None]:
+    named = [c for c in columns.values() if c.is_binary and _LABEL_NAMES.match(c.name)]
+    ratings = [c for c in columns.values() if _RATING_NAMES.match(c.name) and c.low is not None and c.distinct > 1]
+    if named:
+        return {"column": named[0].name}, named[0].name
+    if ratings and ratings[0].nulls == 0 and ratings[0].high is not None and re.match(r"^[A-Za-z_]", ratings[0].name):
+        # 4 of 5 stars, 8 of 10: what rating data sets usually count as a like.
+        return {"rule": f"{ratings[0].name} >= {ratings[0].high * 0.8:g}"}, ratings[0].name
+    if all(any(pattern.match(name) for name in columns) for pattern in (_USER_NAMES, _ITEM_NAMES)):
+        return None, None
+    for column in columns.values():
+        if column.is_binary and not any(p.match(column.name) for p in (_NOT_FEATURES, _ORDER_NAMES, _TIME_NAMES)):
+            return {"column": column.name}, column.name
+    return None, None
+
+
+def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
+    """``timestamp`` or ``order``; a column with nulls cannot order rows."""
+    for column in columns.values():
+        is_time = pa.types.is_timestamp(column.type) or (_TIME_NAMES.match(column.name) and column.low is not None)
+        if is_time and column.nulls == 0 and column.name != label:
+            return {"timestamp": column.name}
+    for column in columns.values():
+        if _ORDER_NAMES.match(column.name) and column.low is not None and column.nulls == 0 and column.name != label:
+            return {"order": column.name}
+    return {}
+
+
+def _feature_type(column: _Column) -> str | None:
+    """``id``, ``id_list``, or None for what no embedding table should hold."""
+    if _NOT_FEATURES.match(column.name) or _TIME_NAMES.match(column.name) or _ORDER_NAMES.match(column.name):
+        return None
+    if values.is_list(column.type):
+        element = column.type.value_type
+        return (
+            "id_list"
+            if pa.types.is_integer(element) or pa.types.is_large_string(element) or pa.types.is_string(element)
+            else None
+        )
+    if column.distinct < 2 or pa.types.is_temporal(column.type) or column.mean_length > _MEAN_TEXT_LENGTH:
+        return None
+    if pa.types.is_floating(column.type) and not column.whole:
+        return None
+    return "id"
+
+
+def _feature_name(column: str, taken: dict[str, Any]) -> str:
+    for pattern, name in ((_USER_NAMES, "user"), (_ITEM_NAMES, "item")):
+        if pattern.match(column) and name not in taken:
+            return name
+    name = re.sub(r"\W", "_", column, flags=re.ASCII)[:60]
+    name = name if re.match(r"[A-Za-z_]", name) else f"c_{name}"
+    candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def _dataset_name(path: Path) -> str:
+    stem = path.name.partition(".")[0].lower()
+    return re.sub(r"[^a-z0-9_-]", "-", stem).strip("-_")[:63] or "dataset"
+
+
+# --- figures
+
+
+def _columns(source: Source) -> list[_Column]:
+    names = source.column_names()
+    source.require(names)
+    types = {name: source.column_type(name) for name in names}
+    parts: dict[str, list[pa.Array]] = {name: [] for name in names}
+    rows = 0
+    for chunk in source.stream(names):
+        rows += len(chunk)
+        for name in names:
+            parts[name].append(chunk.column(name))
+        if rows >= SAMPLE_ROWS:
+            break
+    if rows == 0:
+        raise DataError("has no rows", where=source.uri, remedy="point at data with rows")
+    return [_figures(name, types[name], pa.chunked_array(parts[name])) for name in names]
+
+
+def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
+    rows, nulls = len(column), column.null_count
+    if pa.types.is_nested(type_):
+        return _Column(name, type_, rows, nulls, distinct=rows)
+    distinct = pc.count_distinct(column).as_py()
+    is_number = pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_)
+    if is_number and rows > nulls:
+        numbers = column.cast(pa.float64()).drop_null().to_numpy()
+        finite = numbers[np.isfinite(numbers)]
+        nulls += len(numbers) - len(finite)
+        if len(finite):
+            whole = bool((finite == np.floor(finite)).all())
+            bounds = float(finite.min()), float(finite.max())
+            return _Column(name, type_, rows, nulls, distinct, *bounds, whole, is_dates=_are_dates(column))
+    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
+    length = pc.mean(pc.utf8_length(column)).as_py() or 0.0 if is_text else 0.0
+    return _Column(name, type_, rows, nulls, distinct, mean_length=length, is_dates=_are_dates(column))
+
+
+def _are_dates(column: pa.ChunkedArray) -> bool:
+    try:
+        days = to_days(column.slice(0, 1000).combine_chunks(), "")
+    except DataError:
+        return False
+    # Between 1990 and 2100: small integers are no dates.
+    return len(days) > 0 and bool((days > 7305).all() and (days < 47482).all())
+
+
+def _flow(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if hasattr(value, "isoformat") else value

@@ -1,0 +1,93 @@
+"""A column looked up in a second file by key. Torch-free; the file is held in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.data.columns import values
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.values import Kind
+from trainer.data.columns.vocabulary import Codes, DistinctIds
+from trainer.data.errors import DataError
+from trainer.data.sources.source import Source
+from trainer.spec import Join
+
+
+class JoinTable:
+    """``join.column`` by ``join.on``: for each key one id (take: last, first) or a list (take: all).
+
+    Raises DataError where the file or a column is missing, and where a key is null or occurs twice.
+    """
+
+    def __init__(self, join: Join, uri: str):
+        self.source = Source(uri)
+        self._timestamp = join.timestamp
+        self.source.require([join.on, join.column, *filter(None, (join.timestamp,))])
+        self.takes_list = join.take == "all"
+        where = f"{uri}, column '{join.column}'"
+        type_ = self.source.column_type(join.column)
+        self.kind: Kind = values.id_kind(values.element_type(type_), where)
+        self._key_kind: Kind = values.id_kind(self.source.column_type(join.on), f"{uri}, column '{join.on}'")
+        keys, elements, lengths = [], [], []
+        for chunk in self.source.stream([join.on, join.column]):
+            keys.append(values.as_ids(chunk.column(join.on), self._key_kind, chunk.where(join.on)))
+            found = values.as_lists(chunk.column(join.column), split=self.takes_list)
+            elements.append(values.as_ids(found[0], self.kind, chunk.where(join.column)))
+            lengths.append(found[1])
+        if not keys:
+            raise DataError("has no rows", where=uri, remedy="fill the file, or leave the join out")
+        self._codes = Codes(_unique_keys(pa.concat_arrays(keys), f"{uri}, column '{join.on}'"))
+        counts = np.concatenate(lengths)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._elements = pa.concat_arrays(elements)
+        self._offsets = offsets
+        if not self.takes_list:
+            # One element per key: the last or the first; a key with an empty list has none.
+            chosen = offsets[1:] - 1 if join.take == "last" else offsets[:-1]
+            self._elements = self._elements.take(pa.array(np.where(counts > 0, chosen, -1), mask=counts == 0))
+
+    def times(self) -> pa.Array:
+        """The column ``timestamp`` of the join file, by position."""
+        assert self._timestamp is not None
+        return pa.concat_arrays([chunk.column(self._timestamp) for chunk in self.source.stream([self._timestamp])])
+
+    def add_to(self, distinct: DistinctIds) -> None:
+        """Adds the values to the ids of the feature's table."""
+        distinct.add(values.as_ids(self._elements, distinct.kind, self.source.uri))
+
+    def positions(self, keys: pa.Array, where: str) -> npt.NDArray[np.int64]:
+        """Position in the join file of each key; -1 where it has none."""
+        return self._codes.encode(values.as_ids(keys, self._key_kind, where))
+
+    def ids(self, positions: npt.NDArray[np.int64]) -> tuple[pa.Array, npt.NDArray[np.int64] | None]:
+        """Raw ids at positions of the join file, -1 for none: (one for each, or null; None), or with ``take: all``
+        (those of all lists, their lengths)."""
+        if not self.takes_list:
+            return self._elements.take(pa.array(positions, mask=positions < 0)), None
+        places = Jagged(np.arange(len(self._elements)), self._offsets).take(positions)
+        return self._elements.take(pa.array(places.values)), places.lengths
+
+    def coded(self, codes: Codes, kind: Kind) -> npt.NDArray[np.int32] | Jagged:
+        """Per position of the join file: the code of its id (a last entry serves position -1), or its list of codes."""
+        encoded = codes.encode(values.as_ids(self._elements, kind, self.source.uri)).astype(np.int32)
+        if self.takes_list:
+            return Jagged(encoded, self._offsets)
+        return np.append(encoded, np.int32(-1))
+
+
+def _unique_keys(keys: pa.Array, where: str) -> pa.Array:
+    if keys.null_count:
+        row = int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError("a join key is null", where=f"{where}, row {row}", remedy="fill it in, or remove the row")
+    counts = pc.value_counts(keys)
+    if len(counts) < len(keys):
+        repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+        raise DataError(
+            f"{len(repeated)} join keys occur more than once, the first is {repeated[0]}",
+            where=where,
+            remedy="keep one row per key",
+        )
+    return keys

@@ -1,0 +1,302 @@
+"""Where the rows are: files of a Parquet or CSV dataset, their columns, and their rows in streaming chunks. Torch-free.
+
+A directory is read recursively in the order of its sorted relative paths; folders named ``key=value`` add the column
+``key`` (hive partitions); what lies under a prefix of object storage likewise. Names that start with ``.`` or ``_``
+are passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trainer.data.batches.prefetch import read_ahead
+from trainer.data.errors import DataError
+from trainer.data.sources import csv_files
+from trainer.data.sources.locations import FilePath, beside, listed, local_path, opened
+
+CHUNK_ROWS = 1 << 18
+__all__ = ["SUFFIXES", "Chunk", "Source", "SourceFile", "Window", "beside", "local_path", "to_days"]
+
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
+"""By ending of a name, what a file is."""
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""The folder of rows whose partition column is null."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file, with the values its ``key=value`` folders give."""
+
+    path: FilePath
+    format: str
+    partitions: tuple[tuple[str, str], ...] = ()
+    parts: tuple[str, ...] = ()
+    """Of its path below the dataset's uri, empty where that is the file itself."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows whose ``column`` lies in [first, last], as dates."""
+
+    column: str
+    first: datetime.date
+    last: datetime.date
+
+    def __str__(self) -> str:
+        return f"{self.column} in [{self.first}, {self.last}]"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows of one file. ``rows``: their numbers in the file (from 0)."""
+
+    file: SourceFile
+    rows: npt.NDArray[np.int64]
+    batch: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str) -> pa.Array:
+        return self.batch.column(name)
+
+    def where(self, column: str, position: int | None = None) -> str:
+        """'file, column c, row r', for errors."""
+        row = "" if position is None else f", row {self.rows[position]}"
+        return f"{self.file.path}, column '{column}'{row}"
+
+
+class Source:
+    """The files of one dataset. Columns are checked before any row is read."""
+
+    def __init__(self, uri: str, window: Window | None = None):
+        self.uri = uri
+        self.window = window
+        self.is_file, self.files = _find_files(uri)
+        self._hive = _hive_types(self.files)
+        if window is not None and window.column in self._hive:
+            self.files = self._files_in_window(window)
+        self._csv_types: dict[str, pa.DataType] = {}
+        self._parquet_schemas: dict[FilePath, pa.Schema] = {}
+
+    @property
+    def format(self) -> str:
+        return self.files[0].format
+
+    def column_names(self) -> list[str]:
+        """Names in the first file, then those of the folders."""
+        first = self.files[0]
+        names = csv_files.column_names(first.path) if first.format == "csv" else list(self._schema(first).names)
+        return names + [name for name in self._hive if name not in names]
+
+    def require(self, columns: Sequence[str]) -> None:
+        """Checks that every file has each column, and fixes CSV types. Raises DataError."""
+        stored = [name for name in dict.fromkeys(columns) if name not in self._hive]
+        for file in self.files:
+            names = csv_files.column_names(file.path) if file.format == "csv" else self._schema(file).names
+            for column in stored:
+                if column not in names:
+                    raise DataError(
+                        f"no column '{column}' (there are {', '.join(sorted(set(names) | set(self._hive)))})",
+                        where=str(file.path),
+                        remedy="name an existing column in the dataset spec, or add it to the file",
+                    )
+        missing = [name for name in stored if name not in self._csv_types]
+        if self.format == "csv" and missing:
+            self._csv_types.update(csv_files.infer_types([file.path for file in self.files], missing))
+
+    def column_type(self, column: str) -> pa.DataType:
+        """Type of a required column, from the first file."""
+        if column in self._hive:
+            return self._hive[column]
+        return self._csv_types[column] if self.format == "csv" else self._schema(self.files[0]).field(column).type
+
+    def stream(self, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
+        """Rows inside the window, in file order, in chunks of up to ``chunk_rows``. Raises DataError."""
+        self.require(columns)
+        if self.window is not None and self.window.column not in self._hive:
+            self.require([self.window.column])
+        for file in self.files:
+            yield from self.stream_file(file, columns, chunk_rows)
+
+    def stream_file(self, file: SourceFile, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
+        """The same of one file, with columns that were required before."""
+        wanted = list(dict.fromkeys(columns))
+        window_column = self.window.column if self.window is not None and self.window.column not in self._hive else None
+        stored = [name for name in [*wanted, *([window_column] if window_column else [])] if name not in self._hive]
+        first_row = 0
+        # The next rows are decoded while these are worked on.
+        with contextlib.closing(read_ahead(self._batches(file, list(dict.fromkeys(stored)), chunk_rows))) as batches:
+            for batch in batches:
+                rows = np.arange(first_row, first_row + batch.num_rows)
+                first_row += batch.num_rows
+                if window_column is not None and self.window is not None:
+                    days = to_days(batch.column(window_column), f"{file.path}, column '{window_column}'")
+                    inside = np.flatnonzero((days >= _day(self.window.first)) & (days <= _day(self.window.last)))
+                    rows, batch = rows[inside], batch.take(pa.array(inside))
+                if len(rows):
+                    yield Chunk(file, rows, self._with_hive(file, batch, wanted))
+
+    def fingerprint_files(self) -> list[list[object]]:
+        """Path below the root, size and modification time of each file."""
+        stats = [(file.path, file.path.stat()) for file in self.files]
+        return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+
+    def _batches(self, file: SourceFile, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
+        if file.format == "csv":
+            types = {name: self._csv_types[name] for name in columns}
+            yield from csv_files.stream(file.path, types, chunk_rows)
+            return
+        try:
+            with pq.ParquetFile(opened(file.path)) as parquet:
+                if not columns:
+                    for start in range(0, parquet.metadata.num_rows, chunk_rows):
+                        yield _empty_columns(min(chunk_rows, parquet.metadata.num_rows - start))
+                    return
+                yield from parquet.iter_batches(chunk_rows, columns=columns, use_threads=True)
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(file.path, error) from None
+
+    def _with_hive(self, file: SourceFile, batch: pa.RecordBatch, wanted: list[str]) -> pa.RecordBatch:
+        values = dict(file.partitions)
+        arrays = []
+        for name in wanted:
+            if name in self._hive:
+                value = pa.scalar(None if values[name] == HIVE_NULL else values[name], pa.string())
+                arrays.append(pa.repeat(value.cast(self._hive[name]), batch.num_rows))
+            else:
+                arrays.append(batch.column(name))
+        return pa.RecordBatch.from_arrays(arrays, names=wanted) if wanted else batch
+
+    def _schema(self, file: SourceFile) -> pa.Schema:
+        if file.path not in self._parquet_schemas:
+            try:
+                self._parquet_schemas[file.path] = pq.read_schema(opened(file.path))
+            except (pa.ArrowException, OSError) as error:
+                raise _unreadable(file.path, error) from None
+        return self._parquet_schemas[file.path]
+
+    def _files_in_window(self, window: Window) -> tuple[SourceFile, ...]:
+        kept, days = [], []
+        for file in self.files:
+            text = dict(file.partitions)[window.column]
+            day = int(to_days(pa.array([text]), f"{file.path.parent}, folder {window.column}={text}")[0])
+            days.append(day)
+            if _day(window.first) <= day <= _day(window.last):
+                kept.append(file)
+        if not kept:
+            raise no_rows_in_window(self.uri, window, min(days), max(days))
+        return tuple(kept)
+
+
+def no_rows_in_window(uri: str, window: Window, first_day: int | None = None, last_day: int | None = None) -> DataError:
+    span = ""
+    if first_day is not None and last_day is not None:
+        epoch = datetime.date(1970, 1, 1)
+        span = f"; it holds {epoch + datetime.timedelta(first_day)} to {epoch + datetime.timedelta(last_day)}"
+    return DataError(
+        f"no rows with {window}{span}",
+        where=uri,
+        remedy="choose dataset.window inside the data, or add the missing days",
+    )
+
+
+def to_days(column: pa.Array, where: str) -> npt.NDArray[np.int64]:
+    """Days since 1970-01-01 of a partition column: dates, timestamps, 'YYYY-MM-DD' strings, or integers YYYYMMDD."""
+    kind = column.type
+    try:
+        if pa.types.is_dictionary(kind):
+            column = column.cast(kind.value_type)
+            kind = column.type
+        if pa.types.is_integer(kind):
+            column = pc.cast(column, pa.string())
+            kind = column.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            # The month and the day need two digits each; '20260105' gets the dashes that the parser wants.
+            column = pc.replace_substring_regex(column, r"^(\d{4})(\d{2})(\d{2})$", r"\1-\2-\3")
+            column = pc.cast(pc.utf8_slice_codeunits(column, 0, 10), pa.date32())
+        elif not pa.types.is_temporal(kind):
+            raise pa.ArrowInvalid(f"values are {kind}")
+        days = pc.cast(pc.cast(column, pa.date32(), safe=False), pa.int32())
+    except pa.ArrowException as error:
+        raise DataError(f"is not a date: {error}", where=where, remedy="write partitions as YYYY-MM-DD") from None
+    if days.null_count:
+        raise DataError("has no date in some rows", where=where, remedy="fill the partition column in every row")
+    return days.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _day(date: datetime.date) -> int:
+    return (date - datetime.date(1970, 1, 1)).days
+
+
+def _find_files(uri: str) -> tuple[bool, tuple[SourceFile, ...]]:
+    """(whether the uri is a file itself, the files with rows in the order of their paths' parts)."""
+    single, found = listed(uri)
+    if single:
+        (parts, path), *_ = found
+        kind = _format_of(path)
+        if kind is None:
+            raise DataError("is neither .parquet nor .csv", where=str(path), remedy="convert it, or rename it")
+        return True, (_checked(SourceFile(path, kind)),)
+    files = []
+    for parts, path in sorted(found, key=lambda one: one[0]):
+        kind = _format_of(path)
+        if any(part.startswith((".", "_")) for part in parts) or kind is None:
+            continue
+        # Writers of hive partitions escape what a name of a folder may not hold.
+        pairs = ((key, unquote(value)) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)
+        files.append(_checked(SourceFile(path, kind, tuple(pairs), parts)))
+    if not files:
+        raise DataError("holds no .parquet or .csv file", where=uri, remedy="put the data there, or correct uri")
+    if len({file.format for file in files}) > 1:
+        raise DataError("mixes Parquet and CSV files", where=uri, remedy="keep one format per directory")
+    return False, tuple(files)
+
+
+def _checked(file: SourceFile) -> SourceFile:
+    if file.path.stat().st_size == 0:
+        raise DataError("is empty (0 bytes)", where=str(file.path), remedy="write it again, or remove it")
+    return file
+
+
+def _format_of(path: FilePath) -> str | None:
+    return next((kind for suffix, kind in SUFFIXES.items() if path.name.endswith(suffix)), None)
+
+
+def _hive_types(files: tuple[SourceFile, ...]) -> dict[str, pa.DataType]:
+    keys = [key for key, _ in files[0].partitions]
+    for file in files:
+        if [key for key, _ in file.partitions] != keys:
+            raise DataError(
+                "lies at another depth of key=value folders than the first file",
+                where=str(file.path),
+                remedy="give every file the same partition folders",
+            )
+    values = {key: [dict(file.partitions)[key] for file in files] for key in keys}
+    return {
+        key: pa.int64() if all(value.isdigit() or value == HIVE_NULL for value in found) else pa.string()
+        for key, found in values.items()
+    }
+
+
+def _empty_columns(num_rows: int) -> pa.RecordBatch:
+    """A batch of rows without columns: Arrow has no such thing, so one null column stands for the count."""
+    return pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=[""])
+
+
+def _unreadable(path: FilePath, error: Exception) -> DataError:
+    return DataError(
+        f"cannot be read as Parquet: {str(error).splitlines()[0]}",
+        where=str(path),
+        remedy="the file may be truncated or not Parquet: write it again",
+    )

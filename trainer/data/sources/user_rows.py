@@ -1,0 +1,60 @@
+"""One row for each user with all items in order, from rows of single events. Torch-free; holds the events in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.data.columns import values
+from trainer.data.columns.labels import labels_of
+from trainer.data.sources.source import Source
+from trainer.spec import DatasetSpec
+from trainer.spec.dataset import parse_rule
+
+
+def are_events(source: Source, dataset: DatasetSpec) -> bool:
+    """Whether rows are single events, as training reads them: an item each, and not a list, a user and a time."""
+    there, columns = source.column_names(), _columns(dataset)
+    if any(name not in there for name in columns):
+        return False
+    source.require(columns)
+    return not values.is_list(source.column_type(columns[1]))
+
+
+def users_of(source: Source, dataset: DatasetSpec) -> pa.Table:
+    """Columns of the features user and item: each user once, in the order of first appearance, with a list of items by
+    time (then by row). As in training, rows without a user or an item are in no list, nor are those that the dataset's
+    label, where the rows have its column, says are no positives. Raises DataError."""
+    user, item, order = columns = _columns(dataset)
+    label = dataset.label.column or (parse_rule(dataset.label.rule)[0] if dataset.label.rule is not None else None)
+    labelled = label is not None and label in source.column_names()
+    read = [*columns, *([label] if labelled and label is not None else [])]
+    source.require(read)
+    users, items, times = [], [], []
+    kinds = [values.id_kind(source.column_type(name), f"{source.uri}, column '{name}'") for name in (user, item)]
+    for chunk in source.stream(read):
+        of, had = (
+            values.as_ids(chunk.column(name), kind, chunk.where(name))
+            for name, kind in zip((user, item), kinds, strict=True)
+        )
+        kept = pc.and_(of.is_valid(), had.is_valid())
+        if labelled:
+            kept = pc.and_(kept, pa.array(labels_of(chunk, dataset.label) == 1))
+        users.append(of.filter(kept))
+        items.append(had.filter(kept))
+        times.append(values.as_numbers(chunk, order, "order of rows")[kept.to_numpy(zero_copy_only=False)])
+    types = [pa.int64() if kind == "int" else pa.large_string() for kind in kinds]
+    coded = pa.concat_arrays([pa.array([], types[0]), *users]).dictionary_encode()
+    number = coded.indices.to_numpy(zero_copy_only=False)
+    by_time = np.lexsort((np.concatenate([np.empty(0), *times]), number))  # stable: then by row
+    offsets = np.append(0, np.cumsum(np.bincount(number, minlength=len(coded.dictionary))))
+    lists = pa.LargeListArray.from_arrays(
+        pa.array(offsets, pa.int64()), pa.concat_arrays([pa.array([], types[1]), *items]).take(pa.array(by_time))
+    )
+    return pa.table({user: coded.dictionary, item: lists})
+
+
+def _columns(dataset: DatasetSpec) -> list[str]:
+    assert dataset.ordering is not None
+    return [*(dataset.features[name].column or name for name in ("user", "item")), dataset.ordering]

@@ -1,0 +1,1 @@
+"""A single-device model over ranks: planned, wrapped, gathered, saved. Models know nothing of it."""

@@ -1,0 +1,207 @@
+"""The plan: which rank holds what of each table. TorchRec's planner searches, with what our kernel's shards cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.remote_device import _remote_device
+from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
+
+from embeddings.kernels.fbgemm.placement import FOR_TABLES
+from embeddings.sharding import BAG_SHARDINGS, SEQUENCE_SHARDINGS, TableSettings
+from embeddings.tables.config import TableConfig
+from embeddings.tables.embedding_tables import Backend
+from trainer.distributed.shard_cost import ShardCost, Workload, row_bytes
+from trainer.sizing.memory import machine_memory_bytes
+
+# Our words for TorchRec's, where they differ.
+_TORCHREC_NAMES = {"grid": ShardingType.GRID_SHARD.value}
+# What the planner may choose by itself. Columns are split on request alone: each shard looks every id up again.
+_OWN_CHOICE = (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
+_HOSTS = ("table_row_wise", "table_column_wise", "grid")
+
+
+def make_plan(
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    settings: TableSettings,
+    wanted: Mapping[str, str],
+    device: torch.device,
+    group: dist.ProcessGroup,
+    *,
+    workload: Workload | None = None,
+    memory_bytes: int | None = None,
+    shard_columns: Mapping[str, int] | None = None,
+) -> ShardingPlan:
+    """Plans the tables of ``model``; rank 0 for all. Collective.
+
+    Args:
+        wanted: the sharding of some tables; the planner decides for the others.
+        memory_bytes: what a rank may use for tables; left out: its share of what the host has free, or of its GPU.
+        shard_columns: columns of a shard by table, where columns are split; left out: one shard for each rank (or
+            host), if the columns can be divided so.
+
+    Raises:
+        ValueError: a sharding that is not available, or tables that fit in no plan, with the arithmetic.
+    """
+    world_size = dist.get_world_size(group)
+    check_wanted(wanted, settings.tables, world_size)
+    _check_columns(shard_columns or {}, settings.tables)
+    wanted = {name: _TORCHREC_NAMES.get(kind, kind) for name, kind in wanted.items()}
+    answer: list[Any] = [None]
+    if dist.get_rank(group) == 0:
+        capacity = (
+            memory_bytes if memory_bytes is not None else free_bytes_per_rank(device, world_size, settings.backend)
+        )
+        planner = _planner(settings, wanted, device, world_size, workload or Workload(), capacity, shard_columns or {})
+        try:
+            answer = [planner.plan(model, list(sharders))]
+        except PlannerError as error:
+            answer = [_why_not(settings, wanted, capacity, world_size, error)]
+    dist.broadcast_object_list(answer, dist.get_global_rank(group, 0), group=group)
+    if isinstance(answer[0], str):
+        raise ValueError(answer[0])
+    plan: ShardingPlan = answer[0]
+    devices: list[Any] = [None] * world_size
+    dist.all_gather_object(devices, str(device), group=group)
+    put_on(plan, devices)
+    return plan
+
+
+def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
+    """Says of every shard that it lies on its rank's own device, ``devices[rank]``.
+
+    TorchRec's planner takes GPU i of a host for that of its i-th rank, whatever GPU the rank was given.
+    """
+    for of_module in plan.plan.values():
+        for sharding in of_module.values():  # type: ignore[attr-defined]  # a dict by table
+            for shard in getattr(sharding.sharding_spec, "shards", ()):
+                rank = shard.placement.rank()
+                shard.placement = _remote_device(f"rank:{rank}/{devices[rank]}")
+
+
+def check_wanted(wanted: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
+    """Raises ValueError for a sharding of no table, or one that is not available for it."""
+    local_size = get_local_size(world_size)
+    for name, kind in wanted.items():
+        if name not in tables:
+            raise ValueError(f"sharding.{name}: no such table (there are {', '.join(sorted(tables))})")
+        available = _shardings(tables[name])
+        if kind not in available:
+            raise ValueError(f"sharding.{name}: {kind} is not available yet: use one of {', '.join(available)}")
+        if kind in _HOSTS and world_size % local_size:
+            raise ValueError(
+                f"sharding.{name}: {kind} needs hosts with equally many ranks, but {world_size} ranks are not a "
+                f"multiple of LOCAL_WORLD_SIZE {local_size}: use row_wise or column_wise"
+            )
+
+
+def _check_columns(shard_columns: Mapping[str, int], tables: Mapping[str, TableConfig]) -> None:
+    for name, columns in shard_columns.items():
+        dim = tables[name].dim if name in tables else columns
+        if columns != dim and (columns < 1 or dim % columns or columns % 4):
+            raise ValueError(
+                f"shard_columns.{name}: {columns} columns are no equal shards of {dim}: use a multiple of 4 that "
+                "divides it"
+            )
+
+
+def free_bytes_per_rank(device: torch.device, world_size: int, backend: Backend | None = None) -> int:
+    """The memory that a rank may use for tables: most of its GPU, or of an equal share of what its host has free; of
+    both where FBGEMM keeps in the host's memory what a GPU cannot hold."""
+    on_gpu = 0 if device.type == "cpu" else int(FOR_TABLES * torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu" and backend != "fbgemm":
+        return on_gpu
+    free = min(psutil.virtual_memory().available, machine_memory_bytes())
+    return on_gpu + int(FOR_TABLES * free) // get_local_size(world_size)
+
+
+def sharding_name(torchrec_name: str) -> str:
+    """Our word for a sharding of TorchRec."""
+    ours = {theirs: word for word, theirs in _TORCHREC_NAMES.items()}
+    return ours.get(torchrec_name, torchrec_name)
+
+
+def _shardings(table: TableConfig) -> tuple[str, ...]:
+    return tuple(map(sharding_name, SEQUENCE_SHARDINGS if "none" in table.pooling else BAG_SHARDINGS))
+
+
+def _planner(
+    settings: TableSettings,
+    wanted: Mapping[str, str],
+    device: torch.device,
+    world_size: int,
+    workload: Workload,
+    capacity: int,
+    shard_columns: Mapping[str, int],
+) -> EmbeddingShardingPlanner:
+    local_size = get_local_size(world_size)
+    memory = {"hbm_cap": capacity} if device.type != "cpu" else {"ddr_cap": capacity}
+    topology = Topology(world_size=world_size, local_world_size=local_size, compute_device=device.type, **memory)
+    constraints = {
+        name: ParameterConstraints(
+            sharding_types=[wanted[name]] if name in wanted else list(_OWN_CHOICE),
+            compute_kernels=["fused"],
+            min_partition=shard_columns.get(name)
+            or _even_columns(table.dim, _num_shards(wanted.get(name), world_size, local_size)),
+            pooling_factors=[workload.ids((feature,)) for feature in table.features],
+        )
+        for name, table in settings.tables.items()
+    }
+    cost = ShardCost(settings, workload, world_size, local_size, device)
+    return EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=workload.samples_per_rank,
+        constraints=constraints,
+        enumerator=EmbeddingEnumerator(topology, workload.samples_per_rank, constraints, estimator=[cost]),
+        # What is given to it is for tables alone.
+        storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
+    )
+
+
+def _num_shards(kind: str | None, world_size: int, local_size: int) -> int:
+    """Into how many the columns of a table of this sharding are to be split."""
+    if kind == ShardingType.TABLE_COLUMN_WISE.value:
+        return local_size
+    return world_size // local_size if kind == ShardingType.GRID_SHARD.value else world_size
+
+
+def _even_columns(dim: int, num_shards: int) -> int:
+    """The fewest columns of equal shards, of which there are at most ``num_shards``: a multiple of four, as TorchRec
+    wants it, or all of them."""
+    fits = (width for width in range(math.ceil(dim / num_shards), dim) if dim % width == 0 and width % 4 == 0)
+    return next(fits, dim)
+
+
+def _why_not(
+    settings: TableSettings, wanted: Mapping[str, str], capacity: int, world_size: int, error: PlannerError
+) -> str:
+    """Why no plan was found, with the bytes of each table."""
+    lines, total = [], 0
+    for name, table in sorted(settings.tables.items()):
+        per_row = row_bytes(settings, name, table.dim)
+        copies = world_size if wanted.get(name) == ShardingType.DATA_PARALLEL.value else 1
+        total += copies * table.num_rows * per_row
+        times = f" x {copies} copies" if copies > 1 else ""
+        lines.append(
+            f"{name}: {table.num_rows:,} rows x {per_row} bytes{times} = {copies * table.num_rows * per_row:,}"
+            + (f" ({wanted[name]})" if name in wanted else "")
+        )
+    share = -(-total // world_size)
+    told = (
+        f"the tables do not fit: {total:,} bytes over {world_size} ranks are {share:,} each at best, and a rank has "
+        f"{capacity:,} for them ({'; '.join(lines)}; and ids and outputs of a step): "
+        "use more ranks or memory, fewer rows or columns, or leave `sharding` out where it forbids splitting a table"
+    )
+    return told if "storage" in str(error.error_type).lower() or share > capacity else f"{told}. The planner: {error}"

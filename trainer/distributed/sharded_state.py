@@ -1,0 +1,334 @@
+"""What a sharded model holds on this rank, and how it leaves and comes back: gathered on rank 0, saved, loaded.
+
+A checkpoint knows nothing of the plan (:mod:`trainer.checkpoint.format`); this is the side that does. Calls marked
+*collective* must be made by every rank, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from embeddings.sharding import LocalPiece, ModelTables
+from embeddings.tables.config import TableConfig
+from trainer.checkpoint.async_writer import BackgroundSaver
+from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, agree, save
+from trainer.checkpoint.row_signature import differences, owed_fields, row_signature
+
+# Rows of a table are gathered and loaded in chunks of this many.
+_CHUNK_ROWS = 1 << 18
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+class GatheredTable(NamedTuple):
+    """A whole table: ``rows`` float32 [num_rows, dim] and ``last_update_step`` int64 [num_rows] (0 = never touched)."""
+
+    rows: Tensor
+    last_update_step: Tensor
+
+
+class ShardedState:
+    """The tables and the dense part of a model whose tables are split over ranks.
+
+    Attributes:
+        module: the model, its embeddings replaced by :class:`embeddings.sharding.ShardedTables`.
+        tables: the table configs by name.
+    """
+
+    def __init__(self, module: nn.Module, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
+        self.module = module
+        self.tables = dict(tables)
+        self._group = group
+        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
+        self._completed_steps = self._birth_step = 0
+        self._sharded = ModelTables(module)
+        self._broadcast_dense()
+
+    @property
+    def completed_steps(self) -> int:
+        """K, the number of steps that the tables have taken."""
+        return self._completed_steps
+
+    def dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) outside the tables, in the model's order."""
+        return list(self._dense_parameters)
+
+    @cached_property
+    def _dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        # Looked for once: every step asks several times, and a walk through TorchRec's modules takes .2 ms.
+        return [(name, p) for name, p in self.module.named_parameters() if not self._of_tables(name)]
+
+    def local_pieces(self) -> list[LocalPiece]:
+        """What this rank holds of every table, sorted by name, row_start and column_start."""
+        return self._sharded.local_pieces()
+
+    def gather_table(self, name: str, decay: bool = True) -> GatheredTable | None:
+        """The whole table as of now on rank 0, None elsewhere. Collective.
+
+        ``decay=False``: with the movement of idle momentum but without pending decay, as directions are published.
+        """
+        num_rows, dim = self.tables[name].num_rows, self.tables[name].dim
+        mine = [piece for piece in self._sharded.local_pieces() if piece.name == name and piece.replica == 0]
+        everyone: list[Any] = [None] * self._world_size
+        dist.all_gather_object(everyone, [_place_of(piece) for piece in mine], group=self._group)
+        size = num_rows if self._rank == 0 else 0
+        whole = GatheredTable(torch.empty(size, dim), torch.empty(size, dtype=torch.int64))
+        for rank, places in enumerate(everyone):
+            for number, (row_start, row_count, column_start, column_count) in enumerate(places):
+                for rows in _chunks(row_count):
+                    count = rows.stop - rows.start
+                    values, steps = torch.empty(count, column_count), torch.empty(count, dtype=torch.int64)
+                    if self._rank == rank:
+                        tables = mine[number].tables
+                        values = tables.read(name, torch.arange(rows.start, rows.stop), decay=decay).float().cpu()
+                        steps = tables.state(name)["last_update_step"][rows].long().cpu()
+                    if rank and self._rank in (0, rank):
+                        for part in (values, steps):
+                            if self._rank == rank:
+                                dist.send(part.contiguous(), 0, group=self._group)
+                            else:
+                                dist.recv(part, rank, group=self._group)
+                    if self._rank == 0:
+                        into = slice(row_start + rows.start, row_start + rows.stop)
+                        whole.rows[into, column_start : column_start + column_count] = values
+                        whole.last_update_step[into] = steps
+        return whole if self._rank == 0 else None
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state_for_checkpoint(
+        self, dense_optimizer: torch.optim.Optimizer | None = None
+    ) -> tuple[list[TableShard], dict[str, Tensor]]:
+        """This rank's rows with their state, and the dense tensors of model and optimizer."""
+        shards = [
+            TableShard(
+                piece.name,
+                self.tables[piece.name].num_rows,
+                piece.row_start,
+                piece.tables.weight(piece.name),
+                piece.tables.state(piece.name),
+                piece.column_start,
+                self.tables[piece.name].dim,
+            )
+            for piece in self._sharded.local_pieces()
+            if piece.replica == 0
+        ]
+        dense = {f"{_MODEL}{name}": value for name, value in self._dense_tensors()}
+        if dense_optimizer is not None:
+            dense |= self._optimizer_tensors(dense_optimizer)
+        return shards, dense
+
+    def save(
+        self,
+        directory: Path | str,
+        *,
+        dense_optimizer: torch.optim.Optimizer | None = None,
+        extra: Mapping[str, Any] | None = None,
+        attached: Mapping[str, Path] | None = None,
+        keep_last: int = 3,
+        saver: BackgroundSaver | None = None,
+        fence: Callable[[], None] = lambda: None,
+    ) -> Path | None:
+        """Writes a checkpoint of ``completed_steps`` (:func:`trainer.checkpoint.format.save`); its path. Collective.
+
+        With a ``saver`` only a copy is made before this returns, None then: the saver writes it.
+        """
+        shards, dense = self.state_for_checkpoint(dense_optimizer)
+        rows = row_signature(self._sharded.settings, self._completed_steps)
+        arguments: dict[str, Any] = {
+            "step": self._completed_steps,
+            "tables": shards,
+            "dense": dense if self._rank == 0 else {},
+            "extra": {**self._steps(), "rows": rows, **(extra or {})},
+            "attached": attached,
+            "keep_last": keep_last,
+            "fence": fence,
+        }
+        if saver is not None:
+            saver.save(directory, **arguments)
+            return None
+        return save(directory, **arguments, group=self._group)
+
+    def load_from(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        dense_optimizer: torch.optim.Optimizer | None = None,
+        verify: bool = True,
+        parent_rows: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Any]:
+        """Takes rows, state, dense tensors and the number of completed steps; returns the checkpoint's ``extra``.
+
+        Each rank reads the rows and columns that it holds, whatever plan wrote them. With ``verify`` rank 0 has every
+        byte checked first. Collective. Raises CheckpointError on every rank if it is damaged or of other tables,
+        another model or another row optimizer on any; the model's state is then undefined.
+
+        Args:
+            parent_rows: for a warm start, by table the checkpoint's row that each row continues, int64 [num_rows],
+                ascending, -1 for rows that are new: those stay as they are. Without it the rows are the same.
+        """
+        where = f"{checkpoint.path} cannot be loaded"
+        if verify:
+            agree((None, _problem(checkpoint.verify) if self._rank == 0 else None), where, self._group)
+        agree((None, _problem(self._load, checkpoint, dense_optimizer, parent_rows)), where, self._group)
+        return checkpoint.extra
+
+    def load_dense(self, checkpoint: Checkpoint) -> None:
+        """Takes the dense tensors alone. Raises CheckpointError if they are of another model."""
+        self._load_dense(checkpoint.read_dense(), None)
+
+    def agreed(self, where: str, function: Callable[[], None]) -> None:
+        """Calls ``function`` on every rank. Collective. Raises CheckpointError, which begins with ``where``, on every
+        rank if it fails on any."""
+        agree((None, _problem(function)), where, self._group)
+
+    def _load(
+        self,
+        checkpoint: Checkpoint,
+        dense_optimizer: torch.optim.Optimizer | None,
+        parent_rows: Mapping[str, Tensor] | None,
+    ) -> None:
+        self._check_tables(checkpoint, parent_rows)
+        for piece in self._sharded.local_pieces():
+            for rows in _chunks(piece.row_count):
+                if parent_rows is None:
+                    first, count, taken, into = piece.row_start + rows.start, rows.stop - rows.start, None, None
+                else:
+                    parents = parent_rows[piece.name][piece.row_start + rows.start : piece.row_start + rows.stop]
+                    into = torch.nonzero(parents >= 0).flatten()
+                    if not len(into):
+                        continue
+                    first = int(parents[into[0]])
+                    taken = parents[into] - first
+                    count = int(taken[-1]) + 1
+                found = checkpoint.read_rows(piece.name, first, count, piece.column_start, piece.column_count)
+                _put(piece, rows, found, taken, into)
+        self._load_dense(checkpoint.read_dense(), dense_optimizer)
+        self._completed_steps = int(checkpoint.extra["completed_steps"])
+        self._birth_step = int(checkpoint.extra.get("birth_step", 0))
+        for kernel in self._sharded.kernels():
+            kernel.discard()
+            kernel.birth_step = self._birth_step
+            kernel.completed_steps = self._completed_steps
+
+    def _check_tables(self, checkpoint: Checkpoint, parent_rows: Mapping[str, Tensor] | None) -> None:
+        mine, given = {name: table.num_rows for name, table in self.tables.items()}, checkpoint.tables
+        if (given != mine) if parent_rows is None else (given.keys() != mine.keys()):
+            raise CheckpointError(f"it holds tables {given}, the model has {mine}")
+        for name, parents in (parent_rows or {}).items():
+            kept = parents[parents >= 0]
+            ascending = bool((kept[1:] > kept[:-1]).all()) and (not len(kept) or int(kept[-1]) < given[name])
+            if len(parents) != mine[name] or not ascending:
+                raise CheckpointError(
+                    f"parent_rows of table '{name}' must have {mine[name]} entries that ascend below {given[name]}"
+                )
+        settings = self._sharded.settings
+        completed = int(checkpoint.extra["completed_steps"])
+        # A warm start may change what no stored row depends on.
+        fields = None if parent_rows is None else owed_fields(settings.optimizer)
+        differ = differences(checkpoint.extra.get("rows"), row_signature(settings, completed), fields)
+        if differ:
+            raise CheckpointError(f"its rows were trained with another {', '.join(differ)}: use the same")
+
+    def _load_dense(self, saved: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> None:
+        mine = {f"{_MODEL}{name}": value for name, value in self._dense_tensors()}
+        differ = sorted(mine.keys() ^ {name for name in saved if name.startswith(_MODEL)})
+        differ += sorted(name for name in mine.keys() & saved.keys() if mine[name].shape != saved[name].shape)
+        if differ:
+            raise CheckpointError(f"the dense parts differ from the model's in {', '.join(differ)}")
+        with torch.no_grad():
+            for name, value in mine.items():
+                value.copy_(saved[name])
+        if optimizer is None:
+            return
+        optimizer.state.clear()
+        parameters = dict(self.dense_parameters())
+        for name, value in saved.items():
+            if name.startswith(_OPTIMIZER):
+                owner, _, key = name.removeprefix(_OPTIMIZER).rpartition("/")
+                parameter = parameters[owner]
+                # torch's optimizers count steps on the CPU, wherever the parameter is.
+                optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+
+    def dense_buffers(self) -> list[Tensor]:
+        """Buffers outside the tables, such as running moments."""
+        return [value for name, value in self.module.named_buffers() if not self._of_tables(name)]
+
+    def _steps(self) -> dict[str, int]:
+        """Completed steps, and after how many rows were initial, where that is not 0 (MEDA)."""
+        found = {"completed_steps": self._completed_steps}
+        return found | ({"birth_step": self._birth_step} if self._birth_step else {})
+
+    def _dense_tensors(self) -> list[tuple[str, Tensor]]:
+        """(name, tensor) of parameters and buffers outside the tables."""
+        buffers = [(name, value) for name, value in self.module.named_buffers() if not self._of_tables(name)]
+        return [*((name, parameter.data) for name, parameter in self.dense_parameters()), *buffers]
+
+    def _optimizer_tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """State of a dense optimizer by parameter name. Its hyperparameters are the job's, not the checkpoint's."""
+        names = {id(parameter): name for name, parameter in self.dense_parameters()}
+        found: dict[str, Tensor] = {}
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if not isinstance(value, Tensor):
+                    raise TypeError(f"{type(optimizer).__name__} keeps '{key}' as {type(value).__name__}, not a tensor")
+                found[f"{_OPTIMIZER}{names[id(parameter)]}/{key}"] = value
+        return found
+
+    def _of_tables(self, name: str) -> bool:
+        return any(name.startswith(f"{path}.") or path == "" for path in self._sharded.paths)
+
+    def _broadcast_dense(self) -> None:
+        for _, value in self._dense_tensors():
+            dist.broadcast(value, 0, group=self._group)
+
+
+def _chunks(num_rows: int) -> Iterator[slice]:
+    for start in range(0, num_rows, _CHUNK_ROWS):
+        yield slice(start, min(start + _CHUNK_ROWS, num_rows))
+
+
+def _place_of(piece: LocalPiece) -> tuple[int, int, int, int]:
+    return piece.row_start, piece.row_count, piece.column_start, piece.column_count
+
+
+def _put(
+    piece: LocalPiece,
+    rows: slice,
+    found: tuple[Tensor, dict[str, Tensor]],
+    taken: Tensor | None,
+    into: Tensor | None,
+) -> None:
+    """Writes the read rows into ``rows`` of the piece; with ``taken`` some of them, into the rows ``into`` of those."""
+    weight, state = found
+    mine = {"weight": piece.tables.weight(piece.name), **piece.tables.state(piece.name)}
+    given = {"weight": weight, **state}
+    if mine.keys() != given.keys():
+        raise CheckpointError(f"table '{piece.name}' has state {sorted(given)}, the model's keeps {sorted(mine)}")
+    for name, target in mine.items():
+        if target.dtype != given[name].dtype:
+            raise CheckpointError(
+                f"{name} of table '{piece.name}' is {given[name].dtype}, the model's is {target.dtype}: use the same"
+            )
+        if taken is None:
+            target[rows].copy_(given[name])
+        else:
+            assert into is not None
+            target[rows][into.to(target.device)] = given[name][taken].to(target.device)
+
+
+def _problem(function: Callable[..., None], *arguments: Any) -> str | None:
+    """What went wrong in the call, in words."""
+    try:
+        function(*arguments)
+    except (CheckpointError, ValueError) as error:
+        return str(error)
+    except Exception as error:  # Whatever it is: the other ranks wait to hear of it.
+        return f"{type(error).__name__}: {error}"
+    return None

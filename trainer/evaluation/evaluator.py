@@ -1,0 +1,269 @@
+"""A job's metrics of a held-out split: the model over its rows on every rank, and the figures on rank 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from embeddings.sharding.exchange.collectives import all_reduce
+from trainer.data.batches.order import rank_slice
+from trainer.data.batches.sequence_batches import MAX_BATCH
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.evaluation.full_ranking import Ranks, catalogue_ranks, single_bags
+from trainer.evaluation.metrics.classification import mean
+from trainer.evaluation.metrics.frequency import NUM_BUCKETS, bucket_rows, frequency_buckets
+from trainer.evaluation.metrics.intervals import bootstrap
+from trainer.evaluation.metrics.ranking import Ranking
+from trainer.evaluation.pointwise import GATHER_ROWS, Rows, gathered, intervals, streamed
+from trainer.runs.events import TABLES
+from trainer.sizing.memory import EVALUATION_BATCH_SIZE as BATCH_SIZE
+from trainer.spec import JobSpec
+from trainer.spec.checks.evaluation import loss_of, ranks_catalogue
+from trainer.spec.checks.models import SEQUENCE_MODELS
+from trainer.spec.evaluation import DEFAULT_METRICS, ranking_parts
+from trainer.training.dynamic_tables import GrowingRows
+
+NORM_ROWS_AT_ONCE = 1 << 16
+
+
+def wanted_metrics(job: JobSpec, is_value: bool) -> tuple[str, ...]:
+    """The names of ``evaluation.metrics``, or, left out, what the model has."""
+    wanted, loss = job.evaluation.metrics, loss_of(job)
+    sequence = job.model.kind in SEQUENCE_MODELS
+    if wanted != DEFAULT_METRICS:
+        return tuple(name for name in dict.fromkeys(wanted) if not (sequence and name == "logloss"))
+    if sequence:
+        return ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
+    if loss == "mse":
+        return ("rmse", "mae") if is_value else ("auc", "rmse")
+    return ("auc",) if loss in ("sampled_softmax", "focal") else DEFAULT_METRICS
+
+
+class Evaluator:
+    """Evaluates a model on the rows of one prepared data set. Every method is collective.
+
+    ``gather_rows``: a split of more rows is counted in pieces, not gathered. ``growing``: the rows of growing tables.
+    """
+
+    def __init__(
+        self, job: JobSpec, data: Any, model: Any, device: torch.device | None = None, *,
+        gather_rows: int = GATHER_ROWS, growing: GrowingRows | None = None,
+    ):  # fmt: skip
+        self.job, self.data, self.model, self._growing = job, data, model, growing
+        self.device = device or torch.device("cpu")
+        initialized = dist.is_initialized()
+        self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if initialized else (0, 1)
+        self._group = dist.distributed_c10d._get_default_group() if self.world_size > 1 else None
+        self._gather_rows = gather_rows
+        self.wanted = wanted_metrics(job, getattr(data, "label_dtype", np.dtype(np.uint8)).kind == "f")
+        self._sequence = job.model.kind in SEQUENCE_MODELS
+        self._batch_size = min(BATCH_SIZE, MAX_BATCH) if self._sequence else BATCH_SIZE
+
+    @torch.no_grad()
+    def evaluate(self, split: str) -> dict[str, Any]:
+        """What is wanted of the whole split on rank 0, {} elsewhere. A figure without a value is None."""
+        found = self._next_items(split) if self._sequence else self._scored(split)
+        if ranks_catalogue(self.job):
+            found |= self._ranked(split)
+        if self.rank != 0:
+            return {}
+        order = [name for wanted in self.wanted for name in (wanted, f"{wanted}_low", f"{wanted}_high")]
+        figures = {name: found[name] for name in order if name in found}
+        shown = {name: value if name in TABLES else _finite(value) for name, value in figures.items()}
+        return {**shown, **{name: found[name] for name in ("examples", "users") if name in found}}
+
+    # --- rows with a score -------------------------------------------------------------------------------------------
+
+    def _scored(self, split: str) -> dict[str, Any]:
+        wanted = [name for name in self.wanted if ranking_parts(name) is None]
+        rows, places = self._rows(split)
+        num_rows, loss, asked = self.data.num_examples[split], loss_of(self.job), self.job.evaluation.intervals
+        found: dict[str, Any] = {"examples": num_rows}
+        if num_rows > self._gather_rows:
+            found |= streamed(wanted, rows, loss, self._group)
+        else:
+            whole = self._in_order(rows, places)
+            if whole is not None:
+                found |= gathered(wanted, whole, loss)
+                if asked is not None:
+                    found |= _ends(intervals(wanted, whole, loss, asked, self.job.seed))
+        if "calibration" in found:
+            found["calibration"] = _bins(found["calibration"])
+        if "frequency_buckets" in wanted:
+            counts, buckets, norms = self._norms()
+            if "frequency_buckets" in found:
+                found["frequency_buckets"] = bucket_rows(counts, buckets, norms, *found["frequency_buckets"])
+        return found
+
+    def _rows(self, split: str) -> tuple[Rows, npt.NDArray[np.int64]]:
+        """This rank's rows, and the place of each in the split."""
+        users = self.data.user_codes(split) if self._needs_users else None
+        buckets = self._buckets() if "frequency_buckets" in self.wanted else None
+        parts: list[tuple[npt.NDArray[Any], ...]] = []
+        for places, batch, (scores, labels) in self._evaluated(split):
+            part: list[npt.NDArray[Any]] = [places, scores.astype(np.float32), labels.astype(np.float32)]
+            part.append(np.empty(0, np.int32) if users is None else np.asarray(users[places]))
+            if buckets is None:
+                part.append(np.empty(0, np.int8))
+            else:
+                part.append(buckets[batch.features["item"].values().cpu().numpy()])
+            parts.append(tuple(part))
+        places, scores, labels, own_users, own_buckets = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return (
+            Rows(scores, labels, None if users is None else own_users, None if buckets is None else own_buckets),
+            places,
+        )
+
+    @property
+    def _needs_users(self) -> bool:
+        asked = self.job.evaluation.intervals
+        return "gauc" in self.wanted or (asked is not None and asked.by == "user")
+
+    def _in_order(self, rows: Rows, places: npt.NDArray[np.int64]) -> Rows | None:
+        """All ranks' rows in the order of the split on rank 0, None elsewhere."""
+        columns = self._gathered([places, rows.scores, rows.labels, rows.users, rows.buckets])
+        if columns is None:
+            return None
+        order = np.argsort(columns[0])
+        scores, labels, users, buckets = (None if column is None else column[order] for column in columns[1:])
+        assert scores is not None
+        assert labels is not None
+        return Rows(scores, labels, users, buckets)
+
+    def _gathered(self, columns: list[Any]) -> list[Any] | None:
+        """Columns (or None) of all ranks below each other on rank 0, None elsewhere."""
+        if self._group is None:
+            return columns
+        everyone: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(columns, everyone)
+        if everyone is None:
+            return None
+        return [None if part[0] is None else np.concatenate(part) for part in zip(*everyone, strict=True)]
+
+    def _evaluated(self, split: str) -> Iterator[tuple[npt.NDArray[np.int64], Any, tuple[npt.NDArray[Any], ...]]]:
+        """(places in the split, batch, what the model gives of it) of this rank's slice of every batch."""
+        catalogue = self.model.catalogue(self.data, self.device)
+        for batch in self.data.eval_batches(split, BATCH_SIZE, self.rank, self.world_size):
+            start = batch.step * self._batch_size + batch.sample_offset
+            known = batch if self._growing is None else self._growing.known(batch)
+            found = tuple(part.cpu().numpy() for part in self.model.evaluate(known.on(self.device), catalogue))
+            yield start + np.arange(len(batch)), batch, found
+
+    # --- examples ranked alone ---------------------------------------------------------------------------------------
+
+    def _next_items(self, split: str) -> dict[str, Any]:
+        parts = [(places, *found) for places, _, found in self._evaluated(split)]
+        columns = self._gathered([np.concatenate(part) for part in zip(*parts, strict=True)])
+        if columns is None:
+            return {}
+        order = np.argsort(columns[0])
+        rank, below, full = (column[order].astype(np.float64) for column in columns[1:])
+        units = self._by_unit(Ranking.of_single(rank), Ranking.of_single(full))
+        if "auc" in self.wanted:
+            units["auc"] = below
+        return {**self._means(units), "examples": len(rank)}
+
+    # --- all items ranked for each user ------------------------------------------------------------------------------
+
+    def _ranked(self, split: str) -> dict[str, Any]:
+        parts = [parts for name in self.wanted if (parts := ranking_parts(name)) is not None]
+        ranks = catalogue_ranks(
+            self.model, self.data, split,
+            largest_k=max((k for _, k, full in parts if full and k is not None), default=1),
+            sampled=any(not full for _, _, full in parts),
+            rank=self.rank, world_size=self.world_size, device=self.device,
+        )  # fmt: skip
+        names = [name for name in self.wanted if ranking_parts(name) is not None]
+        if ranks is None:
+            return dict.fromkeys(names, math.nan)
+        columns = self._gathered(list(ranks))
+        if columns is None:
+            return {}
+        all_ranks = Ranks(*columns)
+        # Users ascending on every rank, and ranks hold consecutive shares of them.
+        users = np.searchsorted(all_ranks.relevant_users, all_ranks.users)
+        full = Ranking(all_ranks.ranks, users, all_ranks.num_relevant)
+        alone = None if all_ranks.sampled is None else Ranking.of_single(all_ranks.sampled)
+        return {**self._means(self._by_unit(alone, full)), "users": len(all_ranks.num_relevant)}
+
+    def _by_unit(self, sampled: Ranking | None, full: Ranking) -> dict[str, npt.NDArray[np.float64]]:
+        """What is wanted, for each user or example."""
+        found = {}
+        for name in self.wanted:
+            parts = ranking_parts(name)
+            ranking = full if parts is not None and parts[2] else sampled
+            if parts is not None and ranking is not None:
+                found[name] = ranking.values(*parts[:2])
+        return found
+
+    def _means(self, units: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, Any]:
+        found: dict[str, Any] = {name: mean(values) for name, values in units.items()}
+        asked = self.job.evaluation.intervals
+        if asked is not None:
+            settings: dict[str, Any] = {"replicates": asked.replicates, "seed": self.job.seed, "level": asked.level}
+            for name, values in units.items():
+                found |= _ends(bootstrap(partial(_mean_of, name, values), len(values), **settings))
+        return found
+
+    # --- frequency buckets -------------------------------------------------------------------------------------------
+
+    def _buckets(self) -> npt.NDArray[np.int8]:
+        return frequency_buckets(self._counts())
+
+    def _counts(self) -> npt.NDArray[np.int64]:
+        """Training occurrences of each row of the item table, none of its special ones."""
+        counts = np.array(self.data.row_counts(self._item_table))
+        counts[:NUM_SPECIAL_ROWS] = 0
+        return counts
+
+    @property
+    def _item_table(self) -> str:
+        table: str = next(key.table for key in self.data.keys if key.name == "item")
+        return table
+
+    def _norms(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8], npt.NDArray[np.float64]]:
+        """(occurrences, bucket) of each row of the item table, and by bucket the sum of the norms of their vectors, as
+        they are read. Each rank reads its share of the rows."""
+        counts, buckets = self._counts(), self._buckets()
+        seen = np.flatnonzero(counts)
+        first, last = rank_slice(len(seen), self.rank, self.world_size)
+        mine, sums = seen[first:last], np.zeros(NUM_BUCKETS + 1)
+        names = [key.name for key in self.data.keys]
+        for start in range(0, -(-len(seen) // self.world_size), NORM_ROWS_AT_ONCE):
+            rows = mine[start : start + NORM_ROWS_AT_ONCE]
+            looked_up = self.model.embeddings(single_bags(names, "item", rows).to(self.device))
+            found = looked_up["item"].values() if self.model.is_sequence else looked_up.to_dict()["item"]
+            norms = found[:, : self.job.model.embedding_dim].double().norm(dim=1).cpu().numpy()
+            sums += np.bincount(buckets[rows], norms, NUM_BUCKETS + 1)
+        if self._group is not None:
+            sums = all_reduce("norms by frequency", torch.from_numpy(sums), self._group).numpy()
+        return counts, buckets, sums
+
+
+def _ends(found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    ends: dict[str, float] = {}
+    for name, (low, high) in found.items():
+        ends |= {f"{name}_low": low, f"{name}_high": high}
+    return ends
+
+
+def _mean_of(name: str, values: npt.NDArray[np.float64], times: npt.NDArray[np.int64]) -> dict[str, float]:
+    return {name: mean(values, times)}
+
+
+def _bins(curve: Any) -> list[dict[str, float]]:
+    return [
+        {"rows": float(rows), "prediction": float(prediction), "share": float(share)}
+        for rows, prediction, share in zip(*curve, strict=True)
+    ]
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,251 @@
+"""All items ranked for each user of a held-out split, for models whose score is a product <user side, item side>.
+
+Candidates are the items that were trained on, but those that the user had in training (and, before a test, what was
+validated on). Relevant are the user's held-out positives; one that is no candidate, because no training row has it, is
+not found. Users without a training row are left out: nothing is known of them.
+
+Each rank holds the item side of all candidates and works through its share of the users, in blocks of at most
+SCORES_AT_ONCE scores (trainer.sizing.memory has the arithmetic).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchrec import KeyedJaggedTensor
+
+from embeddings.tables.philox import table_key
+from trainer.data.batches.order import rank_slice
+from trainer.data.batches.sequence_batches import NUM_EVALUATION_NEGATIVES, words
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.data.columns.hashing import Int64s
+from trainer.data.columns.jagged import gather_spans, sorted_unique
+from trainer.data.prepare.negatives import SeenItems
+from trainer.data.prepare.split import SPLIT_SEED
+from trainer.evaluation.metrics.ranking import rank_of
+from trainer.sizing.memory import RANKED_SCORES, RANKED_USERS
+
+SCORES_AT_ONCE = RANKED_SCORES
+USERS_AT_ONCE = RANKED_USERS
+ROWS_AT_ONCE = 1 << 16
+MAX_CANDIDATES_BYTES = 1 << 30
+"""A catalogue whose item side is larger is not ranked: every rank would hold it."""
+
+
+class Ranks(NamedTuple):
+    """Of a rank's relevant items.
+
+    ``users``: table row of the user of each [m]; ``ranks``: among all candidates, from 0, inf beyond the largest cutoff
+    asked for; ``sampled``: among NUM_EVALUATION_NEGATIVES items that the user never had, or None; ``relevant_users``
+    and ``num_relevant``: how many relevant items each user has, those that cannot be found among them [u].
+    """
+
+    users: Int64s
+    ranks: npt.NDArray[np.float64]
+    sampled: npt.NDArray[np.float64] | None
+    relevant_users: Int64s
+    num_relevant: Int64s
+
+
+class HeldOut:
+    """Relevant items and what is left out, for this rank's share of a split's users."""
+
+    def __init__(self, data: Any, split: str, rank: int, world_size: int):
+        keys = {key.name: key for key in data.keys}
+        self.user_key, self.item_key = keys["user"], keys["item"]
+        self._seen, self.items = data.seen_items
+        position = np.full(data.tables[self.item_key.table].num_rows, -1, dtype=np.int64)
+        position[self.items] = np.arange(len(self.items))
+        self._position, self._data = position, data
+        users, places, unknown = self._positives(split)
+        everyone = sorted_unique(np.concatenate([users, unknown]))
+        first, last = rank_slice(len(everyone), rank, world_size)
+        self.users = everyone[first:last]
+        self.rounds_of = -(-len(everyone) // world_size)
+        """At most so many users has any rank."""
+        excluded = [self._trained()]
+        if split == "test":
+            excluded.append(self._of_own(*self._positives("validation")[:2]))
+        relevant, number = self._numbered(users, places)
+        self._excluded = sorted_unique(np.concatenate(excluded))
+        kept = ~np.isin(relevant, self._excluded)
+        self.relevant, self.numbers = relevant[kept], number[kept]
+        misses = np.bincount(np.searchsorted(self.users, self._own(unknown)), minlength=len(self.users))
+        self.num_relevant = np.bincount(self.relevant // len(self.items), minlength=len(self.users)) + misses
+
+    def _positives(self, split: str) -> tuple[Int64s, Int64s, Int64s]:
+        """(user rows, places of their items among the candidates) of a split's positives, and the user rows of those
+        whose item is no candidate."""
+        data = self._data
+        users = np.asarray(data.column(split, self.user_key)).astype(np.int64)
+        places = self._position[np.asarray(data.column(split, self.item_key))]
+        known = (np.asarray(data.labels(split)) == 1) & (users >= NUM_SPECIAL_ROWS)
+        found = known & (places >= 0)
+        return users[found], places[found], users[known & (places < 0)]
+
+    def _own(self, users: Int64s) -> Int64s:
+        return users[np.isin(users, self.users)]
+
+    def _of_own(self, users: Int64s, places: Int64s) -> Int64s:
+        """Ascending (number of the user among this rank's) * candidates + place, of this rank's users."""
+        own = np.isin(users, self.users)
+        return sorted_unique(np.searchsorted(self.users, users[own]) * len(self.items) + places[own])
+
+    def _numbered(self, users: Int64s, places: Int64s) -> tuple[Int64s, Int64s]:
+        """:meth:`_of_own`, and the number of each pair among those of all ranks: its negatives are drawn by that."""
+        pairs = sorted_unique(users * len(self.items) + places)
+        user = pairs // len(self.items)
+        own = np.isin(user, self.users)
+        return np.searchsorted(self.users, user[own]) * len(self.items) + pairs[own] % len(self.items), np.flatnonzero(
+            own
+        )
+
+    def _trained(self) -> Int64s:
+        starts = self._seen.starts
+        had = gather_spans(self._seen.shifted, starts[self.users], starts[self.users + 1] - starts[self.users])
+        counts = np.repeat(np.arange(len(self.users)), had.lengths)
+        rank_of_item = np.arange(len(had.values)) - np.repeat(had.offsets[:-1], had.lengths)
+        return counts * len(self.items) + (had.values + rank_of_item - self.users[counts] * len(self.items))
+
+    def excluded(self, first: int, last: int) -> tuple[Int64s, Int64s]:
+        """(number of the user from ``first``, place) of what users [first, last) are not shown."""
+        return self._cut(self._excluded, first, last)
+
+    def relevant_of(self, first: int, last: int) -> tuple[Int64s, Int64s, Int64s]:
+        """(number of the user from ``first``, place, number of the pair) of what users [first, last) are to find."""
+        begin, end = np.searchsorted(self.relevant, (first * len(self.items), last * len(self.items)))
+        return *self._cut(self.relevant, first, last), self.numbers[begin:end]
+
+    def _cut(self, pairs: Int64s, first: int, last: int) -> tuple[Int64s, Int64s]:
+        begin, end = np.searchsorted(pairs, (first * len(self.items), last * len(self.items)))
+        return pairs[begin:end] // len(self.items) - first, pairs[begin:end] % len(self.items)
+
+    def unseen(self) -> SeenItems:
+        """What to draw from that a user never had, in no split: as those of sequences are."""
+        every = [self._excluded, *(self._of_own(*self._positives(split)[:2]) for split in ("validation", "test"))]
+        pairs = np.concatenate(every)
+        return SeenItems.from_pairs(pairs // len(self.items), pairs % len(self.items), len(self.users), len(self.items))
+
+
+@torch.no_grad()
+def catalogue_ranks(
+    model: Any, data: Any, split: str, *, largest_k: int, sampled: bool, rank: int = 0, world_size: int = 1,
+    device: torch.device | None = None,
+) -> Ranks | None:  # fmt: skip
+    """Ranks of this rank's users; None on every rank where the catalogue is too large. Collective.
+
+    ``model`` has ``user_side`` and ``item_side`` (trainer.models.base). Ties are against the relevant item, so that a
+    model that scores all alike finds nothing; relevant items of equal score share their places.
+    """
+    device = device or torch.device("cpu")
+    held = HeldOut(data, split, rank, world_size)
+    candidates = _item_side(model, data, held, device)
+    if candidates is None:
+        return None
+    key, unseen = table_key(SPLIT_SEED, split), held.unseen() if sampled else None
+    size = max(1, min(USERS_AT_ONCE, SCORES_AT_ONCE // max(1, len(held.items))))
+    parts: list[tuple[npt.NDArray[Any], ...]] = []
+    for first in range(0, held.rounds_of, size):
+        last = min(first + size, len(held.users))
+        own = held.users[first:last]
+        queries = model.user_side(_bags(data, "user", own, device))
+        if not len(own):
+            continue
+        # Always the same shape: how a product is summed may depend on it, and ranks have blocks of their own.
+        padded = queries.new_zeros(size, queries.shape[1])
+        padded[: len(own)] = queries
+        scores = (padded @ candidates.T)[: len(own)]
+        user, place, number = held.relevant_of(first, last)
+        against = None
+        if unseen is not None:
+            drawn = words(key, 0, number, NUM_EVALUATION_NEGATIVES)
+            owners = np.repeat(user + first, NUM_EVALUATION_NEGATIVES)
+            negatives = unseen.draw(owners, drawn.reshape(-1)).reshape(drawn.shape)
+            rows = torch.from_numpy(user).to(device)
+            others = scores[rows[:, None], torch.from_numpy(negatives).to(device)]
+            against = rank_of(scores[rows, torch.from_numpy(place).to(device)], others).cpu().numpy()
+        left_out = tuple(torch.from_numpy(part).to(device) for part in held.excluded(first, last))
+        scores[left_out] = -torch.inf
+        order, ranks = ranks_of_relevant(scores, user, place, largest_k)
+        if against is not None:
+            against = against[order].astype(np.float64)
+        parts.append((own[user[order]], ranks, *(() if against is None else (against,))))
+    empty = (np.empty(0, np.int64), np.empty(0), *((np.empty(0),) if sampled else ()))
+    users, ranks, *rest = (np.concatenate(arrays) for arrays in zip(*(parts or [empty]), strict=True))
+    has = held.num_relevant > 0
+    return Ranks(users, ranks, rest[0] if rest else None, held.users[has], held.num_relevant[has])
+
+
+def ranks_of_relevant(
+    scores: Tensor, user: Int64s, place: Int64s, largest_k: int
+) -> tuple[Int64s, npt.NDArray[np.float64]]:
+    """The order in which relevant items are ranked, by user and then best first, and their ranks [m].
+
+    Args:
+        scores: [users, candidates], -inf what is left out.
+        user, place: of the relevant items [m], users ascending.
+        largest_k: ranks of a user's items behind one that has a rank of at least this are not counted: inf.
+    """
+    target = scores[torch.from_numpy(user).to(scores.device), torch.from_numpy(place).to(scores.device)].cpu().numpy()
+    order = np.lexsort((place, -target.astype(np.float64), user))  # NaN last
+    user, target = user[order], target[order]
+    starts = np.flatnonzero(np.r_[True, user[1:] != user[:-1]]) if len(user) else np.empty(0, np.int64)
+    lengths = np.diff(np.append(starts, len(user)))
+    # Relevant items of equal score take consecutive places, behind the others of that score.
+    new = np.r_[True, (user[1:] != user[:-1]) | (target[1:] != target[:-1])] if len(user) else np.empty(0, bool)
+    block = np.cumsum(new) - 1
+    last_of_block = np.append(np.flatnonzero(new)[1:], len(user)) - 1
+    ties_after = last_of_block[block] - np.arange(len(user)) if len(user) else np.empty(0, np.int64)
+    ranks = np.full(len(user), np.inf)
+    active = np.arange(len(starts))
+    number = 0
+    while len(active):
+        at = starts[active] + number
+        rows = scores if len(active) == len(scores) else scores[torch.from_numpy(user[at]).to(scores.device)]
+        goal = torch.from_numpy(target[at]).to(scores.device)
+        # Itself is not below itself.
+        above = rows.shape[1] - _num_below(rows, goal) - 1
+        ranks[at] = above - ties_after[at]
+        number += 1
+        active = active[(ranks[at] < largest_k) & (lengths[active] > number)]
+    return order, ranks
+
+
+def _num_below(rows: Tensor, goal: Tensor) -> Int64s:
+    """How many entries of each row [n, m] are below its goal [n]."""
+    if rows.device.type != "cpu":
+        return (rows < goal[:, None]).sum(1).cpu().numpy()
+    # torch's sum of booleans takes eight times as long on a CPU.
+    with np.errstate(invalid="ignore"):
+        return np.count_nonzero(rows.numpy() < goal[:, None].numpy(), axis=1)
+
+
+def _item_side(model: Any, data: Any, held: HeldOut, device: torch.device) -> Tensor | None:
+    parts: list[Tensor] = []
+    for start in range(0, len(held.items), ROWS_AT_ONCE):
+        part = model.item_side(_bags(data, "item", held.items[start : start + ROWS_AT_ONCE], device))
+        if len(held.items) * part.shape[1] * part.element_size() > MAX_CANDIDATES_BYTES:
+            return None
+        parts.append(part)
+    return torch.cat(parts)
+
+
+def _bags(data: Any, name: str, rows: Int64s, device: torch.device) -> KeyedJaggedTensor:
+    return single_bags([key.name for key in data.keys], name, rows).to(device)
+
+
+def single_bags(names: list[str], name: str, rows: npt.NDArray[np.integer]) -> KeyedJaggedTensor:
+    """Samples that have one row of feature ``name`` each, and nothing of the others."""
+    lengths = np.zeros((len(names), len(rows)), dtype=np.int64)
+    lengths[names.index(name)] = 1
+    return KeyedJaggedTensor(
+        keys=list(names),
+        values=torch.from_numpy(np.array(rows, dtype=np.int64)),
+        lengths=torch.from_numpy(lengths.ravel()),
+        offsets=torch.from_numpy(np.append(0, np.cumsum(lengths.ravel()))),
+        stride=len(rows),
+    )

@@ -1,0 +1,207 @@
+"""``evenkeel export``: a job's model as a folder that needs neither torch nor this run.
+
+``python -m trainer.inference.export RUN_DIR DIRECTORY [--checkpoint best|last|STEP]``. The folder holds
+(docs/using_models.md):
+
+    manifest.json         spec, versions, inputs, and every file's sha256
+    table-NAME.arrow      raw ids and rows as they are read, in the order of the table's rows
+    dense.onnx            from looked-up rows to scores, where the model can be written so
+    dense.pt2             the same by torch.export
+    dense.safetensors     the weights in it, by name
+    join-FEATURE.parquet  the joined column of each feature that has one
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.torch import save
+
+from trainer.checkpoint.format import CheckpointError
+from trainer.checkpoint.select import LAST
+from trainer.checkpoint.warm_start import id_maps
+from trainer.data.batches.keys import history_length, read_features
+from trainer.data.errors import DataError
+from trainer.data.sources.source import Source, beside
+from trainer.inference.manifest import seal
+from trainer.inference.onnx_export import DensePart, onnx_bytes, onnx_difference, write_program
+from trainer.inference.predict import Predictor
+from trainer.inference.scorer import is_sequence
+from trainer.runs.log_filters import quiet
+
+FORMAT = "evenkeel-export"
+FORMAT_VERSION = 1
+ONNX_FILE, PROGRAM_FILE, WEIGHTS_FILE = "dense.onnx", "dense.pt2", "dense.safetensors"
+TOLERANCE = 1e-5
+"""An ONNX file that differs by more from the model is not written."""
+
+
+def export(run_dir: Path | str, directory: Path | str, *, checkpoint: str = LAST) -> dict[str, Any]:
+    """Writes the folder, whole or not at all; returns what the command prints as JSON.
+
+    Raises SpecError, CheckpointError, and DataError where the folder is there already or a joined file is not.
+    """
+    directory = Path(directory)
+    if directory.exists():
+        raise DataError("is there already", where=str(directory), remedy="remove it, or name another directory")
+    predictor = Predictor(run_dir, checkpoint)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    work = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.tmp")
+    work.mkdir()
+    try:
+        body = _write(predictor, work)
+        sha256 = seal(work, body, [path.name for path in work.iterdir()])
+        os.rename(work, directory)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return {
+        "directory": str(directory),
+        "sha256": sha256,
+        "job": predictor.run.run_id,
+        "model": predictor.job.model.kind,
+        "step": predictor.checkpoint.step,
+        "onnx": body["onnx"],
+        "bytes": sum(path.stat().st_size for path in directory.iterdir()),
+        "notes": predictor.notes,
+    }
+
+
+def _write(predictor: Predictor, work: Path) -> dict[str, Any]:
+    job, dataset = predictor.job, predictor.run.dataset
+    tables = predictor.tables
+    candidates = predictor.candidates
+    for name, ids in id_maps(predictor.checkpoint).items():
+        columns = {"vector": tables.weight(name).numpy()}
+        if candidates is not None and not np.array_equal(candidates, columns["vector"]):
+            columns["candidate"] = candidates
+        _write_table(work / f"table-{name}.arrow", ids.ids, columns)
+    features = read_features(dataset, job)
+    for name, feature in features.items():
+        if feature.join is not None:
+            _write_join(work / f"join-{name}.parquet", feature.join, beside(feature.join.uri, dataset.uri))
+    part = dense_part(predictor)
+    # save_file's files are their owner's alone, and an export is for others, as far as the umask lets them.
+    (work / WEIGHTS_FILE).write_bytes(save({name: value.contiguous() for name, value in part.weights().items()}))
+    write_program(part, work / PROGRAM_FILE)
+    onnx = _write_onnx(part, work / ONNX_FILE)
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "job": job.model_dump(mode="json"),
+        "dataset": dataset.model_dump(mode="json"),
+        "run_id": predictor.run.run_id,
+        "step": predictor.checkpoint.step,
+        "numeric": [one.as_json() for one in predictor.numeric],
+        "layout": part.layout,
+        "length": part.length,
+        "inputs": part.inputs,
+        "output": part.output,
+        "onnx": onnx,
+        "tables": {
+            name: {"rows": len(tables.weight(name)), "columns": tables.weight(name).shape[1]}
+            for name in predictor.checkpoint.tables
+        },
+        "versions": {name: importlib.metadata.version(name) for name in ("evenkeel", "torch", "pyarrow", "numpy")},
+    }
+
+
+def dense_part(predictor: Predictor) -> DensePart:
+    """The predictor's model without its tables."""
+    columns = {key.name: predictor.tables.weight(key.table).shape[1] for key in predictor.keys}
+    features = {name: columns[name] for name in read_features(predictor.run.dataset, predictor.job)}
+    length = history_length(predictor.job) if is_sequence(predictor.job) else 1
+    lists = [key.name for key in predictor.keys if key.is_list]
+    return DensePart(predictor.model, features, columns, lists, length)
+
+
+def _write_table(path: Path, ids: pa.Array, columns: dict[str, np.ndarray[Any, Any]]) -> None:
+    """An Arrow file of one batch: ``id``, null for rows 0 (padding) and 1 (unknown), and lists of float32."""
+    special = pa.nulls(2, ids.type)
+    arrays = [pa.concat_arrays([special, ids])]
+    for values in columns.values():
+        flat = pa.array(np.ascontiguousarray(values, dtype=np.float32).reshape(-1))
+        arrays.append(pa.FixedSizeListArray.from_arrays(flat, values.shape[1]))
+    batch = pa.record_batch(arrays, names=["id", *columns])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _write_join(path: Path, join: Any, uri: str) -> None:
+    source = Source(uri)
+    names = list(dict.fromkeys([join.on, join.column]))
+    source.require(names)
+    schema = pa.schema([(name, source.column_type(name)) for name in names])
+    with pq.ParquetWriter(path, schema) as writer:
+        for chunk in source.stream(names):
+            writer.write_batch(
+                pa.record_batch([chunk.column(name).cast(schema.field(name).type) for name in names], schema=schema)
+            )
+
+
+def _write_onnx(part: DensePart, path: Path) -> dict[str, Any]:
+    """What the manifest says of it: ``written``; ``difference`` from torch (None: not checked), or the ``reason``."""
+    try:
+        model = onnx_bytes(part)
+        difference = onnx_difference(part, model)
+    except Exception as error:  # Whatever the exporter does not know: the torch program is there all the same.
+        return {"written": False, "reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    if difference is not None and not difference <= TOLERANCE:
+        return {"written": False, "reason": f"what it computes differs by {difference:.1e} from the model"}
+    path.write_bytes(model)
+    return {"written": True, "difference": difference}
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="evenkeel export", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="the run directory of a job")
+    parser.add_argument("directory", type=Path, help="where the export goes: it must not be there yet")
+    parser.add_argument("--checkpoint", default=LAST, help="best, last or a step (default: last)")
+    parser.add_argument("--json", action="store_true", help="print what was done as JSON")
+    options = parser.parse_args(arguments)
+    quiet()
+    try:
+        report = export(options.run_dir, options.directory, checkpoint=options.checkpoint)
+    except (ValueError, OSError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report) if options.json else in_words(report))
+    return 0
+
+
+def in_words(report: dict[str, Any]) -> str:
+    onnx = report["onnx"]
+    if not onnx["written"]:
+        said = f"no ONNX ({onnx['reason']}): use {PROGRAM_FILE}"
+    elif onnx["difference"] is None:
+        said = "ONNX not checked: onnxruntime is not installed"
+    else:
+        said = f"ONNX checked, it differs by {onnx['difference']:.1e}"
+    return "\n".join(
+        [
+            *report["notes"],
+            f"{report['model']}, step {report['step']}, {report['bytes']:,} bytes; {said}",
+            f"{report['directory']}: sha256 {report['sha256']}",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,143 @@
+"""Reads what ``evenkeel export`` wrote, and scores rows with it: numpy, pyarrow and onnxruntime, no torch.
+
+model = Exported("my-export")
+scores = model.predict(table)        # logit and probability for each row
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.batches.keys import Key, keys_of, read_features
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.numeric import numeric_of
+from trainer.data.columns.row_encoder import Coded, RowCoder
+from trainer.inference.manifest import SealError, unseal
+from trainer.inference.scorer import Float32s, RowScorer, is_sequence
+from trainer.inference.top_items import TopItems
+from trainer.spec import parse_dataset, parse_job
+
+FORMAT, FORMAT_VERSION = "evenkeel-export", 1
+ONNX_FILE = "dense.onnx"
+LENGTHS, DENSE = "__lengths", "dense"
+
+
+class Exported(RowScorer):
+    """A model as it was exported. Rows of tables are read from their files as they are needed.
+
+    Histories are read from a column of the feature's name: an export has no rows to look them up in.
+
+    Args:
+        sha256: that of the manifest, as ``evenkeel export`` printed it; left out, only that the files are those of the
+            manifest beside them.
+        k: items for each user, of a model of sequences.
+
+    Raises:
+        SealError: a file is missing or not as it was written, or the folder is of another version.
+        ImportError: onnxruntime is not installed.
+    """
+
+    def __init__(self, directory: Path | str, *, sha256: str | None = None, k: int = 10):
+        folder = Path(directory)
+        manifest = unseal(folder, sha256)
+        if (manifest.get("format"), manifest.get("format_version")) != (FORMAT, FORMAT_VERSION):
+            raise SealError(
+                f"{folder} is {manifest.get('format')} version {manifest.get('format_version')}, this version reads "
+                f"{FORMAT} {FORMAT_VERSION}: use the version of evenkeel that wrote it, or export again"
+            )
+        self.manifest = manifest
+        job, dataset = parse_job(manifest["job"], str(folder)), parse_dataset(manifest["dataset"], str(folder))
+        if not manifest["onnx"]["written"]:
+            raise SealError(
+                f"{folder} has no {ONNX_FILE} ({manifest['onnx']['reason']}): load dense.pt2 with torch.export.load"
+            )
+        self._session = _session(folder / ONNX_FILE)
+        self._used = {one.name for one in self._session.get_inputs()}
+        tables = {name: _Table(folder / f"table-{name}.arrow") for name in manifest["tables"]}
+        features = read_features(dataset, job)
+        self._keys: list[Key] = [key for key in keys_of(dataset, job) if key.name in features]
+        self._vectors = {name: table.column("vector") for name, table in tables.items()}
+        joins = {
+            name: str(folder / f"join-{name}.parquet") for name, feature in features.items() if feature.join is not None
+        }
+        top = None
+        if is_sequence(job):
+            items = tables[self._keys[0].table]
+            top = TopItems(items.column("candidate" if "candidate" in items.names else "vector"), items.ids, k)
+        ids = {name: table.ids for name, table in tables.items()}
+        numeric = [numeric_of(one) for one in manifest["numeric"]]
+        super().__init__(job, RowCoder(dataset, features, ids, numeric=numeric, joins=joins), top)
+
+    def _forward(self, coded: Coded) -> Float32s:
+        if not coded.num_rows:
+            return np.empty(0, dtype=np.float32)
+        inputs: dict[str, npt.NDArray[Any]] = {}
+        layout = self.manifest["layout"]
+        for key in self._keys:
+            rows, vectors = coded.rows[key.name], self._vectors[key.table]
+            if isinstance(rows, Jagged):
+                inputs[key.name + LENGTHS] = rows.lengths
+            if layout == "pooled":
+                inputs[key.name] = pooled(vectors, rows, key.pooling, coded.weights.get(key.name))
+            elif layout == "sequence":
+                assert isinstance(rows, Jagged)
+                inputs[key.name] = padded(vectors, rows, self.manifest["length"])
+            else:
+                inputs[key.name] = vectors[rows.values if isinstance(rows, Jagged) else rows]
+        if coded.dense is not None:
+            inputs[DENSE] = coded.dense
+        return self._session.run(None, {name: value for name, value in inputs.items() if name in self._used})[0]
+
+
+def pooled(
+    vectors: Float32s, rows: npt.NDArray[np.int64] | Jagged, pooling: str, weights: Float32s | None = None
+) -> Float32s:
+    """One row for each sample [b, dim]: its own, or the sum or the mean of its list's, each multiplied with its weight;
+    of an empty list zeros."""
+    if not isinstance(rows, Jagged):
+        return np.asarray(vectors[rows])
+    lengths = rows.lengths
+    found = np.zeros((len(lengths), vectors.shape[1]), dtype=np.float32)
+    filled = lengths > 0
+    if filled.any():
+        found_rows = vectors[rows.values] if weights is None else vectors[rows.values] * weights[:, None]
+        sums = np.add.reduceat(found_rows, rows.offsets[:-1][filled], axis=0)
+        found[filled] = sums / lengths[filled, None].astype(np.float32) if pooling == "mean" else sums
+    return found
+
+
+def padded(vectors: Float32s, rows: Jagged, length: int) -> Float32s:
+    """Rows of lists [b, length, dim], the oldest first, zeros behind."""
+    lengths = rows.lengths
+    found = np.zeros((len(lengths), length, vectors.shape[1]), dtype=np.float32)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    found[owner, np.arange(len(rows.values)) - rows.offsets[:-1][owner]] = vectors[rows.values]
+    return found
+
+
+class _Table:
+    """A table's file, memory-mapped."""
+
+    def __init__(self, path: Path):
+        with pa.memory_map(str(path)) as file:
+            self._batch = pa.ipc.open_file(file).get_batch(0)
+        self.ids = self._batch.column(0).slice(NUM_SPECIAL_ROWS)
+        self.names = self._batch.schema.names
+
+    def column(self, name: str) -> Float32s:
+        column = self._batch.column(name)
+        return column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+
+
+def _session(path: Path) -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ImportError(f"{path} runs in onnxruntime, which is not installed: pip install onnxruntime") from None
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

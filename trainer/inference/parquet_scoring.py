@@ -1,0 +1,180 @@
+"""Parquet in, Parquet out: rows stream through a model a chunk at a time and keep their order. Torch-free.
+
+A file gives a file and a directory a directory of the same shape; either appears whole, by one rename, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.data.columns.row_encoder import Coded
+from trainer.data.errors import DataError
+from trainer.data.sources.source import Chunk, Source, SourceFile
+
+CHUNK_ROWS = 1 << 16
+
+
+class Scorer(Protocol):
+    """A model that scores rows."""
+
+    @property
+    def outputs(self) -> dict[str, pa.DataType]:
+        """The columns that :meth:`score` gives, by name."""
+        ...
+
+    def columns(self, there: Sequence[str], where: str) -> list[str]:
+        """What it reads of rows that have the columns ``there``. Raises DataError for what is missing."""
+        ...
+
+    def score(self, chunk: Chunk) -> tuple[list[pa.Array], Coded]:
+        """The outputs for each row, in the order of ``outputs``, and how its ids were known."""
+        ...
+
+
+@dataclass
+class Summary:
+    """What was scored. ``unknown``, ``missing``: by feature, ids that the vocabulary does not have, and null ones."""
+
+    output: str = ""
+    rows: int = 0
+    files: int = 0
+    seconds: float = 0.0
+    unknown: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
+
+    def add(self, coded: Coded) -> None:
+        self.rows += coded.num_rows
+        self.unknown.update(coded.unknown)
+        self.missing.update(coded.missing)
+
+
+def score_files(
+    scorer: Scorer,
+    rows: Path | str,
+    output: Path | str,
+    *,
+    keep: Sequence[str] | None = None,
+    told: Callable[[int], Any] = lambda num_rows: None,
+) -> Summary:
+    """Scores a file or a directory of rows. Memory follows the chunk, not the number of rows.
+
+    Args:
+        keep: columns of the rows that go before the scores; None: all of them.
+        told: called with the number of rows of every chunk that is done.
+
+    Raises DataError for rows that the model cannot read, and where ``output`` is there already.
+    """
+    began, output = time.monotonic(), Path(output)
+    source = Source(str(rows))
+    there = source.column_names()
+    kept = _kept(source, there, keep, scorer.outputs)
+    read = scorer.columns(there, source.uri)
+    source.require([*read, *kept])
+    summary = Summary(str(output))
+    with _appearing(output) as place:
+        for file in source.files:
+            path = place if source.is_file else place.joinpath(*file.parts).with_suffix(".parquet")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _score_file(scorer, source, file, path, read, kept, summary, told)
+            summary.files += 1
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _score_file(
+    scorer: Scorer,
+    source: Source,
+    file: SourceFile,
+    path: Path,
+    read: Sequence[str],
+    kept: Sequence[str],
+    summary: Summary,
+    told: Callable[[int], Any],
+) -> None:
+    # What its folder's name says already is not written into a file.
+    stored = [name for name in kept if name not in dict(file.partitions)]
+    schema = pa.schema(
+        [*(pa.field(name, source.column_type(name)) for name in stored),
+         *(pa.field(name, type_) for name, type_ in scorer.outputs.items())]
+    )  # fmt: skip
+    with pq.ParquetWriter(path, schema) as writer:
+        for chunk in source.stream_file(file, [*read, *stored], CHUNK_ROWS):
+            scores, coded = scorer.score(chunk)
+            writer.write_batch(
+                pa.record_batch([*(_as(chunk, name, schema) for name in stored), *scores], schema=schema)
+            )
+            summary.add(coded)
+            told(len(chunk))
+
+
+def _as(chunk: Chunk, name: str, schema: pa.Schema) -> pa.Array:
+    column, type_ = chunk.column(name), schema.field(name).type
+    try:
+        return column if column.type == type_ else column.cast(type_)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"is {column.type} here and {type_} in the first file: {str(error).splitlines()[0]}",
+            where=chunk.where(name),
+            remedy="write the column with one type in every file, or leave it out with --columns",
+        ) from None
+
+
+def _kept(source: Source, there: Sequence[str], keep: Sequence[str] | None, outputs: Any) -> list[str]:
+    missing = [name for name in keep or () if name not in there]
+    if missing:
+        raise DataError(
+            f"no column {', '.join(map(repr, missing))} to keep (there are {', '.join(sorted(there))})",
+            where=source.uri,
+            remedy="correct --columns",
+        )
+    kept = list(dict.fromkeys(there if keep is None else keep))
+    taken = [name for name in kept if name in outputs]
+    if taken:
+        raise DataError(
+            f"has a column {', '.join(map(repr, taken))} itself",
+            where=source.uri,
+            remedy="name the columns to keep with --columns, without it",
+        )
+    return kept
+
+
+@contextlib.contextmanager
+def _appearing(output: Path) -> Iterator[Path]:
+    """A place beside ``output`` that takes its name when the body is done, and goes if it fails."""
+    if output.exists():
+        raise DataError("is there already", where=str(output), remedy="remove it, or give another --output")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot be made: {error.strerror}", where=str(output.parent), remedy="give another --output"
+        ) from None
+    place = output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield place
+        os.rename(place, output)
+    finally:
+        if place.is_dir():
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            place.unlink(missing_ok=True)
+
+
+def chunk_of(rows: pa.Table | pa.RecordBatch, name: str = "rows") -> Chunk:
+    """Rows in memory as a chunk."""
+    batch = rows.combine_chunks().to_batches() if isinstance(rows, pa.Table) else [rows]
+    whole = batch[0] if batch else pa.RecordBatch.from_pylist([], schema=rows.schema)
+    return Chunk(SourceFile(Path(name), "parquet"), np.arange(len(whole)), whole)

@@ -1,0 +1,325 @@
+"""``evenkeel predict``: a job's model, read from a checkpoint, scores rows of Parquet.
+
+``python -m trainer.inference.predict RUN_DIR ROWS.parquet [--output O] [--columns a,b] [--checkpoint best|last|STEP]
+[--k 10]``.
+In this process, on its CPU, without Ray and without a process group; what wrote the checkpoint does not matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from torchrec import KeyedJaggedTensor
+
+from embeddings.tables.embedding_tables import EmbeddingTables
+from trainer.checkpoint.format import Checkpoint, CheckpointError
+from trainer.checkpoint.materialize import ReadTables
+from trainer.checkpoint.select import LAST, pick
+from trainer.checkpoint.warm_start import id_maps, numeric_features
+from trainer.data.batches.keys import Key, keys_of, read_features
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.numeric import Numeric
+from trainer.data.columns.row_encoder import Coded, RowCoder
+from trainer.data.errors import DataError
+from trainer.data.prepare.plan import window_of
+from trainer.data.sources.locations import is_object, local_path
+from trainer.data.sources.source import SUFFIXES, Source
+from trainer.data.sources.user_rows import are_events, users_of
+from trainer.inference.parquet_scoring import Summary, score_files
+from trainer.inference.scorer import Float32s, RowScorer, is_sequence
+from trainer.inference.top_items import TopItems
+from trainer.models.base import RankingModel
+from trainer.models.next_item import NextItemModel
+from trainer.runs.directory import RUN_FILE, Run, read_run
+from trainer.runs.log_filters import quiet
+from trainer.spec import SpecError
+from trainer.training.build import model_of
+
+NUM_ITEMS = 10
+_TRIES = 3
+
+
+class Predictor(RowScorer):
+    """The model of a run as of a checkpoint: tables as they are read at its step, and the dense part.
+
+    Scores are what evaluation computes. Memory: float32 rows of all tables.
+
+    Args:
+        checkpoint: ``last``, ``best`` or a step (:func:`trainer.checkpoint.select.pick`).
+        k: items for each user, of a model of sequences.
+
+    Attributes:
+        tables: rows as they are read, of every table.
+        candidates: of a model of sequences what a query is multiplied with, [rows of the item table, dim].
+        numeric: the numeric features that it reads, with the statistics of training.
+        notes: what the user should know of the checkpoint, in words.
+
+    Raises:
+        SpecError: the directory is not that of a run.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+
+    run: Run
+    checkpoint: Checkpoint
+    model: RankingModel
+    keys: tuple[Key, ...]
+    tables: EmbeddingTables
+    candidates: Float32s | None
+    numeric: tuple[Numeric, ...]
+    notes: list[str]
+
+    def __init__(self, run_dir: Path | str, checkpoint: str = LAST, *, k: int = NUM_ITEMS):
+        self.run = read_run(run_dir)
+        job, dataset = self.run.job, self.run.dataset
+        self.keys = keys_of(dataset, job)
+        read = self._open(checkpoint)
+        self.tables = read.tables
+        numeric = numeric_features(self.checkpoint)
+        self.numeric = numeric
+        self.model = model_of(job, self.keys, read, num_dense=len(numeric)).eval()
+        load_dense(self.model, self.checkpoint)
+        ids = {name: ids.ids for name, ids in id_maps(self.checkpoint).items()}
+        self.candidates, top = None, None
+        if isinstance(self.model, NextItemModel):
+            with torch.no_grad():
+                self.candidates = self.model.candidates(self.tables.weight(self.keys[0].table)).numpy()
+            top = TopItems(self.candidates, ids[self.keys[0].table], k)
+        derived = any(feature.derive is not None for feature in dataset.features.values())
+        past = _Past(self.run) if derived else None
+        coder = RowCoder(dataset, read_features(dataset, job), ids, numeric=numeric, past=past)
+        super().__init__(job, coder, top)
+
+    def _open(self, which: str) -> ReadTables:
+        """Rows of the checkpoint. A run that goes on may remove it while it is read: then there is a newer one."""
+        for left in reversed(range(_TRIES)):
+            self.checkpoint, self.notes = pick(self.run, which)
+            try:
+                return ReadTables(self.run.job, self.checkpoint, self.keys)
+            except CheckpointError:
+                if not left or self.checkpoint.path.exists():
+                    raise
+        raise AssertionError
+
+    def features(self, coded: Coded) -> KeyedJaggedTensor:
+        """A batch as the model looks it up; keys that it does not score with have no ids."""
+        lengths = np.zeros((len(self.keys), coded.num_rows), dtype=np.int64)
+        parts: list[Any] = [np.empty(0, dtype=np.int64)]
+        weights = [np.empty(0, dtype=np.float32)]
+        for number, key in enumerate(self.keys):
+            rows = coded.rows.get(key.name)
+            if rows is not None:
+                count = len(rows.values if isinstance(rows, Jagged) else rows)
+                weights.append(coded.weights.get(key.name, np.ones(count, dtype=np.float32)))
+            if isinstance(rows, Jagged):
+                lengths[number] = rows.lengths
+                parts.append(rows.values)
+            elif rows is not None:
+                lengths[number] = 1
+                parts.append(rows)
+        flat = lengths.ravel()
+        return KeyedJaggedTensor(
+            keys=[key.name for key in self.keys],
+            values=torch.from_numpy(np.concatenate(parts, dtype=np.int64)),
+            weights=torch.from_numpy(np.concatenate(weights)) if coded.weights else None,
+            lengths=torch.from_numpy(flat),
+            offsets=torch.from_numpy(np.append(0, np.cumsum(flat))),
+            stride=coded.num_rows,
+        )
+
+    @torch.no_grad()
+    def _forward(self, coded: Coded) -> Float32s:
+        features = self.features(coded)
+        if isinstance(self.model, NextItemModel):
+            return self.model.queries(self.model.embeddings(features)).numpy()
+        if coded.dense is None:
+            return self.model(features).numpy()
+        return self.model(features, torch.from_numpy(coded.dense)).numpy()
+
+
+def load_dense(model: RankingModel, checkpoint: Checkpoint) -> None:
+    """Everything of a model outside its tables, from a checkpoint. Raises CheckpointError where they do not fit."""
+    mine = {
+        name: value
+        for name, value in [*model.named_parameters(), *model.named_buffers()]
+        if not name.startswith("embeddings.")
+    }
+    prefix = "model/"
+    saved = {
+        name.removeprefix(prefix): value for name, value in checkpoint.read_dense().items() if name.startswith(prefix)
+    }
+    differ = sorted(mine.keys() ^ saved.keys())
+    differ += sorted(name for name in mine.keys() & saved.keys() if mine[name].shape != saved[name].shape)
+    if differ:
+        raise CheckpointError(
+            f"{checkpoint.path}: the dense parts differ from the model's in {', '.join(differ)}: another version of "
+            "evenkeel wrote it; use that one"
+        )
+    with torch.no_grad():
+        for name, value in mine.items():
+            value.copy_(saved[name])
+
+
+class _Past:
+    """The rows of the run's dataset, opened when a history has to be looked up in them."""
+
+    def __init__(self, run: Run):
+        self._run = run
+
+    def __call__(self) -> Source:
+        try:
+            return Source(self._run.dataset.uri, window_of(self._run.dataset, self._run.job))
+        except DataError as error:
+            raise DataError(
+                f"histories are looked up in the dataset's rows, and {error.what}",
+                where=error.where,
+                remedy="put them there, or give the rows a column with the history",
+            ) from None
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="evenkeel predict", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="the run directory of a job")
+    parser.add_argument("rows", help="Parquet or CSV: a file or a directory")
+    parser.add_argument(
+        "--output", type=Path, help="where scores go (default: ROWS.scores.parquet, of a directory ROWS.scores)"
+    )
+    parser.add_argument("--columns", help="columns of the rows to keep, separated by commas (default: all)")
+    parser.add_argument("--checkpoint", default=LAST, help="best, last or a step (default: last)")
+    parser.add_argument("--k", type=int, help=f"items for each user, of a model of sequences (default: {NUM_ITEMS})")
+    parser.add_argument("--json", action="store_true", help="print what was done as JSON")
+    options = parser.parse_args(arguments)
+    quiet()
+    try:
+        report = predict(
+            options.run_dir,
+            options.rows,
+            options.output,
+            columns=options.columns.split(",") if options.columns is not None else None,
+            checkpoint=options.checkpoint,
+            k=options.k,
+            bar=sys.stderr.isatty(),
+        )
+    except (ValueError, OSError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report) if options.json else in_words(report))
+    return 0
+
+
+def predict(
+    run_dir: Path | str,
+    rows: Path | str,
+    output: Path | str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    checkpoint: str = LAST,
+    k: int | None = None,
+    bar: bool = False,
+) -> dict[str, Any]:
+    """Scores files of rows (:func:`trainer.inference.parquet_scoring.score_files`); returns what the command prints as
+    JSON."""
+    if not (Path(run_dir) / RUN_FILE).is_file():
+        raise SpecError(str(run_dir), [("", f"is no run directory: it has no {RUN_FILE}")])
+    sequence = is_sequence(read_run(run_dir).job)
+    if k is not None and (not sequence or k < 1):
+        raise ValueError(
+            "--k is how many items a model of sequences finds for each user, at least 1"
+            + (
+                ""
+                if sequence
+                else f": {read_run(run_dir).job.model.kind} scores the rows that it is given, leave it out"
+            )
+        )
+    source = Source(str(rows))
+    output = Path(output) if output is not None else default_output(source)
+    predictor = Predictor(run_dir, checkpoint, k=k or NUM_ITEMS)
+    dataset = predictor.run.dataset
+    with tempfile.TemporaryDirectory(prefix="evenkeel-predict-") as folder:
+        if sequence and are_events(source, dataset):
+            users = users_of(source, dataset)
+            scored: Path | str = Path(folder) / "users.parquet"
+            pq.write_table(users, scored)
+            columns = columns if columns is not None else users.column_names[:1]
+        else:
+            scored = str(rows)
+        summary = _with_bar(predictor, scored, output, columns, bar)
+    return {
+        "job": predictor.run.run_id,
+        "model": predictor.job.model.kind,
+        "checkpoint": str(predictor.checkpoint.path),
+        "step": predictor.checkpoint.step,
+        "output": summary.output,
+        "rows": summary.rows,
+        "files": summary.files,
+        "columns": list(predictor.outputs),
+        "unknown": dict(summary.unknown),
+        "missing": {name: count for name, count in summary.missing.items() if count},
+        "seconds": round(summary.seconds, 3),
+        "notes": predictor.notes,
+    }
+
+
+def _with_bar(
+    predictor: Predictor, rows: Path | str, output: Path, columns: Sequence[str] | None, bar: bool
+) -> Summary:
+    if not bar:
+        return score_files(predictor, rows, output, keep=columns)
+    from tqdm import tqdm
+
+    with tqdm(unit=" rows", unit_scale=True, desc="predict", leave=False) as shown:
+        return score_files(predictor, rows, output, keep=columns, told=shown.update)
+
+
+def default_output(source: Source) -> Path:
+    """Beside the rows, or here where those are in object storage: ROWS.scores.parquet, ROWS.scores for a directory."""
+    if is_object(source.uri):
+        # What is in object storage is scored into the working directory.
+        root = Path(source.uri.rstrip("/").rpartition("/")[2])
+    else:
+        root = local_path(source.uri).resolve()
+    name = root.name
+    if not source.is_file:
+        return root.with_name(f"{name}.scores")
+    suffix = next(one for one in SUFFIXES if name.endswith(one))
+    return root.with_name(f"{name.removesuffix(suffix)}.scores.parquet")
+
+
+def in_words(report: dict[str, Any]) -> str:
+    lines = [*report["notes"]]
+    of = max(report["rows"], 1)
+    for name in {**report["unknown"], **report["missing"]}:
+        count, missing = report["unknown"].get(name), report["missing"].get(name, 0)
+        if count is None:
+            lines.append(f"{name}: {missing:,} of {of:,} rows have no value: scored with that of missing ones")
+        elif count or missing:
+            lines.append(
+                f"{name}: {count:,} ids that the model does not know"
+                + (f", {missing:,} missing" if missing else "")
+                + f", in {of:,} rows: scored as the unknown id"
+            )
+    lines.append(
+        f"{report['rows']:,} rows scored by {report['model']}, step {report['step']}, in {report['seconds']:.1f} s: "
+        f"{report['output']} ({', '.join(report['columns'])})"
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Loaded libraries end their threads at their own pace; the scores are on disk.
+    os._exit(code)

@@ -1,0 +1,64 @@
+"""The items that score highest for a query, of a whole catalogue, a piece of it at a time. Torch-free."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.data.columns.jagged import Jagged
+
+Float32s = npt.NDArray[np.float32]
+# Scores of so many items are in memory at once, for each query of a batch.
+_PIECE_ROWS = 1 << 15
+
+
+class TopItems:
+    """score(i) = <query, candidate_i>; the special rows and what the user had are left out.
+
+    Args:
+        candidates: [rows of the item table, dim], in the order of its rows.
+        ids: raw ids of rows 2, 3, ...
+        k: how many at most.
+    """
+
+    def __init__(self, candidates: Float32s, ids: pa.Array, k: int):
+        self.candidates, self.ids, self.k = candidates, ids, k
+
+    def of(self, queries: Float32s, had: Jagged) -> tuple[pa.Array, pa.Array]:
+        """Lists of at most k raw ids and of their scores, the highest first. A user without any known item
+        gets empty lists.
+
+        Args:
+            queries: [b, dim].
+            had: table rows that each user had; they are left out.
+        """
+        scores = np.empty((len(queries), 0), dtype=np.float32)
+        rows = np.empty((len(queries), 0), dtype=np.int64)
+        owner = np.repeat(np.arange(len(queries)), had.lengths)
+        for start in range(0, len(self.candidates), _PIECE_ROWS):
+            piece = queries @ self.candidates[start : start + _PIECE_ROWS].T
+            if start < NUM_SPECIAL_ROWS:
+                piece[:, : NUM_SPECIAL_ROWS - start] = -np.inf
+            inside = (had.values >= start) & (had.values < start + _PIECE_ROWS)
+            piece[owner[inside], had.values[inside] - start] = -np.inf
+            best = _best(piece, self.k)
+            scores = np.concatenate([scores, np.take_along_axis(piece, best, 1)], axis=1)
+            rows = np.concatenate([rows, best + start], axis=1)
+            again = _best(scores, self.k)
+            scores, rows = np.take_along_axis(scores, again, 1), np.take_along_axis(rows, again, 1)
+        known = np.bincount(owner[had.values >= NUM_SPECIAL_ROWS], minlength=len(queries)) > 0
+        kept = np.isfinite(scores) & known[:, None]
+        offsets = pa.array(np.append(0, np.cumsum(kept.sum(axis=1))), pa.int32())
+        ids = self.ids.take(pa.array(rows[kept] - NUM_SPECIAL_ROWS))
+        return pa.ListArray.from_arrays(offsets, ids), pa.ListArray.from_arrays(offsets, pa.array(scores[kept]))
+
+
+def _best(scores: Float32s, k: int) -> npt.NDArray[np.int64]:
+    """Columns of the k highest scores of each row, the highest first."""
+    if scores.shape[1] <= k:
+        return np.argsort(-scores, axis=1, kind="stable")
+    found = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
+    order = np.argsort(-np.take_along_axis(scores, found, 1), axis=1, kind="stable")
+    return np.take_along_axis(found, order, 1)

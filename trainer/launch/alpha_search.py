@@ -1,0 +1,140 @@
+"""``optimizer.alpha: auto``: the alpha of adaptive regularization that does best on the validation split, by short
+runs.
+
+The grid is 10^(n/2) with n = -13 .. -2, half decades from 10^-6.5 to 10^-1 (Li and Lyu). The curve over alpha had one
+hump on every data set that was looked at, so the search begins at the grid's point nearest to the default
+(trainer.training.build.default_alpha) and climbs. A point is a training of the job from its initial values over its
+first SHORT_EPOCHS epochs, or all where it has fewer, as what alpha is about does not show within the first one; its
+score is the metric that early stopping watches (AUC where nothing else is said) on the validation split, after the last
+of them.
+All of it is a function of the job and its data, and what is found is kept in the run directory, so that a run that is
+tried again goes on with the search where it was.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.runs.run_process import write_json
+from trainer.spec import JobSpec
+from trainer.spec.checks import supported
+from trainer.spec.checks.regularizers import LOWER_IS_BETTER
+from trainer.spec.regularizers import EarlyStopping
+from trainer.training.build import build, choose_alpha, default_alpha
+from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.regularizers.early_stopping import decide
+
+if TYPE_CHECKING:
+    from trainer.runs.directory import Run
+
+GRID = range(-13, -1)
+"""Exponents of sqrt(10)."""
+SHORT_EPOCHS = 4
+"""Two understate alpha: an alpha that is too small looks best after them, and is not after four (docs/papers.md)."""
+FILE = f"alpha_of_{SHORT_EPOCHS}_epochs.json"
+"""Scores after another number of epochs do not compare: a release that looks at as many goes on with them, no other."""
+
+Emit = Callable[..., None]
+Score = Callable[[float], float]
+
+
+def taken_alpha(
+    run: Run, data: Any, device: torch.device, emit: Emit, should_stop: Callable[[], str | None]
+) -> float | None:
+    """The alpha of a table's first training, whatever the job says of it; None for optimizers without one. Collective.
+    Raises Cancelled if any rank is asked to stop during a search."""
+    job = run.job
+    if job.optimizer.kind not in supported.ADAPTIVE_DECAY or job.optimizer.alpha != "auto":
+        return choose_alpha(job, data.steps_per_epoch)
+    watched = job.regularizers.early_stopping or EarlyStopping()
+    regularizers = job.regularizers.model_copy(update={"early_stopping": None})
+    short = job.model_copy(update={"epochs": min(SHORT_EPOCHS, job.epochs), "regularizers": regularizers})
+
+    def score(alpha: float) -> float:
+        metric, value = _validation(short, data, alpha, watched, device, should_stop)
+        emit("info", message=f"alpha {alpha:.3g}: validation {metric} {value}", tried_alpha=alpha, value=value)
+        if value is None:
+            return -math.inf
+        return -value if metric in LOWER_IS_BETTER else value
+
+    return climbed(default_alpha(data.steps_per_epoch), score, _Kept(run.directory / FILE, run.fence))
+
+
+def climbed(start: float, score: Score, known: Any) -> float:
+    """The alpha of the grid that no neighbour beats, from the one nearest to ``start``; the smaller of equals wins.
+
+    Args:
+        score: of an alpha; larger is better, -inf where there is none.
+        known: scores by exponent, to be asked and filled.
+    """
+    best = min(max(round(2.0 * math.log10(start)), GRID.start), GRID.stop - 1)
+    while True:
+        near = [n for n in (best, best - 1, best + 1) if n in GRID]
+        for n in near:
+            if n not in known:
+                known[n] = score(10.0 ** (n / 2))
+        top = max(near, key=lambda n: known[n])
+        if top == best:
+            return 10.0 ** (best / 2)
+        best = top
+
+
+class _Kept(dict[int, float]):
+    """Scores by exponent, the same on every rank, in a file of rank 0's."""
+
+    def __init__(self, path: Path, fence: Callable[[], None]):
+        found: list[Any] = [{}]
+        if _rank() == 0 and path.exists():
+            found = [{int(n): float(value) for n, value in json.loads(path.read_text("utf-8")).items()}]
+        if _world_size() > 1:
+            dist.broadcast_object_list(found, 0)
+        super().__init__(found[0])
+        self._path, self._fence = path, fence
+
+    def __setitem__(self, n: int, value: float) -> None:
+        super().__setitem__(n, value)
+        if _rank() == 0:
+            write_json(self._path, {str(key): score for key, score in self.items()}, self._fence)
+
+
+def _validation(
+    job: JobSpec,
+    data: Any,
+    alpha: float,
+    watched: EarlyStopping,
+    device: torch.device,
+    should_stop: Callable[[], str | None],
+) -> tuple[str, float | None]:
+    """(metric, its value after the last epoch or None) of a training with this alpha; the same on all ranks.
+    Collective."""
+    sharded = build(job, data, alpha=alpha, device=device)
+    trainer = Trainer(job, data, sharded, dense_optimizer(job, sharded), should_stop=should_stop, device=device)
+    trainer.splits = ("validation",)
+    trainer.train()
+    found: list[Any] = [None]
+    if trainer.rank == 0:
+        decision = decide(watched, [metrics for metrics in trainer.history if metrics["epoch"] == job.epochs])
+        found = [(decision.metric, decision.best if decision.best_epoch else None)]
+    if trainer.world_size > 1:
+        dist.broadcast_object_list(found, 0)
+    del trainer, sharded
+    # Rows are held in cycles, and the next model needs their memory.
+    gc.collect()
+    metric, value = found[0]
+    return metric, value
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

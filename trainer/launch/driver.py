@@ -1,0 +1,305 @@
+"""The life of one attempt: starting, running, publishing, and one final state, whatever happens on the way.
+
+The driver owns the run directory. Ranks are started by a function that it is given (trainer.launch.on_ray,
+trainer.launch.on_host), so the same life is led inside Ray and without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.runs import tracing
+from trainer.runs.directory import LOCK_FILE, Run
+from trainer.runs.events import EventWriter, phase, utc_now
+from trainer.runs.failures import Cancelled, Failure, GivenUpError, cause, classify
+from trainer.runs.lineage import lineage_of
+from trainer.runs.run_process import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED, write_json
+from trainer.runs.uplink import reporting
+from trainer.sizing.gpus import check_gpus, known_gpu_bytes
+
+HEARTBEAT_SECONDS = 5.0
+
+StartRanks = Callable[[Run], None]
+"""Runs ``trainer.launch.worker.train_rank`` on every rank and returns when all are done; raises if any failed."""
+
+
+class RunBusyError(RuntimeError):
+    """Another process leads this run directory; nothing in it was touched."""
+
+
+class RanksFailed(RuntimeError):
+    """One or more ranks ended with an error, or without a word; trainer.runs.failures.cause tells which matters."""
+
+
+def execute(run: Run, start_ranks: StartRanks) -> int:
+    """Leads one attempt to its end and returns the exit code (trainer.runs.run_process). Raises RunBusyError if another
+    process is at this run directory, GivenUpError for an attempt that has lost its lease. Must be called on the main
+    thread:
+    it handles SIGTERM and SIGINT."""
+    with _lock(run.directory):
+        run.fence()
+        with reporting(run), contextlib.closing(EventWriter(run.directory, run.attempt)) as events:
+            attempt = _Attempt(run, events)
+            try:
+                with (
+                    _heartbeat(attempt),
+                    tracing.span("run", run.traceparent, job=run.run_id, attempt=run.attempt) as traced,
+                ):
+                    code = attempt.lead(start_ranks)
+                    traced.error = attempt.failure
+                    return code
+            finally:
+                tracing.flush()
+
+
+def check_free(directory: Path) -> None:
+    """Raises RunBusyError if another process is at this run directory."""
+    with _lock(directory):
+        pass
+
+
+def give_up(directory: Path, failure: Failure, attempt: int = 1) -> int:
+    """Ends an attempt that could not even start: the error event, the final state, exit.json."""
+    if directory.is_dir():
+        events = EventWriter(directory, attempt)
+        _write_error(events, failure)
+        with _as_far_as_the_disk_allows():
+            events.write("state", state="failed")
+        events.close()
+        return _exit(directory, attempt, "failed", failure)
+    return EXIT_FAILED
+
+
+class _Attempt:
+    """State of the attempt under way."""
+
+    run: Run
+    events: EventWriter
+    interruptible: bool
+    failure: str | None = None
+
+    def __init__(self, run: Run, events: EventWriter):
+        self.run, self.events = run, events
+        self.interruptible = True
+
+    def lead(self, start_ranks: StartRanks) -> int:
+        run = self.run
+        try:
+            shutil.rmtree(run.failures, ignore_errors=True)
+            run.cancel_file.unlink(missing_ok=True)
+            (run.directory / EXIT_FILE).unlink(missing_ok=True)
+            with self._signals(), self._time_limit():
+                self.events.write("state", state="starting")
+                check_gpus(run.job, run.cluster)
+                with self._phase("prepare"):
+                    self._prepare_data()
+                self.events.write("lineage", **lineage_of(self.run))
+                with tracing.span("train"):
+                    self._ranks(start_ranks)
+                with self._phase("publish"):
+                    self._publish()
+        except Cancelled as stop:
+            if stop.reason == "timeout":
+                limit = run.job.resources.timeout_seconds
+                remedy = "set resources.timeout_seconds higher, then retry: training goes on from the checkpoint"
+                return self._failed(Failure("timeout", f"not done after {limit} seconds", remedy))
+            return self._end("cancelled")
+        except BaseException as error:
+            traceback.print_exc()
+            failure = cause(run.failures, error) if isinstance(error, RanksFailed) else classify(error)
+            return self._failed(failure)
+        return self._end("succeeded")
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        with tracing.span(name), phase(self.events.write, name):
+            yield
+
+    def _prepare_data(self) -> None:
+        from trainer.checkpoint.format import latest_valid
+        from trainer.checkpoint.warm_start import id_maps, numeric_features, parent_checkpoint, profile_of_rows
+        from trainer.data.batches.prepared import PreparedData
+        from trainer.data.prepare.preparation import prepare
+
+        run = self.run
+        if PreparedData.fingerprint_of(run.data) is not None and latest_valid(run.checkpoints) is not None:
+            # A run goes on with the rows it began with, whatever has become of the files.
+            return
+        parent = parent_checkpoint(run)
+        if parent is None and run.job.init_from is not None:
+            self._info("init_from names no trained job yet: this one starts from initial values")
+        base = None if parent is None else id_maps(parent)
+        numeric = None if parent is None else numeric_features(parent)
+        profile = None if parent is None else profile_of_rows(parent)
+        prepare(
+            run.dataset, run.job, run.data,
+            base_vocabulary=base, base_numeric=numeric, base_profile=profile, log=self._info, fence=run.fence,
+        )  # fmt: skip
+        self._check_memory()
+        if run.job.publish is not None and run.job.publish.anchor is not None:
+            from trainer.publishing.anchor import write_targets
+
+            self._info(write_targets(run, PreparedData.open(run.data), parent))
+
+    def _check_memory(self) -> None:
+        """Before anything is built: now the rows are counted. Raises MemoryError."""
+        from trainer.data.batches.prepared import PreparedData
+        from trainer.sizing.estimate import graph_sizes, ids_per_example
+        from trainer.sizing.memory import machine_memory_bytes, refuse_what_cannot_fit
+
+        run = self.run
+        rows = {name: table.num_rows for name, table in PreparedData.open(run.data).tables.items()}
+        machine = None if run.ray_address else machine_memory_bytes()
+        graphs, gpu_bytes = graph_sizes(run.job, run.dataset), known_gpu_bytes(run.job, run.ray_address)
+        refuse_what_cannot_fit(run.job, rows, ids_per_example(run.job, run.dataset), machine, graphs, gpu_bytes)
+
+    def _ranks(self, start_ranks: StartRanks) -> None:
+        self.interruptible = False
+        try:
+            start_ranks(self.run)
+        finally:
+            self.interruptible = True
+        self._check_cancel()
+
+    def _publish(self) -> None:
+        from trainer.publishing.publish import publish
+
+        if self.run.job.publish is None:
+            self.events.write("publication", status="none", collection=None, version=None, reasons=[], gate=[])
+            return
+        self._check_cancel()
+        self.interruptible = False
+        self.events.write("state", state="publishing")
+        self.events.write("publication", **publish(self.run))
+
+    def _info(self, message: str, **figures: Any) -> None:
+        print(message, flush=True)
+        self.events.write("info", message=message, **figures)
+
+    # --- being stopped -----------------------------------------------------------------------------------------------
+
+    def _check_cancel(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            raise Cancelled(self.run.cancel_file.read_text("utf-8"))
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Ranks look for this file at every step."""
+        temporary = self.run.cancel_file.with_suffix(".tmp")
+        temporary.write_text(reason, "utf-8")
+        os.replace(temporary, self.run.cancel_file)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT ask the ranks to write a checkpoint and stop; where none runs they stop the driver."""
+
+        def handle(number: int, frame: object) -> None:
+            self.ask_to_stop(signal.Signals(number).name)
+            if self.interruptible:
+                raise Cancelled(signal.Signals(number).name)
+
+        self.handle = handle
+        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def _time_limit(self) -> Iterator[None]:
+        limit = self.run.job.resources.timeout_seconds
+        timer = threading.Timer(limit or 0, self.ask_to_stop, ["timeout"])
+        timer.daemon = True
+        if limit is not None:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _failed(self, failure: Failure) -> int:
+        _write_error(self.events, failure)
+        self.failure = f"{failure.code}: {failure.message}"
+        return self._end("failed", failure)
+
+    def _end(self, state: str, failure: Failure | None = None) -> int:
+        with _as_far_as_the_disk_allows():
+            self.events.write("state", state=state)
+        return _exit(self.run.directory, self.run.attempt, state, failure, self.run.fence)
+
+
+def _write_error(events: EventWriter, failure: Failure) -> None:
+    print(f"error ({failure.code}): {failure.message}. Remedy: {failure.remedy}", flush=True)
+    with _as_far_as_the_disk_allows():
+        events.write("error", code=failure.code, message=failure.message, remedy=failure.remedy)
+
+
+@contextlib.contextmanager
+def _as_far_as_the_disk_allows() -> Iterator[None]:
+    """A full disk takes away the last words, not the exit code."""
+    try:
+        yield
+    except OSError as error:
+        print(f"could not be written to the run directory: {error}", flush=True)
+
+
+def _exit(
+    directory: Path, attempt: int, state: str, failure: Failure | None, fence: Callable[[], None] | None = None
+) -> int:
+    retryable = failure is not None and failure.retryable
+    code = {"succeeded": EXIT_SUCCEEDED, "cancelled": EXIT_CANCELLED}.get(state, EXIT_FAILED)
+    if retryable:
+        code = EXIT_RETRYABLE
+    document = {"code": code, "state": state, "retryable": retryable, "attempt": attempt, "time": utc_now()}
+    if failure is not None:
+        document |= {"error": {"code": failure.code, "message": failure.message, "remedy": failure.remedy}}
+    with _as_far_as_the_disk_allows(), contextlib.suppress(GivenUpError):
+        write_json(directory / EXIT_FILE, document, fence)
+    return code
+
+
+@contextlib.contextmanager
+def _heartbeat(attempt: _Attempt) -> Iterator[None]:
+    """Signs of life, for as long as they are wanted: an attempt that has lost its lease is asked to stop."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_SECONDS):
+            with contextlib.suppress(OSError):  # a full disk must not end the thread: space may come back
+                if not attempt.run.still_current():
+                    attempt.ask_to_stop("given up")
+                    return
+                attempt.events.write("heartbeat")
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _lock(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise RunBusyError(f"{directory}: another process is at work on this run; end it first") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,99 @@
+"""``python -m trainer.launch.entrypoint --run-dir D``: one attempt at a job, in a process of its own (see
+trainer.runs.run_process).
+
+Exit codes: see trainer.runs.run_process. What happens is told in ``D/events.jsonl``; the last word is ``D/exit.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+from trainer.launch.driver import RunBusyError, StartRanks, execute, give_up
+from trainer.runs.directory import Run, attempt_named, read_run
+from trainer.runs.failures import GivenUpError, ServiceAwayError, classify
+from trainer.runs.run_process import (
+    ATTEMPT_VARIABLE,
+    EXIT_FAILED,
+    EXIT_RETRYABLE,
+    REPORT_TOKEN_VARIABLE,
+    REPORT_URL_VARIABLE,
+    RUN_DIR_VARIABLE,
+    RUN_ID_VARIABLE,
+    await_name,
+)
+from trainer.runs.uplink import fetch_run
+
+PROCESS_NAME = "evenkeel-run"
+"""As `ps -o comm` and `top` have it; its ranks are called evenkeel-rank0 and so on."""
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NAME = 36, 15
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer.launch.entrypoint", description=__doc__)
+    parser.add_argument("--run-dir", required=True, type=Path, help="the run directory, with run.json in it")
+    directory = parser.parse_args(arguments).run_dir.resolve()
+    if not await_name(directory):
+        print(f"{directory}: who launched this process died before it could say so: it leaves", file=sys.stderr)
+        return EXIT_RETRYABLE
+    libc = ctypes.CDLL(None)
+    # Children of children that die move to this process and not to init, so that a walk down the tree finds them.
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, PROCESS_NAME.encode(), 0, 0, 0)
+    try:
+        _take_up(directory)
+        run = read_run(directory)
+    except GivenUpError as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_FAILED
+    except ServiceAwayError as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_RETRYABLE
+    except ValueError as error:
+        print(error, file=sys.stderr, flush=True)
+        return give_up(directory, classify(error), attempt_named(directory))
+    os.environ.setdefault(RUN_ID_VARIABLE, run.run_id)
+    os.environ[RUN_DIR_VARIABLE] = str(directory)
+    try:
+        run.fence()
+        with _ranks(run) as start_ranks:
+            return execute(run, start_ranks)
+    except (RunBusyError, GivenUpError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return EXIT_FAILED
+
+
+def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
+    """Those of this host wait from now on, forked before there is a thread here."""
+    if run.ray_address is None:
+        from trainer.launch.light_imports import import_torchrec
+
+        import_torchrec()
+        from trainer.launch.on_host import forked_ranks
+
+        return forked_ranks(run)
+    from trainer.launch.on_ray import start_ranks
+
+    return contextlib.nullcontext(start_ranks)
+
+
+def _take_up(directory: Path) -> None:
+    """What the environment says of an attempt that a cluster starts, perhaps long after it was submitted. Raises
+    GivenUpError where another attempt, or none, has its place; ServiceAwayError where the service cannot be asked."""
+    if REPORT_URL_VARIABLE in os.environ:
+        fetch_run(directory, os.environ[REPORT_URL_VARIABLE], os.environ[REPORT_TOKEN_VARIABLE])
+    expected = os.environ.get(ATTEMPT_VARIABLE)
+    if expected is not None and attempt_named(directory) != int(expected):
+        raise GivenUpError(f"{directory}: attempt {expected} was given up, run.json names another")
+
+
+if __name__ == "__main__":
+    code = main()
+    # No exit hook, and no signal that comes during one, may change the code that was decided.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,89 @@
+"""``python -m trainer.launch.fork_server``: imports what a run needs, then forks a run each time that it is told to
+(trainer.runs.standby). It does nothing else, so that a fork copies no thread and nothing of an earlier run.
+
+A run that is forked here is the same as one that is started: a session of its own, its log, its marker, a parent that
+it does not need. This process leaves when its owner has gone, and after an hour without work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import pandas  # type: ignore[import-untyped]  # noqa: F401  # pyarrow does, with its first array
+import pyarrow.pandas_compat  # noqa: F401
+import torch._dynamo  # noqa: F401  # torch does, with its first optimizer
+
+import trainer.data.batches.batches
+import trainer.data.prepare.preparation
+import trainer.launch.entrypoint
+import trainer.launch.on_host
+import trainer.publishing.anchor
+import trainer.publishing.publish
+import trainer.sizing.estimate
+from trainer.runs.run_process import LOG_FILE, RUN_DIR_VARIABLE
+from trainer.runs.standby import MESSAGE_BYTES
+
+IDLE_SECONDS = 3600.0
+
+
+def main(connection: socket.socket) -> None:
+    """Forks a run for each message, until nobody is there any more who could send one."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the runs: none stays a zombie
+    gc.collect()
+    gc.freeze()
+    connection.send(json.dumps({"ready": True}).encode())
+    connection.settimeout(IDLE_SECONDS)
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        while message := connection.recv(MESSAGE_BYTES):
+            request = json.loads(message)
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                _become(Path(request["run_dir"]), request["own"])
+            connection.send(json.dumps({"pid": pid}).encode())
+
+
+def _become(directory: Path, own: Mapping[str, str]) -> NoReturn:
+    """In the fork: what :func:`trainer.runs.run_process.launch` gives to a process that it starts, then the run."""
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        with open(directory / LOG_FILE, "ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.environ.update(own)
+        show_marker(directory)
+        code = trainer.launch.entrypoint.main(["--run-dir", str(directory)])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        trainer.launch.on_host.leave(code)
+
+
+def show_marker(directory: Path) -> None:
+    """Writes the run's marker where /proc shows this process's environment, which was laid out when its program was
+    started: so it is found as a run that was started with it. Its variable is the last there, and has the room."""
+    fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5)
+    place = ctypes.string_at(start, end - start).rindex(b"\0" + os.fsencode(RUN_DIR_VARIABLE) + b"=") + 1
+    marker = os.fsencode(f"{RUN_DIR_VARIABLE}={directory}")
+    if len(marker) >= end - start - place:
+        raise ValueError(f"{directory}: no room for it in the environment of this process")
+    ctypes.memset(start + place, 0, end - start - place)
+    ctypes.memmove(start + place, marker, len(marker))
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

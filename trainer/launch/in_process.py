@@ -1,0 +1,140 @@
+"""``evenkeel train SPEC.yaml``: a run in this process, without service and without Ray.
+
+``python -m trainer.launch.in_process SPEC.yaml [--run-dir D] [--store S] [--set path=value ...]``. The file holds a
+dataset and a job. One worker trains inside this process, several in spawned ones. The same command and ``--run-dir``
+again resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.launch.driver import RunBusyError
+from trainer.runs.directory import RUN_FILE, read_run, write_run
+from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_job
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="evenkeel train", description=__doc__)
+    parser.add_argument("spec", type=Path, help="YAML file with a dataset and a job")
+    parser.add_argument(
+        "--run-dir", type=Path, help="where it keeps its files (default: a new one under EVENKEEL_HOME)"
+    )
+    parser.add_argument(
+        "--store", help="feature store to publish to (default: EVENKEEL_STORE_URL, else EVENKEEL_HOME/store)"
+    )
+    parser.add_argument("--init", type=Path, help="run directory or checkpoint to warm-start from")
+    parser.add_argument(
+        "--set", dest="changes", action="append", default=[], metavar="PATH=VALUE", help="job field to change"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        dataset, job = read_spec(options.spec, options.changes)
+        return train(dataset, job, run_dir=options.run_dir, store=options.store, init=options.init)
+    except (ValueError, OSError, RunBusyError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def train(
+    dataset: DatasetSpec,
+    job: JobSpec,
+    *,
+    run_dir: Path | None = None,
+    store: str | None = None,
+    init: Path | None = None,
+) -> int:
+    """Runs the job to its end and returns the exit code (trainer.runs.run_process). Must be called on the main
+    thread."""
+    from trainer.launch.driver import check_free, execute
+    from trainer.launch.light_imports import import_torchrec
+
+    import_torchrec()
+    from trainer.launch.on_host import default_directory, start_ranks
+
+    home = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"))
+    directory = (run_dir or default_directory(job.name)).resolve()
+    # Not the directory's name alone: the store takes what a job of the same name published for this one's.
+    run_id, attempt, parent_version = f"{directory.name}-{secrets.token_hex(4)}", 1, None
+    init_checkpoint = None if init is None else str(_checkpoints(init))
+    store_url = store or os.environ.get("EVENKEEL_STORE_URL") or str((home / "store").resolve())
+    if (directory / RUN_FILE).exists():
+        check_free(directory)  # before run.json says that the run is ours: whoever is at it could not publish any more
+        before = read_run(directory)
+        run_id, attempt, parent_version = before.run_id, before.attempt + 1, before.parent_version
+        init_checkpoint = init_checkpoint or before.init_checkpoint
+    elif job.publish is not None:
+        parent_version = current_version(store_url, job.publish.collection)
+    if job.init_from is not None and init_checkpoint is None:
+        raise ValueError("init_from names a job of the service: without it, give --init RUN_DIR")
+    write_run(
+        directory,
+        run_id=run_id,
+        attempt=attempt,
+        job=job,
+        dataset=dataset,
+        store_url=store_url,
+        parent_version=parent_version,
+        init_checkpoint=init_checkpoint,
+    )
+    print(f"run directory: {directory}", flush=True)
+    return execute(read_run(directory), start_ranks)
+
+
+def current_version(store_url: str, collection: str) -> str | None:
+    """The version that a new one will be aligned onto."""
+    from embeddings.store import open_store
+
+    return open_store(store_url).collection(collection).current()
+
+
+def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, JobSpec]:
+    """The file's dataset and job, the job with ``a.b=value`` (YAML values) applied. Raises SpecError, ValueError."""
+    dataset, job = load_documents(path)
+    missing = [name for name, document in (("dataset", dataset), ("job", job)) if document is None]
+    if dataset is None or job is None:
+        raise SpecError(str(path), [("", f"holds no {' and no '.join(missing)}: both are needed to train")])
+    if changes:
+        document: dict[str, Any] = job.model_dump(mode="json")
+        for change in changes:
+            apply_change(document, change)
+        job = parse_job(document, f"{path} with --set")
+    return dataset, job.against(dataset)
+
+
+def apply_change(document: dict[str, Any], change: str) -> None:
+    """``optimizer.kind=adam`` in place. Raises ValueError for what is not PATH=VALUE."""
+    path, equals, value = change.partition("=")
+    if not equals or not path:
+        raise ValueError(f"--set {change}: not PATH=VALUE, such as optimizer.kind=adam")
+    *parents, last = path.split(".")
+    target = document
+    for name in parents:
+        child = target.setdefault(name, {})
+        if child is None:
+            child = target[name] = {}
+        if not isinstance(child, dict):
+            raise ValueError(f"--set {change}: '{name}' is not a part with fields")
+        target = child
+    target[last] = yaml.safe_load(value)
+
+
+def _checkpoints(init: Path) -> Path:
+    """A run directory stands for its checkpoints."""
+    path = init.resolve()
+    return path / "checkpoints" if (path / "checkpoints").is_dir() else path
+
+
+if __name__ == "__main__":
+    code = main()
+    from trainer.launch.on_host import leave
+
+    leave(code)

@@ -1,0 +1,152 @@
+"""Ranks on this host: for ``evenkeel train`` one inside this process and several in spawned ones, for a run of the
+service each in a process that was forked from the run's. They speak gloo, and NCCL where they have GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from trainer.launch.driver import RanksFailed, StartRanks
+from trainer.launch.worker import train_rank
+from trainer.runs.directory import Run, choose_backend
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
+NICENESS_VARIABLE = "EVENKEEL_RANK_NICENESS"
+DEFAULT_NICENESS = 10
+"""Of ranks of a run of the service, which answers beside them."""
+KILLED_FIRST = "1000"
+"""What the kernel's out-of-memory killer adds to a rank's points: before the service, or another's process."""
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+
+
+def start_ranks(run: Run) -> None:
+    """Trains on ``resources.num_workers`` ranks. Raises RanksFailed."""
+    if run.job.resources.num_workers == 1:
+        with _told_as_failed(), single_rank_group(choose_backend(run.job.resources.gpus_per_worker)):
+            train_rank(str(run.directory))
+        return
+    with _waiting_ranks(run, "spawn", None) as go:
+        go(run)
+
+
+def forked_ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
+    """Ranks that have imported what this process has, and wait from now on to be told to train: which is what the
+    function does that is given. Without, they go at the end of the block.
+
+    To be called before this process has started a thread: a fork has only the one that called it. A process that is
+    forked cannot use CUDA where its parent has touched it, as libraries do when they are imported: ranks with GPUs are
+    started anew, and import beside the preparation.
+    """
+    niceness = int(os.environ.get(NICENESS_VARIABLE, DEFAULT_NICENESS))
+    return _waiting_ranks(run, "spawn" if run.job.resources.gpus_per_worker else "fork", niceness)
+
+
+@contextlib.contextmanager
+def _waiting_ranks(run: Run, method: str, niceness: int | None) -> Iterator[StartRanks]:
+    """``method``: of multiprocessing. ``niceness``: see :func:`_give_way`, None: as this process."""
+    resources, store = run.job.resources, run.directory / f"ranks-{run.attempt}"
+    for left in run.directory.glob("ranks-*"):  # by an attempt that was killed
+        left.unlink(missing_ok=True)
+    begin = multiprocessing.get_context(method).Event()
+    backend = choose_backend(resources.gpus_per_worker)
+    arguments = (resources.num_workers, backend, str(run.directory), f"file://{store}", begin, niceness)
+    ranks = multiprocessing.start_processes(_rank, arguments, resources.num_workers, join=False, start_method=method)
+
+    def go(_: Run) -> None:
+        begin.set()
+        with _told_as_failed():
+            while not ranks.join():
+                pass
+
+    try:
+        yield go
+    finally:
+        for rank in ranks.processes:
+            rank.kill()
+            rank.join()
+        store.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _told_as_failed() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise RanksFailed(str(error)) from error
+
+
+@contextlib.contextmanager
+def single_rank_group(backend: str = "gloo") -> Iterator[None]:
+    """A process group of one, where there is none yet: TorchRec asks for one also on a single rank."""
+    if dist.is_initialized():
+        yield
+        return
+    os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _rank(
+    rank: int, world_size: int, backend: str, directory: str, store: str, begin: Event, niceness: int | None
+) -> None:
+    """The life of a rank that is a process of its own. It dies with its parent; Ctrl-C is the parent's to handle."""
+    parent = multiprocessing.parent_process()
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, f"evenkeel-rank{rank}".encode(), 0, 0, 0)
+    if parent is not None and parent.pid != os.getppid():
+        leave(1)  # it died before this process said that it would follow it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if niceness is not None:
+        _give_way(niceness)
+    begin.wait()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
+    os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+    if world_size == 1:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group(backend, init_method=store, rank=rank, world_size=world_size)
+    train_rank(directory)
+    dist.destroy_process_group()
+    leave(0)
+
+
+def _give_way(niceness: int) -> None:
+    """Yield to other processes of this host: for the processor, and when memory runs out."""
+    os.nice(niceness)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, "ascii")
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process without the destructors of loaded libraries: all that matters is on disk by now, and one exit in
+    about fifteen of a process that had used gloo was an abort ("terminate called without an active exception")."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def default_directory(name: str) -> Path:
+    """Where ``evenkeel train`` keeps a run that was given no directory: ``$EVENKEEL_HOME/runs/NAME-N``, N fresh."""
+    runs = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel")) / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        with contextlib.suppress(FileExistsError):
+            (runs / f"{name}-{number}").mkdir()
+            return runs / f"{name}-{number}"
+        number += 1

@@ -1,0 +1,130 @@
+"""Ranks in Ray Train, on a cluster that is joined. They speak gloo, and NCCL where they have GPUs.
+
+Never a bare ``ray.init``: it takes up whatever cluster a stale file names. Never ``ray stop``: it ends every Ray on the
+host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.launch.driver import RanksFailed
+from trainer.runs.directory import THIS_CLUSTER, Run, choose_backend
+from trainer.runs.events import EventWriter, phase
+from trainer.runs.failures import Cancelled, ResourceError
+from trainer.runs.run_process import LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
+
+if TYPE_CHECKING:
+    from trainer.spec import JobSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start_ranks(run: Run) -> None:
+    """Trains on ``resources.num_workers`` Ray Train workers. Raises RanksFailed, ResourceError."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
+    os.environ["RAY_AUTH_MODE"] = "token"
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with contextlib.closing(EventWriter(run.directory, run.attempt)) as events, phase(events.write, "cluster"):
+            _connect(run)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # ray.init takes SIGTERM for itself
+        _check_resources(run)
+        trainer = TorchTrainer(
+            _rank,
+            train_loop_config={"directory": str(run.directory)},
+            torch_config=TorchConfig(backend=choose_backend(run.job.resources.gpus_per_worker)),
+            scaling_config=ScalingConfig(
+                num_workers=run.job.resources.num_workers,
+                use_gpu=run.job.resources.gpus_per_worker > 0,
+                resources_per_worker=worker_resources(run.job),
+            ),
+            # Retries are the service's: a new attempt from the newest checkpoint. Ray's would hide the failure.
+            run_config=RunConfig(
+                name=f"attempt-{run.attempt}",
+                storage_path=str(run.directory / "ray"),
+                failure_config=FailureConfig(max_failures=0),
+            ),
+        )
+        try:
+            trainer.fit()
+        except (Cancelled, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise RanksFailed(str(error)) from error
+    finally:
+        ray.shutdown()
+
+
+def _rank(config: dict[str, str]) -> None:
+    # What a rank says goes straight into the run's log: through Ray it comes late, prefixed, between Ray's own lines.
+    log = os.open(Path(config["directory"]) / LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # Ray's workers log at level INFO, and FBGEMM has a line for each of its libraries.
+    logging.getLogger().setLevel(logging.WARNING)
+    import ray
+
+    from trainer.launch.worker import train_rank
+
+    train_rank(config["directory"], [str(gpu) for gpu in ray.get_gpu_ids()])
+
+
+def _connect(run: Run) -> None:
+    import ray
+
+    # Workers of a joined cluster find this code too, and carry the run's marker.
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+        RUN_ID_VARIABLE: run.run_id,
+        RUN_DIR_VARIABLE: str(run.directory),
+    }
+    try:
+        if run.ray_address == THIS_CLUSTER:
+            # What the job was submitted with reaches the workers too; Ray refuses to be told the same twice.
+            ray.init(address=run.cluster, log_to_driver=False)
+            return
+        ray.init(address=run.ray_address, runtime_env={"env_vars": environment}, log_to_driver=False)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).strip()[:500]}"
+        if "InvalidAuthToken" in str(error.__cause__):
+            reason = "the cluster does not take our token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's"
+        raise ResourceError(f"Ray {run.ray_address}: {reason}") from error
+
+
+def _check_resources(run: Run) -> None:
+    """A cluster that is too small would keep the run waiting without a word."""
+    import ray
+
+    resources, needed = run.job.resources, worker_resources(run.job)
+    room = room_for([node["Resources"] for node in ray.nodes() if node["Alive"]], needed)
+    if room < resources.num_workers:
+        words = " and ".join(f"{number:g} {name}s" for name, number in needed.items())
+        raise ResourceError(
+            f"{resources.num_workers} workers of {words} were asked for, the cluster at "
+            f"{run.ray_address} has room for {room}: ask for fewer, or add nodes"
+        )
+
+
+def worker_resources(job: JobSpec) -> dict[str, float]:
+    """What Ray is to set aside for each worker."""
+    gpus = job.resources.gpus_per_worker
+    return {"CPU": job.resources.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
+
+
+def room_for(nodes: Sequence[Mapping[str, float]], needed: Mapping[str, float]) -> int:
+    """How many workers that each need so much find room on nodes that have so much."""
+    return sum(min(int(node.get(name, 0.0) // number) for name, number in needed.items()) for node in nodes)

@@ -1,0 +1,86 @@
+"""What sasrec and gru4rec share: at each position of a piece of a sequence a state, which asks for the item that comes
+next."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.models.base import Batch
+from trainer.models.layers.dropout import keep_mask
+from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, by_owner, owners, padded
+from trainer.training.losses import sampled_loss
+
+Drop = Callable[[Tensor, int], Tensor]
+"""``drop(x, site)``: x [b, l, dim] after dropout at a place of the model, or x itself."""
+
+
+class EveryPositionModel(NextItemModel):
+    """Base: score(i | s_1 .. s_t) = <M_i, F_t>, M the item table, shared by input and output; M is what is published.
+
+    loss: of each position by ``loss`` (trainer.training.losses.sampled_loss), the target against its negatives, summed
+    over a sample and divided by ``length``, the most items that are read. ``dropout`` where the subclass has its
+    places.
+    """
+
+    def __init__(self, embeddings: Any, *, dim: int, seed: int, length: int, dropout: float, loss: str):
+        super().__init__()
+        self.embeddings = embeddings
+        self.dim, self.length, self.seed, self.dropout, self.kind = dim, length, seed, dropout, loss
+
+    @abstractmethod
+    def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:
+        """States [b, l, dim] from rows of items [b, l, dim], oldest first and at the left: none depends on a later
+        item, so that the padding behind them does not matter. ``positions`` [b, l] count to ``length`` - 1, the last
+        item's."""
+
+    def finished(self, states: Tensor) -> Tensor:
+        """F of the states that are asked for, [n, dim]."""
+        return states
+
+    def loss(self, batch: Batch) -> Tensor:
+        rows = self.embeddings(batch.features)
+        states = self._states(rows, batch)  # [n, d], n the targets of all samples
+        targets, negatives = rows[TARGET].values(), by_owner(rows[NEGATIVE].values(), len(states))
+        terms = sampled_loss(self.kind, (states * targets).sum(1), torch.einsum("nd,nkd->nk", states, negatives))
+        lengths = rows[ITEM].lengths()
+        return terms.new_zeros(len(lengths)).index_add(0, owners(lengths), terms) / self.length
+
+    def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
+        states = self._hidden(items, lengths, None)
+        last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, -1, self.dim)
+        return self.finished(states.gather(1, last).squeeze(1)) * (lengths > 0)[:, None]
+
+    def candidates(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def _states(self, rows: Any, batch: Any) -> Tensor:
+        """F of every item read, [number of ids, d]; with dropout where the model trains."""
+        lengths, values = rows[ITEM].lengths(), rows[ITEM].values()
+        if not len(values):
+            # A rank without a sample: a part of the graph all the same, so that backward finds it.
+            return self.finished(values)
+        owner = owners(lengths)
+        place = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[owner]
+        return self.finished(self._hidden(padded(values, lengths), lengths, batch)[owner, place])
+
+    def _hidden(self, items: Tensor, lengths: Tensor, batch: Any) -> Tensor:
+        """:meth:`hidden`, with dropout where there is a ``batch`` and the model trains."""
+        columns = torch.arange(items.shape[1], device=items.device)
+        positions = (self.length - lengths[:, None] + columns).clamp(max=self.length - 1)
+        return self.hidden(items, positions, self._dropout(batch, positions))
+
+    def _dropout(self, batch: Any, positions: Tensor) -> Drop:
+        if batch is None or not self.training or not self.dropout:
+            return lambda x, site: x
+        where = {"seed": self.seed, "step": batch.step, "sample_offset": batch.sample_offset}
+
+        def drop(x: Tensor, site: int) -> Tensor:
+            keep = keep_mask(positions, self.dim, self.dropout, site=site, **where)
+            return x * keep * (1.0 / (1.0 - self.dropout))
+
+        return drop

@@ -1,0 +1,87 @@
+"""What the CTR models share: pooled rows as field vectors, first-order weights, loss of a score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.base import Batch, RankingModel, pooled_rows
+from trainer.models.layers.mlp import TowerOptions
+from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.training.losses import pointwise_loss
+
+
+class ClickModel(RankingModel):
+    """Base: every feature is a field, whose vector is its pooled row; one logit for each sample."""
+
+    def __init__(self, embeddings: nn.Module, features: Sequence[str], *, dim: int, num_dense: int = 0):
+        super().__init__()
+        self.embeddings = embeddings
+        self.features = tuple(features)
+        self.dim, self.num_dense = dim, num_dense
+
+    @staticmethod
+    def settings(job: Any) -> dict[str, Any]:
+        return {"options": TowerOptions.of(job)}
+
+    def vectors(self, features: Any) -> Tensor:
+        """The fields' vectors [b, number of fields, dim]."""
+        return self._rows(features, self.dim)
+
+    def _rows(self, features: Any, columns: int) -> Tensor:
+        rows = pooled_rows(self.embeddings(features), self.features)
+        return rows.unflatten(1, (len(self.features), columns))
+
+    def loss(self, batch: Batch) -> Tensor:
+        return pointwise_loss(self.loss_kind, self.scores(batch), batch.labels, **self.loss_settings)
+
+
+class FirstOrderModel(ClickModel):
+    """Base: a row is [v | w], dim + 1 columns: the field's vector, and one weight for each id, the first-order term.
+
+    sum_f w_f + <u, x>: with x the numeric features, whose weights u are dense parameters. Lists are pooled, w like v.
+    Features that share a table share the weights of its ids. Both start alike (``model.init``), are moved by the row
+    optimizer, and learn from zeros (docs/adr/0030).
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        features: Sequence[str],
+        *,
+        dim: int,
+        num_dense: int = 0,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
+        with drawn(seed, "first order"):
+            self.first_order = nn.Linear(num_dense, 1, bias=False, dtype=torch.float32).to(dtype) if num_dense else None
+
+    @staticmethod
+    def table_dim(table: str, dim: int) -> int:
+        return dim + 1
+
+    def vectors_and_first_order(self, features: Any, dense: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The fields' vectors [b, number of fields, dim], and the sum of the first-order terms [b]."""
+        rows = self._rows(features, self.dim + 1)
+        linear = rows[:, :, self.dim].sum(1)
+        if self.first_order is not None and dense is not None:
+            linear = linear + self.first_order(dense.to(linear.dtype)).squeeze(1)
+        return rows[:, :, : self.dim], linear
+
+
+class NumericFields(nn.Module):
+    """x [b, n] -> x_j v_j [b, n, dim]: numeric features as fields like others, each with a vector v_j (Rendle, 2010,
+    equation 1; Song et al., 2019, equation 4). Parameters: n dim."""
+
+    def __init__(self, num_dense: int, dim: int, *, seed: int, dtype: torch.dtype):
+        super().__init__()
+        with drawn(seed, "numeric fields"):
+            self.vectors = uniform(num_dense, dim, inputs=dim, dtype=dtype)
+
+    def forward(self, dense: Tensor) -> Tensor:
+        return dense.to(self.vectors.dtype).unsqueeze(2) * self.vectors

@@ -1,0 +1,30 @@
+"""Dropout whose masks are a function of counters: the same for any ranks, cuts of a batch and resumes.
+
+Philox4x32-10 with key (seed, crc32("dropout")) and counter (step, sample, site << 16 | position, column >> 2); word
+``column & 3`` below rate 2^32 drops. ``sample`` is the index in the global batch, ``site`` the place in the model.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from embeddings.kernels.cpu import fill_keep_mask
+from embeddings.sse.swap import hit_threshold
+from embeddings.tables.philox import table_key
+
+
+def keep_mask(
+    positions: torch.Tensor, dim: int, rate: float, *, seed: int, step: int, sample_offset: int, site: int
+) -> torch.Tensor:
+    """bool [b, l, dim], False with probability ``rate``.
+
+    Args:
+        positions: int64 [b, l], those of each sample, in [0, 2^16): what is at one position has one mask, wherever it
+            lies in the tensor. The mask is drawn on the CPU and given where they are.
+        sample_offset: index in the global batch of the first sample.
+        site: in [0, 2^16).
+    """
+    key0, key1 = table_key(seed, "dropout")
+    keep = torch.empty(*positions.shape, -(-dim // 4) * 4, dtype=torch.bool)
+    fill_keep_mask(keep, positions.cpu(), hit_threshold(rate), (step, sample_offset, site), (key0, key1))
+    return keep[..., :dim].to(positions.device)

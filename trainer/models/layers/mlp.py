@@ -1,0 +1,83 @@
+"""Towers: hidden layers with ReLU, with batch normalisation and shortcuts where the job asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.base import mlp
+from trainer.models.layers.batch_norm import BatchNorm
+from trainer.models.layers.seeded_init import drawn
+
+
+@dataclass(frozen=True)
+class TowerOptions:
+    """``model.residual`` and ``model.batch_norm`` of a job."""
+
+    residual: bool = False
+    batch_norm: bool = False
+
+    @staticmethod
+    def of(job: Any) -> TowerOptions:
+        """Those of a job (trainer.spec.JobSpec)."""
+        return TowerOptions(job.model.residual, job.model.batch_norm)
+
+
+PLAIN = TowerOptions()
+
+
+def tower(
+    sizes: Sequence[int],
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    options: TowerOptions = PLAIN,
+    logits: bool = True,
+) -> nn.Module:
+    """[b, sizes[0]] -> [b, sizes[-1]]: linear layers, all but the last followed by ReLU; ``logits=False``: also the
+    last, so that all are hidden layers.
+
+    With options a hidden layer is h = relu(N(W x + b)) + S x: N batch normalisation (``batch_norm``), S x the shortcut
+    (``residual``; He et al., CVPR 2016; Shan et al., Deep Crossing, KDD 2016): x itself where sizes agree, else a
+    linear map without bias. W and b start as they do without options.
+
+    Parameters: sum of (a + 1) b over neighbouring sizes a, b; and for each hidden layer 2 b with batch normalisation,
+    a b for a shortcut between sizes that differ.
+    """
+    if options == PLAIN and logits:
+        return mlp(sizes, seed=seed, dtype=dtype)
+    linear = [layer for layer in mlp(sizes, seed=seed, dtype=dtype) if isinstance(layer, nn.Linear)]
+    num_hidden = len(linear) - 1 if logits else len(linear)
+    with drawn(seed, "shortcuts"):
+        layers: list[nn.Module] = [HiddenLayer(layer, options, dtype) for layer in linear[:num_hidden]]
+    return nn.Sequential(*layers, *linear[num_hidden:])
+
+
+class HiddenLayer(nn.Module):
+    """relu(N(W x + b)) + S x; see :func:`tower`."""
+
+    def __init__(self, linear: nn.Linear, options: TowerOptions, dtype: torch.dtype):
+        super().__init__()
+        self.linear = linear
+        inputs, outputs = linear.in_features, linear.out_features
+        self.norm = BatchNorm(outputs, dtype=dtype) if options.batch_norm else None
+        self.residual = options.residual
+        # Drawn in float32 like all weights, so that they are alike in every dtype.
+        self.shortcut = (
+            nn.Linear(inputs, outputs, bias=False, dtype=torch.float32).to(dtype)
+            if options.residual and inputs != outputs
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        if self.norm is not None:
+            h = self.norm(h)
+        h = h.relu()
+        if not self.residual:
+            return h
+        return h + (x if self.shortcut is None else self.shortcut(x))

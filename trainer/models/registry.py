@@ -1,0 +1,40 @@
+"""Models by the name that a job gives them."""
+
+from trainer.models.autoint import AutoInt
+from trainer.models.base import RankingModel
+from trainer.models.bpr import BPR
+from trainer.models.dcnv2 import DCNv2
+from trainer.models.deepfm import DeepFM
+from trainer.models.din import DIN
+from trainer.models.dlrm import DLRM
+from trainer.models.dnn import DNN
+from trainer.models.finalmlp import FinalMLP
+from trainer.models.fm import FM
+from trainer.models.gru4rec import GRU4Rec
+from trainer.models.item2vec import Item2Vec
+from trainer.models.mf import MF
+from trainer.models.sasrec import SASRec
+from trainer.models.two_tower import TwoTower
+from trainer.models.wide_deep import WideDeep
+from trainer.models.wukong import Wukong
+from trainer.models.xdeepfm import XDeepFM
+
+MODELS: dict[str, type[RankingModel]] = {
+    "dnn": DNN,
+    "fm": FM,
+    "wide_deep": WideDeep,
+    "deepfm": DeepFM,
+    "xdeepfm": XDeepFM,
+    "dcnv2": DCNv2,
+    "dlrm": DLRM,
+    "wukong": Wukong,
+    "autoint": AutoInt,
+    "finalmlp": FinalMLP,
+    "din": DIN,
+    "two_tower": TwoTower,
+    "mf": MF,
+    "bpr": BPR,
+    "item2vec": Item2Vec,
+    "sasrec": SASRec,
+    "gru4rec": GRU4Rec,
+}

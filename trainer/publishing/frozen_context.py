@@ -1,0 +1,182 @@
+"""Frozen context (``publish.compass``): what items are trained against is the parent's, and stays as it is.
+
+Two trainings of a model of products differ by a basis, and by more (docs/adr/0023): of items and context each follows
+the other. With the context of the parent frozen (Di Carlo, Bianchi and Palmonari, Training temporal word embeddings
+with a compass, AAAI 2019) the loss alone says where an item belongs, in the parent's basis. What the context is:
+
+=========  ==================================================================
+bpr, mf    rows of users, their bias included
+item2vec   the output half u of the items' rows [v | u]
+two_tower  all tables but the items', the tower, the bias
+=========  ==================================================================
+
+Rows of ids that the parent did not have are trained as ever. Frozen rows of whole tables are never touched: what a
+never-touched row reads is its initial value, so they are given the values that the parent's model read, and training
+looks them up without recording anything. Output halves have no state and get no gradient, and an optimizer without
+decay leaves such columns alone. So the parts of a run (sharding, checkpoints, evaluation, a resume) know nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from trainer.checkpoint.format import Checkpoint
+from trainer.checkpoint.materialize import stored_rows
+from trainer.distributed.sharded_model import ShardedModel
+from trainer.spec import JobSpec
+
+FIRST_LIVE_ROW = 2
+CHUNK_ROWS = 1 << 18
+
+
+def is_frozen(job: JobSpec, data: Any) -> bool:
+    """Whether the job has a compass, and a parent to take it from: its prepared data (trainer.data) know."""
+    if job.publish is None or job.publish.compass is None:
+        return False
+    return any((data.parent_rows(name)[FIRST_LIVE_ROW:] >= 0).any() for name in data.tables)
+
+
+def context_tables(job: JobSpec, data: Any) -> dict[str, int]:
+    """By table, the first column that is context: that and those after it."""
+    assert job.publish is not None
+    items = next(key.table for key in data.keys if key.name == job.publish.feature)
+    if job.model.kind == "item2vec":
+        return {items: job.model.embedding_dim}
+    return dict.fromkeys((name for name in data.tables if name != items), 0)
+
+
+def begins_fresh(job: JobSpec) -> bool:
+    """Whether rows of items begin at initial values although the job has a parent."""
+    return job.publish is not None and job.publish.compass is not None and job.publish.compass.items == "fresh"
+
+
+def begin(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: Any) -> None:
+    """Before the first step of a run: its model is at initial values, or warm-started from ``parent``. A checkpoint of
+    its own has it all. Collective. Raises CheckpointError on every rank."""
+
+    def take() -> None:
+        if begins_fresh(job):
+            if dist.get_rank() == 0:
+                parent.verify()
+            sharded.load_dense(parent)
+        _take_context(sharded, parent, job, data)
+
+    sharded.agreed(f"{parent.path} cannot be loaded", take)
+
+
+def _take_context(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: Any) -> None:
+    """Puts the parent's context into the model as its lookups read it, with no state, as if never touched."""
+    for name, first_column in context_tables(job, data).items():
+        rows_of_parent = torch.from_numpy(data.parent_rows(name).copy())
+        for piece in sharded.local_pieces():
+            if piece.name != name or piece.column_start + piece.column_count <= first_column:
+                continue
+            columns = slice(max(first_column - piece.column_start, 0), piece.column_count)
+            for start in range(0, piece.row_count, CHUNK_ROWS):
+                stop = min(start + CHUNK_ROWS, piece.row_count)
+                parents = rows_of_parent[piece.row_start + start : piece.row_start + stop]
+                into = torch.nonzero(parents >= 0).flatten()
+                if not len(into):
+                    continue
+                first, last = int(parents[into[0]]), int(parents[into[-1]])
+                read = stored_rows(job, parent, name, first, last - first + 1).read(name)
+                taken = read[parents[into] - first][:, piece.column_start : piece.column_start + piece.column_count]
+                weight, state = piece.tables.weight(name), piece.tables.state(name)
+                rows = (start + into).to(weight.device)
+                weight[rows, columns] = taken[:, columns].to(weight)
+                for value in state.values():
+                    if value.dim() == 2:
+                        value[rows, columns] = 0
+                    elif first_column == 0:
+                        value[rows] = 0
+
+
+def freeze_dense(sharded: ShardedModel) -> None:
+    """What of the model is no table gets no gradient."""
+    for _, parameter in sharded.dense_parameters():
+        parameter.requires_grad_(False)
+
+
+class FrozenContext(nn.Module):
+    """Stands in a model's ``embeddings`` while a step's loss is computed: lookups of frozen rows record nothing."""
+
+    def __init__(self, embeddings: nn.Module, masks: dict[str, Tensor], dim: int, own_half: bool):
+        """``masks``: by feature that reads context, bool [num_rows], which rows are frozen. ``own_half``: the context
+        is the columns from ``dim`` on of rows whose others are trained."""
+        super().__init__()
+        # In a tuple: as a submodule its parameters would be found twice.
+        self._embeddings, self._masks, self._dim, self._own_half = (embeddings,), masks, dim, own_half
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        embeddings = self._embeddings[0]
+        if self._own_half:
+            found = _waited(embeddings(features))
+            return {name: self._without_context(part, features[name]) for name, part in found.items()}
+        frozen, trained = (self._part(features, of_frozen) for of_frozen in (True, False))
+        with torch.no_grad():
+            fixed = _waited(embeddings(frozen))
+        found = _waited(embeddings(trained))
+        # Blocks stand in the same order: it is the plan's.
+        return KeyedTensor(found.keys(), found.length_per_key(), found.values() + fixed.values())
+
+    def _without_context(self, part: JaggedTensor, ids: JaggedTensor) -> JaggedTensor:
+        values, mask = part.values(), self._masks[next(iter(self._masks))]
+        frozen = mask[ids.values().cpu()].to(values.device)[:, None]
+        context = values[:, self._dim :]
+        context = torch.where(frozen, context.detach(), context)
+        return JaggedTensor(torch.cat([values[:, : self._dim], context], dim=1), lengths=part.lengths())
+
+    def _part(self, features: KeyedJaggedTensor, of_frozen: bool) -> KeyedJaggedTensor:
+        """The ids that are frozen, or those that are not; the other bags are empty."""
+        keys, kept, lengths = features.keys(), [], []
+        for name in keys:
+            ids = features[name]
+            mask = self._masks.get(name)
+            values = ids.values().cpu()
+            frozen = torch.zeros(len(values), dtype=torch.bool) if mask is None else mask[values]
+            keep = frozen if of_frozen else ~frozen
+            kept.append(keep)
+            sizes = ids.lengths().cpu()
+            owners = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+            lengths.append(torch.zeros_like(sizes).index_add(0, owners, keep.to(sizes.dtype)))
+        chosen = torch.cat(kept).to(features.values().device)
+        weights = features.weights_or_none()
+        return KeyedJaggedTensor(
+            keys,
+            features.values()[chosen],
+            None if weights is None else weights[chosen],
+            lengths=torch.cat(lengths).to(features.values().device),
+            stride=features.stride(),
+        )
+
+
+def _waited(found: Any) -> Any:
+    # Of sharded tables: a promise of rows.
+    return found.wait() if hasattr(found, "wait") else found
+
+
+class Compass:
+    """The frozen rows of a job; ``data`` (trainer.data.batches.prepared.PreparedData) says which ids the parent had."""
+
+    def __init__(self, job: JobSpec, data: Any):
+        self._dim, self._own_half = job.model.embedding_dim, job.model.kind == "item2vec"
+        tables = context_tables(job, data)
+        masks = {name: torch.from_numpy(data.parent_rows(name) >= 0) for name in tables}
+        self._masks = {key.name: masks[key.table] for key in data.keys if key.table in tables}
+
+    @contextlib.contextmanager
+    def held(self, model: Any) -> Iterator[None]:
+        """Within, the model's lookups of frozen context record nothing."""
+        embeddings = model.embeddings
+        model.embeddings = FrozenContext(embeddings, self._masks, self._dim, self._own_half).train(model.training)
+        try:
+            yield
+        finally:
+            model.embeddings = embeddings

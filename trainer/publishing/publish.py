@@ -1,0 +1,141 @@
+"""A run's item vectors, from its last checkpoint to the refresh stage. Run by the driver, after the ranks are gone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from embeddings.refresh.publish import publish_candidate
+from embeddings.store import open_store
+from embeddings.vectors.item_vectors import ItemVectors, keys_of
+from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
+from trainer.checkpoint.materialize import CHUNK_ROWS, stored_rows
+from trainer.checkpoint.warm_start import id_maps
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns.hashing import id_keys
+from trainer.runs.directory import Run
+from trainer.runs.lineage import lineage_of
+from trainer.runs.uplink import fence
+from trainer.training.dynamic_tables import codes_of, taken_rows
+
+FIRST_LIVE_ROW = 2
+NORM_FLOOR = 1e-12
+
+
+def publish(run: Run) -> dict[str, Any]:
+    """Hands the run's item vectors to the stage; returns the fields of the publication event.
+
+    Fenced: the version is published only if ``parent_version`` of run.json (the version that was current when the job
+    started) is still the one that is served. An attempt that run.json does not name any more writes nothing, and does
+    not switch to what it has written (GivenUpError).
+    """
+    spec = run.job.publish
+    assert spec is not None
+    checkpoint = latest_valid(run.checkpoints)
+    if checkpoint is None:
+        raise CheckpointError(f"{run.checkpoints} holds no valid checkpoint to publish from: retry the job")
+    last_step = run.job.epochs * PreparedData.open(run.data).steps_per_epoch
+    position = checkpoint.extra["position"]
+    if position["step"] < last_step and not position.get("stopped"):
+        raise CheckpointError(
+            f"{checkpoint.path} is the newest valid checkpoint, of step {position['step']} of "
+            f"{last_step}: what was saved after it is damaged; retry the job, which trains on from there"
+        )
+
+    vectors = item_vectors(run, checkpoint)
+    fence(run)
+    publication = publish_candidate(
+        open_store(run.store_url),
+        spec.collection,
+        vectors,
+        spec,
+        job_id=run.run_id,
+        parent_version=run.parent_version,
+        model=run.job.model.kind,
+        retired=_retired(run, checkpoint),
+        lineage=lineage_of(run),
+        fence=lambda: fence(run),
+    )
+    if publication.anchor_cosine is not None:
+        print(f"mean cosine to the anchor generation's first version: {publication.anchor_cosine:.4f}", flush=True)
+    return {
+        "status": publication.status,
+        "collection": publication.collection,
+        "version": publication.version,
+        "reasons": publication.reasons,
+        "gate": publication.gate,
+        "anchor_generation": publication.anchor_generation,
+    }
+
+
+def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
+    """One row for each id that has a row in the published feature's table, sorted by id.
+
+    The vector is the row without pending decay, with its idle momentum (decay changes a row's length, never its
+    direction); the norm is that of the row as the model reads it, decay and all. There is evidence for a row that this
+    job touched for an example of its own (SSE touches rows at random, for examples of other items) and whose norm is
+    above the floor; the stage serves the others as before, or not at all. The vectors are in a file of the run
+    directory that has no name, and goes with them: memory holds one piece of the table at a time.
+    """
+    assert run.job.publish is not None
+    data = PreparedData.open(run.data)
+    table = next(key.table for key in data.keys if key.name == run.job.publish.feature)
+    dim = run.job.model.embedding_dim
+    # Rows count their steps from where they were initial, which MEDA may have made later.
+    first_step = max(0, int(checkpoint.extra["position"]["first_step"]) - int(checkpoint.extra.get("birth_step", 0)))
+    ids, taken = id_maps(checkpoint)[table].ids, taken_rows(checkpoint, table)
+    keys = keys_of(ids)
+    order = np.argsort(keys, kind="stable")
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+    rows_of_ids = np.arange(FIRST_LIVE_ROW, FIRST_LIVE_ROW + len(ids)) if taken is None else taken[FIRST_LIVE_ROW:]
+    vectors = _scratch(run.directory, (len(ids), dim))
+    norms = np.empty(len(vectors), dtype=np.float32)
+    last = np.empty(len(vectors), dtype=np.int64)
+    for start in range(FIRST_LIVE_ROW, checkpoint.tables[table], CHUNK_ROWS):
+        count = min(CHUNK_ROWS, checkpoint.tables[table] - start)
+        first, end = np.searchsorted(rows_of_ids, (start, start + count))
+        if first == end:
+            continue
+        part, wanted = position[first:end], torch.from_numpy(rows_of_ids[first:end] - start)
+        rows = stored_rows(run.job, checkpoint, table, start, count)
+        vectors[part] = _as_float32(rows.read(table, wanted, decay=False)[:, :dim])
+        served = rows.read(table, wanted)[:, :dim]
+        norms[part] = _as_float32(torch.linalg.vector_norm(served.double(), dim=1))
+        last[part] = rows.state(table)["last_update_step"][wanted].numpy()
+    codes = codes_of(data, table, id_keys(ids)) if taken is not None else rows_of_ids
+    counts = data.row_counts(table)[codes][order]
+    return ItemVectors(
+        keys[order],
+        vectors,
+        norms=norms,
+        evidence=(last > first_step) & (counts > 0) & (norms > NORM_FLOOR),
+        counts=counts,
+    )
+
+
+def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+    """A writable float32 array in a file without a name, with its disk space taken now: a disk that is full is an
+    OSError here, and not a fault of the first page that does not fit."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, max(4 * shape[0] * shape[1], 1))
+        return np.memmap(file, np.float32, "r+", shape=shape)
+
+
+def _retired(run: Run, checkpoint: Checkpoint) -> pa.Array:
+    """The tombstones of the published feature's table: ids whose last vector must not be served for ever."""
+    assert run.job.publish is not None
+    keys = PreparedData.open(run.data).keys
+    table = next(key.table for key in keys if key.name == run.job.publish.feature)
+    return id_maps(checkpoint)[table].retired
+
+
+def _as_float32(values: torch.Tensor) -> npt.NDArray[np.float32]:
+    return values.float().numpy()

@@ -1,0 +1,52 @@
+"""What a model loses where one matrix, or all of them, keep a part of their rank (lecture, section 7: truncated
+SVD)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from trainer.recipes.generalization.spectrum import Spectrum
+
+SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0)
+"""Of the rank."""
+
+
+def rank_of(spectrum: Spectrum, share: float) -> int:
+    """The rank that is kept: at least 1."""
+    return max(1, round(share * len(spectrum.values)))
+
+
+def truncated_losses(
+    matrices: Mapping[str, Tensor],
+    spectra: Mapping[str, Spectrum],
+    loss: Callable[[], float],
+    shares: Sequence[float] = SHARES,
+) -> dict[str, list[float]]:
+    """``loss()`` with each of ``matrices`` ([n, d] each, changed in place and put back) at each share of its rank, the
+    others whole; and, as ``all``, with all of them at once."""
+    groups = {name: [name] for name in matrices} | {"all": list(matrices)}
+    found: dict[str, list[float]] = {}
+    for group, names in groups.items():
+        for share in shares:
+            with contextlib.ExitStack() as stack:
+                for name in names:
+                    stack.enter_context(_truncated(matrices[name], spectra[name], rank_of(spectra[name], share)))
+                found.setdefault(group, []).append(loss())
+    return found
+
+
+@contextlib.contextmanager
+def _truncated(matrix: Tensor, spectrum: Spectrum, rank: int) -> Iterator[None]:
+    before = matrix.detach().clone()
+    try:
+        with torch.no_grad():
+            if rank < len(spectrum.values):
+                matrix.copy_((matrix.double() @ spectrum.projector(rank)).to(matrix.dtype))
+        yield
+    finally:
+        with torch.no_grad():
+            matrix.copy_(before)

@@ -1,0 +1,126 @@
+"""The rows of a dataset with other labels: permuted (Zhang et al. 2016; lecture, section 5), those of fair coins
+(section 3), or a few of them changed.
+
+What is written is a file like any other, so that the same job on it is the same training on other labels: rows, their
+order, their split and every draw stay.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.data.errors import DataError
+from trainer.spec import parse_dataset
+from trainer.spec.dataset import DatasetSpec, parse_rule
+
+_COMPARE = {
+    ">=": np.greater_equal, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal, ">": np.greater, "<": np.less,
+}  # fmt: skip
+
+
+def label_column(dataset: DatasetSpec) -> str:
+    """The column that labels are made of. Raises ValueError where there is none: drawn negatives."""
+    label = dataset.label
+    if label.rule is not None:
+        return parse_rule(label.rule)[0]
+    column = label.column or label.value
+    if column is None:
+        raise ValueError(
+            f"dataset '{dataset.name}': labels are drawn negatives, which have no column to permute: write positives "
+            "and negatives as rows with a label column"
+        )
+    return column
+
+
+def permuted(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
+    """Writes the rows with their label column in random order, unless ``path`` is there."""
+    if not path.exists():
+        table = _read(dataset)
+        order = np.random.Generator(np.random.Philox(seed)).permutation(len(table))
+        column = label_column(dataset)
+        _write(table.set_column(table.column_names.index(column), column, table[column].take(order)), path)
+
+
+def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
+    """Writes the rows with labels of two classes drawn by fair coins: the value of a random row of the class. Unless
+    ``path`` is there. Raises ValueError where rows are not of both classes."""
+    if path.exists():
+        return
+    table, column = _read(dataset), label_column(dataset)
+    values = table[column].to_numpy()
+    labels = _labels(dataset, values)
+    draw = np.random.Generator(np.random.Philox(seed))
+    heads = draw.random(len(values)) < 0.5
+    taken = values.copy()
+    for side, class_of in ((heads, labels > 0), (~heads, labels <= 0)):
+        rows = np.flatnonzero(class_of)
+        if not len(rows):
+            raise _one_label(dataset)
+        taken[side] = values[rows[draw.integers(len(rows), size=int(side.sum()))]]
+    _write(table.set_column(table.column_names.index(column), column, pa.array(taken, table[column].type)), path)
+
+
+def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None:
+    """Writes the rows with other labels in ``count`` of them, chosen at random: that of a random row of the other
+    class, or of another value. Unless ``path`` is there."""
+    if path.exists():
+        return
+    table, column = _read(dataset), label_column(dataset)
+    values = table[column].to_numpy()
+    labels = _labels(dataset, values)
+    draw = np.random.Generator(np.random.Philox(seed))
+    rows = draw.choice(len(values), size=min(count, len(values)), replace=False)
+    taken = values.copy()
+    for row in rows.tolist():
+        others = np.flatnonzero(labels != labels[row])
+        if not len(others):
+            raise _one_label(dataset)
+        taken[row] = values[others[int(draw.integers(len(others)))]]
+    _write(table.set_column(table.column_names.index(column), column, pa.array(taken, table[column].type)), path)
+
+
+def at(dataset: DatasetSpec, path: Path) -> DatasetSpec:
+    """The dataset with its rows in ``path``; joins and graphs from where they were."""
+    document = dataset.model_dump(mode="json", exclude_unset=True)
+    home = Path(dataset.uri.removeprefix("file://")).parent
+    for part in [one.get("join") for one in document["features"].values()] + list(document.get("graphs", {}).values()):
+        if part is not None and "/" not in part["uri"]:
+            part["uri"] = str(home / part["uri"])
+    return parse_dataset(document | {"uri": str(path)}, dataset.name)
+
+
+def _one_label(dataset: DatasetSpec) -> ValueError:
+    return ValueError(f"dataset '{dataset.name}': every row has the same label: there is no other one to give")
+
+
+def _labels(dataset: DatasetSpec, values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    if dataset.label.rule is None:
+        return values.astype(np.float64)
+    _, comparison, number = parse_rule(dataset.label.rule)
+    found: npt.NDArray[np.float64] = _COMPARE[comparison](values, number).astype(np.float64)
+    return found
+
+
+def _read(dataset: DatasetSpec) -> pa.Table:
+    path = Path(dataset.uri.removeprefix("file://"))
+    if not path.exists():
+        raise DataError("no such file or directory", where=str(path), remedy="give the folder of the data with --data")
+    if path.is_file() and path.suffix not in (".parquet", ".pq"):
+        raise DataError("is not Parquet", where=str(path), remedy="write it as Parquet to have its labels permuted")
+    table = pq.read_table(path)
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(place, field.name, table[field.name].cast(field.type.value_type))
+    return table
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}")
+    pq.write_table(table, part, compression="zstd")
+    part.rename(path)

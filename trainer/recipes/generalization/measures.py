@@ -1,0 +1,98 @@
+"""Every measure of one trained model: what the ``lecture`` recipe writes down of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from trainer.recipes.generalization import compression
+from trainer.recipes.generalization.bounds import fit_of_signs, pac_bayes, wrong
+from trainer.recipes.generalization.gradients import gradient_norms
+from trainer.recipes.generalization.hessian import top_eigenvalue
+from trainer.recipes.generalization.rescaling import ALPHA, rescalable, rescaled
+from trainer.recipes.generalization.sharpness import RELATIVE_RHO, RELATIVE_SIGMA, ascent_rise, noise_rise
+from trainer.recipes.generalization.spectrum import spectrum
+from trainer.recipes.generalization.subject import Subject, is_classifier, is_labelled
+
+LEVELS = (0.5, 0.25, 0.1)
+"""t of section 7's bound."""
+SHOWN_VALUES = 64
+"""Singular values that a report draws."""
+
+
+def measures(subject: Subject) -> dict[str, Any]:
+    """``sharpness``: figures as trained and ``rescaled`` (where layers can be, with the largest change of a loss);
+    ``matrices``: by name spectra and what is lost at each share of the rank; ``gradients``: by parameter; ``bounds``:
+    of classifiers of rows, the gap of their loss in [0, 1] and what PAC-Bayes says of it. JSON."""
+    found: dict[str, Any] = {
+        "sample": subject.num_rows,
+        "loss": subject.point.value(),
+        "sharpness": {"as trained": sharpness(subject)},
+        "gradients": {name: list(pair) for name, pair in gradient_norms(subject.point).items()},
+        "matrices": _matrices(subject),
+    }
+    if is_classifier(subject.job, subject.data):
+        found["bounds"] = _bounds(subject)
+    pairs = rescalable(subject.model)
+    if pairs:
+        before = subject.losses().detach()
+        with rescaled(pairs):
+            moved = float((subject.losses().detach() - before).abs().max())
+            found["sharpness"]["rescaled"] = sharpness(subject)
+        found["rescaling"] = {"alpha": ALPHA, "pairs": len(pairs), "largest change of a loss": moved}
+    return found
+
+
+def _bounds(subject: Subject) -> dict[str, Any]:
+    num_rows = subject.data.num_examples["train"]
+    best = pac_bayes(subject.point, subject.losses, subject.squared_distance, num_rows)
+    found: dict[str, Any] = {
+        "rows": num_rows,
+        "train": wrong(subject.split_losses("train")),
+        "squared_distance": subject.squared_distance,
+        "pac_bayes": {"bound": best.bound, **dataclasses.asdict(best)},
+    }
+    if subject.data.num_examples["test"]:
+        found["test"] = wrong(subject.split_losses("test"))
+    return found
+
+
+def random_fit(subject: Subject) -> dict[str, Any]:
+    """Of a job on fair coins as labels (:func:`trainer.recipes.generalization.label_randomization.coins`): how well it
+    fits signs."""
+    return {"rows": subject.data.num_examples["train"], "fit": fit_of_signs(subject.split_losses("train"))}
+
+
+def sharpness(subject: Subject) -> dict[str, float]:
+    """The three sharpnesses of the point, then the three in the scale of its parameters."""
+    point, scale = subject.point, subject.point.magnitudes()
+    return {
+        "lambda_max": top_eigenvalue(point),
+        "ascent": ascent_rise(point),
+        "noise": noise_rise(point),
+        "relative lambda_max": top_eigenvalue(point, scale=scale),
+        "relative ascent": ascent_rise(point, RELATIVE_RHO, scale=scale),
+        "relative noise": noise_rise(point, RELATIVE_SIGMA, scale=scale),
+    }
+
+
+def _matrices(subject: Subject) -> dict[str, Any]:
+    matrices = subject.matrices()
+    spectra = {name: spectrum(matrix) for name, matrix in matrices.items()}
+    found: dict[str, Any] = {
+        name: {
+            "shape": list(matrices[name].shape),
+            "stable_rank": one.stable_rank,
+            "above": [one.num_above(t) for t in LEVELS],
+            "values": (one.values / (one.values[0] or 1.0))[:SHOWN_VALUES].tolist(),
+            "error": [one.error(compression.rank_of(one, share)) for share in compression.SHARES],
+        }
+        for name, one in spectra.items()
+    }
+    if is_labelled(subject.job, subject.data) and subject.data.num_examples["test"]:
+        lost = compression.truncated_losses(
+            matrices, spectra, lambda: float(subject.split_losses("test").mean()), compression.SHARES
+        )
+        for name, values in lost.items():
+            found.setdefault(name, {})["loss"] = values
+    return found

@@ -1,0 +1,225 @@
+"""A run's model on a sample of its training rows, with dense weights and looked-up rows as parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from embeddings.tables.config import Pooling
+from embeddings.tables.initialization import chunks, initial_rows
+from trainer.checkpoint.format import Checkpoint
+from trainer.checkpoint.materialize import ReadTables
+from trainer.data.batches.keys import Key
+from trainer.data.batches.prepared import PreparedData
+from trainer.inference.predict import load_dense
+from trainer.models.base import Batch, RankingModel
+from trainer.recipes.generalization.parameters import Point
+from trainer.runs.directory import Run
+from trainer.spec import JobSpec
+from trainer.spec.checks.evaluation import loss_of
+from trainer.training.build import model_of, pooling_of, table_configs
+
+SAMPLE_ROWS = 4096
+EVALUATED_AT_ONCE = 8192
+
+
+class SampledRows(nn.Module):
+    """Stands where a model has its embeddings: rows of a sample as parameters that can be differentiated twice.
+
+    Of every table those rows alone that ``features`` look up: ``rows[table]`` [u, dim] of table rows ``ids[table]``
+    [u], ascending. Other ids must not be asked for. Gives what :class:`trainer.checkpoint.materialize.ReadTables`
+    gives.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[Key],
+        pooling: dict[str, Pooling],
+        features: Sequence[KeyedJaggedTensor],
+        read: ReadTables,
+        dtype: torch.dtype,
+    ):
+        super().__init__()
+        self._table_of = {key.name: key.table for key in keys}
+        self._pooling = pooling
+        asked: dict[str, list[Tensor]] = {}
+        for one in features:
+            for name, part in one.to_dict().items():
+                asked.setdefault(self._table_of[name], []).append(part.values())
+        self.ids = {table: torch.unique(torch.cat(parts)) for table, parts in asked.items()}
+        self.rows = nn.ParameterDict(
+            {table: nn.Parameter(read.tables.weight(table)[ids].to(dtype)) for table, ids in self.ids.items()}
+        )
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        found = {name: self._rows_of(name, part) for name, part in features.to_dict().items()}
+        if all(kind == "none" for kind in self._pooling.values()):
+            lengths = {name: part.lengths() for name, part in features.to_dict().items()}
+            return {name: JaggedTensor(rows, lengths=lengths[name]) for name, rows in found.items()}
+        pooled = {name: self._pooled(name, rows, features[name]) for name, rows in found.items()}
+        return KeyedTensor(
+            keys=list(pooled),
+            length_per_key=[block.shape[1] for block in pooled.values()],
+            values=torch.cat(list(pooled.values()), dim=1),
+        )
+
+    def _rows_of(self, name: str, part: JaggedTensor) -> Tensor:
+        table = self._table_of[name]
+        return self.rows[table][torch.searchsorted(self.ids[table], part.values())]
+
+    def _pooled(self, name: str, rows: Tensor, part: JaggedTensor) -> Tensor:
+        lengths = part.lengths()
+        weights = part.weights_or_none()
+        weight = torch.ones(len(rows), dtype=rows.dtype) if weights is None else weights.to(rows.dtype)
+        bag = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        pooled = torch.zeros(len(lengths), rows.shape[1], dtype=rows.dtype).index_add(0, bag, rows * weight[:, None])
+        if self._pooling[name] != "mean":
+            return pooled
+        return pooled / lengths.clamp_min(1)[:, None]
+
+
+class Subject:
+    """The model of a run as of a checkpoint, in float64, in evaluation mode, on the first batches of its first epoch: a
+    random sample of the training split, the same rows for every job on the same rows with the same seed.
+
+    Attributes:
+        model: single-device; its tables are :class:`SampledRows`.
+        point: the mean training loss of the sample as a function of ``tower.0.weight``, .., ``rows of item``, ..
+        read: all rows of all tables, float32, as they are read at the checkpoint.
+        squared_distance: |theta - theta_0|^2 over dense weights and all rows, from their initial values.
+    """
+
+    job: JobSpec
+    data: PreparedData
+    model: RankingModel
+    point: Point
+    read: ReadTables
+    squared_distance: float
+
+    def __init__(self, run: Run, checkpoint: Checkpoint, *, num_rows: int = SAMPLE_ROWS):
+        self.job = run.job
+        self.data = PreparedData.open(run.data)
+        keys = self.data.keys
+        self.read = ReadTables(run.job, checkpoint, keys)
+        num_batches = -(-num_rows // self.data.batch_size)
+        self.batches = list(itertools.islice(iter(self.data.train_batches(0)), num_batches))
+        if is_labelled(run.job, self.data):
+            self.batches = [merged(self.batches)]
+        pooling = {key.name: pooling_of(run.job, key) for key in keys}
+        self.rows = SampledRows(keys, pooling, [batch.features for batch in self.batches], self.read, torch.float64)
+        self.model = model_of(run.job, keys, self.rows, num_dense=self.data.num_dense, dtype=torch.float64).eval()
+        named = {name: parameter for name, parameter in self.model.dense_parameters() if parameter.requires_grad}
+        before = {name: parameter.detach().clone() for name, parameter in named.items()}
+        load_dense(self.model, checkpoint)
+        self.squared_distance = self._rows_moved() + sum(
+            float((parameter.detach() - before[name]).square().sum()) for name, parameter in named.items()
+        )
+        named |= {f"rows of {table}": parameter for table, parameter in self.rows.rows.items()}
+        self.point = Point(named, self._loss)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+    def _rows_moved(self) -> float:
+        """Sum of squares, over all tables, of the rows less their initial values."""
+        total = 0.0
+        for table in table_configs(self.job, self.data):
+            weight = self.read.tables.weight(table.name)
+            for start, end in chunks(table):
+                moved = weight[start:end].double().numpy() - initial_rows(table, self.job.seed, start, end)
+                total += float(np.square(moved).sum())
+        return total
+
+    def losses(self) -> Tensor:
+        """Of each example of the sample, float64 [num_rows]."""
+        return torch.cat([self.model.loss(_in_float64(batch)) for batch in self.batches])
+
+    def _loss(self) -> Tensor:
+        return self.losses().sum() / self.num_rows
+
+    def matrices(self) -> dict[str, Tensor]:
+        """Weight matrices of the dense part and whole tables (float32, without padding and unknown), [n, d] each."""
+        found = {name: one for name, one in self.model.dense_parameters() if one.ndim == 2 and min(one.shape) > 1}
+        return found | {f"table {name}": self.read.tables.weight(name)[2:] for name in self.data.tables}
+
+    def split_losses(self, split: str) -> npt.NDArray[np.float64]:
+        """The loss of each example of a split, in row order. Of models of labelled rows (``is_labelled``) alone."""
+        whole, self.model.embeddings = self.model.embeddings, self.read
+        try:
+            with torch.no_grad():
+                model = self.model.float()
+                parts = [
+                    model.loss(batch).double().numpy() for batch in self.data.eval_batches(split, EVALUATED_AT_ONCE)
+                ]
+        finally:
+            self.model.embeddings = whole
+            self.model.double()
+        return np.concatenate(parts)
+
+
+def is_labelled(job: JobSpec, data: PreparedData) -> bool:
+    """Whether the loss of a held-out row is that of a training row: not of pairs, sequences, or other items of a
+    batch."""
+    return not data.is_bpr and data.sequence is None and job.model.loss != "sampled_softmax"
+
+
+def is_classifier(job: JobSpec, data: PreparedData) -> bool:
+    """Whether that loss is the log loss of a class."""
+    return is_labelled(job, data) and loss_of(job) == "bce"
+
+
+def merged(batches: Sequence[Any]) -> Any:
+    """Batches as one, samples in their order: of models whose losses of samples do not see each other."""
+    names = batches[0].features.keys()
+    by_key = {name: [batch.features[name] for batch in batches] for name in names}
+    weighted = batches[0].features.weights_or_none() is not None
+    features = KeyedJaggedTensor.from_lengths_sync(
+        keys=list(by_key),
+        values=torch.cat([part.values() for parts in by_key.values() for part in parts]),
+        lengths=torch.cat([part.lengths() for parts in by_key.values() for part in parts]),
+        weights=torch.cat([part.weights() for parts in by_key.values() for part in parts]) if weighted else None,
+    )
+    labels = torch.cat([batch.labels for batch in batches])
+    dense = None if batches[0].dense is None else torch.cat([batch.dense for batch in batches])
+    return dataclasses.replace(
+        batches[0], features=features, labels=labels, dense=dense, sample_offset=0, global_size=len(labels)
+    )
+
+
+def _in_float64(batch: Any) -> Batch:
+    dense = None if batch.dense is None else batch.dense.double()
+    changed: Batch = dataclasses.replace(batch, labels=batch.labels.double(), dense=dense)
+    return changed
+
+
+def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
+    """What :mod:`trainer.recipes.generalization.stability` compares: ``losses`` of the test split, ``train_labels``,
+    and the parameters of the sample, float32, as ``dense`` and ``rows``."""
+    dense = [one for name, one in subject.point.parameters.items() if not name.startswith("rows of ")]
+    rows = [one for name, one in subject.point.parameters.items() if name.startswith("rows of ")]
+    found: dict[str, npt.NDArray[Any]] = {
+        name: torch.cat([one.detach().reshape(-1) for one in parts]).float().numpy()
+        for name, parts in (("dense", dense), ("rows", rows))
+        if parts
+    }
+    if is_labelled(subject.job, subject.data):
+        split = "test" if subject.data.num_examples["test"] else "train"
+        found["losses"] = subject.split_losses(split).astype(np.float32)
+        found["train_labels"] = np.asarray(subject.data.labels("train"))
+    return found
+
+
+def keep(kept: Path, subject: Subject) -> None:
+    """Writes :func:`arrays_of` as npz."""
+    with open(kept, "wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays_of(subject))

@@ -1,0 +1,1 @@
+"""Reports of recipes: tables beside the published figures, plots, pages."""

@@ -1,0 +1,176 @@
+"""From the records of points to the figures of cells: candidates chosen on validation, means over seeds, claims."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
+
+Record = dict[str, Any]
+Runs = dict[int, Record]
+"""Ended runs by seed."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Means over ``seeds`` and their standard deviations (of a sample, n - 1), as many as the table shows; ``tried``:
+    the candidate that the validation split took; ``records``: the runs behind it."""
+
+    mean: tuple[float, ...]
+    sd: tuple[float, ...] | None
+    seeds: tuple[int, ...]
+    tried: str
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """``gain``: by how much left is better than right; None where no seed of both was run."""
+
+    claim: Claim
+    gain: float | None
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def holds(self) -> bool | None:
+        return None if self.gain is None else self.gain >= self.claim.at_least
+
+
+class Figures:
+    """What is known of a recipe's tables. ``records`` by key of the point."""
+
+    def __init__(self, recipe: Recipe, records: Mapping[str, Record]):
+        self.recipe = recipe
+        self.searched = {point.key for point in recipe.points if point.job.optimizer.alpha == "auto"}
+        """Keys of the points whose alpha the validation split takes."""
+        self._runs: dict[tuple[str, str, str], dict[str, Runs]] = {}
+        self._rows: dict[str, list[str]] = {}
+        for point in recipe.points:
+            rows = self._rows.setdefault(point.table, [])
+            if point.row not in rows:
+                rows.append(point.row)
+            record = records.get(point.key)
+            if record is not None and record["state"] == "done":
+                place = self._runs.setdefault((point.table, point.column, point.row), {})
+                place.setdefault(point.tried, {})[point.seed] = record
+
+    def rows(self, table: Table) -> list[str]:
+        """In the recipe's order, whether they were run or not."""
+        return self._rows.get(table.points_of, [])
+
+    def runs(self, table: Table, column: Column, row: str) -> tuple[str, Runs]:
+        """(candidate, its runs) with the best mean over seeds of the validation split's best epoch; ("", {}) where
+        nothing has ended."""
+        candidates = self._runs.get((table.points_of, column.points, row), {})
+        if not candidates:
+            return "", {}
+        sign = -1.0 if table.lower else 1.0
+
+        def score(tried: str) -> float:
+            best = [value for record in candidates[tried].values() if (value := _validated(table, record)) is not None]
+            return sign * statistics.fmean(best) if best else -math.inf
+
+        taken = max(candidates, key=score)
+        return taken, candidates[taken]
+
+    def cell(self, table: Table, column: Column, row: str, seeds: Collection[int] | None = None) -> Cell | None:
+        """Of all seeds that have ended, or of those among ``seeds``."""
+        tried, runs = self.runs(table, column, row)
+        asked = {seed: record for seed, record in runs.items() if seeds is None or seed in seeds}
+        found = {seed: values for seed, record in asked.items() if (values := shown(table, column, record))}
+        if not found:
+            return None
+        by_place = list(zip(*found.values(), strict=False))
+        mean = tuple(statistics.fmean(values) for values in by_place)
+        sd = tuple(statistics.stdev(values) for values in by_place) if len(found) > 1 else None
+        return Cell(mean, sd, tuple(sorted(found)), tried, tuple(runs[seed] for seed in found))
+
+    def curve(self, table: Table, column: Column, row: str) -> list[tuple[float, float]]:
+        """(mean, sd or 0) of the metric after each epoch that every seed has."""
+        return self._over_seeds(table, column, row, column.metric)
+
+    def seconds(self, table: Table, column: Column, row: str) -> list[float]:
+        """How long the runs had taken, in the mean, by the end of each epoch of :meth:`curve`; [] where a run does not
+        know, because it was stopped and gone on with."""
+        return [mean for mean, _ in self._over_seeds(table, column, row, "seconds")]
+
+    def _over_seeds(self, table: Table, column: Column, row: str, metric: str) -> list[tuple[float, float]]:
+        _, runs = self.runs(table, column, row)
+        curves = [_curve(record, column.split, metric) for record in runs.values()]
+        places = zip(*(list(curve.values()) for curve in curves), strict=False) if curves else ()
+        return [(statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for v in places]
+
+    def judge(self, claim: Claim) -> Judgement:
+        """By the seeds that both sides have: of other ones the difference would be theirs."""
+        table = next(table for table in self.recipe.tables if table.name == claim.table)
+        column = next(column for column in table.columns if column.points == claim.column)
+        sides = (claim.left, claim.right)
+        ended = [set(cell.seeds) for row, _ in sides if (cell := self.cell(table, column, row)) is not None]
+        seeds = ended[0] & ended[1] if len(ended) == len(sides) else set()
+        values = []
+        for row, which in sides:
+            cell = self.cell(table, column, row, seeds)
+            if cell is None:
+                return Judgement(claim, None)
+            best = min(cell.mean) if table.lower else max(cell.mean)
+            values.append({"first": cell.mean[0], "last": cell.mean[-1], "best": best}[which])
+        gain = (values[1] - values[0]) if table.lower else (values[0] - values[1])
+        return Judgement(claim, gain, tuple(sorted(seeds)))
+
+
+def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:
+    """The figures of one run that a cell of the table holds: of every epoch, of the last one, or of the epoch that the
+    validation split takes."""
+    found = _curve(record, column.split, column.metric)
+    if not found:
+        return ()
+    if table.when == "epochs":
+        return tuple(found.values())
+    if table.when == "last":
+        return (found[max(found)],)
+    validation = {
+        epoch: value for epoch, value in _curve(record, "validation", table.chosen_by).items() if epoch in found
+    }
+    if not validation:
+        return ()
+    pick = min if table.lower else max
+    return (found[pick(validation, key=lambda epoch: validation[epoch])],)
+
+
+def rows_of(points: Sequence[Point], records: Mapping[str, Record]) -> list[dict[str, Any]]:
+    """A row for each point, epoch, split and metric: what results.parquet holds."""
+    found = []
+    for point in points:
+        record = records.get(point.key)
+        if record is None:
+            continue
+        for metrics in record["metrics"]:
+            for metric, value in metrics.items():
+                if metric in ("epoch", "split") or not isinstance(value, int | float):
+                    continue
+                found.append(
+                    {
+                        "table": point.table, "column": point.column, "row": point.row, "tried": point.tried,
+                        "seed": point.seed, "epoch": metrics["epoch"], "split": metrics["split"], "metric": metric,
+                        "value": float(value), "alpha": record["alpha"], "state": record["state"], "key": point.key,
+                    }
+                )  # fmt: skip
+    return found
+
+
+def _curve(record: Record, split: str, metric: str) -> dict[int, float]:
+    """By epoch."""
+    return {
+        metrics["epoch"]: float(metrics[metric])
+        for metrics in record["metrics"]
+        if metrics["split"] == split and metrics.get(metric) is not None
+    }
+
+
+def _validated(table: Table, record: Record) -> float | None:
+    values = _curve(record, "validation", table.chosen_by).values()
+    return (min(values) if table.lower else max(values)) if values else None

@@ -1,0 +1,1 @@
+"""Grids of jobs: points, how each is run, and what is measured after training."""

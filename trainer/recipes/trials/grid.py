@@ -1,0 +1,70 @@
+"""The points of a recipe, one after the other or as Ray tasks: what has ended stays, what was killed goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from trainer.recipes.trials.run_trial import read_record, run_point
+from trainer.recipes.trials.trial import Point
+
+Record = dict[str, Any]
+
+
+def run_grid(points: Sequence[Point], out: Path, *, here: bool, workers: int, command: str) -> list[Record]:
+    """Runs what has not ended well yet and returns the records of all, in order. A point that fails is recorded and
+    stops nothing; the same command again tries it again. ``here``: in this process, on its main thread, one by one;
+    else ``workers`` at a time as Ray tasks. Raises Stopped where it is asked to stop, ValueError while another grid has
+    these results."""
+    with _alone(out):
+        return _run(points, out, here, workers, command)
+
+
+def _run(points: Sequence[Point], out: Path, here: bool, workers: int, command: str) -> list[Record]:
+    known = {point.key: read_record(point, out) for point in points}
+    left = [point for point in points if (known[point.key] or {}).get("state") != "done"]
+    if left:
+        done = len(points) - len(left)
+        with tqdm(total=len(points), initial=done, desc="points", unit="point", disable=not sys.stderr.isatty()) as bar:
+            for record in _records(left, out, here, workers, command):
+                known[record["key"]] = record
+                bar.update()
+                tqdm.write(_line(record), file=sys.stdout)
+                sys.stdout.flush()
+    return [ended for point in points if (ended := known[point.key]) is not None]
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Two grids would train the same points."""
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / "grid.lock", "w", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{out}: another `evenkeel recipe` is at it: wait for it, or give another --out") from None
+        yield
+
+
+def _records(points: Sequence[Point], out: Path, here: bool, workers: int, command: str) -> Iterable[Record]:
+    if here:
+        return (run_point(point, out, command) for point in points)
+    from trainer.recipes.trials.ray_tasks import run_on_ray
+
+    return run_on_ray(points, out, workers, command)
+
+
+def _line(record: Record) -> str:
+    if record["state"] != "done":
+        return f"{record['name']}: failed: {record['error']}"
+    test = [metrics for metrics in record["metrics"] if metrics["split"] == "test"]
+    last = test[-1] if test else {}
+    shown = {name: value for name, value in last.items() if isinstance(value, float) and "bucket" not in name}
+    figures = "  ".join(f"{name} {value:.4f}" for name, value in list(shown.items())[:4])
+    return f"{record['name']}: {figures}  ({record['seconds']:.0f} s)"

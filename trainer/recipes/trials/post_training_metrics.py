@@ -1,0 +1,83 @@
+"""What recipes measure of a trained model before its run directory goes: figures for the record, arrays in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.checkpoint.format import Checkpoint, checkpoints_in, latest_valid
+from trainer.checkpoint.materialize import read_rows
+from trainer.data.batches.prepared import PreparedData
+from trainer.runs.directory import Run
+
+FIRST_LIVE_ROW = 2
+After = Callable[[Run, Path], dict[str, Any]]
+"""``after(run, file of arrays)``: figures that JSON can hold."""
+
+
+def item_vectors(run: Run, kept: Path) -> dict[str, Any]:
+    """The item table as of every checkpoint that the run kept: ``ids`` int64 [n], ``steps`` int64 [s] ascending,
+    ``vectors`` float32 [s, n, dim]. Figures: ``steps_per_epoch``."""
+    data = PreparedData.open(run.data)
+    table = next(key.table for key in data.keys if key.name == "item")
+    dim = run.job.model.embedding_dim
+    taken = [Checkpoint(path) for path in reversed(checkpoints_in(run.checkpoints))]
+    vectors = [
+        np.concatenate([rows.float().numpy() for _, rows in read_rows(run.job, checkpoint, table)])
+        for checkpoint in taken
+    ]
+    np.savez(
+        kept,
+        ids=np.asarray(data.vocabulary(table)),
+        steps=np.array([checkpoint.step for checkpoint in taken]),
+        vectors=np.stack([rows[FIRST_LIVE_ROW:, :dim] for rows in vectors]),
+    )
+    return {"steps_per_epoch": data.steps_per_epoch}
+
+
+def generalization(run: Run, kept: Path) -> dict[str, Any]:
+    """All of :mod:`trainer.recipes.generalization.measures`; arrays as :func:`outputs`."""
+    from trainer.recipes.generalization.measures import measures
+
+    return measures(_kept(run, kept))
+
+
+def random_fit(run: Run, kept: Path) -> dict[str, Any]:
+    """:func:`trainer.recipes.generalization.measures.random_fit`; keeps no arrays."""
+    from trainer.recipes.generalization.measures import random_fit as fit
+
+    return fit(_subject(run))
+
+
+def outputs(run: Run, kept: Path) -> dict[str, Any]:
+    """Arrays alone: what uniform stability compares (:func:`trainer.recipes.generalization.subject.arrays_of`)."""
+    _kept(run, kept)
+    return {}
+
+
+def _subject(run: Run) -> Any:
+    from trainer.recipes.generalization.subject import Subject
+
+    checkpoint = latest_valid(run.checkpoints)
+    assert checkpoint is not None
+    return Subject(run, checkpoint)
+
+
+def _kept(run: Run, kept: Path) -> Any:
+    from trainer.recipes.generalization.subject import keep
+
+    subject = _subject(run)
+    keep(kept, subject)
+    return subject
+
+
+AFTER: dict[str, After] = {
+    "item_vectors": item_vectors,
+    "generalization": generalization,
+    "outputs": outputs,
+    "random_fit": random_fit,
+}
+"""By the name that a point has for it."""

@@ -1,0 +1,170 @@
+"""One point of a recipe: an ordinary run on this host (trainer.launch.in_process), and its figures in one file."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer.recipes.generalization.gap import gaps
+from trainer.recipes.trials.trial import Point
+from trainer.runs.events import TABLES, read_events, utc_now
+from trainer.runs.run_process import EXIT_CANCELLED, write_json
+
+POINTS, RUNS, LOGS, KEPT = "points", "runs", "logs", "kept"
+WAIT_SECONDS = 60.0
+"""For a killed grid's task that still holds a run directory: its process ends by itself."""
+
+
+class Stopped(Exception):
+    """A point was asked to stop, and has written a checkpoint from which it will go on."""
+
+
+def path_of(point: Point, out: Path) -> Path:
+    """The file of a point's figures, which exists once it has ended."""
+    return out / POINTS / f"{point.key}.json"
+
+
+def kept_path(point: Point, out: Path) -> Path:
+    """The file of arrays that a point's ``after`` leaves for the report."""
+    return out / KEPT / f"{point.key}.npz"
+
+
+def read_record(point: Point, out: Path) -> dict[str, Any] | None:
+    """What is known of a point; None before it has ended, and for a file that nobody can read."""
+    try:
+        record: dict[str, Any] = json.loads(path_of(point, out).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record
+
+
+def run_point(point: Point, out: Path, command: str) -> dict[str, Any]:
+    """Trains it, or goes on from where a killed attempt was, measures what it has to, and writes its record: ``state``
+    (done or failed), ``error``, ``metrics`` (one for each epoch and split, the gap among them), ``measured`` (of its
+    ``after``), ``alpha``, ``seconds`` (of all its attempts together), where and with what. Errors of a run end in the
+    record. Raises Stopped. Must be called on the main thread."""
+    directory = out / RUNS / point.key
+    log = out / LOGS / f"{point.key}.log"
+    for folder in (path_of(point, out).parent, log.parent, directory.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    before, started = spent(directory), time.monotonic()
+    error, measured = None, {}
+    with open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        try:
+            error = _train(point, directory)
+            if error is None and point.after:
+                measured = _measured(point, directory, out)
+        except (Stopped, KeyboardInterrupt):
+            raise
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {problem}"
+    metrics = metrics_of(directory)
+    record = {
+        "name": point.name,
+        "key": point.key,
+        "state": "done" if error is None else "failed",
+        "error": error,
+        "metrics": metrics + gaps(metrics),
+        "measured": measured,
+        "alpha": _last(directory, "info", "alpha"),
+        "seconds": round(before + time.monotonic() - started, 1),
+        "finished_at": utc_now(),
+        "command": command,
+        "machine": machine(),
+        "packages": _last(directory, "lineage", "packages") or {},
+        "git_commit": _last(directory, "lineage", "git_commit"),
+        "dataset_fingerprint": _last(directory, "lineage", "dataset_fingerprint"),
+    }
+    write_json(path_of(point, out), record)
+    if error is None:
+        shutil.rmtree(directory, ignore_errors=True)
+    return record
+
+
+def _train(point: Point, directory: Path) -> str | None:
+    """None, or why it failed. Raises Stopped."""
+    from trainer.launch.driver import RunBusyError
+    from trainer.launch.in_process import train
+
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            code = train(point.dataset, point.job, run_dir=directory, store=str(directory / "store"))
+            break
+        except RunBusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+    if code == 0:
+        return None
+    if code == EXIT_CANCELLED:
+        raise Stopped(point.name)
+    return f"{_last(directory, 'error', 'message')}. Remedy: {_last(directory, 'error', 'remedy')}"
+
+
+def _measured(point: Point, directory: Path, out: Path) -> dict[str, Any]:
+    from trainer.recipes.trials.post_training_metrics import AFTER
+    from trainer.runs.directory import read_run
+
+    kept = kept_path(point, out)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    return AFTER[point.after](read_run(directory), kept)
+
+
+def metrics_of(directory: Path) -> list[dict[str, Any]]:
+    """One for each epoch and split, in order, of the attempt that told it last; tables as numbers of their own.
+    ``seconds``: how long the run had taken by then, from its first step, evaluation and all; left out from where a run
+    was gone on with."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    start = None
+    for event in read_events(directory):
+        if event.fields["type"] == "state" and event.fields["state"] == "running":
+            start = event.fields["time"] if event.fields["attempt"] == 1 else None
+        if event.fields["type"] == "metric":
+            fields = {k: v for k, v in event.fields.items() if k not in ("time", "attempt", "type", *TABLES)}
+            for bucket in event.fields.get("frequency_buckets", ()):
+                number = bucket["bucket"]
+                fields |= {f"bucket_{number}_{what}": bucket[what] for what in ("auc", "norm")}
+            if start is not None:
+                fields["seconds"] = round(_seconds_between(start, event.fields["time"]), 3)
+            found[fields["epoch"], fields["split"]] = fields
+    return [found[place] for place in sorted(found)]
+
+
+def spent(directory: Path) -> float:
+    """Seconds of a run's attempts so far, each from its first event to its last; a killed one's last heartbeat is at
+    most seconds old."""
+    attempts: dict[int, list[str]] = {}
+    for event in read_events(directory):
+        attempts.setdefault(event.fields["attempt"], []).append(event.fields["time"])
+    return sum(_seconds_between(times[0], times[-1]) for times in attempts.values())
+
+
+def _seconds_between(start: str, end: str) -> float:
+    first, last = (datetime.datetime.fromisoformat(time) for time in (start, end))
+    return (last - first).total_seconds()
+
+
+def machine() -> str:
+    """Processor and cores, for the reader."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{os.cpu_count()} cores of {name}"
+
+
+def _last(directory: Path, kind: str, field: str) -> Any:
+    """What the last event of a kind says of a field, if any."""
+    said = None
+    for event in read_events(directory):
+        if event.fields["type"] == kind and event.fields.get(field) is not None:
+            said = event.fields[field]
+    return said

@@ -1,0 +1,223 @@
+"""The run directory: what ``run.json`` says, and the names of what lies beside it. Torch-free.
+
+**The fence.** ``run.json`` names the attempt that holds the lease of the directory. Whatever an attempt writes that
+outlives it (checkpoints, prepared data, ``exit.json``, a version) is written under a temporary name, then the lease is
+looked at, then the temporary name is exchanged for the final one. Who takes the lease away (:func:`revoke`) changes
+``run.json`` first and removes the temporary names after: an attempt that is stopped anywhere in between and wakes later
+either sees that the lease is gone, or finds nothing left to rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.runs.failures import GivenUpError
+from trainer.runs.run_process import write_json
+from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset, parse_job
+
+RUN_FILE = "run.json"
+CANCEL_FILE = "cancel"
+LOCK_FILE = "run.lock"
+CHECKPOINTS = "checkpoints"
+BEST = "best"
+REVOKED = {"revoked": True}
+THIS_CLUSTER = "auto"
+"""As Ray address: the cluster that has started this run as one of its jobs."""
+WRITING = ".writing-"
+UNFINISHED = (".*.tmp", ".*.preparing", f"{CHECKPOINTS}/{WRITING}*", f"{BEST}/{WRITING}*")
+"""What an attempt writes before it has its final name."""
+
+
+class Report(NamedTuple):
+    """Where a run on another machine tells what happens (trainer.runs.uplink): ``url`` of the service's own route for
+    it, the attempt's ``token``, and the size of the service's event file, after which the events of this attempt go."""
+
+    url: str
+    token: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt at one job, and where it keeps its files. All paths are absolute."""
+
+    directory: Path
+    run_id: str
+    attempt: int
+    job: JobSpec
+    dataset: DatasetSpec
+    store_url: str
+    parent_version: str | None = None
+    init_checkpoint: str | None = None
+    ray_address: str | None = None
+    lease: dict[str, Any] | None = None
+    report: Report | None = None
+    traceparent: str | None = None
+
+    @property
+    def cluster(self) -> str | None:
+        """HOST:PORT of the Ray cluster that the ranks join; None: they run on this host, without Ray."""
+        return os.environ["RAY_ADDRESS"] if self.ray_address == THIS_CLUSTER else self.ray_address
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / CHECKPOINTS
+
+    @property
+    def growing(self) -> Path:
+        """Where rank 0 puts what checkpoints say of growing tables, until it is part of one."""
+        return self.directory / "growing"
+
+    @property
+    def best(self) -> Path:
+        """The parameters after the best epoch, where the job stops early: a checkpoint of their own."""
+        return self.directory / BEST
+
+    @property
+    def failures(self) -> Path:
+        """Where ranks of this attempt leave word of what went wrong."""
+        return self.directory / "failures" / f"attempt-{self.attempt}"
+
+    @property
+    def cancel_file(self) -> Path:
+        """Its presence asks the ranks to write a checkpoint and stop; it holds the reason."""
+        return self.directory / f"{CANCEL_FILE}-{self.attempt}"
+
+    @property
+    def given_up_file(self) -> Path:
+        """Its presence says that the service, on another machine, has given this attempt up."""
+        return self.directory / f"given-up-{self.attempt}"
+
+    def still_current(self) -> bool:
+        """Whether run.json still names this attempt and lease: one that was given up must write nothing."""
+        try:
+            document = json.loads((self.directory / RUN_FILE).read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        lease = document.get("lease")
+        if self.given_up_file.exists():
+            return False
+        return document.get("attempt", 1) == self.attempt and lease == self.lease and lease != REVOKED
+
+    def fence(self) -> None:
+        """Raises GivenUpError where this attempt has lost its lease."""
+        if not self.still_current():
+            raise GivenUpError(f"attempt {self.attempt} of run {self.run_id} was given up: it writes nothing any more")
+
+
+def revoke(directory: Path | str) -> None:
+    """Takes the lease from the attempt of this directory: from now on it changes no checkpoint, no data and no last
+    word, and publishes nothing, also if it is stopped now and wakes later. Again, it does nothing. Does not end it."""
+    folder = Path(directory).resolve()
+    try:
+        document = json.loads((folder / RUN_FILE).read_text("utf-8"))
+    except FileNotFoundError:
+        return
+    except ValueError:
+        document = {}
+    if document.get("lease") != REVOKED:
+        write_json(folder / RUN_FILE, document | {"lease": REVOKED})
+    for pattern in UNFINISHED:
+        for path in folder.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    # Its process may hold the lock for as long as it is stopped: the next attempt takes another file.
+    with contextlib.suppress(FileNotFoundError):
+        (folder / LOCK_FILE).unlink()
+
+
+def read_run(directory: Path | str) -> Run:
+    """Reads ``run.json``. Raises SpecError naming the file and the field that is missing or wrong."""
+    folder = Path(directory).resolve()
+    where = str(folder / RUN_FILE)
+    try:
+        document = json.loads((folder / RUN_FILE).read_text("utf-8"))
+    except OSError as error:
+        raise SpecError(where, [("", f"cannot be read: {error.strerror or error}")]) from None
+    except ValueError as error:
+        raise SpecError(where, [("", f"is not JSON: {error}")]) from None
+    missing = [name for name in ("run_id", "job", "dataset", "store_url") if name not in document]
+    if missing:
+        raise SpecError(where, [(name, "is missing") for name in missing])
+    dataset = parse_dataset(document["dataset"], where)
+    job = parse_job(document["job"], where)
+    try:
+        job.against(dataset)
+    except ValueError as error:
+        raise SpecError(where, [("", str(error))]) from None
+    return Run(
+        directory=folder,
+        run_id=str(document["run_id"]),
+        attempt=int(document.get("attempt", 1)),
+        job=job,
+        dataset=dataset,
+        store_url=str(document["store_url"]),
+        parent_version=document.get("parent_version"),
+        init_checkpoint=document.get("init_checkpoint"),
+        ray_address=document.get("ray_address"),
+        lease=document.get("lease"),
+        report=Report(**document["report"]) if document.get("report") else None,
+        traceparent=document.get("traceparent"),
+    )
+
+
+def attempt_named(directory: Path | str) -> int:
+    """The attempt that ``run.json`` names, also where the rest of it cannot be read; 1 where that cannot either."""
+    try:
+        return int(json.loads((Path(directory) / RUN_FILE).read_text("utf-8"))["attempt"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1
+
+
+def choose_backend(num_gpus: float) -> str:
+    """The process group's backend for workers with ``num_gpus`` GPUs each: nccl, with gloo for CPU tensors, or gloo."""
+    return "cpu:gloo,cuda:nccl" if num_gpus > 0 else "gloo"
+
+
+def write_run(
+    directory: Path | str,
+    *,
+    run_id: str,
+    job: JobSpec,
+    dataset: DatasetSpec,
+    store_url: str,
+    attempt: int = 1,
+    parent_version: str | None = None,
+    init_checkpoint: str | None = None,
+    ray_address: str | None = None,
+    lease: dict[str, Any] | None = None,
+    report: Report | None = None,
+    traceparent: str | None = None,
+) -> Path:
+    """Makes the directory and its ``run.json``; returns the directory, absolute."""
+    folder = Path(directory).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(
+        folder / RUN_FILE,
+        {
+            "run_id": run_id,
+            "attempt": attempt,
+            "job": job.model_dump(mode="json"),
+            "dataset": dataset.model_dump(mode="json"),
+            "store_url": store_url,
+            "parent_version": parent_version,
+            "init_checkpoint": init_checkpoint,
+            "ray_address": ray_address,
+            "lease": lease,
+            "report": None if report is None else report._asdict(),
+            "traceparent": traceparent,
+        },
+    )
+    return folder

@@ -1,0 +1,111 @@
+"""The event file of a run: ``events.jsonl`` in its run directory, one JSON object per line, fsynced, append-only.
+
+The run writes it, the control plane follows it; it is the only channel from a run to the service, so that either side
+may crash without the other. Torch-free. Every event has ``time`` (RFC 3339 UTC), ``attempt`` and ``type``:
+
+=============  ==========================================================================================
+type           further fields
+=============  ==========================================================================================
+state          state: starting | running | publishing | succeeded | failed | cancelled
+progress       epoch (from 1), epochs, step (in all), examples, examples_per_second, step_seconds, waited_seconds
+               (for batches, this attempt's steps so far), loss (mean of the epoch so far)
+metric         epoch, split: train | validation | test, auc, logloss, ... (trainer.spec.evaluation), examples, users;
+               NAME_low and NAME_high of an interval; calibration: [{rows, prediction, share}] by bin;
+               frequency_buckets: [{bucket, ids, min_count, max_count, norm, examples, auc}]
+publication    status: published | held | none, collection, version, reasons: [str], gate: [...]
+error          code, message, remedy
+phase          name (see trainer.runs.events.phase), seconds: what took so long ends now
+lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start (trainer.runs.lineage)
+heartbeat      (none)
+info           message, and any figures worth keeping (alpha taken, shares per rank, unknown share)
+=============  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+EVENTS_FILE = "events.jsonl"
+TABLES = ("calibration", "frequency_buckets")
+"""Metrics that are tables."""
+TERMINAL_STATES = ("succeeded", "failed", "cancelled")
+
+
+class Event(NamedTuple):
+    """One event and the byte offset just after it, from which reading can go on."""
+
+    end: int
+    fields: dict[str, Any]
+
+
+class EventWriter:
+    """Appends events to ``run_dir/events.jsonl``. Safe to call from several threads of one process."""
+
+    def __init__(self, run_dir: Path | str, attempt: int = 1):
+        self._path = Path(run_dir) / EVENTS_FILE
+        self._attempt = attempt
+        self._lock = threading.Lock()
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Appends one event and waits until it is on disk. Raises OSError (disk full, say): the event is then lost, and
+        later ones are whole."""
+        event = {"time": utc_now(), "attempt": self._attempt, "type": kind, **fields}
+        line = (json.dumps(event, allow_nan=False, separators=(",", ":")) + "\n").encode()
+        with self._lock:
+            if self._torn():
+                line = b"\n" + line
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+            os.fsync(self._descriptor)
+
+    def _torn(self) -> bool:
+        """Whether the file ends inside a line: a process was killed, or the disk was full, in the middle of a write. It
+        may have been another one (driver and rank 0 write the same file), so the file is asked each time."""
+        size = os.fstat(self._descriptor).st_size
+        return bool(size) and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+@contextlib.contextmanager
+def phase(write: Callable[..., None], name: str) -> Iterator[None]:
+    """Tells, by an event, how long the block took, if it did not fail: prepare, cluster, build (from a rank's first
+    line to its first batch), evaluation, checkpoint, publish. ``write``: :meth:`EventWriter.write`, or a rank's own."""
+    begun = time.monotonic()
+    yield
+    write("phase", name=name, seconds=round(time.monotonic() - begun, 3))
+
+
+def read_events(run_dir: Path | str, offset: int = 0) -> Iterator[Event]:
+    """Events that start at or after byte ``offset``. An unfinished last line is left for the next call; a broken line
+    (a crash in the middle of a write) is passed over."""
+    try:
+        with open(Path(run_dir) / EVENTS_FILE, "rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                offset += len(line)
+                try:
+                    fields = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(fields, dict) and "type" in fields:
+                    yield Event(offset, fields)
+    except FileNotFoundError:
+        return
+
+
+def utc_now() -> str:
+    """Now, as RFC 3339 in UTC with milliseconds."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

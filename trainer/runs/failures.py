@@ -1,0 +1,142 @@
+"""Why a run failed: a code, a message and a remedy for its owner, and whether trying again may help.
+
+Ranks leave word in files, because an exception does not reach the driver from a rank that was killed, and the ranks
+that waited for it then fail with a broken connection, which is a consequence and not the cause.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.data.errors import DataError
+from trainer.runs.run_process import write_json
+from trainer.spec import SpecError
+
+
+class NonFiniteError(ValueError):
+    """The loss or a gradient is not finite; the step was not applied on any rank.
+
+    ``step`` counts from 1; ``names`` are the tables and dense parameters whose gradient it is, or ``loss``.
+    """
+
+    def __init__(self, step: int, names: tuple[str, ...]):
+        self.step = step
+        self.names = names
+        super().__init__(f"step {step}: not finite in {', '.join(names)}; nothing of this step was applied")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NonFiniteError, (self.step, self.names)
+
+
+class Cancelled(Exception):
+    """The run was asked to stop (``reason``) and did so at a consistent point."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+        super().__init__(reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cancelled, (self.reason,)
+
+
+class GivenUpError(RuntimeError):
+    """This attempt is no longer the run's: another one, or nobody, may publish in its place."""
+
+
+class ServiceAwayError(RuntimeError):
+    """A run on another machine does not reach the service that it belongs to."""
+
+
+class ResourceError(RuntimeError):
+    """The machines to run on are not there: a Ray cluster is not reached, or there are too few CPUs or GPUs."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error event's fields, and whether the same job may succeed when tried again."""
+
+    code: str
+    message: str
+    remedy: str
+    retryable: bool = False
+
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CONNECTION = ("gloo", "connection closed by peer", "connection reset by peer", "broken pipe", "process group")
+
+
+def classify(error: BaseException) -> Failure:
+    """What to tell the owner of the job about this exception."""
+    message = str(error) or type(error).__name__
+    if isinstance(error, NonFiniteError):
+        remedy = "lower learning_rate or dense_optimizer.learning_rate, or look for extreme values in the data"
+        return Failure("non_finite", message, remedy)
+    full = next((e for e in (error, error.__cause__) if isinstance(e, OSError) and e.errno in _DISK_FULL), None)
+    if full is not None:
+        return Failure("disk_full", message, "free space where the run directory and the store are, then retry", True)
+    if isinstance(error, DataError):
+        return Failure("bad_data", message, error.remedy)
+    if isinstance(error, SpecError):
+        return Failure("bad_spec", message, "correct the field that is named and submit again")
+    if isinstance(error, ResourceError):
+        return Failure("no_resources", message, "see `evenkeel doctor`", retryable=True)
+    if isinstance(error, ServiceAwayError):
+        remedy = "see that EVENKEEL_INTERNAL_URL leads from the cluster to the service; what was trained is kept"
+        return Failure("service_away", message, remedy, retryable=True)
+    if isinstance(error, GivenUpError):
+        return Failure("given_up", message, "look at the run's newer attempt")
+    if isinstance(error, MemoryError):
+        return Failure("out_of_memory", message, "use more workers, smaller embedding_dim or a smaller batch_size")
+    if type(error).__name__ == "StaleParent":
+        return Failure("stale_parent", message, "another version was published meanwhile: submit the job again")
+    if type(error).__name__ == "CheckpointError" and "No space left" in message:
+        return Failure("disk_full", message, "free space where the run directory is, then retry", True)
+    if type(error).__name__ == "CheckpointError":
+        return Failure("checkpoint", message, "see the message; the newest valid checkpoint is used on retry", True)
+    if type(error).__name__ == "FormatVersionError":
+        return Failure("checkpoint", message, "another attempt with this version ends alike")
+    if type(error).__name__ == "StoreBusy":
+        return Failure("store_busy", message, "end the writer that is stuck; what was trained is kept", True)
+    if isinstance(error, PermissionError):
+        return Failure("not_permitted", message, "let the user that the run has read and write there, then retry")
+    if isinstance(error, FileNotFoundError):
+        return Failure("not_found", message, "check the path")
+    if isinstance(error, ValueError):
+        return Failure("bad_input", message, "correct what the message names")
+    if isinstance(error, (RuntimeError, OSError)) and any(word in message.lower() for word in _CONNECTION):
+        return Failure("peer_lost", message, "", retryable=True)
+    if isinstance(error, OSError):
+        return Failure("io_error", message, "check the disk that is named; it is tried again", retryable=True)
+    return Failure("internal", f"{type(error).__name__}: {message}", "see the run's log; this is a fault of evenkeel")
+
+
+def record(folder: Path, rank: int, error: BaseException) -> None:
+    """Called by the rank that fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"rank-{rank:05d}.json", asdict(classify(error)))
+
+
+def cause(folder: Path, error: BaseException) -> Failure:
+    """The one failure that explains the others: what a rank recorded, else that a worker died without a word."""
+    found = []
+    for path in sorted(folder.glob("rank-*.json")):
+        fields = json.loads(path.read_text("utf-8"))
+        found.append(Failure(**fields))
+    known = [failure for failure in found if failure.code not in ("peer_lost", "internal")]
+    internal = [failure for failure in found if failure.code == "internal"]
+    for failure in (*known, *internal):
+        return failure
+    return Failure(
+        "worker_died",
+        f"a worker ended without a word: {_first_line(error)}",
+        "it is tried again; if it keeps dying, look for the kernel's out-of-memory killer and see the run's log",
+        retryable=True,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

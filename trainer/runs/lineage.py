@@ -1,0 +1,77 @@
+"""What a run is made of: enough to make it again, or to say why that would give something else. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from trainer.runs.directory import Run
+from trainer.spec import JobSpec
+
+PACKAGES = (
+    "evenkeel",
+    "torch",
+    "torchrec",
+    "fbgemm-gpu",
+    "fbgemm-gpu-cpu",
+    "ray",
+    "numpy",
+    "pyarrow",
+    "triton",
+)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def lineage_of(run: Run) -> dict[str, Any]:
+    """Of an attempt whose data are prepared: ``dataset_fingerprint`` (the rows, trainer.data), ``drift`` (what of them
+    moved since the run that it goes on from, trainer.data.prepare.drift), ``spec_sha256``,
+    ``packages`` and their versions, ``git_commit`` of the code where it is a checkout, ``parent_version`` and
+    ``warm_start`` (the checkpoints that it began from); null where there is none."""
+    from trainer.data.batches.prepared import PreparedData
+
+    data = PreparedData.open(run.data)
+    return {
+        "dataset_fingerprint": data.dataset_fingerprint,
+        "drift": None if data.drift is None else [one for one in data.drift if one["moved"]],
+        "spec_sha256": spec_sha256(run.job),
+        "packages": installed_packages(),
+        "git_commit": git_commit(ROOT),
+        "parent_version": run.parent_version,
+        "warm_start": run.init_checkpoint,
+    }
+
+
+def spec_sha256(job: JobSpec) -> str:
+    """Of the whole spec, defaults filled in, as canonical JSON: equal for jobs that ask for the same."""
+    text = json.dumps(job.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def installed_packages() -> dict[str, str]:
+    """Versions of the packages that decide what a training gives; those that are not installed are left out."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit(root: Path) -> str | None:
+    """The commit that is checked out at ``root``; None where that is no git checkout. Asks no other program."""
+    git = root / ".git"
+    try:
+        head = (git / "HEAD").read_text("utf-8").strip()
+        if not head.startswith("ref: "):
+            return head or None
+        ref = head.removeprefix("ref: ")
+        if (git / ref).is_file():
+            return (git / ref).read_text("utf-8").strip() or None
+        packed = (git / "packed-refs").read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.split()[0] for line in packed if line.endswith(f" {ref}")), None)

@@ -1,0 +1,254 @@
+"""Starts, watches and ends the detached process of a run. Torch-free: the control plane imports it.
+
+A run is identified by its pid *and* when it was started (pids are reused), kept in ``process.json``: in ticks since the
+machine's start and with the id of that start, which no clock that is set or corrected changes. Its processes are found
+in three ways, because each alone misses some: the tree below the run; the session it leads (Ray calls setpgrp, which
+leaves the session); and the marker ``EVENKEEL_RUN_DIR`` in a process's environment (a session of its own, parent dead).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from trainer.runs.standby import Standby
+
+PROCESS_FILE = "process.json"
+LOG_FILE = "log.txt"
+EXIT_FILE = "exit.json"
+RUN_ID_VARIABLE = "EVENKEEL_RUN_ID"
+RUN_DIR_VARIABLE = "EVENKEEL_RUN_DIR"
+LAUNCHED_VARIABLE = "EVENKEEL_RUN_LAUNCHED"
+ATTEMPT_VARIABLE = "EVENKEEL_RUN_ATTEMPT"
+REPORT_URL_VARIABLE = "EVENKEEL_RUN_URL"
+REPORT_TOKEN_VARIABLE = "EVENKEEL_RUN_TOKEN"
+COMMAND = (sys.executable, "-m", "trainer.launch.entrypoint")
+SERVICE_SECRETS = ("EVENKEEL_DATABASE_URL", "EVENKEEL_STORE_URL", "EVENKEEL_API_KEY", "PGPASSWORD", "PGPASSFILE")
+"""Of the stores a run is given its tenant's, in run.json."""
+
+EXIT_SUCCEEDED = 0
+EXIT_FAILED = 1
+"""Trying again gives the same failure: bad data, a bad spec, a non-finite loss."""
+EXIT_RETRYABLE = 75
+"""The machinery failed, not the job (sysexits' EX_TEMPFAIL): a worker died, a cluster was not reached."""
+EXIT_CANCELLED = 130
+
+_KILL_SECONDS = 30.0
+_POLL_SECONDS = 0.05
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def launch(
+    run_dir: Path | str,
+    *,
+    env: Mapping[str, str] | None = None,
+    command: Sequence[str] = COMMAND,
+    standby: Standby | None = None,
+) -> int:
+    """Starts ``command --run-dir D`` (``python -m trainer.launch.entrypoint``) in a session of its own and returns its
+    pid at once; or, where there is a ``standby`` process that can, forks it from there, which is ``python -m
+    trainer.launch.entrypoint`` as well.
+
+    The child outlives this process; stdout and stderr are appended to ``D/log.txt``. It inherits this process's
+    environment without the credentials of the service (SERVICE_SECRETS), which are none of its business, and with
+    ``env``. Raises RuntimeError if the run is alive already, OSError if it cannot be started.
+    """
+    directory = Path(run_dir).resolve()
+    if is_alive(directory):
+        raise RuntimeError(f"{directory}: its process is still running; end it first")
+    run_id = json.loads((directory / "run.json").read_text("utf-8"))["run_id"]
+    inherited = {name: value for name, value in os.environ.items() if name not in SERVICE_SECRETS}
+    ours = {RUN_ID_VARIABLE: str(run_id), RUN_DIR_VARIABLE: str(directory), LAUNCHED_VARIABLE: "1"}
+    environment = {**inherited, **(env or {})}
+    # The code that runs is the code that launches, wherever it was imported from.
+    root = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
+    pid = None if standby is None else standby.start(directory, environment, ours)
+    if pid is None:
+        pid = _start([*command, "--run-dir", str(directory)], directory, environment | ours)
+    write_process_file(directory, pid)
+    return pid
+
+
+def _start(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> int:
+    with open(directory / LOG_FILE, "ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+    # Those whose process.json could not be written, or was removed, nobody else waits for.
+    for pid, child in list(_children.items()):
+        if child.poll() is not None:
+            _children.pop(pid, None)
+    _children[process.pid] = process
+    return process.pid
+
+
+def await_name(run_dir: Path | str, seconds: float = 30.0) -> bool:
+    """Called by a process that :func:`launch` started, before it does anything: waits until ``process.json`` names it.
+
+    False: it never did, the launcher having died in between; nobody knows of this process, and the run will be started
+    again, so it must leave. At once True in a process that was not launched.
+    """
+    if os.environ.pop(LAUNCHED_VARIABLE, None) is None:
+        return True
+    directory, own = Path(run_dir).resolve(), _identity(os.getpid())
+    deadline = time.monotonic() + seconds
+    while _recorded(directory) != own:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def is_alive(run_dir: Path | str) -> bool:
+    """Whether the process that ``process.json`` names still runs (a zombie does not, another with its pid does not)."""
+    return _main_process(Path(run_dir).resolve()) is not None
+
+
+def terminate(run_dir: Path | str, grace_seconds: float = 30.0) -> bool:
+    """Ends the run and every process it left: SIGTERM to the run (it writes a checkpoint and cancels itself), then,
+    after ``grace_seconds``, whatever remains is stopped, until a look finds no more, and killed. To stop them first
+    keeps them from forking away, and the run's first process, which adopts orphans, from letting go of any.
+
+    Returns True if the run ended by itself within the grace. Also clears what a run that already died left behind.
+    Raises RuntimeError naming the pids that survive SIGKILL (uninterruptible sleep).
+    """
+    directory = Path(run_dir).resolve()
+    seen = set(processes(directory))
+    main = _main_process(directory)
+    gentle = main is None
+    if main is not None and grace_seconds > 0:
+        _signal(main, signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        while not (gentle := _main_process(directory) is None) and time.monotonic() < deadline:
+            seen.update(processes(directory))
+            time.sleep(_POLL_SECONDS)
+    deadline = time.monotonic() + _KILL_SECONDS
+    stopped: set[psutil.Process] = set()
+    while fresh := {process for process in seen if _runs(process)} - stopped:
+        for process in fresh:
+            _signal(process, signal.SIGSTOP)
+        stopped |= fresh
+        seen.update(processes(directory))
+    while True:
+        seen.update(processes(directory))
+        alive = {process for process in seen if _runs(process)}
+        if not alive:
+            return gentle
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{directory}: processes {sorted(p.pid for p in alive)} survive SIGKILL")
+        for process in alive:
+            _signal(process, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+
+
+def processes(run_dir: Path | str) -> list[psutil.Process]:
+    """Every live process of the run: the main one, the tree below it, its session, and all with its marker."""
+    directory = Path(run_dir).resolve()
+    main, session, marker = _main_process(directory), _session(directory), str(directory)
+    ours = [] if main is None else [main]
+    children: dict[int, list[psutil.Process]] = {}
+    for process in psutil.process_iter():  # once: a run may have hundreds
+        with contextlib.suppress(psutil.Error, OSError):  # gone, or another user's
+            children.setdefault(process.ppid(), []).append(process)
+            if os.getsid(process.pid) == session or process.environ().get(RUN_DIR_VARIABLE) == marker:
+                ours.append(process)
+    found: set[psutil.Process] = set()
+    while ours:
+        process = ours.pop()
+        if process not in found and process.pid != os.getpid():
+            found.add(process)
+            ours += children.get(process.pid, [])
+    return [process for process in found if _runs(process)]
+
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def _recorded(directory: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((directory / PROCESS_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _session(directory: Path) -> int | None:
+    """The session that the run leads or led. No pid is reused while a session of that number has members, so only a
+    live stranger with the run's old pid says that the session is not the run's."""
+    recorded = _recorded(directory)
+    if recorded is None:
+        return None
+    now = _identity(recorded["pid"])
+    return None if now is not None and now != recorded else recorded["pid"]
+
+
+def _main_process(directory: Path) -> psutil.Process | None:
+    recorded = _recorded(directory)
+    if recorded is None:
+        return None
+    child = _children.get(recorded["pid"])
+    if child is not None and child.poll() is not None:
+        _children.pop(recorded["pid"], None)  # reaped: no zombie is left
+        return None
+    if _identity(recorded["pid"]) != recorded:
+        return None
+    try:
+        process = psutil.Process(recorded["pid"])
+    except psutil.Error:
+        return None
+    return process if _runs(process) else None
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    with contextlib.suppress(psutil.Error):  # gone already
+        process.send_signal(number)
+
+
+def write_process_file(directory: Path, pid: int) -> None:
+    """Says that the process ``pid`` is the run."""
+    write_json(directory / PROCESS_FILE, _identity(pid) or {"pid": pid, "start_ticks": 0, "boot_id": ""})
+
+
+def _identity(pid: int) -> dict[str, Any] | None:
+    """What tells a process from all others that have or had its number; None where there is none."""
+    try:
+        # "PID (NAME) STATE ...", where NAME may hold anything: the 22nd field is when it was started.
+        ticks = int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+    return {"pid": pid, "start_ticks": ticks, "boot_id": _BOOT_ID.read_text("ascii").strip()}
+
+
+def write_json(path: Path, document: object, fence: Callable[[], None] | None = None) -> None:
+    """Writes a JSON file whole: a reader sees the old one or the new one. ``fence`` is called before the switch; what
+    it raises leaves the old one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(document, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    if fence is not None:
+        try:
+            fence()
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    os.replace(temporary, path)

@@ -1,0 +1,131 @@
+"""The process from which runs of this host are forked, as its owner sees it (docs/adr/0047-a-job-starts-at-once.md).
+
+Importing torch and TorchRec takes seconds of each run's start, and of a processor. A service that runs jobs keeps
+``python -m trainer.launch.fork_server`` beside it, from its first job on: it has imported them, and forks a run each
+time that it is told a run directory. Where it is dead, sick, or made of other code or another environment than a run
+would be started with now, it is replaced; a run that it does not fork is started without it. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.runs.run_process import RUN_DIR_VARIABLE
+
+log = logging.getLogger("evenkeel.runner")
+
+READY_SECONDS = 60.0
+"""For the imports, which a run that starts by itself needs as long for."""
+ANSWER_SECONDS = 10.0
+"""For a fork."""
+LONGEST_PATH = 4096
+MESSAGE_BYTES = 2**16
+ROOT = Path(__file__).resolve().parents[2]
+CODE = (ROOT / "trainer", ROOT / "embeddings")
+
+
+class Standby:
+    """At most one such process, started when it is first needed. Safe to call from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._made_of: Any = None
+        self._closed = False
+
+    def start(self, run_dir: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int | None:
+        """The pid of a run of this directory, with ``environment`` and the run's ``own`` variables; None where there is
+        none, and the caller has to start one."""
+        if len(os.fsencode(run_dir)) >= LONGEST_PATH:
+            return None
+        with self._lock:
+            if self._closed:
+                return None
+            try:
+                self._renew({**environment}, code_state())
+                assert self._connection is not None
+                self._connection.settimeout(ANSWER_SECONDS)
+                self._connection.send(json.dumps({"run_dir": str(run_dir), "own": {**own}}).encode())
+                return int(self._heard()["pid"])
+            except (OSError, ValueError) as error:
+                log.warning("a run starts without the standby process: %s", error)
+                self._end()
+                return None
+
+    def close(self) -> None:
+        """Ends it for good; runs that it has started go on, and later ones start without it."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def _renew(self, environment: dict[str, str], code: Any) -> None:
+        """A process that is ready, and made of what is there now. Raises OSError, ValueError."""
+        alive = self._process is not None and self._process.poll() is None
+        if alive and self._made_of == (environment, code):
+            return
+        self._end()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection, self._made_of = ours, (environment, code)
+        # Room for a run's directory where /proc shows a process's environment: see show_marker of
+        # trainer.launch.fork_server.
+        shown = {name: value for name, value in environment.items() if name != RUN_DIR_VARIABLE}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainer.launch.fork_server", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=shown | {RUN_DIR_VARIABLE: " " * LONGEST_PATH},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        ours.settimeout(READY_SECONDS)
+        self._heard()
+
+    def _heard(self) -> dict[str, Any]:
+        assert self._connection is not None
+        message = self._connection.recv(MESSAGE_BYTES)
+        if not message:
+            raise OSError("it has ended")
+        return dict(json.loads(message))
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def code_state() -> list[tuple[str, int, int]]:
+    """What changes when the code does that runs import: ours by file, installed packages by their folder."""
+    found = []
+    pending = [*CODE]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name != "__pycache__":
+                        pending.append(Path(entry.path))
+                elif entry.name.endswith((".py", ".so")):
+                    found.append((entry.path, entry.stat().st_mtime_ns, entry.stat().st_size))
+    installed = sysconfig.get_path("purelib")
+    found.append((installed, os.stat(installed).st_mtime_ns, 0))
+    return sorted(found)

@@ -1,0 +1,266 @@
+"""What a run on another machine tells the service, over HTTP (docs/adr/0026). Torch-free.
+
+The run's own event file stays the truth. A thread follows it and hands on whole lines, in order, each batch with the
+offset that it has in the service's copy of the file; the answer says where that copy ends. So a batch that is sent
+again is taken once, a service that is away is caught up with from the file, and memory holds one batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from trainer.runs.directory import RUN_FILE, Run, revoke
+from trainer.runs.events import EVENTS_FILE, EventWriter, read_events
+from trainer.runs.failures import GivenUpError, ServiceAwayError
+from trainer.runs.run_process import EXIT_FILE, LOG_FILE, write_json
+
+PLACES_FILE = "uplink.json"
+STAMPS = ("type", "time", "attempt")
+BATCH_BYTES = 2**18
+POLL_SECONDS = 0.5
+FIRST_WAIT_SECONDS = 0.5
+LONGEST_WAIT_SECONDS = 30.0
+ANSWER_SECONDS = 30.0
+PATIENCE_SECONDS = 1800.0
+"""How long a run waits for a service that is away where it cannot go on without: at its start, before it publishes, and
+with its last words."""
+
+
+class Service:
+    """The service as one run sees it: ``url`` is ``http://HOST:PORT/internal/runs/RUN``, ``token`` the attempt's."""
+
+    def __init__(self, url: str, token: str):
+        self.url = url
+        self.token = token
+        self._client = httpx.Client(timeout=ANSWER_SECONDS, verify=ssl.create_default_context(), trust_env=False)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def ask(self, method: str, path: str = "", **options: Any) -> httpx.Response:
+        """Raises GivenUpError where the attempt is no longer the run's, ServiceAwayError where there is no answer."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        try:
+            answer = self._client.request(method, self.url + path, headers=headers, **options)
+        except httpx.HTTPError as error:
+            message = f"the service does not answer at {self.url}: {str(error) or type(error).__name__}"
+            raise ServiceAwayError(message) from error
+        if answer.status_code == 409:
+            raise GivenUpError(f"the service has given this attempt up: {answer.text[:300]}")
+        if not answer.is_success:
+            raise ServiceAwayError(f"the service answers {self.url} with {answer.status_code}: {answer.text[:300]}")
+        return answer
+
+    def insist(self, method: str, path: str = "", **options: Any) -> httpx.Response:
+        """:meth:`ask`, again and again until PATIENCE_SECONDS are over."""
+        return patiently(lambda: self.ask(method, path, **options))
+
+
+def patiently(action: Callable[[], Any], seconds: float | None = None) -> Any:
+    """What ``action`` returns, once the service is there. Raises its ServiceAwayError when the time is over."""
+    deadline = time.monotonic() + (PATIENCE_SECONDS if seconds is None else seconds)
+    wait = FIRST_WAIT_SECONDS
+    while True:
+        try:
+            return action()
+        except ServiceAwayError:
+            if time.monotonic() + wait > deadline:
+                raise
+            time.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+
+@contextlib.contextmanager
+def service_of(run: Run) -> Iterator[Service]:
+    """With the token that run.json holds now: it is renewed there. ``run`` has a report."""
+    document = json.loads((run.directory / RUN_FILE).read_text("utf-8"))
+    service = Service(document["report"]["url"], document["report"]["token"])
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def fetch_run(directory: Path, url: str, token: str) -> None:
+    """Makes the directory with the attempt's ``run.json`` in it; the attempt before, should it still be somewhere, has
+    lost its lease then. Raises GivenUpError, ServiceAwayError."""
+    service = Service(url, token)
+    try:
+        document = service.insist("GET").json()
+    finally:
+        service.close()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    revoke(directory)
+    write_json(directory / RUN_FILE, document)
+
+
+def fence(run: Run) -> None:
+    """Before a version is published: raises GivenUpError where the attempt is no longer the run's, by run.json or by
+    the service's own word; ServiceAwayError where that cannot be had."""
+    run.fence()
+    if run.report is not None:
+        with service_of(run) as service:
+            service.insist("GET", "/current")
+
+
+@contextlib.contextmanager
+def reporting(run: Run) -> Iterator[None]:
+    """Tells the service what happens meanwhile, where run.json says that it is elsewhere."""
+    if run.report is None:
+        yield
+        return
+    uplink = Uplink(run)
+    uplink.start()
+    try:
+        yield
+    finally:
+        uplink.close()
+
+
+class Uplink:
+    """Follows the event file of one attempt from its first event on, until :meth:`close`."""
+
+    def __init__(self, run: Run):
+        assert run.report is not None
+        self._run = run
+        self._service = Service(run.report.url, run.report.token)
+        self._events = run.directory / EVENTS_FILE
+        self._begin = self._at = _size(self._events)
+        self._base = run.report.offset
+        self._log = run.directory / LOG_FILE
+        self._log_at = _size(self._log)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="uplink", daemon=True)
+
+    def start(self) -> None:
+        self._tell_missed()
+        self._remember()
+        self._thread.start()
+
+    def _tell_missed(self) -> None:
+        """Epochs that an earlier attempt finished and could not report any more: this one, which goes on from its
+        checkpoint, does not train them again."""
+        try:
+            earlier = json.loads((self._run.directory / PLACES_FILE).read_text("utf-8"))
+            missed = earlier["begin"] + self._base - earlier["base"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if not 0 <= missed < self._begin:
+            return
+        events = EventWriter(self._run.directory, self._run.attempt)
+        for event in list(read_events(self._run.directory, missed)):
+            if event.end <= self._begin and event.fields["type"] == "metric":
+                events.write("metric", **{name: said for name, said in event.fields.items() if name not in STAMPS})
+        events.close()
+
+    def _remember(self) -> None:
+        """Which byte of the service's copy is which of the run's own file, for the next attempt."""
+        write_json(self._run.directory / PLACES_FILE, {"begin": self._begin, "base": self._base})
+
+    def close(self) -> None:
+        """Hands on what is left, the last word included. Waits for a service that is away, but not for ever."""
+        self._done.set()
+        self._thread.join()
+        try:
+            if not self._run.given_up_file.exists():
+                patiently(self._finish)
+        except GivenUpError:
+            self._run.given_up_file.touch()
+        except ServiceAwayError as error:
+            print(f"the service could not be told how this attempt ended: {error}", flush=True)
+        finally:
+            self._echo()
+            self._service.close()
+
+    def _follow(self) -> None:
+        wait = FIRST_WAIT_SECONDS
+        while not self._done.is_set():
+            try:
+                self._echo()
+                more = self._hand_on()
+                wait = FIRST_WAIT_SECONDS
+                self._done.wait(0 if more else POLL_SECONDS)
+            except ServiceAwayError:
+                self._done.wait(wait)
+                wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+            except GivenUpError:
+                self._run.given_up_file.touch()
+                return
+
+    def _finish(self) -> None:
+        # Before the last event, which says how the attempt ended and not whether another one may help.
+        exit_file = self._run.directory / EXIT_FILE
+        if exit_file.exists():
+            self._service.ask("PUT", "/exit", content=exit_file.read_bytes())
+        while self._hand_on():
+            pass
+
+    def _hand_on(self) -> bool:
+        """One batch; False: nothing was left."""
+        batch = self._next()
+        if not batch:
+            return False
+        offset = self._base + self._at - self._begin
+        answer = self._service.ask("POST", "/events", params={"offset": offset}, content=batch).json()
+        if answer.get("token"):
+            self._renew(answer["token"])
+        there = int(answer["offset"])
+        if 0 <= there - self._base <= _size(self._events) - self._begin:
+            self._at = self._begin + there - self._base
+        else:
+            # A copy that is not of this file any more (a restored backup): it goes on where it ends.
+            self._base = there - (self._at - self._begin)
+            self._remember()
+        return True
+
+    def _next(self) -> bytes:
+        """Whole lines from where the service is, as many as a batch holds, and one at least."""
+        size = BATCH_BYTES
+        try:
+            with open(self._events, "rb") as file:
+                while True:
+                    file.seek(self._at)
+                    batch = file.read(size)
+                    end = batch.rfind(b"\n") + 1
+                    if end or len(batch) < size:
+                        return batch[:end]
+                    size *= 2
+        except FileNotFoundError:
+            return b""
+
+    def _renew(self, token: str) -> None:
+        self._service.token = token
+        document = json.loads((self._run.directory / RUN_FILE).read_text("utf-8"))
+        document["report"]["token"] = token
+        with contextlib.suppress(GivenUpError):
+            write_json(self._run.directory / RUN_FILE, document, self._run.fence)
+
+    def _echo(self) -> None:
+        """What ranks say goes into the run's log file; on a cluster the driver's output is what the service reads."""
+        try:
+            with open(self._log, "rb") as file:
+                if os.path.samestat(os.fstat(file.fileno()), os.fstat(1)):
+                    return  # it is where the output goes anyway
+                file.seek(self._log_at)
+                while text := file.read(BATCH_BYTES):
+                    self._log_at += len(text)
+                    os.write(1, text)
+        except OSError:
+            return
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

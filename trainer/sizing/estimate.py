@@ -1,0 +1,205 @@
+"""What a run will take, before it starts: table rows, bytes, steps, memory, time. Torch-free.
+
+Figures are upper bounds or rough predictions, and each comes with its arithmetic in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.data.columns import values
+from trainer.data.columns.vocabulary import DistinctIds
+from trainer.data.prepare.encode import ids_of
+from trainer.data.prepare.graphs import edge_files
+from trainer.data.prepare.plan import DataPlan, make_plan
+from trainer.data.prepare.writing import NUM_SPECIAL_ROWS
+from trainer.data.sources.locations import opened
+from trainer.sizing.memory import (
+    FLOAT_BYTES,
+    RUN_BYTES,
+    RankMemory,
+    arithmetic,
+    memory_problem,
+    rank_memory,
+    sequence_ids,
+    size_of,
+)
+from trainer.spec import DatasetSpec, JobSpec
+from trainer.spec.checks.models import PIECE_MODELS, SEQUENCE_MODELS
+
+EXACT_ROWS = 20_000_000
+"""Above so many rows distinct ids are bounded from file statistics instead of counted."""
+
+# Rough: one CPU core at small matrices; memory-bound row traffic; Python, autograd and collectives per step.
+_FLOPS_PER_SECOND = 15e9
+_ROW_BYTES_PER_SECOND = 3e9
+_STEP_SECONDS = 0.004
+
+
+def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
+    """Ids looked up per example and feature: at most, for histories; other lists count as 5."""
+    if job.model.kind in SEQUENCE_MODELS:
+        return sequence_ids(job)
+    found = {
+        name: float(feature.derive.length) if feature.derive is not None else 5.0 if feature.type == "id_list" else 1.0
+        for name, feature in dataset.features.items()
+        if feature.type != "dense"
+    }
+    return found | ({"item__negative": 1.0} if job.model.kind == "bpr" else {})
+
+
+def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]]:
+    """By graph that the job's sse names, its table and how many edges its files have at most: what
+    :func:`trainer.sizing.memory.rank_memory` takes. Raises DataError."""
+    found = {}
+    for name, edges in edge_files(dataset, job).items():
+        source = edges.source
+        if source.format == "parquet":
+            count = sum(pq.read_metadata(opened(file.path)).num_rows for file in source.files)
+        else:
+            count = sum(len(chunk) for chunk in source.stream(edges.columns))
+        found[name] = edges.table, count
+    return found
+
+
+class Estimate(dict[str, Any]):
+    """What goes over REST, as a dict; ``memory`` is the prediction behind its bytes, ``exact`` whether rows were
+    counted, not bounded."""
+
+    memory: RankMemory
+    exact: bool
+
+
+def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -> Estimate:
+    """Predicts rows and bytes per table, steps per epoch, memory and time of ``job`` on ``dataset``.
+
+    ``gpu_bytes``: what the GPU of each rank has, where it is known. Reads the id columns once where there are at most
+    20 million rows. Raises DataError like the run itself would.
+    """
+    plan = make_plan(dataset, job)
+    num_rows, distinct, exact = _distinct(plan)
+    workers = job.resources.num_workers
+    ids = ids_per_example(job, dataset)
+    rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
+    memory = rank_memory(job, rows_of, ids, graph_sizes(job, dataset), gpu_bytes)
+    split = job.evaluation.split
+    negatives = dataset.label.negatives
+    examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
+    # per_user_last holds out rows by user, whose number is not looked up here: its share is bounded by 0.
+    held = 0.0 if split.kind == "per_user_last" else split.validation + split.test
+    train_examples = max(1, int(examples * (1.0 - held)))
+    if job.model.kind in PIECE_MODELS:
+        # Pieces of sequences, of which each user may have a short one more.
+        train_examples = -(-train_examples // job.model.length)
+    steps = -(-train_examples // job.batch_size)
+    total_bytes = memory.total * workers + RUN_BYTES
+    step_seconds = _seconds_per_step(job, ids)
+    bound = "distinct ids of all splits" if exact else "a bound from file statistics"
+    rows = sum(table.rows for table in memory.by_table.values())
+    found = Estimate(
+        rows=num_rows,
+        tables={
+            name: {
+                "rows": table.rows,
+                "bytes": table.total,
+                "sharding": table.sharding,
+                "bytes_per_rank": table.per_rank,
+            }
+            for name, table in memory.by_table.items()
+        },
+        table_bytes_per_rank=memory.tables,
+        steps_per_epoch=steps,
+        steps=steps * job.epochs,
+        peak_memory_bytes_per_rank=memory.total,
+        peak_memory_bytes=total_bytes,
+        memory_limit_bytes_per_rank=job.resources.memory_bytes_per_worker,
+        seconds_per_epoch=round(steps * step_seconds, 1),
+        arithmetic=[
+            f"table rows = {bound} + padding + unknown: at most {rows:,} in all",
+            *arithmetic(job, memory),
+            f"all ranks and the run beside them = {workers} x {memory.total:,} + {RUN_BYTES:,} = {total_bytes:,}",
+            f"steps per epoch = {train_examples:,} training examples / batch size {job.batch_size:,} = {steps:,}",
+            f"seconds per epoch = {steps:,} steps x {step_seconds * 1000:.1f} ms (rough: within a factor of 3)",
+        ],
+    )
+    found.memory, found.exact = memory, exact
+    return found
+
+
+def too_large(job: JobSpec, found: Estimate, machine_bytes: int | None) -> tuple[str, str] | None:
+    """(what does not fit, with the arithmetic; the remedy), or None. A bound on rows is no reason to refuse: the run
+    counts them, and refuses then what does not fit (:func:`trainer.sizing.memory.memory_problem` has the arguments)."""
+    return memory_problem(job, found.memory, machine_bytes) if found.exact else None
+
+
+def _seconds_per_step(job: JobSpec, ids: Mapping[str, float]) -> float:
+    """Multiply-adds of the dense part (forward and twice that backward) and traffic of the rows, per worker; as often
+    as regularizers of dropout run the dense part, and twice with SAM."""
+    samples = job.batch_size / job.resources.num_workers
+    arithmetic = 6.0 * size_of(job, ids).multiply_adds * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
+    traffic = samples * sum(ids.values()) * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
+    passes = job.regularizers.dropout_method.passes
+    return (_STEP_SECONDS + passes * arithmetic + traffic) * (1 if job.regularizers.sam is None else 2)
+
+
+def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
+    """Rows, distinct ids per table, and whether they were counted."""
+    num_rows = _rows_from_footers(plan)
+    if num_rows is not None and num_rows > EXACT_ROWS and plan.source.window is None:
+        return num_rows, _bounds(plan, num_rows), False
+    distinct = {table: DistinctIds(plan.kinds[table]) for table in plan.trained_tables}
+    for feature in plan.trained:
+        if feature.join is not None:
+            plan.joins[feature.name].add_to(distinct[feature.table])
+    uses = [use for use in plan.uses if use.domain in distinct]
+    counted = 0
+    for chunk in plan.source.stream([use.column for use in uses] or plan.columns()):
+        counted += len(chunk)
+        for use in uses:
+            distinct[use.domain].add(ids_of(chunk, use, plan.kinds[use.domain])[0])
+    return counted, {table: len(found.sorted()) for table, found in distinct.items()}, True
+
+
+def _rows_from_footers(plan: DataPlan) -> int | None:
+    if plan.source.format != "parquet":
+        return None
+    return sum(pq.read_metadata(opened(file.path)).num_rows for file in plan.source.files)
+
+
+def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:
+    """At most the rows, and for integers at most max - min + 1 of the files' statistics."""
+    bounds = dict.fromkeys(plan.trained_tables, 0)
+    for feature in plan.trained:
+        if feature.join is not None:
+            joined = DistinctIds(plan.kinds[feature.table])
+            plan.joins[feature.name].add_to(joined)
+            bounds[feature.table] += len(joined.sorted())
+    for use in plan.uses:
+        if use.domain in bounds:
+            type_: pa.DataType = plan.source.column_type(use.column)
+            span = (
+                _span(plan, use.column) if pa.types.is_integer(values.element_type(type_)) and not use.is_list else None
+            )
+            bounds[use.domain] += min(num_rows, span) if span is not None else num_rows
+    return bounds
+
+
+def _span(plan: DataPlan, column: str) -> int | None:
+    low: list[int] = []
+    high: list[int] = []
+    for file in plan.source.files:
+        metadata = pq.read_metadata(opened(file.path))
+        for group in range(metadata.num_row_groups):
+            for number in range(metadata.num_columns):
+                chunk = metadata.row_group(group).column(number)
+                if chunk.path_in_schema != column:
+                    continue
+                if chunk.statistics is None or not chunk.statistics.has_min_max:
+                    return None
+                low.append(chunk.statistics.min)
+                high.append(chunk.statistics.max)
+    return max(high) - min(low) + 1 if low else None

@@ -1,0 +1,208 @@
+"""GPUs: which one is a rank's own, which a machine or a cluster has, what of a job they cannot serve. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainer.runs.failures import ResourceError
+
+if TYPE_CHECKING:
+    from trainer.spec import JobSpec
+
+CLUSTER_SECONDS = 60
+_NODES = """
+import json, ray
+ray.init(address={address!r}, log_to_driver=False, logging_level="ERROR")
+print(json.dumps([node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]]))
+"""
+
+
+def device_of_rank(
+    gpus_per_worker: float, local_rank: int, visible: Sequence[str], assigned: Sequence[str] = ()
+) -> str:
+    """``cpu``, or ``cuda:i`` with i the place of the rank's GPU among those that its process sees.
+
+    Args:
+        gpus_per_worker: 0, or 1: a rank works on one GPU.
+        local_rank: number of the rank on its host. Ranks of a host take its GPUs in order.
+        visible: the GPUs that the process sees, in CUDA's order (:func:`visible_gpus`).
+        assigned: those that Ray gave to this rank, by the same names. It lets the ranks of a host see each other's, as
+            NCCL needs it, so that the rank's number alone does not say which is its own.
+
+    Raises:
+        ValueError: there is none for this rank.
+    """
+    if not gpus_per_worker:
+        return "cpu"
+    if assigned:
+        places = [place for place, name in enumerate(visible) if name in assigned]
+        if not places:
+            raise ValueError(
+                f"rank {local_rank} of this host was given GPU {', '.join(assigned)}, but its process sees "
+                f"{', '.join(visible) or 'none'}: leave CUDA_VISIBLE_DEVICES to Ray"
+            )
+        return f"cuda:{places[0]}"
+    if not 0 <= local_rank < len(visible):
+        raise ValueError(
+            f"rank {local_rank} of this host has no GPU of its own (there are {len(visible)}): lower "
+            "resources.num_workers, or set resources.gpus_per_worker to 0"
+        )
+    return f"cuda:{local_rank}"
+
+
+def visible_gpus(installed: int, variable: str | None) -> list[str]:
+    """The GPUs that a process sees of so many installed ones, in CUDA's order.
+
+    ``variable`` is CUDA_VISIBLE_DEVICES: numbers or names; the first that is none ends the list. None: all are seen.
+    """
+    if variable is None:
+        return [str(number) for number in range(installed)]
+    seen: list[str] = []
+    for name in (part.strip() for part in variable.split(",")):
+        if not (int(name) < installed if name.isdigit() else name.startswith(("GPU-", "MIG-"))):
+            break
+        seen.append(name)
+    return seen if installed else []
+
+
+def installed_gpus() -> int:
+    """How many GPUs NVIDIA's driver knows on this machine; 0 where there is no driver."""
+    count = ctypes.c_uint(0)
+    with _nvml() as library:
+        if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return 0
+    return count.value
+
+
+def machine_gpus() -> list[str]:
+    """The GPUs that a process started here would see."""
+    return visible_gpus(installed_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def machine_gpu_bytes() -> int | None:
+    """Memory of the smallest GPU that a process started here would see; None where there is none."""
+    found = []
+    names = machine_gpus()
+    with _nvml() as library:
+        for name in names if library is not None else ():
+            device, memory = ctypes.c_void_p(), _Memory()
+            by_number = name.isdigit()
+            handle = library.nvmlDeviceGetHandleByIndex_v2 if by_number else library.nvmlDeviceGetHandleByUUID
+            known = handle(ctypes.c_uint(int(name)) if by_number else name.encode(), ctypes.byref(device)) == 0
+            if known and library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0:
+                found.append(int(memory.total))
+    return min(found, default=None)
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """The library of NVIDIA's driver, initialized; None where there is none."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        yield None
+        return
+    if library.nvmlInit_v2() != 0:
+        yield None
+        return
+    try:
+        yield library
+    finally:
+        library.nvmlShutdown()
+
+
+def known_gpu_bytes(job: JobSpec, ray_address: str | None) -> int | None:
+    """What the GPU of each rank has: of a run on this machine with GPUs, else None."""
+    return None if ray_address or not job.resources.gpus_per_worker else machine_gpu_bytes()
+
+
+def cluster_gpus(address: str) -> list[int]:
+    """GPUs of each node of the Ray cluster at ``address``. Asks in a process of its own, which takes seconds.
+
+    Raises:
+        OSError: no cluster answers there.
+    """
+    code = _NODES.format(address=address)
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        # Ray itself takes a minute to find out that nobody is there.
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except ValueError:
+        raise OSError(f"'{address}' is not HOST:PORT") from None
+    except OSError as error:
+        raise OSError(f"no Ray cluster answers at {address}: {error.strerror or error}") from None
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=CLUSTER_SECONDS,
+            env=os.environ | {"RAY_AUTH_MODE": "token"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise OSError(f"the Ray cluster at {address} did not answer within {CLUSTER_SECONDS} seconds") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise OSError(f"the Ray cluster at {address} cannot be asked for its GPUs: {last}")
+    return [int(found) for found in json.loads(done.stdout.strip().splitlines()[-1])]
+
+
+def gpu_problem(job: JobSpec, ray_address: str | None = None) -> tuple[str, str] | None:
+    """(what of the job's GPUs is not there, and where; the remedy), or None. A job without GPUs asks for nothing,
+    and a cluster behind a dashboard (http://HOST:PORT) is not asked from here: the run does, when it starts there."""
+    wanted = job.resources.num_workers
+    if not job.resources.gpus_per_worker or is_dashboard(ray_address):
+        return None
+    if ray_address:
+        try:
+            nodes = cluster_gpus(ray_address)
+        except OSError as error:
+            return str(error), "check EVENKEEL_RAY_ADDRESS and the cluster's token"
+        return missing_gpus(wanted, sum(nodes), f"the Ray cluster at {ray_address} ({len(nodes)} nodes)")
+    return missing_gpus(wanted, len(machine_gpus()), "this machine") or torch_problem(
+        importlib.metadata.version("torch")
+    )
+
+
+def is_dashboard(ray_address: str | None) -> bool:
+    """Whether jobs are submitted there, rather than a cluster joined."""
+    return (ray_address or "").startswith(("http://", "https://"))
+
+
+def check_gpus(job: JobSpec, ray_address: str | None = None) -> None:
+    """Raises ResourceError where the Ray cluster at this address, else this machine, has too few GPUs for the job."""
+    problem = gpu_problem(job, ray_address)
+    if problem is not None:
+        raise ResourceError(". Remedy: ".join(problem))
+
+
+def missing_gpus(wanted: int, found: int, where: str) -> tuple[str, str] | None:
+    """What to say of ``wanted`` ranks with a GPU each where ``found`` are."""
+    if found >= wanted:
+        return None
+    remedy = "set resources.gpus_per_worker to 0 to train on CPU, or run where there is a GPU for each worker"
+    if found:
+        remedy = f"lower resources.num_workers to {found}, or run where there is a GPU for each worker"
+    return f"resources.gpus_per_worker: {wanted} workers need {wanted} GPUs, {where} has {found}", remedy
+
+
+def torch_problem(version: str) -> tuple[str, str] | None:
+    """That the installed torch, of this version, has no CUDA in it."""
+    if version.endswith("+cpu"):
+        return (
+            f"resources.gpus_per_worker: torch {version} of this installation is built for the CPU alone",
+            "`make setup EXTRA=cuda`, or set resources.gpus_per_worker to 0",
+        )
+    return None

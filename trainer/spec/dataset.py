@@ -1,0 +1,247 @@
+"""DatasetSpec: where the rows of a dataset are and what their columns mean. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from trainer.spec.base import Column, Name, Spec, later
+from trainer.spec.checks import supported
+
+
+class Join(Spec):
+    """A column looked up in a second file: ``column`` of the row whose ``on`` equals this row's ``on``.
+
+    ``take`` says what becomes of a list-valued column: its last element, its first, or all of them (an id_list).
+    ``timestamp``: the column of the second file that says when a row of it was known, as ``timestamp`` of a feature.
+    """
+
+    uri: str = Field(min_length=1)
+    on: Column
+    column: Column
+    take: Literal["last", "first", "all"] = "last"
+    timestamp: Column | None = later(None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unquoted_on(cls, document: object) -> object:
+        # YAML reads an unquoted key on as true.
+        if isinstance(document, dict) and True in document and "on" not in document:
+            return {"on" if key is True else key: value for key, value in document.items()}
+        return document
+
+
+class PreviousItems(Spec):
+    """History: the last ``length`` values of ``previous`` that the same ``by`` had before this row, by ``order``.
+
+    Rows with fewer than ``min_length`` previous values are left out of every split (SASRec's convention is 1).
+    """
+
+    previous: Column
+    by: Column
+    order: Column
+    length: int = Field(ge=1, le=1000)
+    min_length: int = Field(default=0, ge=0, le=1000)
+
+
+class Feature(Spec):
+    """One model input. ``id``: one categorical value per row; ``id_list``: a list per row, pooled; ``dense``: a number.
+
+    Without ``join`` or ``derive`` the feature reads ``column`` (default: the feature's own name). ``shares`` names the
+    feature whose embedding table this one uses. ``weights`` names a column of lists as long as those of an id_list:
+    each row is multiplied by its own, at least 0, and ``mean`` divides by their sum.
+
+    ``timestamp`` names the column that says when the value was known: where rows are split by ``time`` or
+    ``per_user_last``, one from after its row is refused (trainer.data.columns.point_in_time).
+
+    ``transform`` of a dense feature (trainer.data.columns.numeric): its statistics are those of the training rows.
+    ``missing``: what null and NaN are. Of ids ``unknown`` (left out), of dense features the ``mean`` (left out) or a
+    number; ``error``: the row is bad (``max_bad_rows``).
+    """
+
+    type: Literal["id", "id_list", "dense"] = "id"
+    column: Column | None = None
+    join: Join | None = None
+    derive: PreviousItems | None = None
+    shares: str | None = None
+    pooling: Literal["sum", "mean"] = "mean"
+    weights: Column | None = later(None)
+    timestamp: Column | None = later(None)
+    transform: Literal["none", "log1p", "standardize", "quantile"] = later("none")
+    missing: Literal["unknown", "mean", "error"] | Annotated[float, Field(allow_inf_nan=False)] | None = later(None)
+
+    @model_validator(mode="after")
+    def _of_its_type(self) -> Feature:
+        if self.type == "dense":
+            for name in ("join", "derive", "shares", "weights"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is of ids: a dense feature reads a column of the rows")
+            if self.missing == "unknown":
+                raise ValueError("missing: unknown is of ids: use mean, error or a number")
+            return self
+        if self.transform != "none":
+            raise ValueError("transform is of dense features: leave it out, or set type: dense")
+        if self.missing not in (None, "unknown", "error"):
+            raise ValueError(f"missing: {self.missing} is of dense features: use unknown or error")
+        if self.missing == "error" and (self.type != "id" or self.join is not None):
+            raise ValueError("missing: error is of single ids and numbers that are columns of the rows: leave it out")
+        if self.weights is not None and (self.type != "id_list" or self.join is not None or self.derive is not None):
+            raise ValueError("weights go with an id_list that reads a column of the rows")
+        return self
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Feature:
+        if sum(source is not None for source in (self.column, self.join, self.derive)) > 1:
+            raise ValueError("give at most one of column, join and derive")
+        if self.timestamp is not None and (self.join is not None or self.derive is not None):
+            raise ValueError("timestamp is of a column of the rows: a join has its own, and a history is from before")
+        if self.derive is not None and self.type != "id_list":
+            raise ValueError("a derived history is a list: set type: id_list")
+        if self.join is not None and self.join.take == "all" and self.type != "id_list":
+            raise ValueError("join with take: all gives a list: set type: id_list")
+        return self
+
+
+class Negatives(Spec):
+    """Every row is a positive; for each, ``per_positive`` items that its user never had are drawn, once: ``uniform``
+    over all others, or by ``popularity``, their number of rows that train, to the ``power``. ``in_batch`` is of models:
+    ``model.negative_distribution``, or ``loss: sampled_softmax`` of two_tower."""
+
+    per_positive: int = Field(default=1, ge=1, le=100)
+    of: str
+    distribution: Literal["uniform", "popularity", "in_batch"] = "uniform"
+    power: float = later(0.75, ge=0.0, le=4.0, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+
+class Label(Spec):
+    """Where the target comes from: a 0/1 ``column``, a ``rule`` such as ``rating >= 4``, drawn ``negatives``, or the
+    ``value`` of a column, a real number to be predicted by loss ``mse``."""
+
+    column: Column | None = None
+    rule: str | None = None
+    negatives: Negatives | None = None
+    value: Column | None = later(None)
+
+    @field_validator("rule")
+    @classmethod
+    def _parsable(cls, rule: str | None) -> str | None:
+        if rule is not None:
+            parse_rule(rule)
+        return rule
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Label:
+        if sum(source is not None for source in (self.column, self.rule, self.negatives, self.value)) != 1:
+            raise ValueError("give exactly one of column, rule, negatives and value")
+        return self
+
+
+class Graph(Spec):
+    """Edges between the ids of feature ``of``, for SSE-Graph."""
+
+    uri: str = Field(min_length=1)
+    source: Column
+    target: Column
+    of: str
+
+
+class DatasetSpec(Spec):
+    """A registered dataset: where its rows are and what their columns mean.
+
+    ``uri`` is a file or a directory of Parquet or CSV; a relative one is taken from the working directory of whoever
+    reads it. A ``join`` or ``graph`` uri without a directory is taken from beside ``uri``.
+
+    ``max_bad_rows``: the share of rows that may be bad (trainer.data.sources.bad_rows): they are left out, counted, and
+    written to the run directory; with more of them the job fails. Left out, it fails at the first one.
+    """
+
+    name: Name
+    uri: str = Field(min_length=1)
+    features: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")], Feature] = Field(
+        min_length=1
+    )
+    label: Label
+    order: Column | None = None
+    timestamp: Column | None = None
+    partition: Column | None = None
+    graphs: dict[Name, Graph] = {}
+    max_bad_rows: float | None = later(None, ge=0.0, le=1.0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DatasetSpec:
+        self._ids_where_ids_are_meant()
+        for name, feature in self.features.items():
+            if feature.shares is not None:
+                target = self.features.get(feature.shares)
+                if target is None:
+                    raise ValueError(
+                        f"features.{name}.shares: no feature '{feature.shares}' (there are {_list(self.features)})"
+                    )
+                if target.shares is not None:
+                    raise ValueError(
+                        f"features.{name}.shares: '{feature.shares}' itself shares a table; name that one instead"
+                    )
+            if feature.derive is not None and feature.shares is None and feature.derive.previous in self.features:
+                raise ValueError(
+                    f"features.{name}: a history of '{feature.derive.previous}' needs shares: {feature.derive.previous}"
+                )
+        negatives = self.label.negatives
+        if negatives is not None and negatives.of not in self.features:
+            raise ValueError(f"label.negatives.of: no feature '{negatives.of}' (there are {_list(self.features)})")
+        if self.order is not None and self.timestamp is not None:
+            raise ValueError("give order or timestamp, not both")
+        for name, feature in self.features.items():
+            joined = feature.join is not None and feature.join.timestamp is not None
+            if (joined or feature.timestamp is not None) and self.ordering is None:
+                raise ValueError(
+                    f"features.{name}.timestamp: it is compared with the time of rows: give order or timestamp of the "
+                    "dataset, or leave it out"
+                )
+        for name, graph in self.graphs.items():
+            if graph.of not in self.features:
+                raise ValueError(f"graphs.{name}.of: no feature '{graph.of}' (there are {_list(self.features)})")
+        supported.refuse(supported.dataset_problems(self))
+        return self
+
+    def _ids_where_ids_are_meant(self) -> None:
+        dense = {name for name, feature in self.features.items() if feature.type == "dense"}
+        if len(dense) == len(self.features):
+            raise ValueError("features: all of them are dense: a model needs at least one of ids")
+        named = {f"features.{name}.shares": feature.shares for name, feature in self.features.items()}
+        named |= {
+            f"features.{name}.derive.{part}": getattr(feature.derive, part)
+            for name, feature in self.features.items()
+            if feature.derive is not None
+            for part in ("previous", "by")
+        }
+        named |= {f"graphs.{name}.of": graph.of for name, graph in self.graphs.items()}
+        if self.label.negatives is not None:
+            named["label.negatives.of"] = self.label.negatives.of
+        for field, name in named.items():
+            if name in dense:
+                raise ValueError(f"{field}: '{name}' is dense, and has no ids")
+        for name in sorted(dense & {"user", "item"}):
+            raise ValueError(f"features.{name}.type: what is named {name} has ids: use id, or another name")
+
+    @property
+    def ordering(self) -> str | None:
+        """The column that orders rows in time, if any."""
+        return self.order or self.timestamp
+
+
+_RULE = re.compile(r"^\s*([A-Za-z_][\w.-]*)\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*$")
+
+
+def parse_rule(rule: str) -> tuple[str, str, float]:
+    """``"rating >= 4"`` -> ("rating", ">=", 4.0). The grammar is column, comparison, number: nothing is evaluated."""
+    match = _RULE.match(rule)
+    if match is None:
+        raise ValueError(f"rule '{rule}' is not COLUMN COMPARISON NUMBER, such as 'rating >= 4'")
+    return match[1], match[2], float(match[3])
+
+
+def _list(names: Any) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,93 @@
+"""Evaluation: which rows are held out, and what is measured on them. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from trainer.spec.base import Column, Spec, later
+
+Metric = Literal[
+    "auc", "logloss", "gauc", "normalized_entropy", "ece", "ece_equal_width", "calibration", "rmse", "mae",
+    "frequency_buckets",
+    "mrr", "mrr_full",
+    "hit_rate_1", "hit_rate_5", "hit_rate_10", "hit_rate_20", "hit_rate_50",
+    "hit_rate_1_full", "hit_rate_5_full", "hit_rate_10_full", "hit_rate_20_full", "hit_rate_50_full",
+    "ndcg_1", "ndcg_5", "ndcg_10", "ndcg_20", "ndcg_50",
+    "ndcg_1_full", "ndcg_5_full", "ndcg_10_full", "ndcg_20_full", "ndcg_50_full",
+    "precision_1", "precision_5", "precision_10", "precision_20", "precision_50",
+    "precision_1_full", "precision_5_full", "precision_10_full", "precision_20_full", "precision_50_full",
+    "recall_1", "recall_5", "recall_10", "recall_20", "recall_50",
+    "recall_1_full", "recall_5_full", "recall_10_full", "recall_20_full", "recall_50_full",
+]  # fmt: skip
+"""What can be measured (docs/papers.md). Of the ranking metrics NAME_k is against 100 negatives, NAME_k_full among all
+items but those of training."""
+POINTWISE_METRICS = (
+    "auc", "logloss", "gauc", "normalized_entropy", "ece", "ece_equal_width", "calibration", "rmse", "mae",
+    "frequency_buckets",
+)  # fmt: skip
+DEFAULT_METRICS: tuple[Literal["auc", "logloss"], ...] = ("auc", "logloss")
+
+
+def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
+    """(name, k, whether among all items) of a ranking metric: ``recall_20_full`` -> ("recall", 20, True), ``mrr`` ->
+    ("mrr", None, False). None for others."""
+    if metric in POINTWISE_METRICS:
+        return None
+    name = metric.removesuffix("_full")
+    head, _, k = name.rpartition("_")
+    return (head, int(k), name != metric) if k.isdigit() else (name, None, name != metric)
+
+
+class Split(Spec):
+    """Which rows validate and test.
+
+    ``random``: shares of the (user, item) pairs, by hash. ``time``: the latest shares. ``per_user_last``: of each user
+    the last ``num_test`` rows test and the ``num_validation`` before them validate; none where the share is 0.
+    ``column``: rows where ``column`` is 1, true or ``test`` test; rows that it names ``validation`` validate, and where
+    there are none, a share of the others does, by hash. ``test`` is not read.
+    """
+
+    kind: Literal["random", "per_user_last", "time", "column"] = "random"
+    validation: float = Field(default=0.1, ge=0.0, lt=1.0)
+    test: float = Field(default=0.1, ge=0.0, lt=1.0)
+    column: Column | None = later(None)
+    num_validation: int = later(1, ge=1, le=1000)
+    num_test: int = later(1, ge=1, le=1000)
+
+    @model_validator(mode="after")
+    def _leaves_rows(self) -> Split:
+        if self.validation + self.test >= 1.0:
+            raise ValueError("validation + test must stay below 1, or no row is left to train on")
+        if (self.column is None) == (self.kind == "column"):
+            raise ValueError("kind: column goes with the name of a column, such as column: is_test")
+        if self.kind == "column" and self.test != type(self).model_fields["test"].default:
+            raise ValueError("with kind: column the column says which rows test: leave test out")
+        for name, share in (("num_validation", self.validation), ("num_test", self.test)):
+            if getattr(self, name) != 1 and (self.kind != "per_user_last" or not share):
+                raise ValueError(f"{name} is read by kind: per_user_last, where the share is above 0: leave it out")
+        return self
+
+
+class Intervals(Spec):
+    """Bootstrap intervals of the metrics, as ``NAME_low`` and ``NAME_high``, from ``replicates`` drawings of rows, or
+    of users with all their rows. GAUC and ranking metrics always draw users. ECE has none: drawing adds to its bias. A
+    split that is too large to be gathered (trainer.evaluation.pointwise.GATHER_ROWS) has intervals of ranking metrics
+    alone."""
+
+    replicates: int = Field(default=200, ge=10, le=10_000)
+    level: float = Field(default=0.95, gt=0.5, lt=1.0)
+    by: Literal["row", "user"] = "row"
+
+
+class Evaluation(Spec):
+    """``metrics`` left out are all that the model has: AUC and logloss, or RMSE and MAE of real-valued labels; of
+    models of sequences AUC, hit rate and NDCG at 10 against 100 negatives, and both among all items (``full``).
+    ``training``: after each epoch the rows of training are evaluated too, with the same metrics, under split ``train``:
+    what the generalization gap is taken from."""
+
+    split: Split = Split()
+    metrics: tuple[Metric, ...] = DEFAULT_METRICS
+    intervals: Intervals | None = later(None)
+    training: bool = later(False)

@@ -1,0 +1,404 @@
+"""The two documents users write: DatasetSpec (what the rows mean) and JobSpec (one training run).
+
+What a dataset is made of is in :mod:`trainer.spec.dataset`, a job's model in :mod:`trainer.spec.model`, what it
+publishes in :mod:`trainer.spec.publish`; every part can be imported from here. Frozen pydantic models, torch-free, so
+that the control plane validates exactly what the trainer will run. The schema is whole: a field that this version
+cannot honour is refused with "not available yet" (:mod:`trainer.spec.checks.supported`), never ignored. A YAML file may
+hold a dataset and a job as two documents; :func:`load_documents` tells them apart.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+
+from embeddings.dynamic.settings import MAX_ADMIT_AFTER, MAX_CAPACITY, Growth
+from trainer.spec import yaml_documents
+from trainer.spec.base import NAME_PATTERN, Column, Name, Positive, Probability, Spec, later
+from trainer.spec.checks import supported
+from trainer.spec.dataset import DatasetSpec, Feature, Graph, Join, Label, Negatives, PreviousItems, parse_rule
+from trainer.spec.evaluation import DEFAULT_METRICS, Evaluation, Intervals, Metric, Split
+from trainer.spec.model import Init, Model
+from trainer.spec.publish import Anchor, Compass, Expire, Gate, MovingAverage, Publish, View
+from trainer.spec.regularizers import Regularizers
+
+__all__ = [
+    "DEFAULT_METRICS",
+    "FIRING_DATE",
+    "NAME_PATTERN",
+    "SSE",
+    "Anchor",
+    "Checkpoint",
+    "Column",
+    "Compass",
+    "DatasetRef",
+    "DatasetSpec",
+    "DenseOptimizer",
+    "Evaluation",
+    "Expire",
+    "Feature",
+    "Gate",
+    "Graph",
+    "Init",
+    "InitFrom",
+    "Intervals",
+    "JobSpec",
+    "Join",
+    "Label",
+    "LabelText",
+    "LearningRateSchedule",
+    "Metric",
+    "Model",
+    "MovingAverage",
+    "Name",
+    "Negatives",
+    "Optimizer",
+    "Positive",
+    "PreviousItems",
+    "Probability",
+    "Publish",
+    "Regularizers",
+    "Resources",
+    "ShardingKind",
+    "Spec",
+    "SpecError",
+    "Split",
+    "Table",
+    "View",
+    "Walk",
+    "Window",
+    "load_documents",
+    "parse_dataset",
+    "parse_job",
+    "parse_rule",
+    "problems_of",
+]
+
+FIRING_DATE = "{firing_date}"
+
+ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
+LabelText = Annotated[str, StringConstraints(max_length=255)]
+
+
+class Window(Spec):
+    """Rows whose partition lies in ``[start - days + 1, start]``; schedules fill ``{firing_date}`` in."""
+
+    start: str
+    days: int = Field(default=1, ge=1, le=3660)
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _as_text(cls, start: object) -> object:
+        # YAML reads an unquoted 2026-01-31 as a date.
+        return start.isoformat() if type(start) is datetime.date else start
+
+    @field_validator("start")
+    @classmethod
+    def _date(cls, start: str) -> str:
+        if start != FIRING_DATE:
+            try:
+                datetime.date.fromisoformat(start)
+            except ValueError:
+                raise ValueError(f"'{start}' is neither a date (YYYY-MM-DD) nor {FIRING_DATE}") from None
+        return start
+
+
+class DatasetRef(Spec):
+    name: Name
+    window: Window | None = None
+
+
+class InitFrom(Spec):
+    """Warm start from the job behind a published version, or from a job. An id that the last ``retire_after_runs`` runs
+    of the chain did not have, this one among them, loses its row; left out, none does."""
+
+    collection: Name | None = None
+    version: str | None = None
+    job: str | None = None
+    retire_after_runs: int | None = Field(default=None, ge=1, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _one(self) -> InitFrom:
+        if (self.collection is None) == (self.job is None):
+            raise ValueError("give collection (with version) or job")
+        if self.job is not None and self.version is not None:
+            raise ValueError("version goes with collection, not with job")
+        return self
+
+
+class LearningRateSchedule(Spec):
+    """How a learning rate goes on with the steps, each of which is a batch of the job (embeddings.optim.lr_schedules).
+
+    ``linear_warmup``: from ``start_factor`` up to 1 within ``warmup_steps`` steps. The others may begin with it:
+    ``cosine``, from 1 down to ``final_factor`` within ``decay_steps``; ``step``, times ``gamma`` every ``every_steps``.
+    Steps are those of the tables: a warm start goes on where its parent was, and does not warm up again.
+    """
+
+    kind: Literal["constant", "linear_warmup", "cosine", "step"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    start_factor: float = Field(default=0.0, ge=0.0, le=1.0)
+    decay_steps: int | None = Field(default=None, ge=1)
+    final_factor: float = Field(default=0.0, ge=0.0, le=1.0)
+    every_steps: int | None = Field(default=None, ge=1)
+    gamma: float = Field(default=0.1, gt=0.0, le=1.0)
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> LearningRateSchedule:
+        needed, own = _SCHEDULES[self.kind]
+        if needed is not None and not getattr(self, needed):
+            raise ValueError(f"a schedule of kind {self.kind} needs {needed}")
+        if self.start_factor and not self.warmup_steps:
+            raise ValueError("start_factor is that of a warmup: set warmup_steps, or leave it out")
+        for name, field in type(self).model_fields.items():
+            if name != "kind" and name not in own and getattr(self, name) != field.default:
+                raise ValueError(f"a schedule of kind {self.kind} has no {name}: leave it out")
+        return self
+
+
+_WARMUP = ("warmup_steps", "start_factor")
+_SCHEDULES: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "constant": (None, ()),
+    "linear_warmup": ("warmup_steps", _WARMUP),
+    "cosine": ("decay_steps", (*_WARMUP, "decay_steps", "final_factor")),
+    "step": ("every_steps", (*_WARMUP, "every_steps", "gamma")),
+}
+"""By kind of schedule, the field that it cannot do without, and those that it has."""
+
+
+class Optimizer(Spec):
+    """Row optimizer of the embedding tables (embeddings.optim). What a kind does not have is refused if it is set.
+
+    ``alpha`` is read by the kinds with _ar (Li and Lyu), ``weight_decay`` by adamw and adagradw, ``first_touch`` by
+    both, ``beta1`` by the Adam family, ``moments`` and ``beta2`` by RMSprop's too (for which 0.99 is its default, as
+    torch's alpha). ``clip_norm`` bounds the norm of the step's gradient, that of all tables and dense parameters on all
+    ranks together; ``clip_row_norm`` that of each row's.
+    """
+
+    kind: Literal[
+        "sgd", "adagrad", "adam", "adam_ar", "adamw", "adagrad_ar", "adagradw", "rowwise_adagrad", "rmsprop",
+        "rmsprop_ar", "rowwise_adam", "rowwise_adam_ar",
+    ] = "adam_ar"  # fmt: skip
+    learning_rate: float = Field(default=0.001, ge=0.0, allow_inf_nan=False)
+    alpha: Literal["default", "auto"] | Positive = "default"
+    moments: Literal["dense", "lazy"] = "dense"
+    decay: Literal["at_read", "at_update"] = "at_read"
+    first_touch: Literal["keep", "literal"] = "keep"
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    eps: float = Field(default=1e-8, gt=0.0, allow_inf_nan=False)
+    eps_inside_root: bool = False
+    weight_decay: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    schedule: LearningRateSchedule = LearningRateSchedule()
+    clip_norm: Positive | None = None
+    clip_row_norm: Positive | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _beta2_of_its_kind(cls, document: Any) -> Any:
+        if isinstance(document, dict) and document.get("kind") in supported.RMSPROP_FAMILY:
+            return {"beta2": 0.99, **document}
+        return document
+
+
+class DenseOptimizer(Spec):
+    """torch's optimizer of what is not an embedding table. ``weight_decay`` is its L2: that times the parameter is
+    added to the gradient."""
+
+    kind: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = Field(default=0.001, ge=0.0, allow_inf_nan=False)
+    schedule: LearningRateSchedule = LearningRateSchedule()
+    weight_decay: float = later(0.0, ge=0.0, allow_inf_nan=False)
+
+
+class Walk(Spec):
+    """A random walk over neighbours that returns to its first id with probability ``restart`` at each step."""
+
+    restart: float = Field(ge=0.01, le=1.0, allow_inf_nan=False)
+
+
+class SSE(Spec):
+    """Stochastic Shared Embeddings of one feature (Wu et al., equations 3 and 5): swap probability, graph and ratio.
+
+    In ``JobSpec.sse`` a feature's name is the input side (p_x): its ids are swapped wherever the model looks them up,
+    for ``item`` the drawn negatives of bpr too. With ``graph`` (of the dataset) neighbours are ``rho`` times as likely
+    as other rows; with ``walk`` a swapped id becomes one that the walk from it visits. ``label`` is the output side
+    (p_y): class labels flip (dnn, two_tower), or the items that are the targets are swapped (bpr, where that is
+    ``item`` by another name: give one of the two).
+    """
+
+    probability: Probability = 0.01
+    graph: Name | None = None
+    rho: float = Field(default=1.0, ge=1.0, allow_inf_nan=False)
+    walk: Walk | None = None
+
+
+class Table(Spec):
+    """How the rows of an embedding table and the state of their optimizer are stored. Half rows are read, summed and
+    moved as float32, and stored with stochastic rounding.
+
+    With ``capacity`` the table grows while it trains (embeddings.dynamic): at most so many ids have a row at once, an
+    id gets it at its ``admit_after``-th occurrence in training and loses it when it did not occur for ``ttl_steps``
+    steps, or ``when_full``. Ids without a row read that of unknown ids. Left out, every id of the training rows has a
+    row.
+    """
+
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    state_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    capacity: int | None = later(None, ge=1, le=MAX_CAPACITY)
+    admit_after: int = later(1, ge=1, le=MAX_ADMIT_AFTER)
+    ttl_steps: int | None = later(None, ge=1)
+    when_full: Literal["oldest", "refuse"] = later("oldest")
+
+    @model_validator(mode="after")
+    def _of_growth(self) -> Table:
+        for name in ("admit_after", "ttl_steps", "when_full"):
+            if self.capacity is None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is of tables that grow: set capacity, or leave it out")
+        return self
+
+    @property
+    def growth(self) -> Growth | None:
+        """How the table grows; None where every id of the training rows has a row."""
+        if self.capacity is None:
+            return None
+        return Growth(self.capacity, self.admit_after, self.ttl_steps, self.when_full)
+
+
+class Resources(Spec):
+    """``memory_bytes_per_worker``: a job whose ranks are predicted to take more is refused (trainer.sizing.memory)."""
+
+    num_workers: int = Field(default=1, ge=1, le=1024)
+    cpus_per_worker: float = Field(default=1, gt=0, le=1024)
+    gpus_per_worker: float = Field(default=0, ge=0, le=16)
+    memory_bytes_per_worker: int | None = Field(default=None, gt=0)
+    timeout_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+class Checkpoint(Spec):
+    """``asynchronous``: training goes on while a checkpoint is written, from a copy that takes the memory of the rows
+    and their state once more."""
+
+    every_steps: int = Field(default=500, ge=1)
+    keep_last: int = Field(default=3, ge=1)
+    asynchronous: bool = True
+
+
+class JobSpec(Spec):
+    """One training run. ``batch_size`` is global: ranks share it. Seeds are uint32.
+
+    A step is one batch, whatever ``micro_batches`` says: into how many parts it is cut, of which each is looked up and
+    differentiated before the next, to save memory. Their gradients add up, and one update follows.
+    """
+
+    spec_version: Literal[1] = 1
+    name: Name
+    dataset: DatasetRef
+    init_from: InitFrom | None = None
+    model: Model
+    optimizer: Optimizer = Optimizer()
+    dense_optimizer: DenseOptimizer = DenseOptimizer()
+    sse: dict[str, SSE] = {}
+    regularizers: Regularizers = Regularizers()
+    kernel: Literal["evenkeel", "fbgemm"] = "evenkeel"
+    epochs: int = Field(default=1, ge=1, le=1000)
+    batch_size: int = Field(default=2048, ge=1, le=2**22)
+    micro_batches: int = Field(default=1, ge=1, le=4096)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    resources: Resources = Resources()
+    sharding: dict[
+        str, Literal["table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
+    ] = {}
+    tables: dict[str, Table] = {}
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    retries: int = Field(default=2, ge=0, le=100)
+    labels: dict[Name, LabelText] = {}
+    publish: Publish | None = None
+
+    @model_validator(mode="after")
+    def _available(self) -> JobSpec:
+        supported.refuse(supported.job_problems(self))
+        return self
+
+    def against(self, dataset: DatasetSpec) -> JobSpec:
+        """This job, checked against the dataset it names. Raises ValueError naming each field that does not fit."""
+        supported.refuse(supported.fit_problems(self, dataset))
+        return self
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class SpecError(ValueError):
+    """A document that is not a valid spec. ``problems`` holds (field path, message)."""
+
+    def __init__(self, where: str, problems: list[tuple[str, str]]):
+        self.where = where
+        self.problems = problems
+        super().__init__(
+            f"{where}: " + "; ".join(f"{field}: {message}" if field else message for field, message in problems)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SpecError, (self.where, self.problems)
+
+
+def problems_of(error: ValidationError) -> list[tuple[str, str]]:
+    """(field path, message) for each error, in the words shown to users."""
+    found = []
+    for item in error.errors(include_url=False):
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "no such field: check the spelling"
+        found.append((".".join(str(part) for part in item["loc"]), message))
+    return found
+
+
+def parse_dataset(document: Any, where: str = "dataset") -> DatasetSpec:
+    return _parse(DatasetSpec, document, where)
+
+
+def parse_job(document: Any, where: str = "job") -> JobSpec:
+    return _parse(JobSpec, document, where)
+
+
+def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None]:
+    """The dataset and the job that a YAML file holds (either may be absent). Raises SpecError, also for bad YAML."""
+    where = str(path)
+    try:
+        found = yaml_documents.load_all(Path(path).read_text("utf-8"))
+        documents = [document for document in found if document is not None]
+    except OSError as error:
+        raise SpecError(where, [("", f"cannot be read: {error.strerror or error}")]) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(where, [("", f"is not YAML: {error}")]) from None
+    dataset: DatasetSpec | None = None
+    job: JobSpec | None = None
+    for document in documents:
+        if not isinstance(document, dict):
+            raise SpecError(where, [("", "a spec is a mapping of fields; see examples/")])
+        if "model" in document or "spec_version" in document:
+            if job is not None:
+                raise SpecError(where, [("", "holds two jobs: one per file")])
+            job = parse_job(document, where)
+        else:
+            if dataset is not None:
+                raise SpecError(where, [("", "holds two datasets: one per file")])
+            dataset = parse_dataset(document, where)
+    if dataset is None and job is None:
+        raise SpecError(where, [("", "is empty")])
+    return dataset, job
+
+
+SpecType = TypeVar("SpecType", bound=Spec)
+
+
+def _parse(kind: type[SpecType], document: Any, where: str) -> SpecType:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise SpecError(where, problems_of(error)) from None

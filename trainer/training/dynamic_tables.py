@@ -1,0 +1,232 @@
+"""Growing tables of a job (``tables: {NAME: {capacity: N}}``): ids get rows as training meets them, and lose them.
+
+The prepared data has codes, one for each id that there is; here, between a batch and the model, codes become rows.
+Every rank goes through the ids of the whole batch, in one order, so that all have the same map without a word, whatever
+their number; which rows changed hands each tells the tables that it holds. The map is as of a step, like the rows, and
+is saved with them. SSE-SE swaps here too, among the rows that are somebody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from safetensors.numpy import load_file, save_file
+from torchrec import KeyedJaggedTensor
+
+from embeddings.dynamic.id_map import Assigned, GrowingIds
+from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW
+from embeddings.sse.swap import swap
+from embeddings.tables.config import SSEConfig, TableConfig
+from trainer.checkpoint.format import Checkpoint, CheckpointError
+from trainer.checkpoint.warm_start import id_map_file
+from trainer.data.columns.dynamic_ids import IdMap
+from trainer.data.columns.jagged import Jagged
+from trainer.spec import JobSpec
+
+TOMBSTONE_RUNS = 30
+"""For so many runs publishers are told of an id that lost its row: one of them has to publish."""
+
+AnyBatch = TypeVar("AnyBatch")
+Int64s = npt.NDArray[np.int64]
+
+
+def state_file(table: str) -> str:
+    """The name under which a checkpoint has the state of a growing table's ids."""
+    return f"growing-{table}.safetensors"
+
+
+class GrowingRows:
+    """The rows of a job's growing tables on this rank. Of a job without any, everything is passed on as it is.
+
+    Attributes:
+        ids: by table, who has which row: row e + 2 is entry e.
+    """
+
+    def __init__(self, job: JobSpec, data: Any, sharded: Any) -> None:
+        growths = {name: table.growth for name, table in job.tables.items()}
+        self.ids = {name: GrowingIds(growth) for name, growth in growths.items() if growth is not None}
+        self._data, self._sharded = data, sharded
+        if not self.ids:
+            return
+        self._keys = {name: [key for key in data.keys if key.table == name] for name in self.ids}
+        self._tables = {key.name: key.table for key in data.keys}
+        self._raw: dict[str, Int64s] = {name: data.row_keys(name).view(np.int64) for name in self.ids}
+        self._sse = {
+            key.name: SSEConfig(job.sse[key.name].probability)
+            for keys in self._keys.values()
+            for key in keys
+            if key.name in job.sse and job.sse[key.name].probability
+        }
+        self._seed = job.seed
+        self._order = data.order()
+        self._columns = {key.name: data.checked_column("train", key) for keys in self._keys.values() for key in keys}
+
+    def admit(self, parts: tuple[AnyBatch, ...], position: int, step: int) -> tuple[AnyBatch, ...]:
+        """This rank's part of a batch with rows for codes; ids of the whole batch get rows, others may lose theirs.
+
+        Args:
+            parts: its micro-batches.
+            position: steps of this job before it.
+            step: the number of the step that the tables take.
+        """
+        if not self.ids:
+            return parts
+        epoch, inside = divmod(position, self._data.steps_per_epoch)
+        start, size = inside * self._data.batch_size, parts[0].global_size  # type: ignore[attr-defined]
+        samples = self._order.rows(epoch, start, start + size)
+        for table, ids in self.ids.items():
+            codes = np.concatenate([self._codes(key.name, samples) for key in self._keys[table]])
+            self._renew(table, ids.assign(self._raw[table][codes[codes >= FIRST_ROW]], step))
+        rows = tuple(self.known(part) for part in parts)
+        if not self._sse:
+            return rows
+        taken = {table: _taken(ids.ids()[0]) for table, ids in self.ids.items()}
+        return tuple(self._swapped(part, step, taken) for part in rows)
+
+    def known(self, batch: AnyBatch) -> AnyBatch:
+        """A batch with rows for codes, those of unknown ids where there are none; nothing changes."""
+        if not self.ids:
+            return batch
+        features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
+        values, ends = features.values().numpy().copy(), features.offset_per_key()
+        for number, name in enumerate(features.keys()):
+            table = self._tables[name]
+            if table in self.ids:
+                part = values[ends[number] : ends[number + 1]]
+                is_live = part >= FIRST_ROW
+                entries = self.ids[table].find(self._raw[table][part[is_live]])
+                part[is_live] = np.where(entries < 0, UNKNOWN_ROW, entries + FIRST_ROW)
+        return _with_values(batch, values)
+
+    def _swapped(self, batch: AnyBatch, step: int, taken: Mapping[str, Int64s]) -> AnyBatch:
+        """SSE of features of growing tables: among the ids that have a row, ``taken`` by table, as if there were no
+        others."""
+        features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
+        values, offsets, stride = features.values().numpy().copy(), features.offsets(), features.stride()
+        for number, name in enumerate(features.keys()):
+            if name in self._sse:
+                table = self._tables[name]
+                rows, bounds = taken[table], offsets[number * stride : (number + 1) * stride + 1]
+                part = values[int(bounds[0]) : int(bounds[-1])]
+                places = swap(
+                    torch.from_numpy(np.searchsorted(rows, part)), bounds, table=TableConfig(table, len(rows), 1, name),
+                    feature=name, config=self._sse[name], seed=self._seed, step=step,
+                    sample_offset=batch.sample_offset,  # type: ignore[attr-defined]
+                )  # fmt: skip
+                part[:] = rows[places.numpy()]
+        return _with_values(batch, values)
+
+    def in_words(self) -> str:
+        """How full the tables are; "" where none grows."""
+        found = [
+            f"{name}: {len(ids):,} of {ids.growth.capacity:,} rows taken"
+            + (f", {ids.num_refused:,} occurrences found none free" if ids.num_refused else "")
+            for name, ids in self.ids.items()
+        ]
+        return "; ".join(found)
+
+    def _codes(self, name: str, samples: Int64s) -> Int64s:
+        column = self._columns[name]
+        found = column.take(samples).values if isinstance(column, Jagged) else column[samples]
+        return found.astype(np.int64)
+
+    def _renew(self, table: str, given: Assigned) -> None:
+        if not len(given.new_entries):
+            return
+        rows, keys = given.new_entries + FIRST_ROW, given.new_ids.view(np.uint64)
+        for piece in self._sharded.local_pieces():
+            if piece.name == table:
+                held = (rows >= piece.row_start) & (rows < piece.row_start + piece.row_count)
+                piece.tables.renew(table, torch.from_numpy(rows[held] - piece.row_start), keys[held])
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def write(self, directory: Path) -> dict[str, Path]:
+        """Files for a checkpoint by their names in it: of each growing table the state of its ids, and the ids that
+        have a row, in the order of their rows."""
+        found: dict[str, Path] = {}
+        for table, ids in self.ids.items():
+            directory.mkdir(parents=True, exist_ok=True)
+            files = {name: directory / name for name in (state_file(table), id_map_file(table))}
+            save_file(ids.state(), files[state_file(table)])
+            self._id_map(table).write(files[id_map_file(table)])
+            found |= files
+        return found
+
+    def _id_map(self, table: str) -> IdMap:
+        """The ids that have a row, and tombstones: ids that had one at the end of an earlier run of the chain, and are
+        served from there perhaps."""
+        whole, (_, live) = self._data.id_map(table), self.ids[table].ids()
+        places = codes_of(self._data, table, live.view(np.uint64)) - FIRST_ROW
+        had_one = self._data.parent_rows(table)[FIRST_ROW:] >= 0
+        had_one[places] = False
+        standing = np.flatnonzero(whole.run - whole.retired_in < TOMBSTONE_RUNS)
+        gone = np.flatnonzero(had_one)
+        return IdMap(
+            whole.ids.take(pa.array(places)),
+            whole.last_seen[places],
+            whole.run,
+            pa.concat_arrays([whole.retired.take(pa.array(standing)), whole.ids.take(pa.array(gone))]),
+            np.concatenate([whole.retired_in[standing], np.full(len(gone), whole.run, np.int32)]),
+        )
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Goes on from a checkpoint with this job's tables. Raises CheckpointError where it does not fit."""
+        for table, state in states(checkpoint, self.ids).items():
+            try:
+                self.ids[table].load(state)
+            except ValueError as error:
+                raise CheckpointError(f"{checkpoint.path}: the ids of table '{table}': {error}") from None
+
+
+def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """By table, the state of the ids of those that grow. Raises CheckpointError where one is missing."""
+    found = {}
+    for table in tables:
+        path = checkpoint.attached(state_file(table))
+        if path is None:
+            raise CheckpointError(f"{checkpoint.path}: table '{table}' did not grow when it was written")
+        found[table] = load_file(path)
+    return found
+
+
+def codes_of(data: Any, table: str, keys: npt.NDArray[np.uint64]) -> Int64s:
+    """The codes of ids of the data, by the hashes of their raw ids: int64 [n]."""
+    known = data.row_keys(table)[FIRST_ROW:]
+    order = np.argsort(known)
+    return order[np.searchsorted(known, keys, sorter=order)] + FIRST_ROW
+
+
+def taken_rows(checkpoint: Checkpoint, table: str) -> Int64s | None:
+    """The rows of a growing table that are padding, the unknown id's, or an id's, in the order of the checkpoint's id
+    map; None of other tables."""
+    path = checkpoint.attached(state_file(table))
+    if path is None:
+        return None
+    return _taken(np.flatnonzero(load_file(path)["last_seen"] >= 0))
+
+
+def _taken(entries: Int64s) -> Int64s:
+    """The rows of padding, the unknown id and these entries."""
+    return np.concatenate([np.arange(FIRST_ROW), entries + FIRST_ROW])
+
+
+def _with_values(batch: AnyBatch, values: Int64s) -> AnyBatch:
+    """The batch with other rows in the same bags."""
+    features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
+    found = KeyedJaggedTensor(
+        keys=features.keys(),
+        values=torch.from_numpy(values),
+        weights=features.weights_or_none(),
+        lengths=features.lengths(),
+        offsets=features.offsets(),
+        stride=features.stride(),
+    )
+    return replace(batch, features=found)  # type: ignore[type-var]

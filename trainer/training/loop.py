@@ -1,0 +1,417 @@
+"""The training loop of one rank: fetch, step, log, checkpoint, evaluate. The same code for one rank and for many.
+
+Whatever a run does next is a function of ``Position`` and the seeds, so that a run that was killed and resumed from a
+checkpoint ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from embeddings.sharding.exchange.collectives import all_reduce
+from trainer.data.batches.prefetch import Prefetched
+from trainer.evaluation.evaluator import Evaluator
+from trainer.runs.events import phase
+from trainer.runs.failures import Cancelled, NonFiniteError
+from trainer.spec import JobSpec
+from trainer.spec.lr_schedule import schedule_of
+from trainer.spec.regularizers import EarlyStopping
+from trainer.training.dynamic_tables import GrowingRows
+from trainer.training.regularizers.early_stopping import Decision, decide
+from trainer.training.regularizers.objective import job_objective
+from trainer.training.regularizers.sam import ascended, gradient_squared_norm
+from trainer.training.sse_labels import with_swapped_classes
+
+PROGRESS_SECONDS = 1.0
+HELD_OUT = ("validation", "test")
+
+Emit = Callable[..., None]
+"""``emit(kind, **fields)``: an event of the run (trainer.runs.events). Called on rank 0 alone."""
+
+
+@dataclass
+class Position:
+    """How far a run is.
+
+    ``step``: completed steps of this job. ``first_step``: steps that its tables had before it (warm start).
+    ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the epoch under way. ``stopped``: training is
+    over, before its last epoch or with the parameters of an earlier one.
+    """
+
+    step: int = 0
+    first_step: int = 0
+    evaluated: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    stopped: bool = False
+
+
+class Model(Protocol):
+    """What the loop needs of a model on many ranks: trainer.distributed.sharded_model.ShardedModel, and the baselines
+    of benchmarks."""
+
+    module: Any
+
+    @property
+    def tables(self) -> Mapping[str, Any]: ...
+
+    def train(self, mode: bool = True) -> Any: ...
+    def eval(self) -> Any: ...
+    def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None: ...
+    def all_reduce_gradients(self) -> None: ...
+    def non_finite_tables(self) -> list[str]: ...
+    def gradient_squared_norm(self) -> float: ...
+    def step_tables(self, k: int, scale: float = 1.0) -> None: ...
+    def discard(self) -> None: ...
+    def dense_parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
+
+
+class Trainer:
+    """One rank of a run: its model, its place in the data, and the verbs that move it on."""
+
+    # what is trained, on what
+    job: JobSpec
+    data: Any
+    sharded: Model
+    dense_optimizer: torch.optim.Optimizer | None
+    splits: tuple[str, ...]
+
+    # where
+    rank: int
+    world_size: int
+    device: torch.device
+
+    # how far
+    position: Position
+    steps_per_epoch: int
+    num_steps: int
+    history: list[dict[str, Any]]
+    stop_asked: bool
+    waited_seconds: float
+    """How long steps of this attempt waited for their batches."""
+
+    # told to
+    emit: Emit
+    should_stop: Callable[[], str | None]
+    save: Callable[[Trainer], None]
+    save_best: Callable[[Trainer], None]
+    load_best: Callable[[Trainer], Position]
+
+    def __init__(
+        self,
+        job: JobSpec,
+        data: Any,
+        sharded: Model,
+        dense_optimizer: torch.optim.Optimizer | None,
+        *,
+        position: Position | None = None,
+        history: Sequence[dict[str, Any]] = (),
+        emit: Emit = lambda kind, **fields: None,
+        should_stop: Callable[[], str | None] = lambda: None,
+        save: Callable[[Trainer], None] = lambda trainer: None,
+        save_best: Callable[[Trainer], None] = lambda trainer: None,
+        load_best: Callable[[Trainer], Position] = lambda trainer: trainer.position,
+        device: torch.device | None = None,
+        growing: GrowingRows | None = None,
+    ):
+        """``should_stop`` gives the reason once this rank is to stop. ``save`` writes a checkpoint (collective), as
+        does ``save_best`` after an epoch that is the best so far, from which ``load_best`` restores the model and says
+        where it was. ``device`` is where the model is, left out: the CPU. ``growing``: the rows of growing tables,
+        left out: those that begin with no id."""
+        self.job, self.data, self.sharded, self.dense_optimizer = job, data, sharded, dense_optimizer
+        self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.device = device or torch.device("cpu")
+        self.splits = tuple(split for split in HELD_OUT if data.num_examples[split])
+        self.position, self.history = position or Position(), list(history)
+        self.steps_per_epoch = data.steps_per_epoch
+        self.num_steps = job.epochs * data.steps_per_epoch
+        self.stop_asked = False
+        self.emit, self.should_stop, self.save = emit, should_stop, save
+        self.save_best, self.load_best = save_best, load_best
+        self.growing = growing or GrowingRows(job, data, sharded)
+        self.objective = job_objective(job, sharded.module, data)
+        self.evaluator = Evaluator(job, data, sharded.module, self.device, growing=self.growing)
+        self._dense_schedule = schedule_of(job.dense_optimizer.schedule)
+        self._saved_step = self.position.step if position is not None else -1
+        self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0
+        self._told_step = self.position.step
+        self.waited_seconds = 0.0
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Trains from ``position`` to the last epoch. Raises NonFiniteError, with nothing of that step applied, and
+        Cancelled, after a checkpoint."""
+        self.evaluate_if_due()
+        self.sharded.train()
+        for parts in self.batches():
+            self.reset_tables_if_due()
+            self.train_step(parts)
+            self.log_progress()
+            self.evaluate_if_due()
+            self.checkpoint_if_due()
+            self.stop_if_asked()
+        self.checkpoint()
+
+    def batches(self) -> Iterator[tuple[Any, ...]]:
+        """This rank's part of every batch from ``position`` on, over all epochs that are left: its micro-batches."""
+        upcoming: Iterator[Any] | None = None
+        try:
+            while self.position.step < self.num_steps and not self.position.stopped:
+                parts, upcoming = upcoming or self._read(*divmod(self.position.step, self.steps_per_epoch)), None
+                with _closed(parts):
+                    while found := self._next(parts):
+                        epoch, inside = divmod(self.position.step + 1, self.steps_per_epoch)
+                        if not inside and epoch < self.job.epochs:
+                            # The next epoch's first batches are made during this one's last step and evaluation.
+                            upcoming = self._read(epoch, 0)
+                            if isinstance(upcoming, Prefetched):
+                                upcoming.begin()
+                        yield found
+        finally:
+            if upcoming is not None:
+                with _closed(upcoming):
+                    pass
+
+    def _read(self, epoch: int, start: int) -> Iterator[Any]:
+        return iter(self.data.train_batches(epoch, start, self.rank, self.world_size, self.job.micro_batches))
+
+    def _next(self, parts: Iterator[Any]) -> tuple[Any, ...]:
+        """The micro-batches of the next step, () at the end of the epoch; counts how long they were waited for."""
+        begun = time.monotonic()
+        found = tuple(itertools.islice(parts, self.job.micro_batches))
+        self.waited_seconds += time.monotonic() - begun
+        return found
+
+    def reset_tables_if_due(self) -> None:
+        """MEDA: before the first step of each epoch but the first, rows and their optimizer's state are initial."""
+        if self.job.regularizers.meda and self.position.step and self.position.step % self.steps_per_epoch == 0:
+            sharded: Any = self.sharded
+            sharded.reset_tables()
+
+    def train_step(self, parts: tuple[Any, ...]) -> None:
+        """One step on all ranks, or on none. Gradients add up over the micro-batches of ``parts``."""
+        step, size = self.position.first_step + self.position.step + 1, parts[0].global_size
+        sam = self.job.regularizers.sam
+        parts = self.growing.admit(parts, self.position.step, step)
+        loss = self._gradients(step, parts)
+        mean_loss, squared_norm = self._agree(step, loss, with_norm=sam is not None)
+        if sam is not None:
+            with ascended(sam, self.sharded, gradient_squared_norm(sam, self.sharded, squared_norm)):
+                loss = self._gradients(step, parts)
+            _, squared_norm = self._agree(step, loss)
+        scale = self._clip_dense(squared_norm)
+        if self.dense_optimizer is not None:
+            factor = float(self._dense_schedule.factors(np.array(step)))
+            for group in self.dense_optimizer.param_groups:
+                group["lr"] = self.job.dense_optimizer.learning_rate * factor
+            self.dense_optimizer.step()
+        self.sharded.step_tables(step, scale)
+        self.position.step += 1
+        self.position.loss_sum += mean_loss * size
+        self.position.loss_count += size
+        self._examples += size
+
+    def _gradients(self, step: int, parts: tuple[Any, ...]) -> float:
+        """Of the batch: dense ones summed over ranks, those of rows recorded. This rank's part of the mean loss."""
+        for _, parameter in self.sharded.dense_parameters():
+            parameter.grad = None
+        loss, size = 0.0, parts[0].global_size
+        for batch in parts:
+            self.sharded.set_context(step, batch.sample_offset, size, batch.part_offset)
+            objective = self.objective(with_swapped_classes(self.job, batch, step).on(self.device), step)
+            (objective.value.sum() / size).backward()
+            loss += (objective.loss.detach().sum() / size).item()
+        self.sharded.all_reduce_gradients()
+        return loss
+
+    def _agree(self, step: int, loss: float, with_norm: bool = False) -> tuple[float, float]:
+        """Over all ranks, the batch's mean loss and, where it is clipped or asked for, the squared norm of the tables'
+        gradient.
+
+        Raises NonFiniteError on every rank if loss, rows' gradients or dense gradients are not finite on any; also
+        agrees on whether to stop."""
+        tables = list(self.sharded.tables)
+        bad = set(self.sharded.non_finite_tables())
+        with_norm = (with_norm or self.job.optimizer.clip_norm is not None) and not bad
+        squared_norm = self.sharded.gradient_squared_norm() if with_norm else 0.0
+        flags = [float(self.should_stop() is not None), *(float(name in bad) for name in tables)]
+        everyone = torch.tensor([loss, squared_norm, *flags], dtype=torch.float64)
+        if self.world_size > 1:
+            everyone = all_reduce("agreement", everyone)
+        mean_loss, squared_norm, stop, *counts = everyone.tolist()
+        self.stop_asked = stop > 0
+        names = [] if math.isfinite(mean_loss) else ["loss"]
+        names += [f"table {name}" for name, count in zip(tables, counts, strict=True) if count > 0]
+        # Their gradients are sums over ranks by now: the same on each.
+        names += self._non_finite_parameters()
+        if names:
+            self.sharded.discard()
+            raise NonFiniteError(step, tuple(names))
+        return mean_loss, squared_norm
+
+    def _non_finite_parameters(self) -> list[str]:
+        """Dense parameters whose gradient is not finite."""
+        found = [(name, p.grad) for name, p in self.sharded.dense_parameters() if p.grad is not None]
+        # One look at all of them: a sum is finite only where its terms are, though it may overflow where they are.
+        if not found or bool(torch.stack([grad.sum() for _, grad in found]).sum().isfinite()):
+            return []
+        return [f"parameter {name}" for name, grad in found if not bool(torch.isfinite(grad).all())]
+
+    def _clip_dense(self, squared_norm: float) -> float:
+        """What the tables' gradient is to be multiplied with, as the dense one was here: as torch's clip_grad_norm_ on
+        all of them. ``squared_norm`` is that of the tables' gradient over all ranks."""
+        limit = self.job.optimizer.clip_norm
+        if limit is None:
+            return 1.0
+        gradients = [p.grad for _, p in self.sharded.dense_parameters() if p.grad is not None]
+        squared_norm += sum(float(gradient.double().square().sum()) for gradient in gradients)
+        scale = min(1.0, limit / (math.sqrt(squared_norm) + 1e-6))
+        for gradient in gradients:
+            gradient.mul_(scale)
+        return scale
+
+    # --- telling and keeping -----------------------------------------------------------------------------------------
+
+    def log_progress(self) -> None:
+        """A progress event after this attempt's first step, then at most one each second, and one at the end."""
+        now = time.monotonic()
+        soon = self._told_examples and now - self._told_at < PROGRESS_SECONDS
+        if self.rank != 0 or (soon and self.position.step < self.num_steps):
+            return
+        seconds = max(now - self._told_at, 1e-9)
+        rate = (self._examples - self._told_examples) / seconds
+        step_seconds = seconds / max(self.position.step - self._told_step, 1)
+        self._told_at, self._told_examples, self._told_step = now, self._examples, self.position.step
+        self.emit(
+            "progress",
+            epoch=(self.position.step - 1) // self.steps_per_epoch + 1,
+            epochs=self.job.epochs,
+            step=self.position.step,
+            steps=self.num_steps,
+            examples=(self.position.step - 1) // self.steps_per_epoch * self.data.num_examples["train"]
+            + self.position.loss_count,
+            examples_per_second=round(rate, 1),
+            step_seconds=round(step_seconds, 6),
+            waited_seconds=round(self.waited_seconds, 6),
+            loss=self.position.loss_sum / self.position.loss_count,
+        )
+
+    def checkpoint_if_due(self) -> None:
+        if self.position.step % self.job.checkpoint.every_steps == 0 and self.position.step < self.num_steps:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Saves where the run is, unless that is where it was resumed or saved before."""
+        if self._saved_step != self.position.step:
+            with phase(self._tell, "checkpoint"):
+                self.save(self)
+            self._saved_step = self.position.step
+
+    def stop_if_asked(self) -> None:
+        """Leaves with a checkpoint if any rank was asked to stop. Ranks agreed on it within the step."""
+        if self.stop_asked:
+            self.checkpoint()
+            raise Cancelled(self.should_stop() or "another rank was asked to stop")
+
+    def evaluate_if_due(self) -> None:
+        """At the end of each epoch, once: mean training loss, then the metrics of each held-out split."""
+        epoch, inside = divmod(self.position.step, self.steps_per_epoch)
+        if inside or epoch == self.position.evaluated:
+            return
+        count = max(self.position.loss_count, 1)
+        known = self.evaluate("train") if self.job.evaluation.training else {}
+        self._metric({"epoch": epoch, "split": "train", "loss": self.position.loss_sum / count, **known})
+        self.position.loss_sum, self.position.loss_count = 0.0, 0
+        for split in self.splits:
+            self._metric({"epoch": epoch, "split": split, **self.evaluate(split)})
+        self.position.evaluated = epoch
+        if self.rank == 0 and (taken := self.growing.in_words()):
+            self.emit("info", message=f"after epoch {epoch}: {taken}")
+        self.stop_early_if_due(epoch)
+        self.sharded.train()
+
+    def stop_early_if_due(self, epoch: int) -> None:
+        """``regularizers.early_stopping``, after the evaluation of ``epoch``: what is best is kept, and what was best
+        comes back at the end. What a run does is a function of its metrics, and the same on every rank."""
+        stopping = self.job.regularizers.early_stopping
+        if stopping is None:
+            return
+        decision = self._decided(stopping)
+        if decision.best_epoch == epoch and stopping.keep == "best":
+            self.save_best(self)
+        ends = decision.stop or epoch == self.job.epochs
+        back = ends and stopping.keep == "best" and decision.best_epoch not in (0, epoch)
+        if not decision.stop and not back:
+            return
+        if back:
+            self.position = self.load_best(self)
+        self.position.stopped = True
+        # Whatever was saved of this step did not know that it is the last.
+        self._saved_step = -1
+        if self.rank == 0:
+            best_epoch, value = decision.best_epoch, decision.best if decision.best_epoch else None
+            kept = f"; its parameters are those after epoch {best_epoch}" if back else ""
+            why = f"validation {decision.metric} {value} of epoch {best_epoch} is the best so far"
+            self.emit(
+                "info", message=f"training ends after epoch {epoch}: {why}{kept}", stopped_after_epoch=epoch,
+                best_epoch=best_epoch, metric=decision.metric, value=value,
+            )  # fmt: skip
+
+    def _decided(self, stopping: EarlyStopping) -> Decision:
+        """What rank 0, which has the metrics, decides. Raises its ValueError on every rank."""
+        found: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                found = [decide(stopping, self.history)]
+            except ValueError as error:
+                found = [error]
+        if self.world_size > 1:
+            dist.broadcast_object_list(found, 0)
+        if isinstance(found[0], ValueError):
+            raise found[0]
+        decision: Decision = found[0]
+        return decision
+
+    def evaluate(self, split: str) -> dict[str, Any]:
+        """The model's metrics over the whole split, exact, on rank 0 ({} elsewhere). One without a value is None."""
+        self.sharded.eval()
+        with phase(self._tell, "evaluation"):
+            return self.evaluator.evaluate(split)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        if self.rank == 0:
+            self.emit(kind, **fields)
+
+    def _metric(self, fields: dict[str, Any]) -> None:
+        if self.rank == 0:
+            self.history.append(fields)
+            self.emit("metric", **fields)
+
+
+def _closed(batches: Iterator[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Ends what makes batches ahead, where something does."""
+    return contextlib.closing(batches) if isinstance(batches, Prefetched) else contextlib.nullcontext()
+
+
+def dense_optimizer(job: JobSpec, sharded: Model) -> torch.optim.Optimizer | None:
+    """torch's own optimizer for what is not an embedding table; None where there is nothing (bpr)."""
+    parameters = [parameter for _, parameter in sharded.dense_parameters()]
+    if not parameters:
+        return None
+    spec = job.dense_optimizer
+    if spec.kind == "adam":
+        # One pass over each parameter instead of a dozen. On a GPU its count of steps would have to lie there.
+        fused = all(parameter.device.type == "cpu" for parameter in parameters)
+        return torch.optim.Adam(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay, fused=fused or None)
+    return torch.optim.SGD(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)

@@ -1,0 +1,108 @@
+"""Losses that models share: of a score and its label, and of a score among those of the batch's other items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
+
+from embeddings.sharding.exchange.collectives import all_gather, all_to_all, sum_in_rank_order
+from trainer.data.batches.order import rank_slice
+
+
+def pointwise_loss(kind: str, scores: Tensor, labels: Tensor, **settings: Any) -> Tensor:
+    """Of [b] scores against [b] labels, [b]. ``bce``: binary cross-entropy with the score as logit, log(1 + e^z) - y z,
+    labels in [0, 1]; ``mse``: (z - y)^2, any labels; ``focal``: :func:`focal_loss`, which takes the ``settings``."""
+    labels = labels.to(scores.dtype)
+    if kind == "mse":
+        return (scores - labels).square()
+    if kind == "focal":
+        return focal_loss(scores, labels, **settings)
+    return binary_cross_entropy_with_logits(scores, labels, reduction="none")
+
+
+def focal_loss(scores: Tensor, labels: Tensor, *, gamma: float, alpha: float | None) -> Tensor:
+    """-alpha_t (1 - p_t)^gamma log p_t [b] (Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, equation 5):
+    p_t = sigmoid(z) and alpha_t = ``alpha`` where the label is 1, 1 - sigmoid(z) and 1 - ``alpha`` where it is 0; a
+    label between them has both, by its share. ``alpha`` None: alpha_t = 1, equation 4."""
+    weight = (1.0, 1.0) if alpha is None else (alpha, 1.0 - alpha)
+    # log p = -softplus(-z) and log(1 - p) = -softplus(z): nothing overflows, and nothing is the log of 0.
+    not_one, not_zero = softplus(-scores), softplus(scores)
+    positive = weight[0] * torch.exp(-gamma * not_zero) * not_one
+    negative = weight[1] * torch.exp(-gamma * not_one) * not_zero
+    return labels * positive + (1.0 - labels) * negative
+
+
+def sampled_loss(kind: str, positive: Tensor, negative: Tensor) -> Tensor:
+    """Of scores z of targets, ``positive`` [n], among those of drawn items, ``negative`` [n, k], z_1 .. z_k, [n].
+
+    ``bce``: -log s(z) - sum_j log(1 - s(z_j)), s the sigmoid (Kang and McAuley, ICDM 2018, equation 7);
+    ``sampled_softmax``: -z + log(e^z + sum_j e^z_j); ``bpr``: the mean over j of -log s(z - z_j); ``top1``: the mean of
+    s(z_j - z) + s(z_j^2) (both Hidasi et al., ICLR 2016, section 3.2.2)."""
+    if kind == "bce":
+        return softplus(-positive) + softplus(negative).sum(1)
+    if kind == "sampled_softmax":
+        return torch.cat([positive[:, None], negative], dim=1).logsumexp(1) - positive
+    above = negative - positive[:, None]
+    if kind == "bpr":
+        return softplus(above).mean(1)
+    return (torch.sigmoid(above) + torch.sigmoid(negative.square())).mean(1)
+
+
+def in_batch_softmax(
+    queries: Tensor,
+    candidates: Tensor,
+    labels: Tensor,
+    log_probabilities: Tensor,
+    sample_offset: int,
+    global_size: int,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Softmax over the items of the whole batch, corrected for how often each is in one, [b] (Yi et al.,
+    Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, equations 3 to 5):
+
+        -y_i log( exp(s_ii - log Q_i) / sum_j exp(s_ij - log Q_j) ),  s_ij = <query_i, candidate_j>,
+
+    j over the items of all ranks' samples, Q_j the probability that a sample of a batch is of item j, y_i the label
+    (the paper's reward r_i): a sample of label 0 is a negative of the others, and no query. Samples of the same item as
+    i are terms of the sum like others: in expectation it is then that over the whole catalogue, times the batch size.
+
+    Collective where there are several ranks, backward too; gradients are those of one rank with the whole batch.
+
+    Args:
+        queries, candidates: [b, d], of this rank's samples. May be empty.
+        labels, log_probabilities: [b]; log Q of each sample's item.
+        sample_offset, global_size: where the rank's samples lie in the global batch.
+    """
+    everyone, all_log = candidates, log_probabilities
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        group = group if group is not None else dist.distributed_c10d._get_default_group()
+        world_size = dist.get_world_size(group)
+        slices = (rank_slice(global_size, rank, world_size) for rank in range(world_size))
+        sizes = [end - begin for begin, end in slices]
+        everyone = _OfAllRanks.apply(candidates, sizes, group)
+        all_log = torch.cat(all_gather("log Q of candidates", log_probabilities, [(size,) for size in sizes], group))
+    scores = queries @ everyone.T - all_log
+    own = sample_offset + torch.arange(len(queries), device=queries.device)
+    positive = scores.gather(1, own[:, None])[:, 0]
+    return labels.to(scores.dtype) * (scores.logsumexp(1) - positive)
+
+
+class _OfAllRanks(torch.autograd.Function):
+    """[b, d] of each rank, below each other in rank order; backward sums each rank's part over all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.sizes, ctx.group = list(sizes), group
+        return torch.cat(all_gather("candidates", mine, [(size, mine.shape[1]) for size in sizes], group))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        sizes, group = ctx.sizes, ctx.group
+        shape = (sizes[dist.get_rank(group)], gradient.shape[1])
+        parts = all_to_all("gradients of candidates", gradient.split(sizes), [shape] * len(sizes), group)
+        return sum_in_rank_order(parts), None, None

@@ -1,0 +1,60 @@
+"""What rank 0 tells while it trains: events into the run's file, a progress bar on a terminal, lines for the log."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+from trainer.runs.directory import Run
+from trainer.runs.events import TABLES, EventWriter
+
+
+class Reporter:
+    """``emit`` of trainer.training.loop. Other ranks than 0 are silent."""
+
+    def __init__(self, run: Run, rank: int):
+        self._events = EventWriter(run.directory, run.attempt) if rank == 0 else None
+        self._bar: tqdm[Any] | None = None
+        self._name = run.job.name
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        if self._events is None:
+            return
+        self._events.write(kind, **fields)
+        if kind == "progress":
+            self._progress(fields)
+        elif kind == "metric":
+            self._line(f"epoch {fields['epoch']} {fields['split']:<10} " + _figures(fields))
+        elif kind == "info":
+            self._line(str(fields["message"]))
+
+    def _progress(self, fields: dict[str, Any]) -> None:
+        if not sys.stdout.isatty():
+            return
+        if self._bar is None:
+            self._bar = tqdm(
+                total=fields["steps"], initial=fields["step"], desc=self._name, unit="step", file=sys.stdout
+            )
+        self._bar.set_postfix_str(f"epoch {fields['epoch']}/{fields['epochs']}", refresh=False)
+        self._bar.update(fields["step"] - self._bar.n)
+
+    def _line(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stdout)
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def _figures(fields: dict[str, Any]) -> str:
+    shown = {name: value for name, value in fields.items() if name not in ("epoch", "split", *TABLES)}
+    return "  ".join(
+        f"{name} {value:.5f}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items()
+    )

@@ -1,0 +1,43 @@
+"""Early stopping: a decision that is a function of the metrics so far, so that a resumed run takes it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from trainer.spec.checks.regularizers import LOWER_IS_BETTER
+from trainer.spec.regularizers import EarlyStopping
+
+PREFERRED = ("auc", "rmse", "logloss")
+
+
+class Decision(NamedTuple):
+    """``best_epoch``: whose parameters are the best so far, from 1 (0: none yet). ``stop``: whether it was long ago."""
+
+    best_epoch: int
+    best: float
+    stop: bool
+    metric: str
+
+
+def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]]) -> Decision:
+    """What follows from the metrics of the epochs (trainer.training.loop: ``epoch``, ``split`` and the metrics by
+    name).
+
+    An epoch is better if its metric beats the best one's by more than ``min_delta``; one without a value is not. Raises
+    ValueError where the validation split has no such metric.
+    """
+    epochs = [metrics for metrics in history if metrics["split"] == "validation"]
+    name = stopping.metric or next((n for n in PREFERRED if epochs and n in epochs[0]), "auc")
+    best_epoch, best, waited = 0, float("nan"), 0
+    sign = -1.0 if name in LOWER_IS_BETTER else 1.0
+    for metrics in epochs:
+        if name not in metrics:
+            there = ", ".join(sorted(key for key in metrics if key not in ("epoch", "split", "examples")))
+            raise ValueError(f"regularizers.early_stopping.metric: validation has no {name} (there are {there})")
+        value = metrics[name]
+        if value is not None and (not best_epoch or sign * (value - best) > stopping.min_delta):
+            best_epoch, best, waited = metrics["epoch"], value, 0
+        else:
+            waited += 1
+    return Decision(best_epoch, best, waited >= stopping.patience, name)

@@ -1,0 +1,55 @@
+"""Graph Laplacian regularization of rows, by sampled neighbours: what SSE-Graph is compared with (Wu et al., table 1).
+
+tr(E^T L E) = 1/2 sum over edges |e_j - e_k|^2 draws the rows of neighbours together (Cai et al. 2011; Rao et al. 2015,
+who solve it by alternating least squares). Here each sample adds strength |e_j - e_k|^2, j the row it looks up and k a
+uniform neighbour of j: in expectation sum_j n_j / deg(j) sum_{k ~ j} |e_j - e_k|^2 for n_j samples of j, so that rows
+pay for their edges as often as they are trained. Both ends move. A row without neighbours pays nothing; nor do columns
+beside the vector (biases). The draw is that of a walk of one step (embeddings.sse), a function of seed, step and
+sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec import KeyedJaggedTensor
+
+from embeddings.sse.swap import swap
+from embeddings.tables.config import SSEConfig, TableConfig
+from trainer.spec.regularizers import Laplacian
+from trainer.training.regularizers.rows import RowsOnce
+
+
+class LaplacianPenalty:
+    """strength |e_j - e_k|^2 of a job's samples; ``data`` (trainer.data.batches.prepared.PreparedData) has the
+    graph."""
+
+    def __init__(self, settings: Laplacian, data: Any, seed: int, dim: int):
+        self._settings, self._seed, self._dim = settings, seed, dim
+        table = next(key.table for key in data.keys if key.name == settings.feature)
+        graph = data.graph(settings.graph)
+        self._degrees = torch.from_numpy(graph.degrees.copy())
+        # Of its own name: draws that SSE does not have.
+        self._name = f"{settings.feature}~neighbour"
+        self._table = TableConfig(table, data.tables[table].num_rows, dim, (self._name,))
+        self._config = SSEConfig(1.0, graph, restart=1.0)
+
+    def __call__(self, batch: Any, rows: RowsOnce, step: int) -> Tensor:
+        """[b]. Looks the neighbours up: every rank takes part, also one without samples."""
+        feature, features = self._settings.feature, batch.features
+        ids = features[feature].values().cpu()
+        drawn = swap(
+            ids, torch.arange(len(ids) + 1), table=self._table, feature=self._name, config=self._config,
+            seed=self._seed, step=step, sample_offset=batch.sample_offset,
+        )  # fmt: skip
+        has_one = self._degrees[ids] > 0
+        keys = features.keys()
+        lengths = torch.zeros(len(keys), len(ids), dtype=torch.int64)
+        lengths[keys.index(feature)] = has_one
+        neighbours = KeyedJaggedTensor(keys, drawn[has_one], lengths=lengths.flatten(), stride=len(ids))
+        device = features.values().device
+        own = rows.looked_up(features)[feature][:, : self._dim]
+        other = rows.looked_up(neighbours.to(device))[feature][:, : self._dim]
+        return self._settings.strength * (own - other).square().sum(1) * has_one.to(device)

@@ -1,0 +1,67 @@
+"""The hidden layers h_i of any torch module, by hooks: recorded, or multiplied by 1 + eta_i as they pass."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor, nn
+
+from trainer.models.layers.mlp import HiddenLayer
+
+
+class HiddenLayers:
+    """The outputs of some modules, [b, ...] each, in the order in which a forward pass comes by them.
+
+    A module that is called twice is two layers. Hooks are there within the two contexts alone, so evaluation sees
+    nothing of them.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]):
+        if not layers:
+            raise ValueError("there are no hidden layers: name the modules whose outputs are")
+        self.layers = tuple(layers)
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[list[Tensor]]:
+        """What passes in the forward passes within, a list that they fill."""
+        found: list[Tensor] = []
+
+        def record(site: int, output: Tensor) -> Tensor:
+            found.append(output)
+            return output
+
+        with self._hooked(record):
+            yield found
+
+    @contextlib.contextmanager
+    def multiplied(self, multipliers: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+        """Each output is multiplied by ``multipliers(site, output)``; sites count from 0. For one forward pass."""
+        with self._hooked(lambda site, output: output * multipliers(site, output)):
+            yield
+
+    @contextlib.contextmanager
+    def _hooked(self, change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+        site = 0
+
+        def hook(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+            nonlocal site
+            site += 1
+            return change(site - 1, output)
+
+        handles = [layer.register_forward_hook(hook) for layer in self.layers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def hidden_layers(model: nn.Module) -> list[nn.Module]:
+    """Those of the towers of a job's model (trainer.models.layers.mlp), each with its activation. Attention is no
+    tower."""
+    return [
+        layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.ReLU, HiddenLayer)) and not name.startswith("attention.")
+    ]

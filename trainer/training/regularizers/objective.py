@@ -1,0 +1,82 @@
+"""What a training step of a job differentiates: the model's loss, and with it what ``regularizers`` asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from trainer.publishing.anchor import anchor_penalty
+from trainer.publishing.frozen_context import Compass, is_frozen
+from trainer.spec import JobSpec
+from trainer.spec.checks.models import SEQUENCE_MODELS
+from trainer.spec.checks.regularizers import dropout_layers
+from trainer.training.regularizers.draws import CounterDraws
+from trainer.training.regularizers.dropout import DropoutObjective, Objective
+from trainer.training.regularizers.laplacian import LaplacianPenalty
+from trainer.training.regularizers.layers import hidden_layers
+from trainer.training.regularizers.outputs import BinaryCrossEntropy, OutputLoss, SquaredError
+from trainer.training.regularizers.rows import RowsOnce, rows_once
+
+JobObjective = Callable[[Any, int], Objective]
+"""``objective(batch, step)`` of this rank's part of a batch; steps are those of the tables, 1, 2, ..."""
+
+
+def job_objective(job: JobSpec, model: Any, data: Any) -> JobObjective:
+    """Of the job's ``model``, whose tables are sharded or not; ``data`` is asked for a graph. What is random in it is a
+    function of the job's seed, the step and the place of a sample in the global batch."""
+    regularizers, dim = job.regularizers, job.model.embedding_dim
+    wanted = regularizers.laplacian
+    laplacian = None if wanted is None else LaplacianPenalty(wanted, data, job.seed, dim)
+    anchor = anchor_penalty(job, data)
+    own_dropout = regularizers.dropout > 0 and job.model.kind not in SEQUENCE_MODELS
+    on_rows = own_dropout and dropout_layers(job) != "hidden"
+
+    def smoothed(batch: Any) -> Any:
+        s = regularizers.label_smoothing
+        return dataclasses.replace(batch, labels=batch.labels * (1.0 - s) + s / 2.0) if s else batch
+
+    def plain(batch: Any, step: int) -> Objective:
+        loss = model.loss(smoothed(batch))
+        return Objective(loss, loss)
+
+    def regularized(batch: Any, step: int) -> Objective:
+        batch = smoothed(batch)
+        with rows_once(model, dim, hooked=on_rows) as rows:
+            if own_dropout:
+                draws = CounterDraws(job.seed, step, batch.sample_offset)
+                found = _dropout(job, model, rows)(lambda: model.loss(batch), draws)
+            else:
+                found = plain(batch, step)
+            if regularizers.l2:
+                found = found._replace(value=found.value + regularizers.l2 * rows.squares())
+            if laplacian is not None:
+                found = found._replace(value=found.value + laplacian(batch, rows, step))
+            if anchor is not None:
+                found = found._replace(value=found.value + anchor(batch, rows))
+        return found
+
+    objective = regularized if own_dropout or regularizers.l2 or (laplacian, anchor) != (None, None) else plain
+    if not is_frozen(job, data):
+        return objective
+    compass = Compass(job, data)
+
+    def held(batch: Any, step: int) -> Objective:
+        with compass.held(model):
+            return objective(batch, step)
+
+    return held
+
+
+def _dropout(job: JobSpec, model: nn.Module, rows: RowsOnce) -> DropoutObjective:
+    where = dropout_layers(job)
+    layers: list[nn.Module] = [rows.vectors] if where != "hidden" else []
+    layers += hidden_layers(model) if where != "embeddings" else []
+    return DropoutObjective(model, layers, job.regularizers.dropout, job.regularizers.dropout_method, output_loss(job))
+
+
+def output_loss(job: JobSpec) -> OutputLoss:
+    """The model's loss as a function of its outputs."""
+    return SquaredError() if job.model.loss == "mse" else BinaryCrossEntropy()

@@ -1,0 +1,120 @@
+"""Losses of outputs F(x), and what their output Hessian is made of: H_out = D_F^2 loss = sum_y w_y a_y a_y^T.
+
+A Factor is one term: ``value`` [b] whose derivative by the outputs is a_y, and ``weight`` [b]. With J_i the Jacobian of
+the outputs with respect to h_i, a_y^T J_i is the derivative of ``value`` by h_i, so that no Jacobian is ever formed:
+<J_i^T H_out J_i, diag(h_i^2)> = sum_y w_y |(D_{h_i} value_y) * h_i|^2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from trainer.training.regularizers.draws import LABELS, Draws
+
+
+class Factor(NamedTuple):
+    value: Tensor
+    weight: Tensor | float
+
+
+class OutputLoss(Protocol):
+    """A loss of the outputs of a module."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[b]."""
+        ...
+
+    def hessian(self, outputs: Tensor, *, through: bool = False) -> list[Factor]:
+        """H_out, exactly. ``through``: weights depend on the outputs for autograd too; left out they are constants, as
+        in the expectation of :meth:`sampled`, whose labels nothing is differentiated through (the paper, note 7)."""
+        ...
+
+    def sampled(self, outputs: Tensor, count: int, draws: Draws) -> list[Factor]:
+        """``count`` factors whose expectation is H_out: the losses of labels drawn from the model (Algorithm 3)."""
+        ...
+
+
+class BinaryCrossEntropy:
+    """loss = log(1 + e^z) - y z of logits z [b] or [b, 1]: H_out = p (1 - p), p = sigmoid(z)."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        logits = _flat(outputs)
+        return binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
+
+    def hessian(self, outputs: Tensor, *, through: bool = False) -> list[Factor]:
+        logits = _flat(outputs)
+        p = torch.sigmoid(logits if through else logits.detach())
+        return [Factor(logits, p * (1.0 - p))]
+
+    def sampled(self, outputs: Tensor, count: int, draws: Draws) -> list[Factor]:
+        logits = _flat(outputs)
+        labels = draws.uniforms(LABELS, count, logits) < torch.sigmoid(logits.detach())[:, None]
+        return [Factor(self.loss(logits, label), 1.0 / count) for label in labels.T]
+
+
+class CrossEntropy:
+    """loss = -log softmax(z)_y of logits z [b, c] and classes y [b]: H_out = diag(p) - p p^T (E.4), the mean over
+    labels from p of D loss^T D loss (claim E.1)."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs, targets, reduction="none")
+
+    def hessian(self, outputs: Tensor, *, through: bool = False) -> list[Factor]:
+        p = torch.softmax(outputs if through else outputs.detach(), dim=1)
+        classes = torch.arange(outputs.shape[1], device=outputs.device)
+        return [Factor(self.loss(outputs, y.expand(len(outputs))), p[:, y]) for y in classes]
+
+    def sampled(self, outputs: Tensor, count: int, draws: Draws) -> list[Factor]:
+        ends = torch.softmax(outputs.detach(), dim=1).cumsum(1)
+        words = draws.uniforms(LABELS, count, outputs)
+        labels = torch.searchsorted(ends, words, right=True).clamp(max=outputs.shape[1] - 1)
+        return [Factor(self.loss(outputs, label), 1.0 / count) for label in labels.T]
+
+
+class SquaredError:
+    """loss = |z - y|^2 of outputs z [b] or [b, c]: H_out = 2 I, whatever the output; there are no labels to draw."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _columns((outputs - targets.to(outputs.dtype)).square()).sum(0)
+
+    def hessian(self, outputs: Tensor, *, through: bool = False) -> list[Factor]:
+        return [Factor(column, 2.0) for column in _columns(outputs)]
+
+    def sampled(self, outputs: Tensor, count: int, draws: Draws) -> list[Factor]:
+        raise ValueError("squared error has no distribution of labels: its Hessian is 2 I, leave label_samples out")
+
+
+def identity(outputs: Tensor) -> list[Factor]:
+    """The identity in the place of H_out (section 5.2)."""
+    return [Factor(column, 1.0) for column in _columns(outputs)]
+
+
+def stability(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> tuple[float, float]:
+    """(mu, nu) of theorem 4.1, means over samples of |D_F loss|_2 and of tr H_out (4.7): what bounds the gap to unseen
+    data beside the size of the weights. A diagnostic: nothing of the graph is kept."""
+    at = outputs.detach().requires_grad_()
+    (first,) = torch.autograd.grad(loss.loss(at, targets).sum(), at)
+    trace = torch.zeros(len(at), dtype=at.dtype, device=at.device)
+    for value, weight in loss.hessian(at):
+        (column,) = torch.autograd.grad(value.sum(), at, retain_graph=True)
+        trace = trace + weight * _columns(column).square().sum(0)
+    return float(_columns(first).square().sum(0).sqrt().mean()), float(trace.mean())
+
+
+def _columns(outputs: Tensor) -> Tensor:
+    """Outputs [b] or [b, ...] as [c, b], b = 0 included."""
+    return outputs[None] if outputs.dim() == 1 else outputs.flatten(1).T
+
+
+def _flat(outputs: Tensor) -> Tensor:
+    if outputs.dim() == 1:
+        return outputs
+    if outputs.dim() == 2 and outputs.shape[1] == 1:
+        return outputs[:, 0]
+    raise ValueError(
+        f"binary cross-entropy takes one logit for each sample, not {list(outputs.shape)}: use CrossEntropy"
+    )
