@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.build import table_configs
 from trainer.distributed.sharded_model import ShardedModel
 from trainer.models.registry import MODELS
 from trainer.spec import JobSpec
-from trainer.training.build import table_configs
 
 
 class _Pooled(nn.Module):

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.pipeline import write_log
 from trainer.data.batches.prepared import PreparedData
-from trainer.evaluation.metrics import auc
+from trainer.metrics import auc
 from trainer.recipes.pages import documents
 from trainer.recipes.trials.quick_data import write_quick_data
 from trainer.spec import DatasetSpec, JobSpec

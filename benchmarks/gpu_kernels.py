@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.layout import Record
 from embeddings.optim import SGD, Adagrad, AdamAR
 from embeddings.tables.config import SSEConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 DEVICE = "cuda"
 COPY_BYTES = 1 << 31

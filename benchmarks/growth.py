@@ -26,9 +26,9 @@ from benchmarks.harness import interleave, line
 from embeddings.dynamic.id_map import GrowingIds
 from embeddings.dynamic.settings import UNKNOWN_ROW, Growth
 from embeddings.dynamic.tables import GrowingTables
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import AdamAR
 from embeddings.tables.config import InitConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 CAPACITY = 1_000_000
 NUM_IDS = 3_000_000

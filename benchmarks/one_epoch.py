@@ -32,11 +32,11 @@ import numpy as np
 from benchmarks.baselines import TorchModel
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build, default_alpha
 from trainer.launch.in_process import read_spec
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.training.build import build, default_alpha
 from trainer.training.loop import Trainer, dense_optimizer
 
 METHODS = ("adam", "adam_lazy", "adam_ar", "torch_adam", "frozen")

@@ -13,9 +13,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from benchmarks.harness import Workload
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import RowOptimizer
 from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 
 def ours(workload: Workload, optimizer: RowOptimizer, sse: float | None = None) -> EmbeddingTables:

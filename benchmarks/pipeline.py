@@ -200,7 +200,7 @@ def peer(kind: str, data: PreparedData, job: JobSpec, steps: int) -> float:
 
 def parts(data: PreparedData, job: JobSpec, threads: int, steps: int) -> Iterator[tuple[str, float, float]]:
     """(part, ms of a step, processor ms of a step): medians of the loop's own calls on batches that are there."""
-    from trainer.training.build import build, choose_alpha
+    from trainer.distributed.build import build, choose_alpha
 
     use_threads(threads)
     with single_rank_group():

@@ -19,9 +19,9 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from benchmarks import peers
 from benchmarks.harness import Workload, interleave, line, main
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import Adagrad, Adam, AdamAR, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdamAR
 from embeddings.optim.deferred_update import IdleCoefficients
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 EPS = 1e-8
 # SparseAdam adds eps before it corrects the bias of v: with a small one both do the same.

@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from embeddings.embedding_tables import EmbeddingTables
     from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
-    from embeddings.tables.embedding_tables import EmbeddingTables
 
 __all__ = ["EmbeddingTables", "InitConfig", "SSEConfig", "TableConfig"]
 
 _HOMES = {
-    "EmbeddingTables": "embeddings.tables.embedding_tables",
+    "EmbeddingTables": "embeddings.embedding_tables",
     "InitConfig": "embeddings.tables.config",
     "SSEConfig": "embeddings.tables.config",
     "TableConfig": "embeddings.tables.config",

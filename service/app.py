@@ -26,7 +26,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from embeddings.store import Store, open_store
 from embeddings.store.erasure import finish_erasures
 from service.api import middleware, openapi_examples, openapi_links, routes
-from service.core import errors, logs
+from service.core import errors, logs, tenants
 from service.core.database import Database
 from service.core.errors import ProblemBody
 from service.core.inline_io import AtOnce, is_local
@@ -35,7 +35,7 @@ from service.core.task_health import Pulse
 from service.core.text_validation import refuse_odd_text
 from service.features.neighbors import Neighbors
 from service.features.store_health import StoreWatch
-from service.identity import audit, key_cache, keys, tenants
+from service.identity import audit, key_cache, keys
 from service.identity.audit import Audit
 from service.identity.auth import AWAY, Authenticator
 from service.jobs.executors.base import Executor

@@ -13,10 +13,10 @@ from unittest import mock
 import numpy as np
 import torch
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.fbgemm import kernel as fbgemm
 from embeddings.kernels.fbgemm import module as fbgemm_module
 from embeddings.kernels.fbgemm.module import FbgemmModuleKernel
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 ON_GPU = os.environ.get("TRITON_INTERPRET") == "0" and torch.cuda.is_available()
 SCARCE_BYTES = 0

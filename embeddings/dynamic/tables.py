@@ -10,9 +10,9 @@ import torch
 
 from embeddings.dynamic.id_map import GrowingIds
 from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW, Growth
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import RowOptimizer
 from embeddings.tables.config import TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 
 class GrowingTables(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Where rows, state and features lie: what both kernels and :class:`embeddings.tables.embedding_tables.EmbeddingTables`
+"""Where rows, state and features lie: what both kernels and :class:`embeddings.embedding_tables.EmbeddingTables`
 share."""
 
 from __future__ import annotations

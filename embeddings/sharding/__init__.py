@@ -1,7 +1,7 @@
 """Our tables under TorchRec's sharding, on any number of ranks, also one: bags and sequences, whole or split.
 
 TorchRec plans, wraps and distributes inputs; our sharders make its lookups run
-:class:`embeddings.tables.embedding_tables.EmbeddingTables`. What differs from the stock sharders, and why
+:class:`embeddings.embedding_tables.EmbeddingTables`. What differs from the stock sharders, and why
 (docs/adr/0007-sharding.md):
 
 * SSE. Where rows are whole (table-wise, column-wise, data-parallel) the lookup swaps: after the all-to-all ids are

@@ -17,10 +17,10 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, Sharded
 from torchrec.distributed.types import ShardingType
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.sharding.replicas import ReplicatedTables
 from embeddings.sharding.settings import TableSettings, pooling_of
 from embeddings.tables.config import TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 
 class TableLookup(GroupedPooledEmbeddingsLookup):

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.layout import Record
 from embeddings.sharding.exchange.shm_transport import host_memory
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 
 class ReplicatedTables(EmbeddingTables):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torchrec import KeyedJaggedTensor
 
-from embeddings.optim.perturbation import Perturbed, perturb
+from embeddings.embedding_tables import EmbeddingTables
+from embeddings.perturbation import Perturbed, perturb
 from embeddings.sharding.exchange.collective_check import Vote, emptied, problem_of
 from embeddings.sharding.replicas import Replicas, ReplicatedTables
 from embeddings.sharding.settings import LocalPiece, Place, TableSettings
 from embeddings.tables.config import TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv

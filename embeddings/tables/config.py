@@ -77,7 +77,7 @@ class TableConfig:
     A column shard holds columns ``[column_start, column_start + dim)`` of ``total_dim`` (0: ``dim``).
     ``row_keys`` (uint64, one for each row of the table or of the shard) are hashes of the raw ids, for init ``hash``.
     With ``grows`` live rows are zeros until they are given to an id
-    (:meth:`embeddings.tables.embedding_tables.EmbeddingTables.renew`), which then has the initial values of its key; no
+    (:meth:`embeddings.embedding_tables.EmbeddingTables.renew`), which then has the initial values of its key; no
     ``row_keys``, no SSE.
     """
 

@@ -13,7 +13,7 @@ from service.cli.output import CommandError, JsonFlag
 from service.client import Client
 
 if TYPE_CHECKING:
-    from embeddings.rff.consumer_accuracy import TaskAdvice
+    from embeddings.refresh.consumer_accuracy import TaskAdvice
     from embeddings.vectors.item_vectors import Array
 
 
@@ -29,7 +29,7 @@ def advise(
     as_json: JsonFlag = False,
 ) -> None:
     """Tries views of several dims and sigmas on a task, and says which one to take."""
-    from embeddings.rff.consumer_accuracy import advise as tried
+    from embeddings.refresh.consumer_accuracy import advise as tried
 
     with tempfile.TemporaryDirectory(prefix="evenkeel-advise-") as folder, Client() as client:
         vectors, labels = _labelled(client.snapshot(collection, Path(folder) / "vectors.parquet", version), task)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from service.identity.tenants import DEFAULT_TENANT, url_of
-from service.webhooks.ssrf_guard import Network, parse_networks
+from service.core.ssrf_guard import Network, parse_networks
+from service.core.tenants import DEFAULT_TENANT, url_of
 
 Role = Literal["all", "api", "scheduler", "vectors"]
 ROLES: tuple[str, ...] = get_args(Role)

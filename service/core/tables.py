@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import sqlalchemy as sa
 from pydantic import AfterValidator, AwareDatetime
 
-from service.identity.tenants import DEFAULT_TENANT
+from service.core.tenants import DEFAULT_TENANT
 
 metadata = sa.MetaData(
     naming_convention={

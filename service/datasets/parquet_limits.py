@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.core.errors import invalid
-from service.core.file_cache import Remembered
+from service.datasets.file_cache import Remembered
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import FilePath, opened
 

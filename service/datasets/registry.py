@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem, invalid, not_found
-from service.core.file_cache import Remembered
 from service.core.settings import Settings
 from service.datasets import paths
+from service.datasets.file_cache import Remembered
 from trainer.data.errors import DataError
 from trainer.data.sources import infer
 from trainer.spec import DatasetSpec, parse_rule

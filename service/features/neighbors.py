@@ -23,9 +23,9 @@ from typing import Any
 from embeddings.store import VersionReader
 from embeddings.store.nearest_neighbors import EXACT_ROWS, NeighborSearch
 from embeddings.vectors.item_vectors import MISSING, as_list, find_rows, keys_of
+from service.core import tenants
+from service.core.tenants import DEFAULT_TENANT
 from service.features.snapshots import identity_of
-from service.identity import tenants
-from service.identity.tenants import DEFAULT_TENANT
 
 log = logging.getLogger("evenkeel")
 

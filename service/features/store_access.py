@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from embeddings.store import Store, feature_store
 from embeddings.vectors.item_vectors import ItemIdError
+from service.core import tenants
 from service.core.errors import Problem
-from service.identity import tenants
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -124,7 +124,7 @@ def page_of(
     items: list[dict[str, Any]], limit: int, cursor: str | None, key: str, *, descending: bool
 ) -> dict[str, Any]:
     """One page of a list that is whole in memory, in the form that every list has."""
-    from service.api import pagination
+    from service.core import pagination
 
     if cursor is not None:
         last = pagination.decode(cursor)

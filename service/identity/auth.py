@@ -28,10 +28,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem
+from service.core.tenants import HEADER
 from service.identity import key_cache, keys
 from service.identity.keys import Principal
 from service.identity.rate_limit import RateLimit
-from service.identity.tenants import HEADER
 from trainer.spec import NAME_PATTERN
 
 COOKIE = "evenkeel_session"

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from service.core.tenants import DEFAULT_TENANT
 from service.identity.keys import Principal
-from service.identity.tenants import DEFAULT_TENANT
 
 FILE_NAME = "known_keys.json"
 

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
-from service.identity.tenants import DEFAULT_TENANT
+from service.core.tenants import DEFAULT_TENANT
 
 SCOPES = ("jobs:read", "jobs:write", "features:read", "features:write", "admin")
 FIRST_KEY_NAME = "admin"

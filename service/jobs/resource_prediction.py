@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from service.core.errors import Problem, invalid
-from service.core.file_cache import Remembered
 from service.core.settings import Settings
 from service.datasets import registry
+from service.datasets.file_cache import Remembered
 from service.datasets.paths import data_files, local_path
 from service.jobs import admission
 from service.jobs.admission import Needs, needs_of

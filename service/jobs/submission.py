@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.store import Store, StoreError
-from service.api import idempotency
-from service.core import tables, thread_pools
+from service.core import tables, tenants, thread_pools
 from service.core.database import Database
 from service.core.errors import Problem, invalid
-from service.core.file_cache import Remembered
 from service.core.settings import Settings
 from service.datasets import registry
-from service.identity import run_tokens, tenants
+from service.datasets.file_cache import Remembered
+from service.identity import idempotency, run_tokens
 from service.identity.keys import Principal
 from service.jobs import job_records, run_events
 from service.jobs.admission import Needs

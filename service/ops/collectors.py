@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from embeddings.store import Collection, Store, StoreError
 from service.core import tables
 from service.core.database import Database
-from service.identity.tenants import DEFAULT_TENANT, qualified, store_of
+from service.core.tenants import DEFAULT_TENANT, qualified, store_of
 from service.jobs.states import ACTIVE, STATES, TERMINAL
 
 VERSION_STATES = ("candidate", "published", "held", "superseded", "expired")

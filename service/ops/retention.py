@@ -21,13 +21,13 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from embeddings.store import Store
-from service.api import idempotency
 from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem
 from service.core.settings import Settings
 from service.core.task_health import Pulse
-from service.identity.tenants import store_of
+from service.core.tenants import store_of
+from service.identity import idempotency
 from service.jobs import job_records
 from service.jobs.states import TERMINAL
 from trainer.runs.directory import BEST, CHECKPOINTS, RUN_FILE

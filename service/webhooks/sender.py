@@ -21,9 +21,9 @@ import sqlalchemy as sa
 from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
+from service.core.ssrf_guard import Network, TargetError, resolve
 from service.core.task_health import Pulse
 from service.webhooks import webhook_records
-from service.webhooks.ssrf_guard import Network, TargetError, resolve
 
 log = logging.getLogger("evenkeel.webhooks")
 

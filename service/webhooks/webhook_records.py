@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem, not_found
-from service.webhooks.ssrf_guard import TargetError, check_url
+from service.core.ssrf_guard import TargetError, check_url
 
 Row = dict[str, Any]
 Event = Literal[

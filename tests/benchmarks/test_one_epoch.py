@@ -14,11 +14,11 @@ from benchmarks import one_epoch
 from benchmarks.baselines import TorchModel
 from benchmarks.one_epoch import Replayed, Result, choose_alpha, conditions, main, run, table
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build
 from trainer.launch.in_process import read_spec
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.build import build
 from trainer.training.loop import Trainer, dense_optimizer
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import (
     SGD,
     Adagrad,
@@ -30,7 +31,6 @@ from embeddings.optim import (
 )
 from embeddings.optim.lr_schedules import Cosine, LinearWarmup, StepDecay
 from embeddings.tables.config import InitConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 COMPILED = ("reference", "cpu")
 BACKENDS = (*COMPILED, "triton")

@@ -18,10 +18,10 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 
+from embeddings.embedding_tables import Backend
 from embeddings.kernels.fbgemm.placement import FOR_TABLES
 from embeddings.sharding import BAG_SHARDINGS, SEQUENCE_SHARDINGS, TableSettings
 from embeddings.tables.config import TableConfig
-from embeddings.tables.embedding_tables import Backend
 from trainer.distributed.shard_cost import ShardCost, Workload, row_bytes
 from trainer.sizing.memory import machine_memory_bytes
 

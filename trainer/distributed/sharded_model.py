@@ -28,9 +28,10 @@ from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.model_parallel import DataParallelWrapper
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingType
 
+from embeddings.embedding_tables import Backend
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds
 from embeddings.optim import RowOptimizer
-from embeddings.optim.perturbation import Perturbed
+from embeddings.perturbation import Perturbed
 from embeddings.sharding import (
     SequenceSharder,
     TableSettings,
@@ -40,7 +41,6 @@ from embeddings.sharding import (
 )
 from embeddings.sharding.exchange.collectives import all_reduce
 from embeddings.tables.config import SSEConfig, TableConfig
-from embeddings.tables.embedding_tables import Backend
 from trainer.distributed.planner import make_plan, sharding_name
 from trainer.distributed.shard_cost import Workload
 from trainer.distributed.sharded_state import GatheredTable, ShardedState
@@ -85,7 +85,7 @@ def shard_model(
         plan: ``table_wise``, ``row_wise``, ``column_wise``, ``data_parallel`` and so on by table; TorchRec's planner
             decides for tables left out.
         seed: of initial rows and SSE draws. Dense parameters are taken from rank 0.
-        backend: of the tables' kernel, as of :class:`embeddings.tables.embedding_tables.EmbeddingTables`; left out,
+        backend: of the tables' kernel, as of :class:`embeddings.embedding_tables.EmbeddingTables`; left out,
         that of the device.
         dtype: of stored rows; the dense parameters have its compute type, float32 for half rows.
         state_dtype: of optimizer state; left out: that of the dense parameters.

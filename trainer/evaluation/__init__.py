@@ -1,1 +1,1 @@
-"""A job's metrics of a held-out split, over any number of ranks; ``metrics`` has the formulas."""
+"""A job's metrics of a held-out split, over any number of ranks."""

@@ -16,19 +16,19 @@ from embeddings.sharding.exchange.collectives import all_reduce
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.sequence_batches import MAX_BATCH
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.distributed.dynamic_tables import GrowingRows
 from trainer.evaluation.full_ranking import Ranks, catalogue_ranks, single_bags
-from trainer.evaluation.metrics.classification import mean
-from trainer.evaluation.metrics.frequency import NUM_BUCKETS, bucket_rows, frequency_buckets
-from trainer.evaluation.metrics.intervals import bootstrap
-from trainer.evaluation.metrics.ranking import Ranking
 from trainer.evaluation.pointwise import GATHER_ROWS, Rows, gathered, intervals, streamed
+from trainer.metrics.classification import mean
+from trainer.metrics.frequency import NUM_BUCKETS, bucket_rows, frequency_buckets
+from trainer.metrics.intervals import bootstrap
+from trainer.metrics.ranking import Ranking
 from trainer.runs.events import TABLES
 from trainer.sizing.memory import EVALUATION_BATCH_SIZE as BATCH_SIZE
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import loss_of, ranks_catalogue
 from trainer.spec.checks.models import SEQUENCE_MODELS
 from trainer.spec.evaluation import DEFAULT_METRICS, ranking_parts
-from trainer.training.dynamic_tables import GrowingRows
 
 NORM_ROWS_AT_ONCE = 1 << 16
 

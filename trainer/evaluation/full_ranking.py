@@ -26,7 +26,7 @@ from trainer.data.columns.hashing import Int64s
 from trainer.data.columns.jagged import gather_spans, sorted_unique
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.split import SPLIT_SEED
-from trainer.evaluation.metrics.ranking import rank_of
+from trainer.metrics.ranking import rank_of
 from trainer.sizing.memory import RANKED_SCORES, RANKED_USERS
 
 SCORES_AT_ONCE = RANKED_SCORES

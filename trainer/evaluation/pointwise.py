@@ -1,5 +1,5 @@
 """Figures of held-out rows that have one score each: on rank 0, from all ranks' rows gathered, or, where they are too
-many, from their counts in pieces (:mod:`trainer.evaluation.metrics.streaming`). Both give the same figures.
+many, from their counts in pieces (:mod:`trainer.metrics.streaming`). Both give the same figures.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from embeddings.sharding.exchange.collectives import all_reduce
-from trainer.evaluation.metrics import auc, mae, rmse
-from trainer.evaluation.metrics.calibration import Curve, EqualMass, EqualWidth, ece_of
-from trainer.evaluation.metrics.classification import (  # fmt: skip
+from trainer.metrics import auc, mae, rmse
+from trainer.metrics.calibration import Curve, EqualMass, EqualWidth, ece_of
+from trainer.metrics.classification import (
     AucSum,
     auc_by_group,
     entropy,
@@ -27,10 +27,10 @@ from trainer.evaluation.metrics.classification import (  # fmt: skip
     normalized_entropy,
     sigmoid,
 )
-from trainer.evaluation.metrics.counts import Blocks, Counts, Int64s, by_score
-from trainer.evaluation.metrics.frequency import NUM_BUCKETS
-from trainer.evaluation.metrics.intervals import bootstrap
-from trainer.evaluation.metrics.streaming import at_owners, packed_rows, pieces
+from trainer.metrics.counts import Blocks, Counts, Int64s, by_score
+from trainer.metrics.frequency import NUM_BUCKETS
+from trainer.metrics.intervals import bootstrap
+from trainer.metrics.streaming import at_owners, packed_rows, pieces
 from trainer.spec import Intervals
 
 GATHER_ROWS = 2_000_000

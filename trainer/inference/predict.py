@@ -21,9 +21,8 @@ import pyarrow.parquet as pq
 import torch
 from torchrec import KeyedJaggedTensor
 
-from embeddings.tables.embedding_tables import EmbeddingTables
+from embeddings.embedding_tables import EmbeddingTables
 from trainer.checkpoint.format import Checkpoint, CheckpointError
-from trainer.checkpoint.materialize import ReadTables
 from trainer.checkpoint.select import LAST, pick
 from trainer.checkpoint.warm_start import id_maps, numeric_features
 from trainer.data.batches.keys import Key, keys_of, read_features
@@ -35,6 +34,8 @@ from trainer.data.prepare.plan import window_of
 from trainer.data.sources.locations import is_object, local_path
 from trainer.data.sources.source import SUFFIXES, Source
 from trainer.data.sources.user_rows import are_events, users_of
+from trainer.distributed.build import model_of
+from trainer.distributed.materialize import ReadTables
 from trainer.inference.parquet_scoring import Summary, score_files
 from trainer.inference.scorer import Float32s, RowScorer, is_sequence
 from trainer.inference.top_items import TopItems
@@ -43,7 +44,6 @@ from trainer.models.next_item import NextItemModel
 from trainer.runs.directory import RUN_FILE, Run, read_run
 from trainer.runs.log_filters import quiet
 from trainer.spec import SpecError
-from trainer.training.build import model_of
 
 NUM_ITEMS = 10
 _TRIES = 3

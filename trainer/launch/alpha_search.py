@@ -3,7 +3,7 @@ runs.
 
 The grid is 10^(n/2) with n = -13 .. -2, half decades from 10^-6.5 to 10^-1 (Li and Lyu). The curve over alpha had one
 hump on every data set that was looked at, so the search begins at the grid's point nearest to the default
-(trainer.training.build.default_alpha) and climbs. A point is a training of the job from its initial values over its
+(trainer.distributed.build.default_alpha) and climbs. A point is a training of the job from its initial values over its
 first SHORT_EPOCHS epochs, or all where it has fewer, as what alpha is about does not show within the first one; its
 score is the metric that early stopping watches (AUC where nothing else is said) on the validation split, after the last
 of them.
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from trainer.distributed.build import build, choose_alpha, default_alpha
 from trainer.runs.run_process import write_json
 from trainer.spec import JobSpec
 from trainer.spec.checks import supported
 from trainer.spec.checks.regularizers import LOWER_IS_BETTER
 from trainer.spec.regularizers import EarlyStopping
-from trainer.training.build import build, choose_alpha, default_alpha
 from trainer.training.loop import Trainer, dense_optimizer
 from trainer.training.regularizers.early_stopping import decide
 

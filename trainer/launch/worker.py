@@ -18,6 +18,8 @@ from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 from trainer.checkpoint.warm_start import check_fits, id_map_files, inherited_alpha, parent_checkpoint, rows_of_parent
 from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.build import build
+from trainer.distributed.dynamic_tables import GrowingRows
 from trainer.launch.alpha_search import taken_alpha
 from trainer.models import bpr
 from trainer.publishing import frozen_context
@@ -29,8 +31,6 @@ from trainer.sizing.gpus import device_of_rank, machine_gpus, torch_problem
 from trainer.sizing.memory import KEPT_BYTES
 from trainer.spec import JobSpec, SpecError, parse_job
 from trainer.spec.checks.models import PAIR_MODELS
-from trainer.training.build import build
-from trainer.training.dynamic_tables import GrowingRows
 from trainer.training.loop import Position, Trainer, dense_optimizer
 from trainer.training.progress import Reporter
 

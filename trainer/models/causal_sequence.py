@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trainer.models.base import Batch
 from trainer.models.layers.dropout import keep_mask
+from trainer.models.losses import sampled_loss
 from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, by_owner, owners, padded
-from trainer.training.losses import sampled_loss
 
 Drop = Callable[[Tensor, int], Tensor]
 """``drop(x, site)``: x [b, l, dim] after dropout at a place of the model, or x itself."""
@@ -22,7 +22,7 @@ Drop = Callable[[Tensor, int], Tensor]
 class EveryPositionModel(NextItemModel):
     """Base: score(i | s_1 .. s_t) = <M_i, F_t>, M the item table, shared by input and output; M is what is published.
 
-    loss: of each position by ``loss`` (trainer.training.losses.sampled_loss), the target against its negatives, summed
+    loss: of each position by ``loss`` (trainer.models.losses.sampled_loss), the target against its negatives, summed
     over a sample and divided by ``length``, the most items that are read. ``dropout`` where the subclass has its
     places.
     """

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainer.models.base import Batch, RankingModel, pooled_rows
 from trainer.models.layers.mlp import TowerOptions
 from trainer.models.layers.seeded_init import drawn, uniform
-from trainer.training.losses import pointwise_loss
+from trainer.models.losses import pointwise_loss
 
 
 class ClickModel(RankingModel):

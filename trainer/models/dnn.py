@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import Batch, RankingModel, pooled_rows, with_dense
 from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
-from trainer.training.losses import pointwise_loss
+from trainer.models.losses import pointwise_loss
 
 
 class DNN(RankingModel):

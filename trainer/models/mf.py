@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import Batch, RankingModel
 from trainer.models.bpr import ITEM, USER
-from trainer.training.losses import pointwise_loss
+from trainer.models.losses import pointwise_loss
 
 
 class MF(RankingModel):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.data.batches.sequence_batches import catalogue_features
 from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
-from trainer.evaluation.metrics import rank_of
+from trainer.metrics import rank_of
 from trainer.models.base import Batch, RankingModel
 
 FULL_RANKING_ROWS = 50_000

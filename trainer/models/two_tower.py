@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from trainer.models.base import Batch, RankingModel
 from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
-from trainer.training.losses import in_batch_softmax, pointwise_loss
+from trainer.models.losses import in_batch_softmax, pointwise_loss
 
 ITEM = "item"
 
 
 class TwoTower(RankingModel):
     """logit = <MLP(concat of e_f over f other than item), e_item> + c; loss ``bce``, ``mse``, or ``sampled_softmax``
-    over the items of the batch (trainer.training.losses.in_batch_softmax), which leaves c alone.
+    over the items of the batch (trainer.models.losses.in_batch_softmax), which leaves c alone.
 
     The item tower is the item's row, so the loss determines the geometry of the rows up to a rotation (and the tower's
     scale), which is what alignment between versions needs. There is one bias ``c`` for all items: an item's own

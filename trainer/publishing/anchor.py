@@ -26,9 +26,9 @@ from embeddings.refresh.procrustes import TooFewShared, procrustes
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import MISSING, chunks, keys_of
 from trainer.checkpoint.format import Checkpoint
-from trainer.checkpoint.materialize import stored_rows
 from trainer.checkpoint.warm_start import check_fits, inherited_alpha
 from trainer.data.prepare.plan import NEGATIVE_SUFFIX
+from trainer.distributed.materialize import stored_rows
 
 if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData

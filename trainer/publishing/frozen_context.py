@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from trainer.checkpoint.format import Checkpoint
-from trainer.checkpoint.materialize import stored_rows
+from trainer.distributed.materialize import stored_rows
 from trainer.distributed.sharded_model import ShardedModel
 from trainer.spec import JobSpec
 

@@ -16,14 +16,14 @@ from embeddings.refresh.publish import publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors, keys_of
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
-from trainer.checkpoint.materialize import CHUNK_ROWS, stored_rows
 from trainer.checkpoint.warm_start import id_maps
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.hashing import id_keys
+from trainer.distributed.dynamic_tables import codes_of, taken_rows
+from trainer.distributed.materialize import CHUNK_ROWS, stored_rows
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.uplink import fence
-from trainer.training.dynamic_tables import codes_of, taken_rows
 
 FIRST_LIVE_ROW = 2
 NORM_FLOOR = 1e-12

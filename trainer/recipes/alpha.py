@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainer.distributed.build import DEFAULT_HALF_LIFE
 from trainer.recipes.click_tasks import ClickTask, click_tasks, write_click_log
 from trainer.recipes.pages import documents
 from trainer.recipes.pages.figures import Figures
 from trainer.recipes.pages.section import Findings, Panel, Section
 from trainer.recipes.trials.quick_data import LOG as QUICK_LOG
 from trainer.recipes.trials.trial import Column, Point, Recipe, Table
-from trainer.training.build import DEFAULT_HALF_LIFE
 
 HALF_LIVES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.6)
 """Epochs in which an idle row loses half its norm."""

@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embeddings.vectors.item_vectors import Array
-from trainer.evaluation.metrics.ranking import hit_rate, ndcg, rank_of
+from trainer.metrics.ranking import hit_rate, ndcg, rank_of
 from trainer.recipes.rff_figures import Features, aligned
 
 HIDDEN = 16

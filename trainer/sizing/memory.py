@@ -27,11 +27,11 @@ from embeddings.optim import (
     RowwiseAdam,
     RowwiseAdamAR,
 )
-from trainer.models.size import ModelSize, model_size, table_columns
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.checks.models import SEQUENCE_MODELS
 from trainer.spec.checks.supported import FBGEMM_OPTIMIZERS
+from trainer.spec.model_size import ModelSize, model_size, table_columns
 
 OPTIMIZERS: dict[str, type[RowOptimizer]] = {
     "sgd": SGD,
@@ -188,7 +188,7 @@ def state_counts(kind: str) -> tuple[int, int]:
 
 
 def table_dim(job: JobSpec, table: str) -> int:
-    """Columns of a table (trainer.models.size)."""
+    """Columns of a table (trainer.spec.model_size)."""
     return table_columns(job.model, table)
 
 

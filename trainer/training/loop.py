@@ -20,17 +20,17 @@ import torch.distributed as dist
 
 from embeddings.sharding.exchange.collectives import all_reduce
 from trainer.data.batches.prefetch import Prefetched
+from trainer.distributed.dynamic_tables import GrowingRows
 from trainer.evaluation.evaluator import Evaluator
+from trainer.models.sse_labels import with_swapped_classes
 from trainer.runs.events import phase
 from trainer.runs.failures import Cancelled, NonFiniteError
 from trainer.spec import JobSpec
 from trainer.spec.lr_schedule import schedule_of
 from trainer.spec.regularizers import EarlyStopping
-from trainer.training.dynamic_tables import GrowingRows
 from trainer.training.regularizers.early_stopping import Decision, decide
 from trainer.training.regularizers.objective import job_objective
 from trainer.training.regularizers.sam import ascended, gradient_squared_norm
-from trainer.training.sse_labels import with_swapped_classes
 
 PROGRESS_SECONDS = 1.0
 HELD_OUT = ("validation", "test")

@@ -7,9 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import AwareDatetime, BaseModel
 
-from service.api import pagination
-from service.api.pagination import Page
-from service.core import tables
+from service.core import pagination, tables
+from service.core.pagination import Page
 from service.identity import audit
 from service.identity.auth import require
 from service.identity.keys import Principal

@@ -9,12 +9,12 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection, default_view
-from service.api import idempotency
-from service.api.idempotency import IdempotencyKey
 from service.core import errors
 from service.features.snapshots import PARQUET, identity_of, parquet_chunks
 from service.features.store_access import ids_as, in_store, page_of, store_of, unchanged
+from service.identity import idempotency
 from service.identity.auth import require
+from service.identity.idempotency import IdempotencyKey
 from service.identity.keys import Principal
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])

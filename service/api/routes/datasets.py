@@ -9,9 +9,8 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.api import pagination
-from service.api.pagination import Page
-from service.core import errors, tables, thread_pools
+from service.core import errors, pagination, tables, thread_pools
+from service.core.pagination import Page
 from service.datasets import registry
 from service.identity.auth import require
 from service.identity.keys import Principal

@@ -14,10 +14,10 @@ from prometheus_client import Metric
 from starlette.datastructures import State
 
 from service.core import disk, errors
+from service.core.tenants import DEFAULT_TENANT
 from service.identity import keys
 from service.identity.auth import optional_principal, unauthorized
 from service.identity.keys import Principal
-from service.identity.tenants import DEFAULT_TENANT
 from service.ops import collectors
 
 router = APIRouter(tags=["health"])

@@ -9,15 +9,15 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import AwareDatetime, BaseModel
 
-from service.api import idempotency, pagination
-from service.api.idempotency import IdempotencyKey
 from service.api.middleware import entry_of
-from service.api.pagination import Page
-from service.core import errors, tables
+from service.core import errors, pagination, tables
+from service.core.pagination import Page
+from service.identity import idempotency
 from service.identity.auth import require
+from service.identity.idempotency import IdempotencyKey
 from service.identity.keys import Principal
 from service.jobs import job_records, output, submission
-from service.jobs.report import as_html, report
+from service.web.report import as_html, report
 from trainer.spec import JobSpec
 
 

@@ -9,10 +9,9 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.api import pagination
 from service.api.middleware import too_often
-from service.api.pagination import Page
-from service.core import errors, tables
+from service.core import errors, pagination, tables
+from service.core.pagination import Page
 from service.identity import keys
 from service.identity.auth import COOKIE, address_of, optional_principal, require, same_origin, unauthorized
 from service.identity.keys import Principal

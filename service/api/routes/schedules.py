@@ -9,11 +9,11 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
-from service.api import idempotency, pagination
-from service.api.idempotency import IdempotencyKey
-from service.api.pagination import Page
-from service.core import errors, tables
+from service.core import errors, pagination, tables
+from service.core.pagination import Page
+from service.identity import idempotency
 from service.identity.auth import require
+from service.identity.idempotency import IdempotencyKey
 from service.identity.keys import Principal
 from service.jobs import job_records
 from service.schedules import schedule_records

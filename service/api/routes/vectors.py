@@ -23,9 +23,9 @@ from embeddings.vectors.item_vectors import MISSING, STATUS_NAMES, Array
 from service.api.routes.collections import existing
 from service.core import errors
 from service.core.inline_io import AtOnce
+from service.core.tenants import qualified
 from service.features.store_access import accepted, ids_as, in_store, store_of, store_problems, unchanged
 from service.identity.auth import require
-from service.identity.tenants import qualified
 
 router = APIRouter(prefix="/v1", tags=["vectors"], dependencies=[Depends(require("features:read"))])
 

@@ -8,13 +8,12 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AwareDatetime, BaseModel, Field
 
-from service.api import pagination
-from service.api.pagination import Page
-from service.core import errors, tables
+from service.core import errors, pagination, tables
+from service.core.pagination import Page
+from service.core.ssrf_guard import TargetError, resolve
 from service.identity.auth import require
 from service.identity.keys import Principal
 from service.webhooks import webhook_records
-from service.webhooks.ssrf_guard import TargetError, resolve
 from service.webhooks.webhook_records import WebhookPatch, WebhookSpec
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.cpu import build, swap_feature
 from embeddings.kernels.cpu.buffers import MAX_BUFFERS, BufferPool
 from embeddings.kernels.cpu.kernel import Scratch
@@ -24,14 +25,13 @@ from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSprop, RMSpropAR, Row
 from embeddings.sse.graph import Graph
 from embeddings.sse.swap import swap, swap_draws
 from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 # Rows, state and outputs of a few steps with bags, weights, swaps and halves, as one hash.
 TRAINING = """
 import hashlib, torch
 from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
 from embeddings.optim import Adagrad, AdamAR, RowwiseAdam
-from embeddings.tables.embedding_tables import EmbeddingTables
+from embeddings.embedding_tables import EmbeddingTables
 digest = hashlib.sha256()
 for optimizer in (AdamAR(alpha=1e-3), AdamAR(alpha=1e-3, eps_inside_root=True), RowwiseAdam(), Adagrad()):
     for dtype, dims in ((torch.float32, (64, 64)), (torch.float32, (17, 64)), (torch.float16, (20, 20)),

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.fbgemm import module as fbgemm_module
 from embeddings.kernels.fbgemm.module import FbgemmModuleKernel
 from embeddings.kernels.fbgemm.placement import place
 from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
 from embeddings.optim.lr_schedules import LinearWarmup
-from embeddings.optim.perturbation import perturb
+from embeddings.perturbation import perturb
 from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 from tests.module_tables import ON_GPU, module_tables
 
 INIT = InitConfig("normal", 0.5)

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.triton import philox
 from embeddings.kernels.triton.kernel import Tiling
 from embeddings.optim import (
@@ -40,7 +41,6 @@ from embeddings.sse.graph import Graph
 from embeddings.sse.swap import swap
 from embeddings.tables import philox as words_in_numpy
 from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"

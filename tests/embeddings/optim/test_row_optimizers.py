@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import (
     SGD,
     Adagrad,
@@ -25,7 +26,6 @@ from embeddings.optim import (
     RowwiseAdamAR,
 )
 from embeddings.tables.config import InitConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 BACKENDS = ("reference", "cpu")
 

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad, RowwiseAdam
 from embeddings.optim.stochastic_rounding import rounding_words, to_bfloat16, to_float16
 from embeddings.tables.config import InitConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 HALVES = (torch.bfloat16, torch.float16)
 

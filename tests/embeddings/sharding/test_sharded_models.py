@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import AdamAR
 from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, Adagrad, AdamAR, RMSprop, RowwiseAdamAR
 from embeddings.sse.graph import Graph
 from embeddings.sse.swap import swap
 from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD
 from embeddings.sse import StochasticSharedEmbedding
 from embeddings.sse.graph import Graph
 from embeddings.sse.swap import swap, swap_any, swap_classes, swap_ids
 from embeddings.tables.config import SSEConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 
 
 def draw(ids, *, num_rows=12, offsets=None, feature="item", **settings):

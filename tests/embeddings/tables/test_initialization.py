@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD
 from embeddings.tables.config import InitConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 from embeddings.tables.initialization import ROW_STREAM, initial_rows, standard_normal
 
 

@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
 
-from service.api import idempotency
 from service.core import tables
+from service.identity import idempotency
 from service.jobs import job_records
 from tests.service.service_kit import BOTH, client_of, job_body
 

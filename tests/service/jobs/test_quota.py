@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.core.settings import Settings
-from service.identity.tenants import HEADER
+from service.core.tenants import HEADER
 from tests.service.service_kit import BOTH, client_of, job_body, running
 
 pytestmark = pytest.mark.anyio

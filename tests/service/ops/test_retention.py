@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 
 from embeddings.store import StoreError
-from service.api import idempotency
 from service.core import tables
 from service.core.database import Database
 from service.core.settings import Kept, Settings
+from service.identity import idempotency
 from service.jobs import job_records
 from service.ops import retention
 from service.ops.retention import Swept

@@ -25,7 +25,7 @@ from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
 from service.core.task_health import Pulse
-from service.identity.tenants import HEADER
+from service.core.tenants import HEADER
 from service.webhooks import sender as webhook_sender
 from service.webhooks import webhook_records
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for, waits_for

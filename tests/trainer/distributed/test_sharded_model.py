@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, AdamAR, RMSprop, RowwiseAdagrad, RowwiseAdam
 from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 from trainer.models.registry import DNN
 

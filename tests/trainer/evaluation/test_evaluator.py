@@ -12,15 +12,15 @@ import torch
 
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build
 from trainer.evaluation.evaluator import Evaluator, wanted_metrics
-from trainer.evaluation.metrics import auc, calibration_curve, ece, gauc, logloss, mae, normalized_entropy, rmse
-from trainer.evaluation.metrics.classification import sigmoid
 from trainer.evaluation.pointwise import Rows, gathered, intervals, streamed
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
+from trainer.metrics import auc, calibration_curve, ece, gauc, logloss, mae, normalized_entropy, rmse
+from trainer.metrics.classification import sigmoid
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import Intervals, parse_dataset
-from trainer.training.build import build
 from trainer.training.loop import Trainer, dense_optimizer
 
 POINTWISE = [

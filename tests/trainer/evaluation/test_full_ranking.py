@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build
 from trainer.evaluation import full_ranking
 from trainer.evaluation.evaluator import Evaluator
 from trainer.evaluation.full_ranking import HeldOut, catalogue_ranks, ranks_of_relevant
@@ -20,7 +21,6 @@ from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
 from trainer.runs.directory import read_run
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.build import build
 
 
 def ranks_by_sorting(scores, excluded, relevant):

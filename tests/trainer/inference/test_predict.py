@@ -21,13 +21,13 @@ from trainer.checkpoint.select import pick
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Source
-from trainer.evaluation.metrics import auc
+from trainer.distributed.build import build
 from trainer.inference.predict import Predictor, default_output, main, predict
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
+from trainer.metrics import auc
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.build import build
 
 NUM_ROWS, HELD = 1200, 120
 

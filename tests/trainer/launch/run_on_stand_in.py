@@ -12,13 +12,12 @@ import os
 import torch
 import torch.distributed as dist
 
-from embeddings.tables import embedding_tables
+from embeddings import embedding_tables
 from tests.trainer.launch import stand_in_device
 from tests.trainer.launch.stand_in_device import NAME, StandIn, StandInKernel, StandInModuleKernel
-from trainer.distributed import planner
+from trainer.distributed import build, planner
 from trainer.launch import worker
 from trainer.launch.on_host import leave
-from trainer.training import build
 
 tables_kernel, planned = embedding_tables._kernel, planner.Topology
 

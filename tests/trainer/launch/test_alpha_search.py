@@ -9,11 +9,11 @@ import pytest
 
 from trainer.checkpoint.format import latest_valid
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import default_alpha
 from trainer.launch.alpha_search import FILE, GRID, climbed
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.launch.worker import train_rank
-from trainer.training.build import default_alpha
 
 AUTO = {"kind": "adam_ar", "learning_rate": 0.1, "alpha": "auto"}
 

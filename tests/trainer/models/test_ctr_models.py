@@ -13,8 +13,8 @@ from torch.func import functional_call
 from torchrec import KeyedJaggedTensor
 
 from trainer.models.registry import MODELS
-from trainer.models.size import model_size
 from trainer.spec import Model
+from trainer.spec.model_size import model_size
 
 KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "finalmlp", "din")
 TOWERS = tuple(kind for kind in KINDS if kind != "fm")

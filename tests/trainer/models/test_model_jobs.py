@@ -16,6 +16,7 @@ from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.click_log import ClickLog, generate
+from trainer.distributed.build import build, table_configs
 from trainer.inference.predict import Predictor
 from trainer.launch.driver import execute
 from trainer.launch.in_process import main as train_command
@@ -25,7 +26,6 @@ from trainer.runs.directory import read_run, write_run
 from trainer.sizing.estimate import estimate
 from trainer.sizing.memory import table_dim
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.training.build import build, table_configs
 from trainer.training.loop import Position, Trainer, dense_optimizer
 
 # A training of each kind of model.

@@ -18,19 +18,19 @@ from torchrec import JaggedTensor, KeyedJaggedTensor
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
-from trainer.evaluation.metrics import hit_rate, ndcg, rank_of
+from trainer.distributed.build import build, sse_configs
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
+from trainer.metrics import hit_rate, ndcg, rank_of
 from trainer.models.gru4rec import GRU4Rec
 from trainer.models.item2vec import Item2Vec
 from trainer.models.layers.dropout import keep_mask
 from trainer.models.registry import MODELS
 from trainer.models.sasrec import SASRec
-from trainer.models.size import model_size
 from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import Model, parse_dataset, parse_job
-from trainer.training.build import build, sse_configs
+from trainer.spec.model_size import model_size
 from trainer.training.loop import Position, Trainer, dense_optimizer
 
 # Whole jobs.

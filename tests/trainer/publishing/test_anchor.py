@@ -22,6 +22,7 @@ from embeddings.vectors.item_vectors import ItemVectors, unit_rows
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.launch.worker import use_threads
@@ -30,7 +31,6 @@ from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run
 from trainer.spec import SpecError
 from trainer.spec.publish import Anchor
-from trainer.training.build import build
 from trainer.training.loop import Trainer, dense_optimizer
 
 DIM = 4

@@ -15,10 +15,11 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
 
 from trainer.checkpoint.format import Checkpoint, latest_valid
-from trainer.checkpoint.materialize import read_rows
 from trainer.checkpoint.warm_start import id_maps, rows_of_parent
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build
+from trainer.distributed.materialize import read_rows
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.launch.worker import use_threads
@@ -26,7 +27,6 @@ from trainer.publishing import frozen_context
 from trainer.publishing.frozen_context import FrozenContext
 from trainer.runs.directory import Run, read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.training.build import build
 from trainer.training.loop import Trainer, dense_optimizer
 
 DIM = 4

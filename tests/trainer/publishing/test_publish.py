@@ -9,11 +9,11 @@ import torch
 from embeddings.store import open_store
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.build import build
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.publishing.publish import item_vectors
 from trainer.runs.run_process import EXIT_RETRYABLE
-from trainer.training.build import build
 
 PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "off"}}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from trainer.distributed.build import DEFAULT_HALF_LIFE, default_alpha
 from trainer.recipes import alpha
 from trainer.recipes.trials.trial import Point
-from trainer.training.build import DEFAULT_HALF_LIFE, default_alpha
 
 
 @pytest.mark.parametrize("half_life", alpha.HALF_LIVES)

@@ -227,7 +227,7 @@ MEASURED = """
 import psutil
 from embeddings.tables.config import InitConfig, TableConfig
 from embeddings.optim import Adam
-from embeddings.tables.embedding_tables import EmbeddingTables
+from embeddings.embedding_tables import EmbeddingTables
 
 rows = {"user": 300_000, "item": 200_000}
 configs = [TableConfig(n, r, 32, (n,), init=InitConfig("zero")) for n, r in rows.items()]

@@ -18,12 +18,12 @@ import torch.distributed as dist
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
-from trainer.evaluation.metrics import auc, logloss
+from trainer.distributed.build import build, choose_alpha, default_alpha
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
+from trainer.metrics import auc, logloss
 from trainer.runs.directory import read_run
 from trainer.runs.failures import Cancelled, NonFiniteError
-from trainer.training.build import build, choose_alpha, default_alpha
 from trainer.training.loop import PROGRESS_SECONDS, Position, Trainer, dense_optimizer
 
 

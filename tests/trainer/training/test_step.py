@@ -11,12 +11,12 @@ from embeddings.sharding.sharded import ModelTables
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build, choose_alpha
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.launch.worker import use_threads
 from trainer.runs.directory import read_run
 from trainer.spec import JobSpec
-from trainer.training.build import build, choose_alpha
 from trainer.training.loop import Trainer, dense_optimizer
 
 NUM_EXAMPLES, BATCH_SIZE = 2393, 598

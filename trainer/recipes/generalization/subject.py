@@ -17,16 +17,16 @@ from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from embeddings.tables.config import Pooling
 from embeddings.tables.initialization import chunks, initial_rows
 from trainer.checkpoint.format import Checkpoint
-from trainer.checkpoint.materialize import ReadTables
 from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.build import model_of, pooling_of, table_configs
+from trainer.distributed.materialize import ReadTables
 from trainer.inference.predict import load_dense
 from trainer.models.base import Batch, RankingModel
 from trainer.recipes.generalization.parameters import Point
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import loss_of
-from trainer.training.build import model_of, pooling_of, table_configs
 
 SAMPLE_ROWS = 4096
 EVALUATED_AT_ONCE = 8192
@@ -36,7 +36,7 @@ class SampledRows(nn.Module):
     """Stands where a model has its embeddings: rows of a sample as parameters that can be differentiated twice.
 
     Of every table those rows alone that ``features`` look up: ``rows[table]`` [u, dim] of table rows ``ids[table]``
-    [u], ascending. Other ids must not be asked for. Gives what :class:`trainer.checkpoint.materialize.ReadTables`
+    [u], ascending. Other ids must not be asked for. Gives what :class:`trainer.distributed.materialize.ReadTables`
     gives.
     """
 

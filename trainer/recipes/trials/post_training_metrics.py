@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from trainer.checkpoint.format import Checkpoint, checkpoints_in, latest_valid
-from trainer.checkpoint.materialize import read_rows
 from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.materialize import read_rows
 from trainer.runs.directory import Run
 
 FIRST_LIVE_ROW = 2

@@ -42,7 +42,7 @@ def loss_of(job: JobSpec) -> str:
 
 
 def loss_settings_of(job: JobSpec) -> dict[str, float | None]:
-    """What that loss takes beside scores and labels (trainer.training.losses)."""
+    """What that loss takes beside scores and labels (trainer.models.losses)."""
     if loss_of(job) != "focal":
         return {}
     return {"gamma": job.model.focal_gamma, "alpha": job.model.focal_alpha}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from trainer.models.size import table_columns
 from trainer.spec.checks.dynamic_tables import growth_fit_problems, growth_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
 from trainer.spec.checks.models import (
@@ -22,6 +21,7 @@ from trainer.spec.checks.models import (
 )
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import has_validation, regularizer_fit_problems, regularizer_problems
+from trainer.spec.model_size import table_columns
 
 if TYPE_CHECKING:
     from trainer.spec.job import DatasetSpec, JobSpec, Optimizer

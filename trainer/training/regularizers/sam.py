@@ -3,7 +3,7 @@ ICLR 2021): the gradient of a step is that at w + e(w), and moves w.
 
 e(w) = rho g / |g|_2 (equation 2 with p = 2), g the gradient at w on the same batch, the same draws of SSE and dropout,
 and |g| over all parameters that are perturbed, on all ranks. Rows that the batch does not touch have no gradient and
-stay. Rows are perturbed as they are read: decay and momentum are not mixed into it (embeddings.optim.perturbation).
+stay. Rows are perturbed as they are read: decay and momentum are not mixed into it (embeddings.perturbation).
 What was perturbed comes back bit for bit. The AdamAR slides name SAM as a baseline without its rho; 0.05 is Foret et
 al.'s.
 """

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.core import tables
-from service.identity.tenants import url_of
+from service.core.tenants import url_of
 from service.jobs import job_records
 from tests.service import published
 from tests.service.service_kit import BOTH, client_of, job_body

@@ -10,9 +10,9 @@ import torch
 
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build
 from trainer.launch.on_host import single_rank_group
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.training.build import build
 
 TAGS = [["a", "b"], [], ["c"], ["a", None, "b"], ["b", "b"], ["a", "c"], ["a"], ["c", "a"]]
 WEIGHTS = [[0.5, 2.0], [], [3.0], [1.0, 9.0, 4.0], [0.0, 0.0], [1.0, 0.0], [2.0], [0.25, 0.75]]

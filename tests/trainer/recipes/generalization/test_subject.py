@@ -9,9 +9,9 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 
+from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD
 from embeddings.tables.config import InitConfig, TableConfig
-from embeddings.tables.embedding_tables import EmbeddingTables
 from trainer.data.batches.batches import Batch
 from trainer.data.batches.keys import Key
 from trainer.recipes.generalization.subject import SampledRows, merged

@@ -14,6 +14,7 @@ from embeddings.sharding.sharded import ModelTables
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build, choose_alpha
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.launch.worker import use_threads
@@ -23,7 +24,6 @@ from trainer.runs.failures import Cancelled, NonFiniteError
 from trainer.sizing.memory import rank_memory
 from trainer.spec import JobSpec, SpecError
 from trainer.spec.regularizers import Sam
-from trainer.training.build import build, choose_alpha
 from trainer.training.loop import Position, Trainer, dense_optimizer
 from trainer.training.regularizers.sam import ascended, gradient_squared_norm
 

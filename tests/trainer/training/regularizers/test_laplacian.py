@@ -13,10 +13,10 @@ import torch
 from embeddings.sharding.sharded import ModelTables
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset
-from trainer.training.build import build
 from trainer.training.loop import Trainer, dense_optimizer
 
 STRENGTH = 0.3

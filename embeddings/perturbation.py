@@ -1,0 +1,65 @@
+"""Touched rows moved along their gradient for a second lookup, and put back bit for bit: what SAM needs of tables.
+
+A row is moved as it is *read*: its decay and idle momentum are applied first, so that the second lookup of the same
+step reads theta_read + scale g, whatever idleness owes the row. To that end the row is stored as it is read, with state
+0 and touched by the last step: nothing is owed then.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from embeddings.embedding_tables import EmbeddingTables
+from embeddings.kernels.layout import Layout
+from embeddings.kernels.reference import read_rows, row_gradients
+
+
+class Saved(NamedTuple):
+    """Rows of one table as they were stored: ``values`` are copies of the parts of ``parts``, which are views."""
+
+    rows: torch.Tensor
+    parts: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+class Perturbed:
+    """What :func:`perturb` changed; :meth:`restore` undoes it."""
+
+    def __init__(self, layout: Layout, saved: list[Saved]):
+        self._layout, self._saved = layout, saved
+
+    def restore(self) -> None:
+        """Rows, state and last steps as they were, to the last bit. Once."""
+        # Lookups came in between, and a kernel may have kept rows from them.
+        self._layout.access()
+        for rows, parts, values in self._saved:
+            for part, value in zip(parts, values, strict=True):
+                part[rows] = value
+        self._saved = []
+
+
+def perturb(tables: EmbeddingTables, scale: float) -> Perturbed:
+    """Moves every touched row by ``scale`` times the sum of its recorded gradients, for lookups of the same step.
+
+    Records stay. Until it is undone, tables must take no step and nobody may read them for other ends. Raises
+    ValueError for half rows, which could not hold a small change.
+    """
+    layout = tables.layout
+    if layout.dtype != layout.compute_dtype:
+        raise ValueError(f"rows of {layout.dtype} cannot hold what is added to them: use float32")
+    saved, idle = [], tables._idle_now()
+    for t, table in enumerate(layout.tables):
+        rows, gradient = row_gradients(layout, t, tables._records)
+        state = tables.state(table.name)
+        parts = [tables.weight(table.name), state["last_update_step"]]
+        # What is owed is the Adam family's; the state of others is not read by lookups.
+        parts += [state[name] for name in layout.vector_names] if idle is not None else []
+        moved = read_rows(layout, t, rows, idle) + scale * gradient
+        saved.append(Saved(rows, parts, [part[rows] for part in parts]))
+        parts[0][rows] = moved
+        parts[1][rows] = tables.completed_steps - tables.birth_step
+        for part in parts[2:]:
+            part[rows] = 0
+    return Perturbed(layout, saved)

@@ -1,0 +1,113 @@
+"""The arithmetic of models beside the models: what forward keeps for backward, and multiply-adds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from trainer.data.batches.keys import Key
+from trainer.models.layers.mlp import TowerOptions
+from trainer.models.registry import MODELS
+from trainer.spec import Model
+from trainer.spec.model_size import model_size
+
+SAMPLES, LENGTH, DIM, HIDDEN = 256, 6, 16, (64, 32)
+KEYS = (
+    *(Key(name, name, False, "mean") for name in ("user", "item", "query", "context", "page")),
+    Key("history", "item", True, "mean"),
+)
+NAMES = tuple(key.name for key in KEYS)
+KINDS = (
+    "dnn",
+    "fm",
+    "wide_deep",
+    "deepfm",
+    "xdeepfm",
+    "dcnv2",
+    "dlrm",
+    "wukong",
+    "autoint",
+    "finalmlp",
+    "din",
+    "two_tower",
+)
+
+
+class Random(nn.Module):
+    """Rows that need a gradient, as those of a lookup do."""
+
+    def __init__(self, columns: int, pooled: bool):
+        super().__init__()
+        self.columns, self.pooled = columns, pooled
+
+    def forward(self, features: KeyedJaggedTensor) -> object:
+        if self.pooled:
+            values = torch.randn(SAMPLES, len(NAMES) * self.columns, requires_grad=True)
+            return KeyedTensor(list(NAMES), [self.columns] * len(NAMES), values)
+        return {
+            name: JaggedTensor(
+                torch.randn(int(features[name].lengths().sum()), self.columns, requires_grad=True),
+                lengths=features[name].lengths(),
+            )
+            for name in NAMES
+        }
+
+
+def made(spec: Model) -> nn.Module:
+    kind = MODELS[spec.kind]
+    fields = {
+        "xdeepfm": ("cin_layers",),
+        "dcnv2": ("structure", "cross_layers", "low_rank"),
+        "autoint": ("attention_layers", "attention_heads", "attention_units"),
+        "finalmlp": ("second_hidden", "fusion_heads", "first_gate"),
+    }
+    settings = {name: getattr(spec, name) for name in fields.get(spec.kind, ())}
+    embeddings = Random(kind.table_dim("item", DIM), not kind.is_sequence)
+    options = TowerOptions(spec.residual, spec.batch_norm)
+    settings |= {} if spec.kind == "fm" else {"options": options}
+    return kind(embeddings, NAMES, dim=DIM, hidden=spec.hidden, **kind.of_keys(KEYS), **settings).train()
+
+
+def features() -> KeyedJaggedTensor:
+    lengths = torch.tensor([LENGTH if key.is_list else 1 for key in KEYS]).repeat_interleave(SAMPLES)
+    return KeyedJaggedTensor(list(NAMES), torch.ones(int(lengths.sum()), dtype=torch.int64), lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *((kind, {}) for kind in KINDS),
+        *((kind, {"residual": True, "batch_norm": True}) for kind in ("dnn", "din")),
+        ("dcnv2", {"structure": "parallel", "low_rank": 8}),
+        ("xdeepfm", {"cin_layers": (200, 200)}),
+        ("xdeepfm", {"cin_layers": (200,)}),
+        ("xdeepfm", {"cin_layers": (60, 50, 40)}),
+        ("finalmlp", {"second_hidden": (48,), "fusion_heads": 8, "first_gate": ("user", "history")}),
+        ("autoint", {"hidden": (), "attention_layers": 2, "attention_heads": 4, "attention_units": 8}),
+    ],
+)
+def test_what_a_step_keeps_and_computes_is_what_is_counted(kind, fields):
+    spec = Model(**{"kind": kind, "embedding_dim": DIM, "hidden": HIDDEN, **fields})
+    model, batch = made(spec), features()
+    of_model = {parameter.data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in of_model:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with FlopCounterMode(display=False) as counter:
+            scores = model(batch)
+    assert scores.shape == (SAMPLES,)
+    size = model_size(spec, len(KEYS), num_lists=1, list_ids=float(LENGTH))
+    counted = 4 * SAMPLES * (size.tower + size.interaction)
+    # Memory is predicted as three times this: what is kept, and what backward makes of it.
+    assert counted / 3 < sum(kept.values()) < 1.5 * counted
+    # The counter knows matrix products alone, of which fm has none.
+    assert kind == "fm" or counter.get_total_flops() / 2 == pytest.approx(SAMPLES * size.multiply_adds, rel=0.25)

@@ -1,0 +1,207 @@
+"""From a job and its prepared data to a sharded model: the only place where spec words become objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from embeddings.embedding_tables import Backend
+from embeddings.optim import SGD, RowOptimizer, RowwiseAdagrad
+from embeddings.tables.config import InitConfig, Pooling, SSEConfig, TableConfig
+from trainer.data.batches.keys import Key
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.prepare.plan import NEGATIVE_SUFFIX
+from trainer.distributed.sharded_model import (
+    ShardedModel,
+    Workload,
+    embedding_bag_collection,
+    embedding_collection,
+    shard_model,
+)
+from trainer.models.base import RankingModel
+from trainer.models.registry import MODELS
+from trainer.models.sse_labels import target_configs
+from trainer.sizing.memory import OPTIMIZERS, sequence_ids, table_budget, table_rows
+from trainer.spec import JobSpec
+from trainer.spec.checks import supported
+from trainer.spec.checks.evaluation import loss_of, loss_settings_of
+from trainer.spec.lr_schedule import schedule_of
+
+BACKENDS: dict[str, Backend | None] = {"evenkeel": None, "fbgemm": "fbgemm"}
+"""The tables' backend by the job's ``kernel``; None: ours for the device that the tables are on."""
+
+
+def build(
+    job: JobSpec,
+    data: PreparedData,
+    *,
+    alpha: float | None,
+    backend: Backend | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> ShardedModel:
+    """The job's model over this rank's rows, at its initial values. Collective. ``alpha`` is that of AdamAR.
+
+    ``backend`` of the tables is that of the job's kernel unless given, ``device`` the CPU.
+    """
+    tables = table_configs(job, data)
+    ids_per_example = {key.name: 5.0 if key.is_list else 1.0 for key in data.keys} | sequence_ids(job)
+    kind = MODELS[job.model.kind]
+    weighted = any(key.weighted for key in data.keys)
+    embeddings = embedding_collection(tables) if kind.is_sequence else embedding_bag_collection(tables, weighted)
+    model = model_of(job, data.keys, embeddings, num_dense=data.num_dense, dtype=dtype)
+    model.begin(data)
+    return shard_model(
+        model,
+        tables,
+        row_optimizer(job, alpha),
+        sse_configs(job, data),
+        {**_default_plan(tables), **job.sharding},
+        seed=job.seed,
+        backend=backend or BACKENDS[job.kernel],
+        dtype=dtype,
+        dtypes=_half({name: table.dtype for name, table in job.tables.items()}),
+        state_dtypes=_half({name: table.state_dtype for name, table in job.tables.items()}),
+        device=device,
+        workload=Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
+        memory_bytes=table_budget(
+            job,
+            {table.name: table.num_rows for table in tables},
+            ids_per_example,
+            {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()},
+        ),
+    )
+
+
+def model_of(
+    job: JobSpec,
+    keys: Sequence[Key],
+    embeddings: nn.Module,
+    *,
+    num_dense: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> RankingModel:
+    """The job's model around embeddings of these keys, its dense part at initial values. On one device."""
+    kind = MODELS[job.model.kind]
+    model = kind(
+        embeddings,
+        [key.name for key in keys],
+        dim=job.model.embedding_dim,
+        hidden=job.model.hidden,
+        seed=job.seed,
+        dtype=dtype,
+        **kind.settings(job),
+        **kind.of_keys(keys),
+        **({"num_dense": num_dense} if num_dense else {}),
+    )
+    model.loss_kind, model.loss_settings = loss_of(job), loss_settings_of(job)
+    return model
+
+
+def _half(dtypes: Mapping[str, str]) -> dict[str, torch.dtype]:
+    """What a job stores in half precision; the rest has the type that :func:`build` is asked for."""
+    return {name: getattr(torch, dtype) for name, dtype in dtypes.items() if dtype != "float32"}
+
+
+def _default_plan(tables: list[TableConfig]) -> dict[str, str]:
+    """On one rank nothing is split, so whole tables, which swap inside the lookup; on several the planner decides."""
+    return {table.name: "table_wise" for table in tables} if dist.get_world_size() == 1 else {}
+
+
+def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
+    """One table for each vocabulary of the data, as wide as the model wants it."""
+    init = job.model.effective_init
+    rows = table_rows(job, {name: table.num_rows for name, table in data.tables.items()})
+    grows = {name for name, table in job.tables.items() if table.growth is not None}
+    return [
+        TableConfig(
+            name=name,
+            num_rows=rows[name],
+            dim=MODELS[job.model.kind].table_dim(name, job.model.embedding_dim),
+            features=table.features,
+            pooling={key.name: pooling_of(job, key) for key in data.keys if key.table == name},
+            init=InitConfig(init.kind, init.std),
+            row_keys=data.row_keys(name) if init.kind == "hash" and name not in grows else None,
+            grows=name in grows,
+        )
+        for name, table in data.tables.items()
+    ]
+
+
+def pooling_of(job: JobSpec, key: Key) -> Pooling:
+    """How the table of a key pools what it looks up for it: not at all where the model takes a row for each id."""
+    if MODELS[job.model.kind].is_sequence:
+        return "none"
+    return "mean" if key.is_list and key.pooling == "mean" else "sum"
+
+
+def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
+    """SSE by key of the batches, where it is on: a feature's own, its drawn negatives', and that of targets."""
+    names = {key.name for key in data.keys}
+    # Those of growing tables swap among the rows that are somebody's (trainer.distributed.dynamic_tables).
+    grows = {key.name for key in data.keys if key.table in job.tables and job.tables[key.table].growth is not None}
+    names -= grows
+    graphs = {name: data.graph(name) for name in data.graphs}
+    configs = target_configs(job)
+    for feature, sse in job.sse.items():
+        if feature == "label" or not sse.probability:
+            continue
+        restart = None if sse.walk is None else sse.walk.restart
+        config = SSEConfig(sse.probability, None if sse.graph is None else graphs[sse.graph], sse.rho, restart)
+        # Negatives follow the feature that they are drawn for, but where they are targets and it is not.
+        targets = MODELS[job.model.kind].targets
+        sides = [feature] if feature not in targets and feature + NEGATIVE_SUFFIX in targets else []
+        configs |= {name: config for name in sides or (feature, feature + NEGATIVE_SUFFIX) if name in names}
+    return configs
+
+
+def row_optimizer(job: JobSpec, alpha: float | None) -> RowOptimizer:
+    """The optimizer of the embedding tables. Raises ValueError for a combination that has no meaning."""
+    spec = job.optimizer
+    settings: dict[str, Any] = {
+        "learning_rate": spec.learning_rate,
+        "schedule": schedule_of(spec.schedule),
+        "clip_row_norm": spec.clip_row_norm,
+    }
+    if spec.kind == "sgd":
+        return SGD(**settings)
+    settings["eps"] = spec.eps
+    if spec.kind == "rowwise_adagrad":
+        return RowwiseAdagrad(**settings)
+    settings["eps_inside_root"] = spec.eps_inside_root
+    if spec.kind in supported.AVERAGING:
+        settings |= {"beta2": spec.beta2, "moments": spec.moments}
+    if spec.kind in supported.ADAM_FAMILY:
+        settings["beta1"] = spec.beta1
+    if spec.kind in supported.WEIGHT_DECAY:
+        settings["weight_decay"] = spec.weight_decay
+    if spec.kind in supported.ADAPTIVE_DECAY:
+        settings |= {"alpha": alpha, "decay": spec.decay}
+    if spec.kind in (*supported.WEIGHT_DECAY, *supported.ADAPTIVE_DECAY):
+        settings["first_touch"] = spec.first_touch
+    return OPTIMIZERS[spec.kind](**settings)
+
+
+DEFAULT_HALF_LIFE = 0.3
+"""Epochs in which an idle row loses half its norm where the job leaves alpha to us, by what recipe ``alpha`` found."""
+
+
+def default_alpha(steps_per_epoch: int) -> float:
+    """alpha where the job says ``default``: an idle row loses half its norm in DEFAULT_HALF_LIFE of an epoch.
+
+    exp(-alpha n^2 / 2) = 1/2 at n = 0.3 steps_per_epoch gives alpha = 1.386 / n^2. Where rows overfit the best
+    half-life was 0.1 to 0.6 of an epoch, and 0.3 within .007 AUC of it; where they do not, longer ones gain .0007.
+    """
+    return 1.4 / (DEFAULT_HALF_LIFE * steps_per_epoch) ** 2
+
+
+def choose_alpha(job: JobSpec, steps_per_epoch: int) -> float | None:
+    """The alpha of adaptive regularization of a table's first training; None for optimizers without it."""
+    if job.optimizer.kind not in supported.ADAPTIVE_DECAY:
+        return None
+    assert job.optimizer.alpha != "auto"
+    return default_alpha(steps_per_epoch) if job.optimizer.alpha == "default" else float(job.optimizer.alpha)

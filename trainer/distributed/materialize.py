@@ -1,0 +1,101 @@
+"""Tables of a checkpoint as they are read: pending decay and idle momentum applied, without optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from embeddings.embedding_tables import EmbeddingTables
+from embeddings.optim import SGD
+from embeddings.tables.config import InitConfig, TableConfig
+from trainer.checkpoint.format import Checkpoint
+from trainer.data.batches.keys import Key
+from trainer.distributed.build import BACKENDS, pooling_of, row_optimizer
+from trainer.distributed.dynamic_tables import taken_rows
+from trainer.spec import JobSpec
+
+CHUNK_ROWS = 1 << 18
+
+
+def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, count: int) -> EmbeddingTables:
+    """Rows [start, start + count) of the checkpoint, in tables that can read them as of its step."""
+    weight, state = checkpoint.read_rows(table, start, count)
+    tables = EmbeddingTables(
+        [TableConfig(table, count, weight.shape[1], (table,), first_live_row=0)],
+        row_optimizer(job, checkpoint.extra["alpha"]),
+        backend=BACKENDS[job.kernel],
+        dtype=weight.dtype,
+    )
+    tables.load(table, weight, state)
+    tables.birth_step = int(checkpoint.extra.get("birth_step", 0))
+    tables.completed_steps = int(checkpoint.extra["completed_steps"])
+    return tables
+
+
+def read_rows(job: JobSpec, checkpoint: Checkpoint, table: str) -> Iterator[tuple[int, Tensor]]:
+    """(first row, rows [n, dim] of the compute type) piece by piece: what a lookup in evaluation reads. Of a growing
+    table those that are an id's, without gaps."""
+    num_rows, taken = checkpoint.tables[table], taken_rows(checkpoint, table)
+    done = 0
+    for start in range(0, num_rows, CHUNK_ROWS):
+        count = min(CHUNK_ROWS, num_rows - start)
+        rows = None if taken is None else taken[np.searchsorted(taken, start) : np.searchsorted(taken, start + count)]
+        if rows is None or len(rows):
+            wanted = None if rows is None else torch.from_numpy(rows - start)
+            found = stored_rows(job, checkpoint, table, start, count).read(table, wanted)
+            yield done, found
+            done += len(found)
+
+
+class ReadTables(nn.Module):
+    """Stands where a model has its embeddings: looks rows up and pools them with the kernel of training.
+
+    A KeyedJaggedTensor with the features of ``keys`` gives a KeyedTensor of pooled rows, or {feature: JaggedTensor}
+    where they are not pooled. Memory: float32 rows, and 4 bytes for each.
+    """
+
+    def __init__(self, job: JobSpec, checkpoint: Checkpoint, keys: Sequence[Key]):
+        super().__init__()
+        configs = []
+        for name, stored in checkpoint.tables.items():
+            taken = taken_rows(checkpoint, name)
+            num_rows = stored if taken is None else len(taken)
+            of_table = [key for key in keys if key.table == name]
+            dim = checkpoint.read_rows(name, 0, 0)[0].shape[1]
+            configs.append(
+                TableConfig(
+                    name,
+                    num_rows,
+                    dim,
+                    tuple(key.name for key in of_table),
+                    {key.name: pooling_of(job, key) for key in of_table},
+                    InitConfig("zero"),
+                )
+            )
+        self.tables = EmbeddingTables(configs, SGD(learning_rate=0.0))
+        self.tables.eval()
+        for name in checkpoint.tables:
+            weight = self.tables.weight(name)
+            for start, rows in read_rows(job, checkpoint, name):
+                weight[start : start + len(rows)] = rows
+        self._dims = {feature: config.dim for config in configs for feature in config.features}
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        names = list(self.tables.features)
+        if features.keys() != names:
+            places = {name: number for number, name in enumerate(features.keys())}
+            features = features.permute([places[name] for name in names])
+        found = self.tables(features.values(), features.offsets(), features.weights_or_none())
+        if not self.tables.layout.pooled:
+            ends = features.offset_per_key()
+            by_name: Mapping[str, JaggedTensor] = features.to_dict()
+            return {
+                name: JaggedTensor(found[ends[number] : ends[number + 1]], lengths=by_name[name].lengths())
+                for number, name in enumerate(names)
+            }
+        return KeyedTensor(keys=names, length_per_key=[self._dims[name] for name in names], values=found)

@@ -1,0 +1,21 @@
+"""Evaluation metrics in numpy, one kind per file; each says what it is of, and from which paper."""
+
+from trainer.metrics.calibration import calibration_curve, ece
+from trainer.metrics.classification import auc, gauc, logloss, normalized_entropy
+from trainer.metrics.ranking import Ranking, hit_rate, ndcg, rank_of
+from trainer.metrics.regression import mae, rmse
+
+__all__ = [
+    "Ranking",
+    "auc",
+    "calibration_curve",
+    "ece",
+    "gauc",
+    "hit_rate",
+    "logloss",
+    "mae",
+    "ndcg",
+    "normalized_entropy",
+    "rank_of",
+    "rmse",
+]

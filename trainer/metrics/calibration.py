@@ -1,0 +1,108 @@
+"""Whether predicted probabilities are the shares that occur: calibration curve and expected calibration error (ECE)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.metrics.counts import Counts, Float64s, any_nan, by_score
+
+NUM_BINS = 10
+
+
+class Curve(NamedTuple):
+    """By bin, those without a row left out: its rows, their mean prediction and the share of positives, each [b].
+
+    Rows are not whole where rows of one prediction lie in two bins of equal mass.
+    """
+
+    rows: Float64s
+    predictions: Float64s
+    shares: Float64s
+
+
+class EqualWidth:
+    """Bins [i / b, (i + 1) / b) of the prediction, the last one with 1 (Guo et al., On Calibration of Modern Neural
+    Networks, ICML 2017). Rows may come in any pieces."""
+
+    def __init__(self, num_bins: int = NUM_BINS):
+        self._sums = np.zeros((3, num_bins))
+
+    def add(self, counts: Counts) -> EqualWidth:
+        """``counts.scores`` are predictions in [0, 1]."""
+        num_bins = self._sums.shape[1]
+        # Compared with the edges themselves: a product may round up to the next bin.
+        edges = np.arange(1, num_bins) / num_bins
+        number = np.searchsorted(edges, counts.scores, side="right")
+        for row, values in enumerate((counts.totals, counts.totals * counts.scores, counts.positives)):
+            self._sums[row] += np.bincount(number, values, num_bins)
+        return self
+
+    def curve(self) -> Curve:
+        return _curve(self._sums)
+
+
+class EqualMass:
+    """The rows by ascending prediction, cut into b bins of equally many (adaptive bins: Nguyen and O'Connor, EMNLP
+    2015). Rows of one prediction that a cut goes through are in both bins in proportion, so that the order of rows does
+    not matter. Rows come in pieces of ascending prediction, ``num_rows`` in all."""
+
+    def __init__(self, num_rows: int, num_bins: int = NUM_BINS):
+        self._edges = num_rows * np.arange(num_bins + 1) / num_bins
+        self._sums = np.zeros((3, num_bins))
+        self._before = 0
+
+    def add(self, counts: Counts) -> EqualMass:
+        """``counts.scores`` are predictions in [0, 1], none below those of the pieces before."""
+        ends = self._before + np.cumsum(counts.totals)
+        cumulative = (counts.totals, counts.totals * counts.scores, counts.positives)
+        inside = np.clip(self._edges, self._before, ends[-1]) if len(ends) else self._edges * 0.0
+        places = np.concatenate([[self._before], ends])
+        for row, values in enumerate(cumulative):
+            # The sum over all rows before a place grows linearly within the rows of one prediction.
+            self._sums[row] += np.diff(np.interp(inside, places, np.concatenate([[0.0], np.cumsum(values)])))
+        self._before = int(places[-1])
+        return self
+
+    def curve(self) -> Curve:
+        return _curve(self._sums)
+
+
+def _curve(sums: Float64s) -> Curve:
+    rows, predictions, positives = sums[:, sums[0] > 0]
+    return Curve(rows, predictions / rows, positives / rows)
+
+
+def calibration_curve(
+    predictions: npt.NDArray[np.floating],
+    labels: npt.NDArray[np.floating],
+    num_bins: int = NUM_BINS,
+    *,
+    equal_mass: bool = True,
+) -> Curve:
+    """Of [n] predictions in [0, 1], none NaN, against [n] labels (0 or 1). No bins if empty."""
+    counts = by_score(predictions, labels)
+    bins = EqualMass(counts.num_rows, num_bins) if equal_mass else EqualWidth(num_bins)
+    return bins.add(counts).curve()
+
+
+def ece(
+    predictions: npt.NDArray[np.floating],
+    labels: npt.NDArray[np.floating],
+    num_bins: int = NUM_BINS,
+    *,
+    equal_mass: bool = True,
+) -> float:
+    """sum_b n_b / n |share of positives in b - mean prediction in b| (Guo et al., equation 3). NaN if empty or NaN."""
+    if any_nan(np.asarray(predictions)):
+        return float("nan")
+    return ece_of(calibration_curve(predictions, labels, num_bins, equal_mass=equal_mass))
+
+
+def ece_of(curve: Curve) -> float:
+    """:func:`ece` of a curve; NaN without a bin."""
+    if not len(curve.rows):
+        return float("nan")
+    return float(np.average(np.abs(curve.shares - curve.predictions), weights=curve.rows))

@@ -1,0 +1,134 @@
+"""Metrics of logits against 0/1 labels, exact over a whole split, in float64 numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.metrics.counts import Counts, Float64s, Int64s, any_nan, by_score
+
+NAN = float("nan")
+
+
+def auc(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None) -> float:
+    """Area under the ROC curve: P(score of a positive > score of a negative) + P(equal) / 2.
+
+    Rank-based (Mann-Whitney) with mid-ranks for ties, so it is exact and independent of the order of the rows.
+    ``scores`` and ``labels`` (0 or 1) are [n], ``weights`` whole multiplicities [n]. NaN where only one class is
+    present, or a score is NaN.
+    """
+    return NAN if any_nan(np.asarray(scores)) else AucSum().add(by_score(scores, labels, weights)).value()
+
+
+class AucSum:
+    """:func:`auc` of rows that come in pieces of ascending score. Sums are integers: no rounding, however many rows."""
+
+    def __init__(self) -> None:
+        self.num_rows = self.num_positives = self._twice_rank_sum = 0
+
+    def add(self, counts: Counts) -> AucSum:
+        """``counts``: all of whose scores are above those of the pieces before."""
+        # Rows of one score share the mean of their ranks, which is a half at most.
+        end = self.num_rows + np.cumsum(counts.totals)
+        twice_mid_rank = 2 * end - counts.totals + 1
+        self._twice_rank_sum += int((twice_mid_rank * counts.positives).sum())
+        self.num_rows += counts.num_rows
+        self.num_positives += counts.num_positives
+        return self
+
+    def value(self) -> float:
+        positives, negatives = self.num_positives, self.num_rows - self.num_positives
+        if positives == 0 or negatives == 0:
+            return NAN
+        return (self._twice_rank_sum - positives * (positives + 1)) / (2.0 * positives * negatives)
+
+
+def auc_by_group(
+    scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], groups: npt.NDArray[np.integer]
+) -> tuple[Int64s, Float64s, Int64s]:
+    """(group, its AUC, its rows) of each group with both classes, ascending. Rows of a negative group are left out.
+
+    ``scores`` (none NaN), ``labels`` (0 or 1) and ``groups`` are [n].
+    """
+    kept = np.asarray(groups) >= 0
+    scores, groups = np.asarray(scores, np.float64)[kept], np.asarray(groups, np.int64)[kept]
+    positive = (np.asarray(labels) > 0.5)[kept]
+    if not len(groups):
+        return np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64)
+    order = np.lexsort((scores, groups))
+    scores, groups, positive = scores[order], groups[order], positive[order]
+    new_group = np.r_[True, groups[1:] != groups[:-1]]
+    new_block = new_group | np.r_[True, scores[1:] != scores[:-1]]
+    starts, first_row = np.flatnonzero(new_block), np.flatnonzero(new_group)
+    sizes = np.diff(np.append(starts, len(groups)))
+    positives = np.add.reduceat(positive.astype(np.int64), starts)
+    group_of_block = np.cumsum(new_group)[starts] - 1
+    twice_mid_rank = 2 * (starts - first_row[group_of_block] + sizes) - sizes + 1
+    first_block = np.flatnonzero(new_group[starts])
+    twice_rank_sum = np.add.reduceat(twice_mid_rank * positives, first_block)
+    rows, num_positive = np.add.reduceat(sizes, first_block), np.add.reduceat(positives, first_block)
+    both = (num_positive > 0) & (num_positive < rows)
+    num_positive, rows = num_positive[both], rows[both]
+    values = (twice_rank_sum[both] - num_positive * (num_positive + 1)) / (2.0 * num_positive * (rows - num_positive))
+    return groups[first_row][both], values, rows
+
+
+def gauc(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], groups: npt.NDArray[np.integer]) -> float:
+    """AUC within each user, weighted by the user's impressions: sum_u n_u AUC_u / sum_u n_u.
+
+    Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018, equation 7. ``groups`` [n] are
+    users; those with one class have no AUC and are in neither sum, nor are rows of a negative group (no user known).
+    NaN where no user has both classes, or a score is NaN.
+    """
+    if any_nan(np.asarray(scores)):
+        return NAN
+    _, values, rows = auc_by_group(scores, labels, groups)
+    return mean(values, rows)
+
+
+def logloss(logits: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None) -> float:
+    """Mean binary cross-entropy of [n] logits against [n] labels in [0, 1]: log(1 + e^z) - y z. NaN if empty."""
+    logits = np.asarray(logits, np.float64)
+    return mean(softplus(logits) - np.asarray(labels, np.float64) * logits, weights)
+
+
+def normalized_entropy(
+    logits: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None
+) -> float:
+    """logloss / (-p log p - (1 - p) log(1 - p)), p the share of positives in the split: below 1, better than p.
+
+    He et al., Practical Lessons from Predicting Clicks on Ads at Facebook, ADKDD 2014, equation 1. NaN where only one
+    class is present.
+    """
+    return logloss(logits, labels, weights) / entropy(mean(np.asarray(labels, np.float64), weights))
+
+
+def entropy(share: float) -> float:
+    """-p log p - (1 - p) log(1 - p); NaN for p of 0 and 1, by which nothing can be divided."""
+    return NAN if not 0.0 < share < 1.0 else float(-share * np.log(share) - (1.0 - share) * np.log1p(-share))
+
+
+def logloss_sum(counts: Counts) -> float:
+    """The sum that :func:`logloss` is the mean of, from counted rows."""
+    return float((counts.totals * softplus(counts.scores) - counts.positives * counts.scores).sum())
+
+
+def sigmoid(logits: npt.NDArray[np.floating]) -> Float64s:
+    """1 / (1 + e^-z), without overflow."""
+    return np.exp(-softplus(-np.asarray(logits, np.float64)))
+
+
+def softplus(values: npt.NDArray[np.floating]) -> Float64s:
+    """log(1 + e^z), without overflow; NaN of NaN, which is nothing to warn of: the figure says it."""
+    with np.errstate(invalid="ignore"):
+        return np.logaddexp(0.0, np.asarray(values, np.float64))
+
+
+def mean(values: Any, weights: Any = None) -> float:
+    """Of [n] values, with [n] weights; NaN if there are none, or none of them counts."""
+    values = np.asarray(values, np.float64)
+    if values.size == 0 or (weights is not None and not np.any(weights)):
+        return NAN
+    return float(np.mean(values)) if weights is None else float(np.average(values, weights=weights))

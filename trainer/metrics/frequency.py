@@ -1,0 +1,70 @@
+"""Five buckets of ids by how often they were trained on, as in the ablation of AdamAR (Li and Lyu, slides: "the bucket
+norms can be controlled via adaptive regularization strength while preserving the AUC gains across all buckets").
+
+How its buckets are cut the slides do not say. Here each has about a fifth of the training occurrences, rare ids first:
+with a fifth of the ids each, the first three would be the same where most ids occur once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.metrics.counts import Float64s, Int64s
+
+NUM_BUCKETS = 5
+UNSEEN = 0
+
+
+def frequency_buckets(counts: npt.NDArray[np.integer], num_buckets: int = NUM_BUCKETS) -> npt.NDArray[np.int8]:
+    """The bucket of each id, 1 (rarest) to ``num_buckets``, from its training occurrences [n]; :data:`UNSEEN` without.
+
+    A frequency f is in bucket 1 + floor(num_buckets * (occurrences of ids rarer than f) / (all occurrences)): ids of
+    one frequency are never apart, so that a bucket may stay empty behind a frequency that many ids share.
+    """
+    counts = np.asarray(counts, np.int64)
+    frequencies, which = np.unique(counts, return_inverse=True)
+    occurrences = frequencies * np.bincount(which, minlength=len(frequencies))
+    rarer = np.cumsum(occurrences) - occurrences
+    total = int(occurrences.sum())
+    buckets = 1 + num_buckets * rarer // max(total, 1)
+    buckets[frequencies == 0] = UNSEEN
+    return buckets.astype(np.int8)[which]
+
+
+def bucket_rows(
+    counts: npt.NDArray[np.integer],
+    buckets: npt.NDArray[np.int8],
+    norm_sums: Float64s,
+    examples: Int64s,
+    aucs: Sequence[float],
+    num_buckets: int = NUM_BUCKETS,
+) -> list[dict[str, Any]]:
+    """The table of a report, a row for each bucket that has an id or an example.
+
+    Args:
+        counts, buckets: of the ids [n].
+        norm_sums: of the L2 norms of the rows in buckets 0 to ``num_buckets``.
+        examples: held-out examples by the bucket of their id, and ``aucs`` of them; 0 to ``num_buckets`` as well.
+    """
+    table = []
+    for bucket in range(num_buckets + 1):
+        own = np.asarray(counts)[buckets == bucket]
+        if not len(own) and not examples[bucket]:
+            continue
+        seen = bucket != UNSEEN and len(own) > 0
+        table.append(
+            {
+                "bucket": bucket,
+                "ids": len(own) if seen else 0,
+                "min_count": int(own.min()) if seen else 0,
+                "max_count": int(own.max()) if seen else 0,
+                "norm": float(norm_sums[bucket] / len(own)) if seen else None,
+                "examples": int(examples[bucket]),
+                "auc": None if np.isnan(aucs[bucket]) else float(aucs[bucket]),
+            }
+        )
+    return table

@@ -1,0 +1,115 @@
+"""Scores of a split that is too large for one rank, counted across ranks piece by piece: exact, in bounded memory.
+
+A float32 score becomes a 32-bit key of the same order, and a row its key and label in 33 bits; each rank sorts its own
+rows. A histogram over the upper 16 bits of the keys, added up over ranks, cuts the range of scores into pieces of at
+most PIECE_ROWS rows; piece after piece rank 0 takes every rank's rows in it, equal ones counted, and merges them. A
+piece of a single upper half holds at most 2^17 different rows of each rank, however many there are (scores that are all
+alike, say). So AUC, logloss and the calibration curve are those of all rows in one array, to the last bit or rounding.
+
+Memory of a rank: 8 bytes for each row of its own and 1 MB for the histogram. On rank 0 besides that one piece: 16 bytes
+for each of PIECE_ROWS rows, or of 2^17 rows of every rank where that is more, and about four times as much to merge it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from embeddings.sharding.exchange.collectives import all_gather, all_reduce, all_to_all
+from trainer.metrics.counts import Counts, Int64s
+
+PIECE_ROWS = 1 << 20
+_UPPER = 1 << 16
+_UPPER_SHIFT = 17  # the lower half of the key, and the label
+
+
+def packed_rows(scores: npt.NDArray[np.float32], labels: npt.NDArray[np.floating]) -> Int64s:
+    """Keys and labels of [n] rows, ascending: int64 [n]. Scores are float32, none NaN; labels 0 or 1."""
+    keys = np.asarray(scores, np.float32) + np.float32(0.0)  # one zero: -0 has other bits
+    bits = keys.view(np.uint32)
+    ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.int64)
+    packed = (ordered << 1) | (np.asarray(labels) > 0.5)
+    packed.sort()
+    return packed
+
+
+def unpacked(keys: Int64s) -> npt.NDArray[np.float64]:
+    """Scores of keys, which :func:`packed_rows` made and whose label is shifted out."""
+    ordered = keys.astype(np.uint32)
+    bits = np.where(ordered >> 31, ordered ^ np.uint32(1 << 31), ~ordered)
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def pieces(packed: Int64s, group: dist.ProcessGroup | None, piece_rows: int = PIECE_ROWS) -> Iterator[Counts]:
+    """Counts of all ranks' rows, in pieces of ascending score; of no rows on other ranks than 0. Collective.
+
+    ``packed``: this rank's rows (:func:`packed_rows`). ``group``: None for one rank alone.
+    """
+    edges = np.searchsorted(packed, np.arange(_UPPER + 1, dtype=np.int64) << _UPPER_SHIFT)
+    everyone = np.diff(edges)
+    if group is not None:
+        everyone = all_reduce("scores of a split", torch.from_numpy(everyone), group).numpy()
+    for first, last in _cuts(everyone, piece_rows):
+        mine = np.stack(_run_lengths(packed[edges[first] : edges[last]]))
+        found = [mine] if group is None else _on_rank_0("rows of a piece", mine, group)
+        yield _merged(found)
+
+
+def _cuts(rows: Int64s, piece_rows: int) -> Iterator[tuple[int, int]]:
+    """[first, last) of consecutive bins with at most ``piece_rows`` rows, or of one bin and empty ones."""
+    start, total = 0, 0
+    for bin_ in np.flatnonzero(rows).tolist():
+        if total and total + int(rows[bin_]) > piece_rows:
+            yield start, bin_
+            start, total = bin_, 0
+        total += int(rows[bin_])
+    if total:
+        yield start, len(rows)
+
+
+def _run_lengths(ascending: Int64s) -> tuple[Int64s, Int64s]:
+    starts = np.flatnonzero(np.r_[True, ascending[1:] != ascending[:-1]]) if len(ascending) else np.empty(0, np.int64)
+    return ascending[starts], np.diff(np.append(starts, len(ascending)))
+
+
+def _merged(parts: Sequence[Int64s]) -> Counts:
+    """From (packed rows, how often) of each rank [2, m]."""
+    rows, times = np.concatenate(parts, axis=1)
+    keys, which = np.unique(rows >> 1, return_inverse=True)
+    totals = np.bincount(which, times, len(keys)).astype(np.int64)
+    positives = np.bincount(which, times * (rows & 1), len(keys)).astype(np.int64)
+    return Counts(unpacked(keys), totals, positives)
+
+
+def _on_rank_0(what: str, mine: Int64s, group: dist.ProcessGroup) -> list[Int64s]:
+    """[2, m] of every rank on rank 0, where m differs; of no columns elsewhere. Collective."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    sizes = all_gather(f"number of {what}", torch.tensor([mine.shape[1]]), [(1,)] * world_size, group)
+    nothing = torch.empty(2, 0, dtype=torch.int64)
+    parts = [torch.from_numpy(mine) if other == 0 else nothing for other in range(world_size)]
+    shapes = [(2, int(size)) if rank == 0 else (2, 0) for size in torch.cat(sizes).tolist()]
+    # What the next collective would write over is copied.
+    return [np.array(part.numpy()) for part in all_to_all(what, parts, shapes, group)]
+
+
+def at_owners(what: str, columns: Int64s, keys: Int64s, group: dist.ProcessGroup) -> Int64s:
+    """Columns [c, n] with all those of one key (>= 0) on one rank, that of ``key % world_size``. Collective.
+
+    Memory: twice that of the columns, and what the rank's own keys have everywhere.
+    """
+    world_size = dist.get_world_size(group)
+    owner = keys % world_size
+    order = np.argsort(owner, kind="stable")
+    sizes = np.bincount(owner, minlength=world_size)
+    everyone = torch.stack(
+        all_gather(f"number of {what}", torch.from_numpy(sizes), [(world_size,)] * world_size, group)
+    ).numpy()
+    cut = np.ascontiguousarray(columns[:, order])
+    parts = [torch.from_numpy(np.ascontiguousarray(p)) for p in np.split(cut, np.cumsum(sizes)[:-1], axis=1)]
+    shapes = [(len(columns), int(size)) for size in everyone[:, dist.get_rank(group)]]
+    found = [part.numpy() for part in all_to_all(what, parts, shapes, group)]
+    return np.concatenate(found, axis=1)
