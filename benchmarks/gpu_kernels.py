@@ -21,7 +21,8 @@ import torch
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.layout import Record
 from embeddings.optim import SGD, Adagrad, AdamAR
-from embeddings.tables.config import SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import TableConfig
 
 DEVICE = "cuda"
 COPY_BYTES = 1 << 31

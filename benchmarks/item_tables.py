@@ -23,7 +23,7 @@ from trainer.checkpoint.format import latest_valid
 from trainer.launch.in_process import train
 from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import Run, read_run
-from trainer.runs.run_process import EXIT_FILE
+from trainer.runs.protocol import EXIT_FILE
 from trainer.spec import DatasetSpec, JobSpec, parse_job
 
 _COLUMNS = ("vectors", "norms", "evidence", "counts")

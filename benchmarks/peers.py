@@ -15,7 +15,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from benchmarks.harness import Workload
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import RowOptimizer
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import InitConfig, TableConfig
 
 
 def ours(workload: Workload, optimizer: RowOptimizer, sse: float | None = None) -> EmbeddingTables:

@@ -33,6 +33,7 @@ from benchmarks.harness import cpu, versions
 from service.client import Client
 from trainer.runs import run_process
 from trainer.runs.events import read_events
+from trainer.runs.protocol import PROCESS_FILE
 
 NUM_ROWS, NUM_USERS, NUM_ITEMS, NUM_DAYS = 100_000, 5_000, 1_000, 10
 FIRST_DAY = datetime.date(2026, 3, 1)
@@ -125,7 +126,7 @@ def _seconds(event: dict[str, Any]) -> float:
 def _started(directory: Path) -> float | None:
     """When the run's process was started, to a hundredth of a second; None where it is not known."""
     try:
-        recorded = json.loads((directory / run_process.PROCESS_FILE).read_text("utf-8"))
+        recorded = json.loads((directory / PROCESS_FILE).read_text("utf-8"))
     except FileNotFoundError:
         return None
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embeddings.embedding_tables import EmbeddingTables
-    from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+    from embeddings.sse.config import SSEConfig
+    from embeddings.tables.config import InitConfig, TableConfig
 
 __all__ = ["EmbeddingTables", "InitConfig", "SSEConfig", "TableConfig"]
 
 _HOMES = {
     "EmbeddingTables": "embeddings.embedding_tables",
     "InitConfig": "embeddings.tables.config",
-    "SSEConfig": "embeddings.tables.config",
+    "SSEConfig": "embeddings.sse.config",
     "TableConfig": "embeddings.tables.config",
 }
 

@@ -20,8 +20,9 @@ from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureSlot, Kerne
 from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
 from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import IdleCoefficients, idle_coefficients
+from embeddings.sse.config import SSEConfig
 from embeddings.sse.swap import check_sse
-from embeddings.tables.config import SSEConfig, TableConfig
+from embeddings.tables.config import TableConfig
 from embeddings.tables.initialization import chunks_to_write, initial_rows, initial_rows_of
 
 Backend = Literal["cpu", "triton", "fbgemm", "reference"]
@@ -49,7 +50,8 @@ class EmbeddingTables(torch.nn.Module):
         device: where the tables are; left out: the CPU, or for ``triton`` the current GPU.
         bounds: an id outside its table is an error (``fatal``), or counts as padding (``ignore``): it adds nothing, is
             not counted by a mean, and touches nothing.
-        sse_outside: the caller swaps ids itself (:func:`embeddings.sse.swap`), because rows are split over ranks.
+        sse_outside: the caller swaps ids itself (:func:`embeddings.kernels.swap.swap`), because rows are split over
+        ranks.
 
     Attributes:
         features: the features in the order that ``forward`` takes and returns them.
@@ -414,7 +416,7 @@ def _kernel(backend: str, layout: Layout, device: torch.device) -> Kernel:
         return ReferenceKernel(layout)
     if backend == "fbgemm":
         # FBGEMM takes a second to import: only who uses it pays.
-        from embeddings.kernels.fbgemm.kernel import fbgemm_kernel
+        from embeddings.kernels.fbgemm import fbgemm_kernel
 
         return fbgemm_kernel(layout, device)
     if backend == "cpu":

@@ -13,7 +13,8 @@ import torch
 
 from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import IdleCoefficients
-from embeddings.tables.config import Pooling, SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import Pooling, TableConfig
 
 # Elements in a cache line of the narrowest type.
 _LINE = 16

@@ -11,7 +11,7 @@ from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
 from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad
 from embeddings.optim.deferred_update import IdleCoefficients, Movement
 from embeddings.optim.stochastic_rounding import rounding_words, to_bfloat16, to_float16
-from embeddings.sse.swap import swap
+from embeddings.sse.swap import swap_in_numpy
 from embeddings.tables.philox import table_key
 
 
@@ -46,10 +46,9 @@ class ReferenceKernel:
             if bad.any() and layout.bounds == "fatal":
                 raise layout.bad_id(slot, int(used[span][bad][0]))
             if swaps is not None and swaps.probabilities[slot.number] > 0:
-                swapped = swap(
+                swapped = swap_in_numpy(
                     used[span], bounds, table=table, feature=slot.name, config=swaps.configs[slot.number],
                     seed=layout.seed, step=swaps.step, sample_offset=swaps.sample_offset,
-                    backend="reference",
                 )  # fmt: skip
                 used[span] = torch.where(bad, used[span], swapped)
             ids, places, scale = _entries(layout, slot, used, offsets, weights, batch_size)

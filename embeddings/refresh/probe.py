@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embeddings.refresh.kernel_alignment import diagnostics
+from embeddings.store.erasure import shorten_settings
 from embeddings.store.views import utc_now
 from embeddings.vectors.item_vectors import FOUND, Array, ItemVectors, arrow_of, find_rows, keys_of, unit_rows
 
 if TYPE_CHECKING:
     from embeddings.store import Collection
-    from embeddings.store.tombstones import ErasedIds
 
 SETTINGS = "canary"
+"""What a canary keeps for each item stands in :data:`embeddings.store.erasure.SETTINGS_BY_ITEM`."""
 MAX_ITEMS = 20_000
 MAX_CLASSES = 256
 MIN_ITEMS = 100
@@ -33,8 +34,6 @@ ACCURACY_MARGIN = 0.02
 STARTING_CHURN = 0.25
 
 Canary = Mapping[str, Any]
-# What a canary keeps for each item.
-_BY_ITEM = ("ids", "codes", "held_out")
 
 
 # --- logistic regression ---------------------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: 
     }
     collection.save_settings(SETTINGS, name, document)
     # Ids that were erased while it was fitted; an erasure that is recorded later finds it where it is.
-    forget(collection, collection.erased())
+    shorten_settings(collection, collection.erased())
     return document
 
 
@@ -141,15 +140,6 @@ def copy_to(source: Collection, target: Collection) -> list[str]:
     for name, canary in source.settings(SETTINGS).items():
         register(target, name, canary["ids"], [canary["classes"][code] for code in canary["codes"]])
     return list(source.settings(SETTINGS))
-
-
-def forget(collection: Collection, erased: ErasedIds) -> None:
-    """Takes erased ids out of every canary of a collection; the weights stay."""
-    for name, canary in collection.settings(SETTINGS).items():
-        kept = ~erased.matches(keys_of(canary["ids"])) if canary["ids"] else np.ones(0, dtype=bool)
-        if not kept.all():
-            lists = {part: [x for x, keep in zip(canary[part], kept, strict=True) if keep] for part in _BY_ITEM}
-            collection.save_settings(SETTINGS, name, {**canary, **lists})
 
 
 def summary(canary: Canary) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from torchrec import DataType, EmbeddingBagCollection, EmbeddingBagConfig, Embed
 from embeddings.embedding_tables import Backend, EmbeddingTables
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds
 from embeddings.optim import RowOptimizer
-from embeddings.tables.config import Pooling, SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import Pooling, TableConfig
 
 # TorchRec's data type of stored rows. It has none for float64.
 _DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch.bfloat16: DataType.BF16}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from embeddings.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from embeddings.sse.swap import StochasticSharedEmbedding
+    from embeddings.stochastic_shared_embedding import StochasticSharedEmbedding
 
 __all__ = ["StochasticSharedEmbedding"]
 
-__getattr__ = lazy_exports(__name__, {"embeddings.sse.swap": ["StochasticSharedEmbedding"]})
+__getattr__ = lazy_exports(__name__, {"embeddings.stochastic_shared_embedding": ["StochasticSharedEmbedding"]})

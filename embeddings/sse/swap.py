@@ -34,13 +34,14 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph, pack_graphs
-from embeddings.tables.config import SSEConfig, TableConfig
+from embeddings.tables.config import TableConfig
 from embeddings.tables.philox import LOW_WORD_STREAM, lane, philox4x32, table_key, uniform_below
 
 HIT_STREAM = 0
@@ -69,7 +70,7 @@ def check_sse(table: TableConfig, feature: str, config: SSEConfig) -> None:
         config.graph.check_fits(f"{table.name}' of feature '{feature}", table.num_rows, table.first_live_row)
 
 
-def swap(
+def swap_in_numpy(
     ids: torch.Tensor,
     offsets: torch.Tensor,
     *,
@@ -79,23 +80,9 @@ def swap(
     seed: int,
     step: int,
     sample_offset: int = 0,
-    backend: Literal["cpu", "reference"] = "cpu",
 ) -> torch.Tensor:
-    """The ids of one feature after SSE; a new tensor. Ids are rows of the whole table, not of a shard.
-
-    Args:
-        ids: int64 [n].
-        offsets: int64 [B + 1], where each sample's list starts in ``ids``, up to a constant.
-        step: the step being computed, 1, 2, ...
-        sample_offset: index in the global batch of the first sample here.
-    """
-    offsets = offsets - offsets[0]
-    if backend == "cpu":
-        # The kernels import this module.
-        from embeddings.kernels.cpu import swap_feature
-
-        return swap_feature(ids, offsets, swap_draws([(table, feature, config)], seed), step, sample_offset)
-    bounds = offsets.numpy()
+    """The ids of one feature after SSE: what :func:`embeddings.kernels.swap.swap` returns, computed plainly."""
+    bounds = (offsets - offsets[0]).numpy()
     lengths = np.diff(bounds)
     samples = np.repeat(np.arange(len(lengths)), lengths) + sample_offset
     positions = np.arange(len(samples)) - np.repeat(bounds[:-1], lengths)
@@ -222,133 +209,3 @@ def _walk(
         ids[walking[ends]] = here[ends]
         walking, origin, here, t = walking[~ends], origin[~ends], here[~ends], t + 1
     return alone
-
-
-def swap_any(
-    ids: torch.Tensor,
-    num_rows: int,
-    config: SSEConfig,
-    *,
-    seed: int,
-    step: int,
-    name: str = "embedding",
-    sample_offset: int = 0,
-    first_live_row: int = 0,
-) -> torch.Tensor:
-    """SSE for any module that takes ids, ahead of it: a new tensor of the same shape, type and device.
-
-    Call it in training alone, with another ``step`` each time. The first dimension of ``ids`` counts samples, the
-    others positions within them.
-
-    Args:
-        ids: integers [...] in [0, num_rows); others are left alone.
-        name: goes into the draws, so that two inputs of one seed differ.
-        sample_offset: index of the first sample in the global batch, where ranks hold slices of one.
-        first_live_row: rows below it are neither swapped nor drawn.
-
-    Raises:
-        ValueError: a graph that is not over ``num_rows`` rows.
-    """
-    table = TableConfig(name, num_rows, 1, (name,), first_live_row=first_live_row)
-    check_sse(table, name, config)
-    if config.probability == 0.0 or not ids.numel():
-        return ids.clone()
-    num_samples = ids.shape[0] if ids.dim() else 1
-    offsets = torch.arange(num_samples + 1) * (ids.numel() // num_samples)
-    flat = ids.detach().reshape(-1).to("cpu", torch.int64)
-    swapped = swap(
-        flat, offsets, table=table, feature=name, config=config, seed=seed, step=step, sample_offset=sample_offset
-    )
-    return swapped.view(ids.shape).to(ids.device, ids.dtype)
-
-
-def swap_classes(
-    labels: torch.Tensor,
-    probability: float,
-    *,
-    seed: int,
-    step: int,
-    num_classes: int = 2,
-    sample_offset: int = 0,
-    name: str = "label",
-) -> torch.Tensor:
-    """SSE-SE of class labels [b], the rows of the fixed one-hot table of equation 1: the label side, p_y.
-
-    Each label becomes each other class with probability p_y / (num_classes - 1), which in expectation is label
-    smoothing: with two classes E[y'] = (1 - 2 p_y) y + p_y. A new tensor of the same type; training alone.
-    """
-    config = SSEConfig(probability)
-    return swap_any(
-        labels, num_classes, config, seed=seed, step=step, name=name, sample_offset=sample_offset
-    )  # fmt: skip
-
-
-class StochasticSharedEmbedding(torch.nn.Embedding):
-    """``torch.nn.Embedding`` that in training swaps each id with ``probability`` for another row (SSE-SE, SSE-Graph).
-
-    The first dimension of the input counts samples, the others positions. Each forward in training is a step of its
-    own; ``num_draws`` counts them and is saved with the module, so that a resumed run draws what it would have drawn.
-
-    Args:
-        probability, graph, rho, restart: as of :class:`embeddings.tables.config.SSEConfig`; the graph
-            is over ids, and the padding row has no edges (``Graph.from_edges(..., first_live_row=0)`` or 1).
-        seed: of the draws.
-        name: goes into the draws, so that two embeddings of one seed differ.
-        padding_idx: is neither swapped nor drawn.
-        others: as of ``torch.nn.Embedding``.
-
-    Attributes:
-        sample_offset: index in the global batch of the next input's first sample, where ranks hold slices of one.
-    """
-
-    num_draws: torch.Tensor
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *others: Any,
-        probability: float = 0.01,
-        graph: Graph | None = None,
-        rho: float = 1.0,
-        restart: float | None = None,
-        seed: int = 0,
-        name: str = "embedding",
-        **settings: Any,
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, *others, **settings)
-        self.seed, self.name, self.sample_offset = seed, name, 0
-        # The draws know reserved rows at the start alone, so ids are turned until padding is row 0.
-        self._turn = self.padding_idx or 0
-        self._first_live_row = 0 if self.padding_idx is None else 1
-        if graph is not None:
-            if self._turn:
-                graph = graph.turned(self._turn)
-            graph.check_fits(name, num_embeddings, self._first_live_row)
-        self.config = SSEConfig(probability, graph, rho, restart)
-        self.register_buffer("num_draws", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Rows [..., embedding_dim] of the ids [...]."""
-        if not self.training or self.config.probability == 0.0 or not input.numel():
-            return super().forward(input)
-        self.num_draws += 1
-        turn, num_rows = self._turn, self.num_embeddings
-        if turn:
-            # An id outside stays outside, for the lookup to refuse.
-            inside = (input >= 0) & (input < num_rows)
-            input = torch.where(inside, (input - turn) % num_rows, torch.where(input < 0, input, input + num_rows))
-        swapped = swap_any(
-            input, num_rows, self.config, seed=self.seed, step=int(self.num_draws), name=self.name,
-            sample_offset=self.sample_offset, first_live_row=self._first_live_row,
-        )  # fmt: skip
-        if turn:
-            swapped = torch.where((swapped >= 0) & (swapped < num_rows), (swapped + turn) % num_rows, swapped)
-        return super().forward(swapped)
-
-    def extra_repr(self) -> str:
-        config = self.config
-        graph = "" if config.graph is None else f", rho={config.rho:g}"
-        walk = "" if config.restart is None else f", restart={config.restart:g}"
-        return f"{super().extra_repr()}, probability={config.probability:g}{graph}{walk}"

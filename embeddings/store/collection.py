@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from embeddings.durable_files import fsync_path, make_directory, write_file
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store import erasure
 from embeddings.store.files import (
@@ -29,12 +30,9 @@ from embeddings.store.files import (
     Workspace,
     disk_errors,
     encode_document,
-    fsync_directory,
-    make_directory,
     read_document,
     replace_document,
     sweep,
-    write_new,
     writer_lock,
 )
 from embeddings.store.pointer import Pointer, Served
@@ -313,10 +311,10 @@ class Collection:
                         "files": files,
                         **(extra or {}),
                     }
-                    write_new(workspace.path / MANIFEST_FILE, encode_document(manifest))
-                    fsync_directory(workspace.path)
+                    write_file(workspace.path / MANIFEST_FILE, encode_document(manifest))
+                    fsync_path(workspace.path)
                     os.rename(workspace.path, self._versions / version)
-                    fsync_directory(self._versions)
+                    fsync_path(self._versions)
                     for entry in files:
                         mark_verified(self._versions / version, entry)
         return version
@@ -619,7 +617,7 @@ class Collection:
             path = directory / f"{name}.json"
             if document is None:
                 path.unlink(missing_ok=True)
-                fsync_directory(directory)
+                fsync_path(directory)
             else:
                 replace_document(path, dict(document))
 

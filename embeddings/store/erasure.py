@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embeddings.refresh import probe
+from embeddings.durable_files import fsync_path
 from embeddings.store.files import (
     CorruptStore,
     StoreBusy,
@@ -33,7 +33,6 @@ from embeddings.store.files import (
     UnknownVersion,
     Workspace,
     disk_errors,
-    fsync_directory,
     read_document,
     replace_document,
     writer_lock,
@@ -55,6 +54,8 @@ LOG_LENGTH = 1000
 MANIFEST = "manifest.json"
 # What a version keeps beside its item rows; of everything else nobody can say that no row is in it.
 _WITHOUT_ROWS = ("frequencies-", "rotation")
+SETTINGS_BY_ITEM = {"canary": ("ids", "codes", "held_out")}
+"""Settings of a collection that name items, by kind, and their lists with an entry for each item, ids first."""
 
 
 class IdsErased(StoreError):
@@ -140,13 +141,23 @@ def finish_erasures(store: Store) -> None:
         finish_erasure(store.collection(name))
 
 
+def shorten_settings(collection: Collection, erased: ErasedIds) -> None:
+    """Take erased ids out of the settings that name items."""
+    for kind, lists in SETTINGS_BY_ITEM.items():
+        for name, document in collection.settings(kind).items():
+            kept = ~erased.matches(keys_of(document[lists[0]])) if document[lists[0]] else np.ones(0, dtype=bool)
+            if not kept.all():
+                shorter = {part: [x for x, keep in zip(document[part], kept, strict=True) if keep] for part in lists}
+                collection.save_settings(kind, name, {**document, **shorter})
+
+
 def _finish(collection: Collection) -> dict[str, Any]:
     """Rewrites what has to be, and says so in the log; under the lock of the one who erases."""
     document = _read(collection)
     if document is None or not document["pending"]:
         return {"versions": [], "rows": 0}
     known = ErasedIds.of(document)
-    probe.forget(collection, known)
+    shorten_settings(collection, known)
     rewritten: dict[str, int] = {}
     # A version that was being written when the ids were recorded is refused when it comes to be committed.
     for manifest in collection.versions():
@@ -204,7 +215,7 @@ def _rewrite(collection: Collection, version: str, known: ErasedIds) -> int:
                 after = _manifest_after(before, entry, kept, int(np.count_nonzero(gone)))
                 directory = collection.version_directory(version)
                 os.rename(workspace.path / entry["name"], directory / entry["name"])
-                fsync_directory(directory)
+                fsync_path(directory)
                 collection.replace_manifest(version, after)
                 _remove_unnamed(directory, after)
             return int(np.count_nonzero(gone))
@@ -236,7 +247,7 @@ def _remove_unnamed(directory: Path, manifest: dict[str, Any]) -> None:
     were not finished."""
     for path in _unnamed(directory, manifest):
         path.unlink(missing_ok=True)
-    fsync_directory(directory)
+    fsync_path(directory)
 
 
 def _unnamed(directory: Path, manifest: dict[str, Any]) -> list[Path]:

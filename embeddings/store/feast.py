@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embeddings.durable_files import appearing, write_file
 from embeddings.store.collection import Collection
 from embeddings.store.feature_store import open_store
 from embeddings.store.version import as_float32
@@ -96,7 +96,8 @@ def export_feast(
     if name == entity:
         raise ValueError(f"entity {entity!r} is the feature view's name too: take another with entity=")
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    _replace(folder / "data" / "items.parquet", lambda path: _write_source(path, collection, reader, view, entity, at))
+    with appearing(folder / "data" / "items.parquet", durable=False) as path:
+        _write_source(path, collection, reader, view, entity, at)
     manifest = reader.manifest
     tags = {
         "evenkeel_collection": collection.name,
@@ -108,10 +109,10 @@ def export_feast(
         version=reader.version, collection=collection.name, entity=entity, name=name, source=f"{name}_source",
         id_type="INT64" if manifest["id_type"] == "int64" else "STRING", ttl_seconds=float(ttl_seconds), tags=tags,
     )  # fmt: skip
-    _replace(folder / "features.py", lambda path: path.write_text(definitions))
+    write_file(folder / "features.py", definitions.encode())
     settings = folder / "feature_store.yaml"
     if not settings.exists():
-        _replace(settings, lambda path: path.write_text(_SETTINGS.format(project=_feast_name(collection.name))))
+        write_file(settings, _SETTINGS.format(project=_feast_name(collection.name)).encode())
     return reader.version
 
 
@@ -146,16 +147,6 @@ def _write_source(path: Path, collection: Collection, reader: Any, view: str | N
     finally:
         if writer is not None:
             writer.close()
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Has ``write`` make a file beside ``path`` and puts it there in one step."""
-    temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def main() -> None:

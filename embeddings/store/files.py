@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from embeddings.durable_files import write_file
+
 LOCK_TIMEOUT_SECONDS = 30.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -82,24 +84,6 @@ def disk_errors(where: Path) -> Iterator[None]:
         raise
 
 
-def fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_directory(path: Path) -> None:
-    """Creates ``path`` and its parents, durably."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path)
-    fsync_directory(path.parent)
-
-
 class HashingFile:
     """A file being written, with the sha256 and the size of what went through it; closing makes it durable."""
 
@@ -132,11 +116,6 @@ class HashingFile:
     @property
     def sha256(self) -> str:
         return self._hash.hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- documents: JSON with a checksum of its own ----------------------------------------------------------------------
@@ -172,25 +151,9 @@ def read_document(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def write_new(path: Path, data: bytes) -> None:
-    """Writes a file that does not exist yet, durably."""
-    file = HashingFile(path)
-    try:
-        file.write(data)
-    finally:
-        file.close()
-
-
 def replace_document(path: Path, document: dict[str, Any]) -> None:
-    """Puts ``document`` at ``path`` in one step, durably."""
-    temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}")
-    try:
-        write_new(temporary, encode_document(document))
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_directory(path.parent)
+    """Put ``document`` at ``path`` in one step, durably."""
+    write_file(path, encode_document(document))
 
 
 # --- one writer ------------------------------------------------------------------------------------------------------

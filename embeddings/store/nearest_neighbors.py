@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from embeddings.durable_files import appearing
 from embeddings.store.version import as_float32
 from embeddings.vectors.item_vectors import MISSING, Array, chunks
 
@@ -101,12 +102,8 @@ def build_index(vectors: Array, statuses: Array, path: Path, *, threads: int = 1
         rows = part.start + np.flatnonzero(usable[part])
         if len(rows):
             index.add(rows, as_float32(vectors[rows]) * inverse_norms[rows, None], threads=threads)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        index.save(str(temporary))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with appearing(path, durable=False) as place:
+        index.save(str(place))
 
 
 def _empty_index(kind: Any, dim: int) -> Any:

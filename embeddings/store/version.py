@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embeddings.durable_files import appearing, file_sha256
 from embeddings.store.arrow_stream import write_streamed
-from embeddings.store.files import CorruptStore, HashingFile, StoreError, file_sha256
+from embeddings.store.files import CorruptStore, HashingFile, StoreError
 from embeddings.vectors.id_index import IdIndex
 from embeddings.vectors.item_vectors import (
     CARRIED,
@@ -267,12 +268,8 @@ class VersionReader:
                 "vector": self._batch.column("vector"),
             }
         ).replace_schema_metadata(metadata)
-        temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}-{threading.get_ident()}")
-        try:
-            pq.write_table(table, temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with appearing(path, durable=False) as place:
+            pq.write_table(table, place)
         return path
 
 

@@ -25,19 +25,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from embeddings.durable_files import fsync_path, make_directory
 from embeddings.rff import DEFAULT_SIGMA, FREQUENCIES, RandomFourierFeatures, digest
 from embeddings.rff.frequencies import draw_frequencies
 from embeddings.store.arrow_stream import write_streamed
-from embeddings.store.files import (
-    CorruptStore,
-    UnknownView,
-    ViewExists,
-    fsync_directory,
-    make_directory,
-    read_document,
-    replace_document,
-    sweep,
-)
+from embeddings.store.files import CorruptStore, UnknownView, ViewExists, read_document, replace_document, sweep
 from embeddings.store.version import VersionReader, read_arrow, verify_file, write_arrow
 from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors, keys_of
 from embeddings.vectors.lazy_rows import Rows, Vectors
@@ -192,7 +184,7 @@ class ViewRegistry:
             raise UnknownView(f"collection '{self._collection}' has no view '{name}'")
         grave = self._directory / f".gone-{uuid.uuid4().hex}"
         (self._directory / name).rename(grave)
-        fsync_directory(self._directory)
+        fsync_path(self._directory)
         shutil.rmtree(grave, ignore_errors=True)
         with self._lock:
             self._features.clear()

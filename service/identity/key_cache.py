@@ -6,15 +6,13 @@ it is, its tenant, its scopes, its expiry. Never a key itself: one has 192 rando
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from embeddings.durable_files import write_file
 from service.core.tenants import DEFAULT_TENANT
 from service.identity.keys import Principal
 
@@ -51,16 +49,7 @@ def save(path: Path, principals: Mapping[str, Principal], confirmed_at: float) -
         }
         for digest, one in principals.items()
     ]
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"confirmed_at": confirmed_at, "keys": rows}, file)
-        os.replace(scratch, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
-        raise
+    write_file(path, json.dumps({"confirmed_at": confirmed_at, "keys": rows}).encode(), mode=0o600, durable=False)
 
 
 def _principal(row: Mapping[str, str]) -> Principal:

@@ -12,7 +12,6 @@ import dataclasses
 import datetime
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from embeddings.durable_files import write_file
 from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
@@ -248,14 +248,4 @@ def write_admin_key(settings: Settings, key: str) -> None:
     """Atomically, readable by the owner alone from the first byte on."""
     path = settings.admin_key_file
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".admin.key.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(key + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+    write_file(path, f"{key}\n".encode(), mode=0o600)

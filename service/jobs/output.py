@@ -19,7 +19,7 @@ from service.core.database import Database
 from service.core.errors import invalid
 from service.core.settings import Settings
 from service.jobs.states import TERMINAL
-from trainer.runs.run_process import LOG_FILE
+from trainer.runs.protocol import LOG_FILE
 
 LOG_BYTES = 2**20
 STREAM_LOG_BYTES = 2**16

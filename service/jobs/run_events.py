@@ -19,7 +19,7 @@ from service.core.text_validation import storable
 from service.jobs import job_records
 from service.jobs.states import ACTIVE, backoff_seconds
 from trainer.runs.events import EVENTS_FILE, TERMINAL_STATES, Event, read_events
-from trainer.runs.run_process import EXIT_FILE
+from trainer.runs.protocol import EXIT_FILE
 
 log = logging.getLogger("evenkeel.runner")
 

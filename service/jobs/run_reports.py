@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from embeddings.durable_files import write_json
 from trainer.runs.events import EVENTS_FILE
-from trainer.runs.run_process import EXIT_FILE, write_json
+from trainer.runs.protocol import EXIT_FILE
 
 
 def append_events(run_dir: Path, offset: int, lines: bytes) -> int:

@@ -26,6 +26,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from embeddings.durable_files import write_file
 from embeddings.store import Store
 from service.core import disk, logs, tables, thread_pools
 from service.core.database import Database
@@ -454,7 +455,5 @@ def _home_id(home: Path) -> str:
     path = home / "home.id"
     with contextlib.suppress(FileNotFoundError):
         return path.read_text("ascii").strip()
-    scratch = path.with_name(f".home.id.{os.getpid()}")
-    scratch.write_text(tables.new_id("home") + "\n", "ascii")
-    os.replace(scratch, path)
+    write_file(path, f"{tables.new_id('home')}\n".encode())
     return path.read_text("ascii").strip()

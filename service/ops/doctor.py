@@ -15,18 +15,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import psutil
 
 from service.client import Client, ProblemError, ServiceError, Unreachable, home
 from service.ops.backup_check import out_of_step
+from service.ops.check import Check, Level
 
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec
 
-Level = Literal["ok", "warn", "fail"]
 
 GB = 10**9
 MEMORY_FAIL_BYTES, MEMORY_WARN_BYTES = 2 * GB, 4 * GB  # a run with two workers takes about 2 GB before its tables
@@ -43,15 +43,6 @@ torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 2]))
 count = torch.cuda.device_count()
 print(json.dumps([torch.cuda.get_device_name(index) for index in range(count)]))
 """
-
-
-class Check(NamedTuple):
-    """One finding: ``level`` ok, warn (works, with a limit) or fail (will not work)."""
-
-    name: str
-    level: Level
-    message: str
-    remedy: str = ""
 
 
 def examine(spec: Path | None = None) -> list[Check]:

@@ -8,7 +8,7 @@ from service.core.errors import Problem
 from service.core.settings import Settings
 from service.jobs.executors.base import Unknown
 from service.jobs.executors.ray_api import TOKEN_REMEDY, RayApi, ray_token
-from service.ops.doctor import Check
+from service.ops.check import Check
 
 
 def check_ray_jobs() -> Iterator[Check]:

@@ -31,7 +31,7 @@ from service.identity import idempotency
 from service.jobs import job_records
 from service.jobs.states import TERMINAL
 from trainer.runs.directory import BEST, CHECKPOINTS, RUN_FILE
-from trainer.runs.run_process import LOG_FILE
+from trainer.runs.protocol import LOG_FILE
 
 log = logging.getLogger("evenkeel.retention")
 

@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service.api.routes.collections import summary
 from service.core import pagination, tables, tenants
 from service.core.errors import Problem
 from service.features.store_access import in_store
+from service.features.summaries import summary
 from service.identity.keys import Principal
 from service.jobs import job_records
 from service.schedules import schedule_records

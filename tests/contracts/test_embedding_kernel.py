@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSpropAR, RowOptimizer, RowwiseAdagrad, RowwiseAdamAR
+from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.tables.config import InitConfig, TableConfig
 from tests.module_tables import ON_GPU, module_tables
 from tests.pairwise import Case, cases
 

@@ -21,6 +21,7 @@ from service.jobs.executors.ray_api import RayApi
 from service.jobs.executors.ray_jobs import JOB_FILE, RayJobs
 from tests.ray_cluster import Cluster
 from trainer.runs import run_process
+from trainer.runs.protocol import LOG_FILE
 
 pytestmark = pytest.mark.process
 
@@ -73,7 +74,7 @@ def begun(executor: Executor, run_dir: Path) -> None:
 
 
 def said(run_dir: Path) -> str:
-    path = run_dir / run_process.LOG_FILE
+    path = run_dir / LOG_FILE
     return path.read_text() if path.exists() else ""
 
 

@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 from embeddings.store import Store, open_store
 from service.client import Client
 from service.client.http import ProblemError, ServiceError
-from trainer.runs.run_process import RUN_DIR_VARIABLE
+from trainer.runs.protocol import RUN_DIR_VARIABLE
 
 COLLECTION = "soaked"
 NUM_ITEMS = 300

@@ -17,8 +17,17 @@ import sys
 import time
 from pathlib import Path
 
+from embeddings.durable_files import write_json
 from trainer.runs import run_process as real
 from trainer.runs.events import EventWriter
+from trainer.runs.protocol import (
+    EXIT_CANCELLED,
+    EXIT_FILE,
+    EXIT_RETRYABLE,
+    LAUNCHED_VARIABLE,
+    LOG_FILE,
+    RUN_DIR_VARIABLE,
+)
 
 
 class SmallRuns:
@@ -32,11 +41,11 @@ class SmallRuns:
         self.launched.append(run_dir)
         environment = {
             **os.environ,
-            real.RUN_DIR_VARIABLE: str(run_dir.resolve()),
-            real.LAUNCHED_VARIABLE: "1",
+            RUN_DIR_VARIABLE: str(run_dir.resolve()),
+            LAUNCHED_VARIABLE: "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
-        with open(run_dir / real.LOG_FILE, "ab") as log:
+        with open(run_dir / LOG_FILE, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(run_dir)],
                 stdout=log,
@@ -69,7 +78,7 @@ class SmallRuns:
 
 def main(directory: Path) -> int:
     if not real.await_name(directory):
-        return real.EXIT_RETRYABLE
+        return EXIT_RETRYABLE
     run = json.loads((directory / "run.json").read_text())
     attempt, job = run["attempt"], run["job"]
     behave = job["labels"].get("behave", "succeed")
@@ -78,13 +87,13 @@ def main(directory: Path) -> int:
     def end(state: str, retryable: bool = False) -> int:
         events.write("state", state=state)
         time.sleep(0.1)  # the gap in which the control plane must wait for exit.json
-        real.write_json(directory / real.EXIT_FILE, {"attempt": attempt, "state": state, "retryable": retryable})
+        write_json(directory / EXIT_FILE, {"attempt": attempt, "state": state, "retryable": retryable})
         return 0
 
     def stop(number: int, frame: object) -> None:
         if behave != "stubborn":
             end("cancelled")
-            os._exit(real.EXIT_CANCELLED)
+            os._exit(EXIT_CANCELLED)
 
     signal.signal(signal.SIGTERM, stop)
     print(f"attempt {attempt} begins", flush=True)

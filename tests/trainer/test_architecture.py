@@ -57,7 +57,8 @@ def profile_steps(cases):
 
     from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
     from embeddings.sharding import embedding_bag_collection, embedding_collection
-    from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+    from embeddings.sse.config import SSEConfig
+    from embeddings.tables.config import InitConfig, TableConfig
     from trainer.distributed.sharded_model import shard_model
 
     optimizers = {"sgd": SGD(), "adagrad": Adagrad(), "rowwise_adagrad": RowwiseAdagrad()}

@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from embeddings.durable_files import fsync_path
 from trainer.runs.directory import WRITING
 
 # 1 knew neither columns nor attached files. It was never released, and is refused.
@@ -198,7 +199,7 @@ def _finish(
         file.write(_manifest_bytes(body))
         file.flush()
         os.fsync(file.fileno())
-    fsync_folder(temporary)
+    fsync_path(temporary)
     taken = [
         int(match[2] or 0)
         for path in checkpoints_in(temporary.parent)
@@ -210,7 +211,7 @@ def _finish(
     replaced = _replaced_by(final, keep_last)
     fence()
     os.rename(temporary, final)
-    fsync_folder(final.parent)
+    fsync_path(final.parent)
     for path in replaced:
         shutil.rmtree(path, ignore_errors=True)
     return final.name
@@ -220,15 +221,6 @@ def _attach(path: Path, source: Path) -> dict[str, Any]:
     # A hard link would cost nothing, but one damaged file would then damage every checkpoint.
     shutil.copyfile(source, path)
     return _entry(path)
-
-
-def fsync_folder(path: Path) -> None:
-    """Makes names in a folder durable: what was renamed into it stays there when the machine goes down."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _replaced_by(newest: Path, keep_last: int) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.checkpoint.format import Checkpoint, CheckpointError, FormatVersionError, checkpoints_in, latest_valid
 from trainer.runs.directory import Run
-from trainer.runs.run_process import EXIT_FILE
+from trainer.runs.protocol import EXIT_FILE
 from trainer.spec.checks.regularizers import LOWER_IS_BETTER
 
 LAST, BEST = "last", "best"

@@ -11,7 +11,8 @@ from torch import nn
 
 from embeddings.embedding_tables import Backend
 from embeddings.optim import SGD, RowOptimizer, RowwiseAdagrad
-from embeddings.tables.config import InitConfig, Pooling, SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import InitConfig, Pooling, TableConfig
 from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.plan import NEGATIVE_SUFFIX

@@ -22,8 +22,9 @@ from torchrec import KeyedJaggedTensor
 
 from embeddings.dynamic.id_map import Assigned, GrowingIds
 from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW
-from embeddings.sse.swap import swap
-from embeddings.tables.config import SSEConfig, TableConfig
+from embeddings.kernels.swap import swap
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import TableConfig
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.warm_start import id_map_file
 from trainer.data.columns.dynamic_ids import IdMap

@@ -40,7 +40,8 @@ from embeddings.sharding import (
     embedding_collection,
 )
 from embeddings.sharding.exchange.collectives import all_reduce
-from embeddings.tables.config import SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import TableConfig
 from trainer.distributed.planner import make_plan, sharding_name
 from trainer.distributed.shard_cost import Workload
 from trainer.distributed.sharded_state import GatheredTable, ShardedState

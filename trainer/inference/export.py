@@ -17,9 +17,7 @@ import argparse
 import importlib.metadata
 import json
 import os
-import shutil
 import sys
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.torch import save
 
+from embeddings.durable_files import appearing
 from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.select import LAST
 from trainer.checkpoint.warm_start import id_maps
@@ -58,14 +57,10 @@ def export(run_dir: Path | str, directory: Path | str, *, checkpoint: str = LAST
         raise DataError("is there already", where=str(directory), remedy="remove it, or name another directory")
     predictor = Predictor(run_dir, checkpoint)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    work = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.tmp")
-    work.mkdir()
-    try:
+    with appearing(directory) as work:
+        work.mkdir()
         body = _write(predictor, work)
         sha256 = seal(work, body, [path.name for path in work.iterdir()])
-        os.rename(work, directory)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return {
         "directory": str(directory),
         "sha256": sha256,

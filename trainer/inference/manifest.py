@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from embeddings.durable_files import write_json
+
 MANIFEST = "manifest.json"
 
 
@@ -28,10 +30,7 @@ def seal(folder: Path, body: Mapping[str, Any], files: Iterable[str]) -> str:
     content = {**body, "files": listed}
     digest = _digest(content)
     document = {"manifest": content, "sha256": digest}
-    with open(folder / MANIFEST, "w", encoding="utf-8") as out:
-        json.dump(document, out, indent=1)
-        out.flush()
-        os.fsync(out.fileno())
+    write_json(folder / MANIFEST, document)
     return digest
 
 

@@ -6,10 +6,7 @@ A file gives a file and a directory a directory of the same shape; either appear
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embeddings.durable_files import appearing
 from trainer.data.columns.row_encoder import Coded
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source, SourceFile
@@ -162,15 +160,8 @@ def _appearing(output: Path) -> Iterator[Path]:
         raise DataError(
             f"cannot be made: {error.strerror}", where=str(output.parent), remedy="give another --output"
         ) from None
-    place = output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
+    with appearing(output, durable=False) as place:
         yield place
-        os.rename(place, output)
-    finally:
-        if place.is_dir():
-            shutil.rmtree(place, ignore_errors=True)
-        else:
-            place.unlink(missing_ok=True)
 
 
 def chunk_of(rows: pa.Table | pa.RecordBatch, name: str = "rows") -> Chunk:

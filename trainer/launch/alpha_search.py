@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from embeddings.durable_files import write_json
 from trainer.distributed.build import build, choose_alpha, default_alpha
-from trainer.runs.run_process import write_json
 from trainer.spec import JobSpec
 from trainer.spec.checks import supported
 from trainer.spec.checks.regularizers import LOWER_IS_BETTER
@@ -102,7 +102,7 @@ class _Kept(dict[int, float]):
     def __setitem__(self, n: int, value: float) -> None:
         super().__setitem__(n, value)
         if _rank() == 0:
-            write_json(self._path, {str(key): score for key, score in self.items()}, self._fence)
+            write_json(self._path, {str(key): score for key, score in self.items()}, fence=self._fence)
 
 
 def _validation(

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from embeddings.durable_files import write_file, write_json
 from trainer.runs import tracing
 from trainer.runs.directory import LOCK_FILE, Run
 from trainer.runs.events import EventWriter, phase, utc_now
 from trainer.runs.failures import Cancelled, Failure, GivenUpError, cause, classify
 from trainer.runs.lineage import lineage_of
-from trainer.runs.run_process import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED, write_json
+from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED
 from trainer.runs.uplink import reporting
 from trainer.sizing.gpus import check_gpus, known_gpu_bytes
 
@@ -193,9 +194,7 @@ class _Attempt:
 
     def ask_to_stop(self, reason: str) -> None:
         """Ranks look for this file at every step."""
-        temporary = self.run.cancel_file.with_suffix(".tmp")
-        temporary.write_text(reason, "utf-8")
-        os.replace(temporary, self.run.cancel_file)
+        write_file(self.run.cancel_file, reason.encode(), durable=False)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -265,7 +264,7 @@ def _exit(
     if failure is not None:
         document |= {"error": {"code": failure.code, "message": failure.message, "remedy": failure.remedy}}
     with _as_far_as_the_disk_allows(), contextlib.suppress(GivenUpError):
-        write_json(directory / EXIT_FILE, document, fence)
+        write_json(directory / EXIT_FILE, document, fence=fence)
     return code
 
 

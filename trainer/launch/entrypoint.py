@@ -16,7 +16,7 @@ from pathlib import Path
 from trainer.launch.driver import RunBusyError, StartRanks, execute, give_up
 from trainer.runs.directory import Run, attempt_named, read_run
 from trainer.runs.failures import GivenUpError, ServiceAwayError, classify
-from trainer.runs.run_process import (
+from trainer.runs.protocol import (
     ATTEMPT_VARIABLE,
     EXIT_FAILED,
     EXIT_RETRYABLE,
@@ -24,8 +24,8 @@ from trainer.runs.run_process import (
     REPORT_URL_VARIABLE,
     RUN_DIR_VARIABLE,
     RUN_ID_VARIABLE,
-    await_name,
 )
+from trainer.runs.run_process import await_name
 from trainer.runs.uplink import fetch_run
 
 PROCESS_NAME = "evenkeel-run"

@@ -31,7 +31,7 @@ import trainer.launch.on_host
 import trainer.publishing.anchor
 import trainer.publishing.publish
 import trainer.sizing.estimate
-from trainer.runs.run_process import LOG_FILE, RUN_DIR_VARIABLE
+from trainer.runs.protocol import LOG_FILE, RUN_DIR_VARIABLE
 from trainer.runs.standby import MESSAGE_BYTES
 
 IDLE_SECONDS = 3600.0

@@ -18,7 +18,7 @@ from trainer.launch.driver import RanksFailed
 from trainer.runs.directory import THIS_CLUSTER, Run, choose_backend
 from trainer.runs.events import EventWriter, phase
 from trainer.runs.failures import Cancelled, ResourceError
-from trainer.runs.run_process import LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
+from trainer.runs.protocol import LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from trainer.spec import JobSpec

@@ -15,8 +15,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from embeddings.sse.swap import swap_classes
-from embeddings.tables.config import SSEConfig
+from embeddings.kernels.swap import swap_classes
+from embeddings.sse.config import SSEConfig
 from trainer.models.registry import MODELS
 from trainer.spec import JobSpec
 
@@ -31,7 +31,7 @@ def with_swapped_classes(job: JobSpec, batch: Any, step: int) -> Any:
     """The batch with its class labels after SSE-SE, by the counters of ``(seed, "label"; step, global sample)``.
 
     Args:
-        batch: a rank's slice (trainer.data.batches.batches.Batch); its ``labels`` [b] in {0, 1} and ``sample_offset``
+        batch: a rank's slice (trainer.data.batches.batch.Batch); its ``labels`` [b] in {0, 1} and ``sample_offset``
         are read.
         step: the step being computed, 1, 2, ...: that of the tables.
     """

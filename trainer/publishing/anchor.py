@@ -13,7 +13,6 @@ drawn to the same ones, whatever has become of the version.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 from torchrec import KeyedTensor
 
+from embeddings.durable_files import appearing
 from embeddings.refresh.procrustes import TooFewShared, procrustes
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import MISSING, chunks, keys_of
@@ -66,21 +66,18 @@ def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> st
         )
     num_rows = data.tables[table].num_rows
     keys = keys_of(data.vocabulary(table))
-    temporary = path.with_name(f".{ANCHOR_FILE}.tmp")
-    targets = np.lib.format.open_memmap(temporary, "w+", np.float32, (num_rows, dim))
-    num_anchored = 0
-    for part in chunks(len(keys), CHUNK_ROWS):
-        status, vectors = version.lookup(keys[part])
-        norms = version.norms[np.maximum(version.find_rows(keys[part]), 0)]
-        found = vectors * np.where((status != MISSING) & np.isfinite(norms), norms, 0.0)[:, None].astype(np.float32)
-        num_anchored += int(found.any(axis=1).sum())
-        targets[FIRST_LIVE_ROW + part.start : FIRST_LIVE_ROW + part.stop] = found
-    basis = ""
-    if parent is not None:
-        basis = _turned(targets, run.job, data, table, parent)
-    targets.flush()
-    run.fence()
-    os.replace(temporary, path)
+    num_anchored, basis = 0, ""
+    with appearing(path, durable=False, fence=run.fence) as place:
+        targets = np.lib.format.open_memmap(place, "w+", np.float32, (num_rows, dim))
+        for part in chunks(len(keys), CHUNK_ROWS):
+            status, vectors = version.lookup(keys[part])
+            norms = version.norms[np.maximum(version.find_rows(keys[part]), 0)]
+            found = vectors * np.where((status != MISSING) & np.isfinite(norms), norms, 0.0)[:, None].astype(np.float32)
+            num_anchored += int(found.any(axis=1).sum())
+            targets[FIRST_LIVE_ROW + part.start : FIRST_LIVE_ROW + part.stop] = found
+        if parent is not None:
+            basis = _turned(targets, run.job, data, table, parent)
+        targets.flush()
     return f"anchored to {num_anchored} items of {publish.collection} {run.parent_version}{basis}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from embeddings.durable_files import write_json
 from embeddings.vectors.item_vectors import Array
 from trainer.recipes import next_item_task
 from trainer.recipes.next_item_task import Histories, NextItem, judge_runs
@@ -19,7 +20,6 @@ from trainer.recipes.pages import published
 from trainer.recipes.pages.layout import facts
 from trainer.recipes.pages.section import Section
 from trainer.recipes.rff_figures import Features, directions, features_of, percent, unit
-from trainer.runs.run_process import write_json
 
 Verdict = tuple[str, str, str]
 

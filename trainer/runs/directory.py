@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from embeddings.durable_files import write_json
 from trainer.runs.failures import GivenUpError
-from trainer.runs.run_process import write_json
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset, parse_job
 
 RUN_FILE = "run.json"

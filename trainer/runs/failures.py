@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from embeddings.durable_files import write_json
 from trainer.data.errors import DataError
-from trainer.runs.run_process import write_json
 from trainer.spec import SpecError
 
 

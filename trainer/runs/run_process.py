@@ -15,34 +15,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from embeddings.durable_files import write_json
+from trainer.runs.protocol import LAUNCHED_VARIABLE, LOG_FILE, PROCESS_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
+
 if TYPE_CHECKING:
     from trainer.runs.standby import Standby
 
-PROCESS_FILE = "process.json"
-LOG_FILE = "log.txt"
-EXIT_FILE = "exit.json"
-RUN_ID_VARIABLE = "EVENKEEL_RUN_ID"
-RUN_DIR_VARIABLE = "EVENKEEL_RUN_DIR"
-LAUNCHED_VARIABLE = "EVENKEEL_RUN_LAUNCHED"
-ATTEMPT_VARIABLE = "EVENKEEL_RUN_ATTEMPT"
-REPORT_URL_VARIABLE = "EVENKEEL_RUN_URL"
-REPORT_TOKEN_VARIABLE = "EVENKEEL_RUN_TOKEN"
 COMMAND = (sys.executable, "-m", "trainer.launch.entrypoint")
 SERVICE_SECRETS = ("EVENKEEL_DATABASE_URL", "EVENKEEL_STORE_URL", "EVENKEEL_API_KEY", "PGPASSWORD", "PGPASSFILE")
 """Of the stores a run is given its tenant's, in run.json."""
-
-EXIT_SUCCEEDED = 0
-EXIT_FAILED = 1
-"""Trying again gives the same failure: bad data, a bad spec, a non-finite loss."""
-EXIT_RETRYABLE = 75
-"""The machinery failed, not the job (sysexits' EX_TEMPFAIL): a worker died, a cluster was not reached."""
-EXIT_CANCELLED = 130
 
 _KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.05
@@ -235,20 +222,3 @@ def _identity(pid: int) -> dict[str, Any] | None:
     except OSError:
         return None
     return {"pid": pid, "start_ticks": ticks, "boot_id": _BOOT_ID.read_text("ascii").strip()}
-
-
-def write_json(path: Path, document: object, fence: Callable[[], None] | None = None) -> None:
-    """Writes a JSON file whole: a reader sees the old one or the new one. ``fence`` is called before the switch; what
-    it raises leaves the old one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    if fence is not None:
-        try:
-            fence()
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    os.replace(temporary, path)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.runs.run_process import RUN_DIR_VARIABLE
+from trainer.runs.protocol import RUN_DIR_VARIABLE
 
 log = logging.getLogger("evenkeel.runner")
 

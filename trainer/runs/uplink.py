@@ -19,10 +19,11 @@ from typing import Any
 
 import httpx
 
+from embeddings.durable_files import write_json
 from trainer.runs.directory import RUN_FILE, Run, revoke
 from trainer.runs.events import EVENTS_FILE, EventWriter, read_events
 from trainer.runs.failures import GivenUpError, ServiceAwayError
-from trainer.runs.run_process import EXIT_FILE, LOG_FILE, write_json
+from trainer.runs.protocol import EXIT_FILE, LOG_FILE
 
 PLACES_FILE = "uplink.json"
 STAMPS = ("type", "time", "attempt")
@@ -243,7 +244,7 @@ class Uplink:
         document = json.loads((self._run.directory / RUN_FILE).read_text("utf-8"))
         document["report"]["token"] = token
         with contextlib.suppress(GivenUpError):
-            write_json(self._run.directory / RUN_FILE, document, self._run.fence)
+            write_json(self._run.directory / RUN_FILE, document, fence=self._run.fence)
 
     def _echo(self) -> None:
         """What ranks say goes into the run's log file; on a cluster the driver's output is what the service reads."""

@@ -18,8 +18,8 @@ from embeddings.kernels.cpu.threads import num_threads
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
 from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdam
 from embeddings.optim.deferred_update import SMALLEST_FLOOR, IdleCoefficients
+from embeddings.sse.config import SSEConfig
 from embeddings.sse.swap import SwapDraws, swap_draws
-from embeddings.tables.config import SSEConfig
 from embeddings.tables.philox import table_key
 
 # The first that an optimizer is an instance of.
@@ -274,7 +274,7 @@ def describe_swaps(draws: SwapDraws, step: int, sample_offset: int) -> native.Sw
 def swap_feature(
     ids: torch.Tensor, offsets: torch.Tensor, draws: SwapDraws, step: int, sample_offset: int
 ) -> torch.Tensor:
-    """Return the ids of one feature after SSE: the compiled form of :func:`embeddings.sse.swap`.
+    """Return the ids of one feature after SSE: the compiled form of :func:`embeddings.kernels.swap.swap`.
 
     Args:
         ids: int32 or int64 [n].

@@ -18,9 +18,9 @@ import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
 import torch
 
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
+from embeddings.kernels.swap import swap
 from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
 from embeddings.optim.deferred_update import IdleCoefficients
-from embeddings.sse.swap import swap
 
 # FBGEMM's numbers of PoolingMode.SUM, EmbeddingLocation.HOST and SparseType.FP32.
 _SUM, _HOST, _FP32 = 0, 0, 0
@@ -253,15 +253,6 @@ class FbgemmKernel:
         for t in dict.fromkeys(slot.table for slot in group.slots):
             places = [place for place, slot in enumerate(group.slots) if slot.table == t]
             yield t, bags.indices[ends[places[0]] : ends[places[-1] + 1]].long()
-
-
-def fbgemm_kernel(layout: Layout, device: torch.device) -> FbgemmKernel:
-    """The kernel for tables on this device: FBGEMM's operators on a CPU, its module on a GPU."""
-    if device.type == "cpu":
-        return FbgemmKernel(layout)
-    from embeddings.kernels.fbgemm.module import FbgemmModuleKernel
-
-    return FbgemmModuleKernel(layout, device)
 
 
 def refuse(layout: Layout) -> None:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from embeddings.durable_files import appearing, file_sha256, make_directory, temporary_beside, write_file
 from embeddings.store.collection import MANIFEST_FILE, NAME_PATTERN, Collection
 from embeddings.store.feature_store import Store
 from embeddings.store.files import (
@@ -38,8 +39,6 @@ from embeddings.store.files import (
     decode_document,
     disk_errors,
     encode_document,
-    file_sha256,
-    make_directory,
     read_document,
     writer_lock,
 )
@@ -289,9 +288,7 @@ class MirroredCollection(Collection):
             self._index_file.unlink(missing_ok=True)
             self._files, self._seen = {}, None
         else:
-            temporary = self._temporary(self._index_file)
-            temporary.write_bytes(data)
-            os.replace(temporary, self._index_file)
+            write_file(self._index_file, data, durable=False)
             self._adopt(data)
 
     def _fetch_documents(self, files: Files) -> None:
@@ -303,17 +300,13 @@ class MirroredCollection(Collection):
 
     def _fetch(self, entry: dict[str, Any], target: Path) -> None:
         make_directory(target.parent)
-        temporary = self._temporary(target)
-        try:
-            self._remote.fetch(entry["object"], temporary)
-            if file_sha256(temporary) != entry["sha256"]:
+        with appearing(target, durable=False) as place:
+            self._remote.fetch(entry["object"], place)
+            if file_sha256(place) != entry["sha256"]:
                 raise CorruptStore(
                     f"{self._index_name()}: object {entry['object']} is damaged (its sha256 is not the index's): "
                     "restore it from a backup, or promote another version"
                 )
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _prune(self, files: Files) -> None:
         """Removes what the index does not name."""
@@ -348,7 +341,7 @@ class MirroredCollection(Collection):
                 self._writer = self._lease = None
 
     def _commit_pointer(self, pointer: bytes) -> None:
-        temporary = self._temporary(self.directory / POINTER_FILE)
+        temporary = temporary_beside(self.directory / POINTER_FILE)
         try:
             temporary.write_bytes(pointer)
             self._push({POINTER_FILE: temporary})
@@ -506,9 +499,6 @@ class MirroredCollection(Collection):
                 if not name.startswith(".") and relative not in _OWN_FILES:
                     found[relative] = path
         return found
-
-    def _temporary(self, path: Path) -> Path:
-        return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}")
 
     def _index_name(self) -> str:
         return f"{self._store.url}: index of collection '{self.name}'"

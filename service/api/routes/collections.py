@@ -8,10 +8,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection, default_view
+from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection
 from service.core import errors
 from service.features.snapshots import PARQUET, identity_of, parquet_chunks
 from service.features.store_access import ids_as, in_store, page_of, store_of, unchanged
+from service.features.summaries import summary
 from service.identity import idempotency
 from service.identity.auth import require
 from service.identity.idempotency import IdempotencyKey
@@ -167,20 +168,3 @@ def existing(request: Request, name: str) -> Collection:
             f"there is no collection '{name}' (there are: {', '.join(store.collections()) or 'none'})"
         )
     return collection
-
-
-def summary(collection: Collection) -> dict[str, Any]:
-    """A collection as lists show it; ``current`` is null before its first publication."""
-    current = collection.current()
-    manifests = collection.versions()
-    manifest = next((one for one in manifests if one["version"] == current), None)
-    fields = ("rows", "carried", "missing", "dim", "id_type", "anchor_generation", "job", "published_at")
-    return {
-        "name": collection.name,
-        "current": current,
-        "default_view": default_view(collection.name),
-        **{field: None if manifest is None else manifest[field] for field in fields},
-        "num_versions": len(manifests),
-        "latest": {field: manifests[-1][field] for field in ("version", "state", "reasons", "created_at")},
-        "views": [view["name"] for view in collection.views()],
-    }

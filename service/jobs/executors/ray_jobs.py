@@ -16,17 +16,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from embeddings.durable_files import write_json
 from service.jobs.executors.base import Room, Unknown
 from service.jobs.executors.ray_api import RayApi
 from trainer.runs.directory import RUN_FILE
-from trainer.runs.run_process import (
+from trainer.runs.protocol import (
     ATTEMPT_VARIABLE,
     LOG_FILE,
     REPORT_TOKEN_VARIABLE,
     REPORT_URL_VARIABLE,
     RUN_DIR_VARIABLE,
     RUN_ID_VARIABLE,
-    write_json,
 )
 
 log = logging.getLogger("evenkeel.runner")

@@ -16,7 +16,8 @@ from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW, Growth
 from embeddings.dynamic.tables import GrowingTables
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowwiseAdagrad
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import InitConfig, TableConfig
 from embeddings.tables.initialization import initial_rows_of
 
 DIM = 8

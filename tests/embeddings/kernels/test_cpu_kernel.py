@@ -21,15 +21,18 @@ from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.cpu import build, swap_feature
 from embeddings.kernels.cpu.buffers import MAX_BUFFERS, BufferPool
 from embeddings.kernels.cpu.kernel import Scratch
+from embeddings.kernels.swap import swap
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSprop, RMSpropAR, RowwiseAdagrad, RowwiseAdamAR
+from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
-from embeddings.sse.swap import swap, swap_draws
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.sse.swap import swap_draws
+from embeddings.tables.config import InitConfig, TableConfig
 
 # Rows, state and outputs of a few steps with bags, weights, swaps and halves, as one hash.
 TRAINING = """
 import hashlib, torch
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import InitConfig, TableConfig
 from embeddings.optim import Adagrad, AdamAR, RowwiseAdam
 from embeddings.embedding_tables import EmbeddingTables
 digest = hashlib.sha256()

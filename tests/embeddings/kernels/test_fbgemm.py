@@ -11,7 +11,8 @@ import torch
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowwiseAdagrad
 from embeddings.optim.lr_schedules import LinearWarmup
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import InitConfig, TableConfig
 
 INIT = InitConfig("normal", 0.5)
 # Dims that FBGEMM's own module refuses, one table for two features, a mean, and a table of padding alone.

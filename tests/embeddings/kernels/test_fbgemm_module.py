@@ -18,7 +18,8 @@ from embeddings.kernels.fbgemm.placement import place
 from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
 from embeddings.optim.lr_schedules import LinearWarmup
 from embeddings.perturbation import perturb
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import InitConfig, TableConfig
 from tests.module_tables import ON_GPU, module_tables
 
 INIT = InitConfig("normal", 0.5)

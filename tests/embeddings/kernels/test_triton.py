@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from embeddings.embedding_tables import EmbeddingTables
+from embeddings.kernels.swap import swap
 from embeddings.kernels.triton import philox
 from embeddings.kernels.triton.kernel import Tiling
 from embeddings.optim import (
@@ -37,10 +38,10 @@ from embeddings.optim import (
     RowwiseAdamAR,
 )
 from embeddings.optim.lr_schedules import LinearWarmup
+from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
-from embeddings.sse.swap import swap
 from embeddings.tables import philox as words_in_numpy
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.tables.config import InitConfig, TableConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"

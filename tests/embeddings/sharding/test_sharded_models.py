@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import AdamAR
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import InitConfig, TableConfig
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

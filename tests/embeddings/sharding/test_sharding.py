@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.embedding_tables import EmbeddingTables
+from embeddings.kernels.swap import swap
 from embeddings.optim import SGD, Adagrad, AdamAR, RMSprop, RowwiseAdamAR
+from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
-from embeddings.sse.swap import swap
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.tables.config import InitConfig, TableConfig
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

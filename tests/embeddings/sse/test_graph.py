@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embeddings.kernels.swap import swap_any
+from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph, pack_graphs
-from embeddings.sse.swap import swap_any
-from embeddings.tables.config import SSEConfig
 
 
 @st.composite

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from embeddings.embedding_tables import EmbeddingTables
+from embeddings.kernels.swap import swap, swap_any, swap_classes
 from embeddings.optim import SGD
 from embeddings.sse import StochasticSharedEmbedding
+from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
-from embeddings.sse.swap import swap, swap_any, swap_classes, swap_ids
-from embeddings.tables.config import SSEConfig, TableConfig
+from embeddings.sse.swap import swap_ids
+from embeddings.tables.config import TableConfig
 
 
 def draw(ids, *, num_rows=12, offsets=None, feature="item", **settings):

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from embeddings.durable_files import file_sha256
 from embeddings.store.arrow_stream import write_streamed
-from embeddings.store.files import file_sha256
 from embeddings.store.version import read_arrow, write_arrow
 from embeddings.vectors.lazy_rows import CHUNK_ROWS, Picked
 

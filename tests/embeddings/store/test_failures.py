@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embeddings.durable_files import file_sha256
 from embeddings.store import CorruptStore, Store, StoreError, StoreFull, open_store
 from embeddings.store import collection as store_collection
 from embeddings.store import version as store_version
-from embeddings.store.files import StoreBusy, decode_document, file_sha256, writer_lock
+from embeddings.store.files import StoreBusy, decode_document, writer_lock
 from embeddings.vectors.item_vectors import ItemVectors
 from tests.embeddings.store import store_scenarios as scenarios
 

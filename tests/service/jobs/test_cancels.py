@@ -22,6 +22,7 @@ import pytest
 from service.core.settings import Settings
 from tests.service.service_kit import client_of, job_body, running, until
 from trainer.runs import run_process as real
+from trainer.runs.protocol import RUN_DIR_VARIABLE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -54,7 +55,7 @@ class NastyRuns:
 
     def launch(self, run_dir: Path) -> int:
         script = NASTY.format(sleep=SLEEP, trap=self._rng.choice(["", STUBBORN]))
-        environment = {**os.environ, real.RUN_DIR_VARIABLE: str(run_dir.resolve())}
+        environment = {**os.environ, RUN_DIR_VARIABLE: str(run_dir.resolve())}
         process = subprocess.Popen(
             ["sh", "-c", script, "sh", str(run_dir)], env=environment, start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -83,7 +84,7 @@ def left_behind(runs: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            ours = process.environ().get(real.RUN_DIR_VARIABLE, "").startswith(str(runs))
+            ours = process.environ().get(RUN_DIR_VARIABLE, "").startswith(str(runs))
             if (ours or SLEEP in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:

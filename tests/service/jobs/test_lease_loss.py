@@ -20,7 +20,8 @@ from service.core.settings import Settings
 from tests.service.service_kit import client_of, job_body, running, until, wait_for
 from tests.service.small_run import SmallRuns
 from trainer.runs.directory import REVOKED, RUN_FILE
-from trainer.runs.run_process import EXIT_FILE, PROCESS_FILE, processes
+from trainer.runs.protocol import EXIT_FILE, PROCESS_FILE
+from trainer.runs.run_process import processes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 

@@ -27,7 +27,8 @@ from tests.service import serving
 from trainer.checkpoint.format import Checkpoint, latest_valid
 from trainer.runs.directory import Run, read_run, revoke, write_run
 from trainer.runs.events import EVENTS_FILE, read_events
-from trainer.runs.run_process import EXIT_FILE, PROCESS_FILE, _children, launch, processes, terminate
+from trainer.runs.protocol import EXIT_FILE, PROCESS_FILE
+from trainer.runs.run_process import _children, launch, processes, terminate
 from trainer.spec import parse_dataset, parse_job
 
 VICTIMS = os.environ.get("EVENKEEL_TEST_VICTIMS", "rank stopped").split()

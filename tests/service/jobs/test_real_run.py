@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.runs.run_process import PROCESS_FILE, terminate
+from trainer.runs.protocol import PROCESS_FILE
+from trainer.runs.run_process import terminate
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
 

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from tests.service.service_kit import job_body
-from trainer.runs.run_process import PROCESS_FILE, terminate
+from trainer.runs.protocol import PROCESS_FILE
+from trainer.runs.run_process import terminate
 
 pytestmark = pytest.mark.process
 

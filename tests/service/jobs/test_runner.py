@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from embeddings.durable_files import write_json
 from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
@@ -25,7 +26,8 @@ from tests.service import published
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
 from tests.service.small_run import SmallRuns
 from trainer.runs.events import EventWriter
-from trainer.runs.run_process import EXIT_FILE, PROCESS_FILE, processes, write_json
+from trainer.runs.protocol import EXIT_FILE, PROCESS_FILE
+from trainer.runs.run_process import processes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from embeddings.durable_files import write_json
 from service.identity import run_tokens
 from service.jobs import run_events
 from tests.free_ports import free_port
@@ -22,7 +23,6 @@ from trainer.runs import uplink
 from trainer.runs.directory import Report, Run, read_run, write_run
 from trainer.runs.events import EventWriter, read_events
 from trainer.runs.failures import GivenUpError, ServiceAwayError
-from trainer.runs.run_process import write_json
 from trainer.spec import parse_dataset, parse_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]

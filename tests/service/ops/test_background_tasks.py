@@ -23,7 +23,8 @@ from service.jobs.runner import STANDBY
 from service.schedules import scheduler
 from tests.service.service_kit import client_of, job_body, running, until, wait_for
 from tests.service.small_run import SmallRuns
-from trainer.runs.run_process import PROCESS_FILE, processes
+from trainer.runs.protocol import PROCESS_FILE
+from trainer.runs.run_process import processes
 
 pytestmark = pytest.mark.anyio
 

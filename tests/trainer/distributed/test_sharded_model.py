@@ -7,7 +7,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, AdamAR, RMSprop, RowwiseAdagrad, RowwiseAdam
-from embeddings.tables.config import InitConfig, SSEConfig, TableConfig
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import InitConfig, TableConfig
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 from trainer.models.registry import DNN
 

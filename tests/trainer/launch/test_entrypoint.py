@@ -31,10 +31,10 @@ from trainer.launch.entrypoint import main
 from trainer.launch.in_process import main as train_command
 from trainer.launch.in_process import read_spec
 from trainer.launch.on_host import start_ranks
-from trainer.runs import run_process
 from trainer.runs.directory import read_run, write_run
 from trainer.runs.events import EventWriter
 from trainer.runs.failures import Cancelled, NonFiniteError, ResourceError, cause, classify, record
+from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED
 from trainer.spec import SpecError
 from trainer.training.progress import Reporter
 
@@ -47,7 +47,7 @@ def states(events) -> list[str]:
 
 
 def exit_of(run) -> dict:
-    return json.loads((run.directory / run_process.EXIT_FILE).read_text())
+    return json.loads((run.directory / EXIT_FILE).read_text())
 
 
 # --- a run that succeeds ---------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def exit_of(run) -> dict:
 def test_a_run_tells_its_life(make_run, small, monkeypatch):
     monkeypatch.setattr(driver, "HEARTBEAT_SECONDS", 0.001)
     run = make_run(publish=PUBLISH)
-    assert execute(run, start_ranks) == run_process.EXIT_SUCCEEDED
+    assert execute(run, start_ranks) == EXIT_SUCCEEDED
     told = {
         kind: small.events(run.directory, kind)
         for kind in ("state", "metric", "publication", "error", "heartbeat", "info")
@@ -118,7 +118,7 @@ def test_default_alpha_is_told_and_kept(make_run, small):
 # --- runs that fail --------------------------------------------------------------------------------------------------
 
 
-def fails_with(run, small, code: str, *, exit_code: int = run_process.EXIT_FAILED) -> dict:
+def fails_with(run, small, code: str, *, exit_code: int = EXIT_FAILED) -> dict:
     assert execute(run, start_ranks) == exit_code
     (error,) = small.events(run.directory, "error")
     assert error["code"] == code
@@ -126,7 +126,7 @@ def fails_with(run, small, code: str, *, exit_code: int = run_process.EXIT_FAILE
     assert states(small.events(run.directory, "state"))[-1] == "failed"
     document = exit_of(run)
     assert document["code"] == exit_code
-    assert document["retryable"] == (exit_code == run_process.EXIT_RETRYABLE)
+    assert document["retryable"] == (exit_code == EXIT_RETRYABLE)
     assert document["error"]["code"] == code
     return error
 
@@ -156,7 +156,7 @@ def test_a_loss_that_explodes_names_the_step_and_where(make_run, small):
 def test_a_changed_job_does_not_go_on_from_another_jobs_checkpoint(make_run, trained_run, small):
     run = trained_run(epochs=1)
     changed = make_run(epochs=1, attempt=2, dense_optimizer={"kind": "sgd", "learning_rate": 0.1})
-    assert execute(changed, start_ranks) == run_process.EXIT_FAILED
+    assert execute(changed, start_ranks) == EXIT_FAILED
     error = small.events(run.directory, "error")[0]
     assert (error["code"], "dense_optimizer" in error["message"]) == ("bad_input", True)
 
@@ -191,7 +191,7 @@ def test_a_worker_killed_is_worth_another_try(make_run, small):
         first.kill()
 
     with small.meanwhile(lambda: small.events(run.directory, "metric"), kill_one):
-        fails_with(run, small, "worker_died", exit_code=run_process.EXIT_RETRYABLE)
+        fails_with(run, small, "worker_died", exit_code=EXIT_RETRYABLE)
     assert spawned_ranks() == before
 
 
@@ -199,7 +199,7 @@ def test_two_processes_cannot_lead_one_run(make_run):
     run = make_run()
     with driver._lock(run.directory), pytest.raises(RuntimeError, match="another process"):
         execute(run, start_ranks)
-    assert not (run.directory / run_process.EXIT_FILE).exists()
+    assert not (run.directory / EXIT_FILE).exists()
 
 
 # --- being stopped ---------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_sigterm_writes_a_checkpoint_and_cancels_and_the_next_attempt_goes_on(ma
     run = make_run(epochs=1000, checkpoint={"every_steps": 100_000})
     (run.directory / "events.jsonl").touch()
     with small.meanwhile(lambda: small.events(run.directory, "metric"), lambda: os.kill(os.getpid(), signal.SIGTERM)):
-        assert execute(run, start_ranks) == run_process.EXIT_CANCELLED
+        assert execute(run, start_ranks) == EXIT_CANCELLED
     assert states(small.events(run.directory, "state")) == ["starting", "running", "cancelled"]
     assert small.events(run.directory, "error") == []
     assert exit_of(run)["state"] == "cancelled"
@@ -233,7 +233,7 @@ def test_sigterm_while_data_is_prepared_cancels_at_once(make_run, small, monkeyp
         pytest.fail("the signal was not heard")
 
     monkeypatch.setattr("trainer.data.prepare.preparation.prepare", interrupted)
-    assert execute(run, start_ranks) == run_process.EXIT_CANCELLED
+    assert execute(run, start_ranks) == EXIT_CANCELLED
     assert states(small.events(run.directory, "state")) == ["starting", "cancelled"]
 
 
@@ -364,7 +364,7 @@ def test_an_attempt_that_was_given_up_publishes_nothing(make_run, small):
         document = json.loads((run.directory / "run.json").read_text())
         (run.directory / "run.json").write_text(json.dumps(document | {"attempt": 2}))
 
-    assert execute(run, replaced_meanwhile) == run_process.EXIT_FAILED
+    assert execute(run, replaced_meanwhile) == EXIT_FAILED
     assert small.events(run.directory, "error")[0]["code"] == "given_up"
     assert open_store(run.store_url).collection("items").versions() == []
 
@@ -378,10 +378,10 @@ def test_a_broken_run_file_is_told_and_ends_the_run(tmp_path, small, capsys):
         directory.mkdir()
         if text is not None:
             (directory / "run.json").write_text(text)
-        assert main(["--run-dir", str(directory)]) == run_process.EXIT_FAILED
+        assert main(["--run-dir", str(directory)]) == EXIT_FAILED
         assert message in capsys.readouterr().err
         assert small.events(directory, "error")[0]["code"] == "bad_spec"
-        assert json.loads((directory / run_process.EXIT_FILE).read_text())["state"] == "failed"
+        assert json.loads((directory / EXIT_FILE).read_text())["state"] == "failed"
 
 
 def test_a_run_file_that_cannot_be_read_ends_the_attempt_that_it_names(make_run, small):
@@ -389,9 +389,9 @@ def test_a_run_file_that_cannot_be_read_ends_the_attempt_that_it_names(make_run,
     run = make_run(attempt=4)
     document = json.loads((run.directory / "run.json").read_text())
     (run.directory / "run.json").write_text(json.dumps(document | {"job": {"epochs": 0}}))
-    assert main(["--run-dir", str(run.directory)]) == run_process.EXIT_FAILED
+    assert main(["--run-dir", str(run.directory)]) == EXIT_FAILED
     assert small.events(run.directory, "error")[0]["attempt"] == 4
-    assert json.loads((run.directory / run_process.EXIT_FILE).read_text())["attempt"] == 4
+    assert json.loads((run.directory / EXIT_FILE).read_text())["attempt"] == 4
 
 
 def test_run_files_round_trip(make_run):
@@ -576,7 +576,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_checkpoint(make_run, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     code, said = small_disk.run(disk, "600k", tmp_path / "log.txt", lead_on, disk / "run", run.directory)
-    assert code == run_process.EXIT_RETRYABLE, said
+    assert code == EXIT_RETRYABLE, said
     assert "error (disk_full)" in said
     assert "free space" in said
     assert "files: []" in said

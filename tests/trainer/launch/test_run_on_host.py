@@ -18,6 +18,7 @@ from trainer.checkpoint.format import Checkpoint, latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import DEFAULT_NICENESS, NICENESS_VARIABLE, start_ranks
 from trainer.runs import run_process
+from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, LOG_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,17 +29,17 @@ SPLIT = {"item": "row_wise", "user": "table_wise"}
 def wait_for(condition: Callable[[], object], directory: Path, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        if time.monotonic() > deadline or (directory / run_process.EXIT_FILE).exists():
-            pytest.fail(f"not seen in time; the log:\n{(directory / run_process.LOG_FILE).read_text()[-6000:]}")
+        if time.monotonic() > deadline or (directory / EXIT_FILE).exists():
+            pytest.fail(f"not seen in time; the log:\n{(directory / LOG_FILE).read_text()[-6000:]}")
         time.sleep(0.02)
 
 
 def wait_for_end(directory: Path, seconds: float = 300.0) -> dict:
     deadline = time.monotonic() + seconds
     while run_process.is_alive(directory):
-        assert time.monotonic() < deadline, (directory / run_process.LOG_FILE).read_text()[-6000:]
+        assert time.monotonic() < deadline, (directory / LOG_FILE).read_text()[-6000:]
         time.sleep(0.05)
-    return json.loads((directory / run_process.EXIT_FILE).read_text())
+    return json.loads((directory / EXIT_FILE).read_text())
 
 
 def newest_step(folder: Path) -> int:
@@ -60,7 +61,7 @@ def ranks_of(directory: Path) -> list[psutil.Process]:
 
 
 def start(run, standby) -> int:
-    (run.directory / run_process.EXIT_FILE).unlink(missing_ok=True)
+    (run.directory / EXIT_FILE).unlink(missing_ok=True)
     return run_process.launch(run.directory, standby=standby)
 
 
@@ -77,7 +78,7 @@ def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(make_run, smal
     assert [rank.name() for rank in ranks] == ["evenkeel-rank0", "evenkeel-rank1"]
     ranks[-1].kill()
     ended = wait_for_end(run.directory)
-    assert ended["code"] == run_process.EXIT_RETRYABLE
+    assert ended["code"] == EXIT_RETRYABLE
     assert ended["error"]["code"] == "worker_died"
     assert "SIGKILL" in ended["error"]["message"]
     assert run_process.processes(run.directory) == []
@@ -100,7 +101,7 @@ def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(make_run, smal
     assert len(pids) == 3
     assert run_process.terminate(run.directory, grace_seconds=0) is False
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
-    assert not (run.directory / run_process.EXIT_FILE).exists()
+    assert not (run.directory / EXIT_FILE).exists()
     third = latest_valid(run.checkpoints).step
 
     # To its end, and the same ranks inside this process and without a cut.
@@ -108,7 +109,7 @@ def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(make_run, smal
     run = make_run("killed", attempt=4, **settings)
     start(run, standby)
     ended = wait_for_end(run.directory)
-    assert ended["code"] == 0, (run.directory / run_process.LOG_FILE).read_text()[-6000:]
+    assert ended["code"] == 0, (run.directory / LOG_FILE).read_text()[-6000:]
     whole = make_run("whole", **settings)
     assert execute(whole, start_ranks) == 0
     openings = [event for event in small.events(run.directory, "info") if "alpha" in event]
@@ -133,7 +134,7 @@ def test_sigterm_cancels_and_ranks_give_way(make_run, small, standby, monkeypatc
     assert Path(f"/proc/{rank.pid}/oom_score_adj").read_text().strip() == "1000"
     os.kill(pid, signal.SIGTERM)
     ended = wait_for_end(run.directory)
-    assert (ended["code"], ended["state"]) == (run_process.EXIT_CANCELLED, "cancelled")
+    assert (ended["code"], ended["state"]) == (EXIT_CANCELLED, "cancelled")
     assert latest_valid(run.checkpoints) is not None
     assert run_process.processes(run.directory) == []
 
@@ -143,5 +144,5 @@ def test_ranks_that_are_never_told_to_train_go_with_their_run(make_run, small, s
     run = make_run(uri=tmp_path / "nothing.parquet", resources=TWO)
     start(run, standby)
     ended = wait_for_end(run.directory)
-    assert (ended["code"], ended["error"]["code"]) == (run_process.EXIT_FAILED, "bad_data")
+    assert (ended["code"], ended["error"]["code"]) == (EXIT_FAILED, "bad_data")
     assert run_process.processes(run.directory) == []

@@ -24,6 +24,7 @@ from trainer.checkpoint.format import Checkpoint, latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.runs import run_process
+from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FILE, EXIT_RETRYABLE, LOG_FILE, PROCESS_FILE, RUN_DIR_VARIABLE
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -34,17 +35,17 @@ SPLIT = {"item": "row_wise", "user": "table_wise"}
 def wait_for(condition: Callable[[], bool], directory: Path, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        if time.monotonic() > deadline or (directory / run_process.EXIT_FILE).exists():
-            pytest.fail(f"not seen in time; the log:\n{(directory / run_process.LOG_FILE).read_text()[-6000:]}")
+        if time.monotonic() > deadline or (directory / EXIT_FILE).exists():
+            pytest.fail(f"not seen in time; the log:\n{(directory / LOG_FILE).read_text()[-6000:]}")
         time.sleep(0.02)
 
 
 def wait_for_end(directory: Path, seconds: float = 300.0) -> dict:
     deadline = time.monotonic() + seconds
     while run_process.is_alive(directory):
-        assert time.monotonic() < deadline, (directory / run_process.LOG_FILE).read_text()[-6000:]
+        assert time.monotonic() < deadline, (directory / LOG_FILE).read_text()[-6000:]
         time.sleep(0.05)
-    return json.loads((directory / run_process.EXIT_FILE).read_text())
+    return json.loads((directory / EXIT_FILE).read_text())
 
 
 def newest_step(folder: Path) -> int:
@@ -66,7 +67,7 @@ def head() -> Iterator[dict[str, str]]:
     folder = Path(tempfile.mkdtemp(prefix="ek-head-", dir="/tmp"))
     (folder / "home").mkdir()
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    marker = {run_process.RUN_DIR_VARIABLE: str(folder)}
+    marker = {RUN_DIR_VARIABLE: str(folder)}
     environment = {**os.environ, **secret, **marker, "HOME": str(folder / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
     port = free_port()
     command = [
@@ -90,7 +91,7 @@ def head() -> Iterator[dict[str, str]]:
 
 
 def start_joined(run, head: dict[str, str], **changes: str) -> None:
-    (run.directory / run_process.EXIT_FILE).unlink(missing_ok=True)
+    (run.directory / EXIT_FILE).unlink(missing_ok=True)
     secret = {name: value for name, value in head.items() if name.startswith("RAY_")}
     run_process.launch(run.directory, env={"OMP_NUM_THREADS": "1", **secret, **changes})
 
@@ -108,7 +109,7 @@ def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree(make_run, sm
     assert len(workers) == 2
     workers[-1].kill()
     ended = wait_for_end(run.directory)
-    assert ended["code"] == run_process.EXIT_RETRYABLE
+    assert ended["code"] == EXIT_RETRYABLE
     assert ended["error"]["code"] == "worker_died"
     wait_for_no_process(run.directory)
     first = latest_valid(run.checkpoints).step
@@ -121,7 +122,7 @@ def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree(make_run, sm
     assert len(pids) >= 3
     assert run_process.terminate(run.directory, grace_seconds=0) is False
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
-    assert not (run.directory / run_process.EXIT_FILE).exists()
+    assert not (run.directory / EXIT_FILE).exists()
     second = latest_valid(run.checkpoints).step
 
     # To its end, and the same ranks without Ray and without a cut.
@@ -129,7 +130,7 @@ def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree(make_run, sm
     run = make_run("killed", attempt=3, ray_address=head["address"], **settings)
     start_joined(run, head)
     ended = wait_for_end(run.directory)
-    assert ended["code"] == 0, (run.directory / run_process.LOG_FILE).read_text()[-6000:]
+    assert ended["code"] == 0, (run.directory / LOG_FILE).read_text()[-6000:]
     whole = make_run("whole", **settings)
     assert execute(whole, start_ranks) == 0
     openings = [event for event in small.events(run.directory, "info") if "alpha" in event]
@@ -164,15 +165,15 @@ def test_a_run_in_a_joined_cluster_is_cancelled_and_goes_on(make_run, small, hea
     (run.directory / "events.jsonl").touch()
     wait_for(lambda: bool(small.events(run.directory, "metric")), run.directory)
     assert run_process.terminate(run.directory, grace_seconds=200) is True
-    ended = json.loads((run.directory / run_process.EXIT_FILE).read_text())
-    assert (ended["code"], ended["state"]) == (run_process.EXIT_CANCELLED, "cancelled")
+    ended = json.loads((run.directory / EXIT_FILE).read_text())
+    assert (ended["code"], ended["state"]) == (EXIT_CANCELLED, "cancelled")
     position = latest_valid(run.checkpoints).extra["position"]
     assert position["step"] > 0
 
     # The cluster is still there, and takes the next attempt.
     run = make_run(**settings | {"epochs": position["step"] // 25 + 2}, attempt=2)
     start_joined(run, head)
-    assert wait_for_end(run.directory)["code"] == 0, (run.directory / run_process.LOG_FILE).read_text()[-6000:]
+    assert wait_for_end(run.directory)["code"] == 0, (run.directory / LOG_FILE).read_text()[-6000:]
     opening = [event for event in small.events(run.directory, "info") if "alpha" in event][-1]
     assert opening["resumed_from_step"] == position["step"]
 
@@ -181,7 +182,7 @@ def test_a_cluster_that_is_too_small_is_told_at_once(make_run, small, head):
     run = make_run(resources={"num_workers": 3}, ray_address=head["address"])
     start_joined(run, head)
     ended = wait_for_end(run.directory)
-    assert ended["code"] == run_process.EXIT_RETRYABLE
+    assert ended["code"] == EXIT_RETRYABLE
     assert ended["error"]["code"] == "no_resources"
     assert "3 workers" in ended["error"]["message"]
     assert "room for 2" in ended["error"]["message"]
@@ -202,11 +203,11 @@ def test_sigterm_is_ours_while_ray_runs(make_run, small, head):
     start_joined(run, head)
     (run.directory / "events.jsonl").touch()
     wait_for(lambda: bool(small.events(run.directory, "metric")), run.directory)
-    os.kill(json.loads((run.directory / run_process.PROCESS_FILE).read_text())["pid"], signal.SIGTERM)
+    os.kill(json.loads((run.directory / PROCESS_FILE).read_text())["pid"], signal.SIGTERM)
     ended = wait_for_end(run.directory)
-    assert (ended["code"], ended["state"]) == (run_process.EXIT_CANCELLED, "cancelled")
+    assert (ended["code"], ended["state"]) == (EXIT_CANCELLED, "cancelled")
     assert latest_valid(run.checkpoints) is not None
     wait_for_no_process(run.directory)
-    log = (run.directory / run_process.LOG_FILE).read_text()
+    log = (run.directory / LOG_FILE).read_text()
     assert "epoch 1 test" in log
     assert "PlacementGroupCleaner" not in log

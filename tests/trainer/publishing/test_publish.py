@@ -13,7 +13,7 @@ from trainer.distributed.build import build
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.publishing.publish import item_vectors
-from trainer.runs.run_process import EXIT_RETRYABLE
+from trainer.runs.protocol import EXIT_RETRYABLE
 
 PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "off"}}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from embeddings.durable_files import write_json
 from embeddings.store import open_store
 from trainer.checkpoint.format import CheckpointError, TableShard, latest_valid, save
 from trainer.data.batches.prepared import PreparedData
@@ -16,9 +17,9 @@ from trainer.data.prepare.preparation import prepare
 from trainer.launch import driver
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
-from trainer.runs import run_process
 from trainer.runs.directory import LOCK_FILE, RUN_FILE, Run, read_run, revoke, write_run
 from trainer.runs.failures import GivenUpError
+from trainer.runs.protocol import EXIT_FAILED, EXIT_FILE, EXIT_SUCCEEDED
 
 
 def checkpoint(run: Run, step: int, fence: Callable[[], None] | None = None, keep_last: int = 3) -> Path:
@@ -59,8 +60,8 @@ def test_a_lease_is_taken_once_and_for_good(make_run):
         run.fence()
     # One that was slow to start reads what is left of its lease: that is none.
     assert not read_run(run.directory).still_current()
-    assert execute_code(run.directory) == run_process.EXIT_FAILED
-    assert not (run.directory / run_process.EXIT_FILE).exists()
+    assert execute_code(run.directory) == EXIT_FAILED
+    assert not (run.directory / EXIT_FILE).exists()
     revoke(run.directory / "nowhere")
 
 
@@ -106,7 +107,7 @@ def test_one_that_wakes_leaves_the_next_attempts_checkpoints_alone(make_run, mon
     renamed = []
 
     def stopped(folder: Path) -> None:
-        fsync_folder(folder)
+        fsync_path(folder)
         if folder == run.checkpoints and not renamed:
             renamed.append(folder)
             revoke(run.directory)
@@ -116,9 +117,9 @@ def test_one_that_wakes_leaves_the_next_attempts_checkpoints_alone(make_run, mon
             for step in (30, 40):
                 checkpoint(later, step)
 
-    from trainer.checkpoint.format import fsync_folder
+    from embeddings.durable_files import fsync_path
 
-    monkeypatch.setattr("trainer.checkpoint.format.fsync_folder", stopped)
+    monkeypatch.setattr("embeddings.durable_files.fsync_path", stopped)
     checkpoint(run, 20)
     assert renamed
     assert latest_valid(run.checkpoints).step == 40
@@ -145,13 +146,13 @@ def test_prepared_data_stays_as_it_was(make_run, small, tmp_path):
 
 def test_the_last_word_is_the_next_attempts(make_run):
     run = make_run(lease={"token": "a"})
-    path = run.directory / run_process.EXIT_FILE
+    path = run.directory / EXIT_FILE
     path.write_text("the next attempt's")
     with pytest.raises(FileNotFoundError):
-        run_process.write_json(path, {}, taken_after(run, 1))
+        write_json(path, {}, taken_after(run, 1))
     with pytest.raises(GivenUpError):
-        run_process.write_json(path, {}, run.fence)
-    assert driver._exit(run.directory, 1, "failed", None, run.fence) == run_process.EXIT_FAILED
+        write_json(path, {}, run.fence)
+    assert driver._exit(run.directory, 1, "failed", None, run.fence) == EXIT_FAILED
     assert path.read_text() == "the next attempt's"
     assert not list(run.directory.glob(".*.tmp"))
 
@@ -167,9 +168,9 @@ def test_a_run_that_lost_its_lease_stops_by_itself(make_run, small, monkeypatch)
         seen.append(names(run.checkpoints))
 
     with small.meanwhile(lambda: list(run.checkpoints.glob("step-*")), give_up):
-        assert execute(run, start_ranks) != run_process.EXIT_SUCCEEDED
+        assert execute(run, start_ranks) != EXIT_SUCCEEDED
     assert set(names(run.checkpoints)) <= set(seen[0]), "no checkpoint after the lease was gone"
-    assert not (run.directory / run_process.EXIT_FILE).exists()
+    assert not (run.directory / EXIT_FILE).exists()
 
 
 def test_one_that_is_given_up_while_it_writes_its_version_does_not_switch(make_run, monkeypatch):
@@ -183,6 +184,6 @@ def test_one_that_is_given_up_while_it_writes_its_version_does_not_switch(make_r
         revoke(current.directory)
 
     monkeypatch.setattr("trainer.publishing.publish.fence", taken_after_the_first_look)
-    assert execute(run, start_ranks) != run_process.EXIT_SUCCEEDED
+    assert execute(run, start_ranks) != EXIT_SUCCEEDED
     assert len(looks) == 1
     assert open_store(run.store_url).collection("items").current() is None

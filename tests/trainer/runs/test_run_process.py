@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from trainer.runs import run_process
+from trainer.runs.protocol import EXIT_FAILED, EXIT_FILE, LOG_FILE, PROCESS_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
 
 pytestmark = pytest.mark.process
 
@@ -44,7 +45,7 @@ time.sleep(600)
 
 def start(directory: Path, code: str) -> subprocess.Popen[bytes]:
     """A process recorded and marked as launch() does it, running ``code`` instead of a training."""
-    environment = {**os.environ, run_process.RUN_DIR_VARIABLE: str(directory.resolve())}
+    environment = {**os.environ, RUN_DIR_VARIABLE: str(directory.resolve())}
     with open(directory / "log.txt", "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdout=log, stderr=log, env=environment, start_new_session=True
@@ -147,9 +148,9 @@ def test_another_run_is_left_alone(tmp_path):
 def test_a_reused_pid_is_not_the_run(tmp_path):
     run_process.write_process_file(tmp_path, os.getpid())
     assert run_process.is_alive(tmp_path)
-    mine = json.loads((tmp_path / run_process.PROCESS_FILE).read_text())
+    mine = json.loads((tmp_path / PROCESS_FILE).read_text())
     for other in ({"start_ticks": mine["start_ticks"] - 1}, {"boot_id": "before the machine was restarted"}):
-        (tmp_path / run_process.PROCESS_FILE).write_text(json.dumps(mine | other))
+        (tmp_path / PROCESS_FILE).write_text(json.dumps(mine | other))
         assert not run_process.is_alive(tmp_path)
     assert run_process.terminate(tmp_path) is True  # and this test lives on
 
@@ -157,7 +158,7 @@ def test_a_reused_pid_is_not_the_run(tmp_path):
 def test_a_run_that_was_never_started_is_not_alive(tmp_path):
     assert not run_process.is_alive(tmp_path)
     assert run_process.terminate(tmp_path) is True
-    (tmp_path / run_process.PROCESS_FILE).write_text("{half")
+    (tmp_path / PROCESS_FILE).write_text("{half")
     assert not run_process.is_alive(tmp_path)
 
 
@@ -168,19 +169,19 @@ def test_launch_detaches_marks_and_logs(tmp_path, monkeypatch):
     (tmp_path / "run.json").write_text(json.dumps({"run_id": "r1"}))  # no job: the run says so and fails
     pid = run_process.launch(tmp_path)
     os.kill(pid, signal.SIGSTOP)  # it fails so soon that it could be gone before it was looked at
-    recorded = json.loads((tmp_path / run_process.PROCESS_FILE).read_text())
+    recorded = json.loads((tmp_path / PROCESS_FILE).read_text())
     assert recorded["pid"] == pid
     assert os.getsid(pid) == pid
     environment = psutil.Process(pid).environ()
     assert not secrets & set(environment)
-    assert environment[run_process.RUN_ID_VARIABLE] == "r1"
-    assert environment[run_process.RUN_DIR_VARIABLE] == str(tmp_path.resolve())
+    assert environment[RUN_ID_VARIABLE] == "r1"
+    assert environment[RUN_DIR_VARIABLE] == str(tmp_path.resolve())
     with pytest.raises(RuntimeError, match="still running"):
         run_process.launch(tmp_path)
     os.kill(pid, signal.SIGCONT)
     wait_for(lambda: not run_process.is_alive(tmp_path))
-    assert "run.json" in (tmp_path / run_process.LOG_FILE).read_text()
-    assert json.loads((tmp_path / run_process.EXIT_FILE).read_text())["code"] == run_process.EXIT_FAILED
+    assert "run.json" in (tmp_path / LOG_FILE).read_text()
+    assert json.loads((tmp_path / EXIT_FILE).read_text())["code"] == EXIT_FAILED
 
 
 def test_a_run_whose_launcher_died_before_it_was_recorded_never_begins(tmp_path):
@@ -193,7 +194,7 @@ def test_a_run_whose_launcher_died_before_it_was_recorded_never_begins(tmp_path)
         " launch.write_process_file = (lambda *_: os._exit(9)) if sys.argv[2] == 'dies' else launch.write_process_file;"
         " launch.launch(sys.argv[1], command=(sys.executable, '-c', sys.argv[3]))"
     )
-    log = tmp_path / run_process.LOG_FILE
+    log = tmp_path / LOG_FILE
     for how, seconds, code, said in (("dies", 0.5, 9, "not named\n"), ("lives", 60, 0, "named\n")):
         log.unlink(missing_ok=True)
         done = subprocess.run([sys.executable, "-c", launcher, str(tmp_path), how, run.format(seconds)], check=False)

@@ -16,7 +16,8 @@ import pytest
 
 from trainer.runs import run_process
 from trainer.runs import standby as module
-from trainer.runs.run_process import RUN_DIR_VARIABLE, RUN_ID_VARIABLE, SERVICE_SECRETS
+from trainer.runs.protocol import EXIT_FAILED, EXIT_FILE, LAUNCHED_VARIABLE, LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
+from trainer.runs.run_process import SERVICE_SECRETS
 from trainer.runs.standby import Standby, code_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,13 +41,13 @@ def runs_to_its_end(directory: Path, standby: Standby) -> int:
     """The pid of a run of a directory made by :func:`broken_run`, which has said its last word."""
     pid = run_process.launch(directory, standby=standby)
     until(lambda: not run_process.is_alive(directory))
-    assert json.loads((directory / run_process.EXIT_FILE).read_text())["code"] == run_process.EXIT_FAILED
+    assert json.loads((directory / EXIT_FILE).read_text())["code"] == EXIT_FAILED
     return pid
 
 
 def stopped_at_its_start(directory: Path, standby: Standby) -> psutil.Process:
     """A run that waits to be named, as one does whose launcher is slow."""
-    own = {RUN_DIR_VARIABLE: str(directory), RUN_ID_VARIABLE: "r", run_process.LAUNCHED_VARIABLE: "1"}
+    own = {RUN_DIR_VARIABLE: str(directory), RUN_ID_VARIABLE: "r", LAUNCHED_VARIABLE: "1"}
     environment = {name: value for name, value in os.environ.items() if name not in SERVICE_SECRETS}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(module.ROOT), os.environ.get("PYTHONPATH", "")]))
     pid = standby.start(directory, environment, own)
@@ -68,15 +69,15 @@ def test_a_forked_run_is_like_a_started_one(tmp_path, standby, monkeypatch):
     assert not secrets.keys() & environment.keys()
     assert environment["PATH"] == os.environ["PATH"]
     links = {int(fd.name): os.readlink(fd) for fd in Path(f"/proc/{run.pid}/fd").iterdir()}
-    log = str(tmp_path / "run" / run_process.LOG_FILE)
+    log = str(tmp_path / "run" / LOG_FILE)
     assert (links[0], links[1], links[2]) == ("/dev/null", log, log)
     assert not any("socket" in target for target in links.values()), "no socket is left open"
     # Found by its marker alone: nothing else says yet that it is this directory's.
     assert [process.pid for process in run_process.processes(tmp_path / "run")] == [run.pid]
-    assert not (tmp_path / "run" / run_process.EXIT_FILE).exists(), "it begins when it is named, and not before"
+    assert not (tmp_path / "run" / EXIT_FILE).exists(), "it begins when it is named, and not before"
     run_process.write_process_file(tmp_path / "run", run.pid)
     until(lambda: not run_process.is_alive(tmp_path / "run"))
-    assert json.loads((tmp_path / "run" / run_process.EXIT_FILE).read_text())["code"] == run_process.EXIT_FAILED
+    assert json.loads((tmp_path / "run" / EXIT_FILE).read_text())["code"] == EXIT_FAILED
     until(lambda: not psutil.pid_exists(run.pid))  # not a zombie: it was waited for
 
 
@@ -131,7 +132,7 @@ def test_a_run_starts_by_itself_where_none_can_be_forked(tmp_path, monkeypatch, 
     assert sick.pid is None
     assert before is None or not psutil.pid_exists(before)
     until(lambda: not run_process.is_alive(tmp_path / "run"))
-    assert json.loads((tmp_path / "run" / run_process.EXIT_FILE).read_text())["code"] == run_process.EXIT_FAILED
+    assert json.loads((tmp_path / "run" / EXIT_FILE).read_text())["code"] == EXIT_FAILED
     assert len(run_process.processes(tmp_path / "run")) == 0
     assert pid > 0
 
@@ -215,5 +216,5 @@ def test_a_run_outlives_the_service_and_the_standby_process_does_not(tmp_path, m
     assert pid in [process.pid for process in run_process.processes(run.directory)]
     assert len(run_process.processes(run.directory)) == 2, "the run and its rank"
     assert run_process.terminate(run.directory, grace_seconds=200) is True
-    assert json.loads((run.directory / run_process.EXIT_FILE).read_text())["state"] == "cancelled"
+    assert json.loads((run.directory / EXIT_FILE).read_text())["state"] == "cancelled"
     assert run_process.processes(run.directory) == []

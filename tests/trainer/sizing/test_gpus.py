@@ -9,7 +9,7 @@ import pytest
 from trainer.launch.driver import execute
 from trainer.launch.on_ray import room_for, worker_resources
 from trainer.runs.directory import THIS_CLUSTER, choose_backend
-from trainer.runs.run_process import EXIT_RETRYABLE
+from trainer.runs.protocol import EXIT_RETRYABLE
 from trainer.sizing.gpus import (
     check_gpus,
     cluster_gpus,

@@ -17,7 +17,7 @@ from embeddings.kernels.layout import Layout
 from embeddings.tables.config import TableConfig
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.driver import execute
-from trainer.runs.run_process import EXIT_FAILED
+from trainer.runs.protocol import EXIT_FAILED
 from trainer.sizing.memory import (  # fmt: skip
     OPTIMIZERS,
     arithmetic,

@@ -13,7 +13,7 @@ from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.launch.worker import use_threads
 from trainer.runs.directory import read_run, write_run
-from trainer.runs.run_process import EXIT_FAILED, EXIT_SUCCEEDED
+from trainer.runs.protocol import EXIT_FAILED, EXIT_SUCCEEDED
 from trainer.sizing.memory import rank_memory, row_bytes
 from trainer.spec import SpecError, Table, parse_job
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torchrec import KeyedJaggedTensor
 
+from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import FreshNegatives
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.prefetch import Prefetched
@@ -20,52 +21,6 @@ from trainer.data.columns.jagged import Jagged
 
 if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One rank's slice of a global batch, or of one of its micro-batches.
-
-    ``features``: table rows, int64, keys in the fixed order of ``PreparedData.keys``. ``labels``: float32 [b].
-    ``sample_offset``: index in the global batch of the slice's first sample. ``global_size``: samples of the whole
-    batch. ``part_offset``: index in the global batch of the micro-batch's first sample, which rank 0 holds.
-    ``step``: steps before this one since the first epoch (training), or the number of the batch (evaluation).
-    ``seen``: for models of sequences in evaluation, int64 [m, 2]: (sample, item row) of all that came before.
-    ``dense``: float32 [b, n], the numeric features in the order of ``PreparedData.dense``; None where there are none.
-    """
-
-    features: KeyedJaggedTensor
-    labels: torch.Tensor
-    sample_offset: int
-    global_size: int
-    step: int
-    part_offset: int = 0
-    seen: torch.Tensor | None = None
-    dense: torch.Tensor | None = None
-
-    def __len__(self) -> int:
-        return int(self.labels.shape[0])
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        device = torch.device(device)
-        return replace(
-            self,
-            features=self.features.to(device, non_blocking=non_blocking),
-            labels=self.labels.to(device, non_blocking=non_blocking),
-            seen=None if self.seen is None else self.seen.to(device, non_blocking=non_blocking),
-            dense=None if self.dense is None else self.dense.to(device, non_blocking=non_blocking),
-        )
-
-    def pin(self) -> Batch:
-        """In page-locked memory, for asynchronous copies to a GPU."""
-        dense = None if self.dense is None else self.dense.pin_memory()
-        return replace(self, features=self.features.pin_memory(), labels=self.labels.pin_memory(), dense=dense)
-
-    def on(self, device: torch.device) -> Batch:
-        """Where the model is; itself on the CPU. A copy to a GPU waits for nothing that runs there."""
-        if device.type == "cpu":
-            return self
-        return (self.pin() if device.type == "cuda" else self).to(device, non_blocking=True)
 
 
 def train_batches(

@@ -39,7 +39,7 @@ from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.sequences import Sequences, Windows
 
 if TYPE_CHECKING:
-    from trainer.data.batches.batches import Batch
+    from trainer.data.batches.batch import Batch
 
 FORMAT_VERSION = 2
 MANIFEST = "prepared.json"

@@ -29,7 +29,7 @@ from trainer.data.prepare.split import SPLIT_SEED
 from trainer.spec.checks.models import PIECE_MODELS
 
 if TYPE_CHECKING:
-    from trainer.data.batches.batches import Batch
+    from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
 
 NUM_EVALUATION_NEGATIVES = 100
@@ -250,7 +250,7 @@ def _features(lists: Mapping[str, Jagged]) -> KeyedJaggedTensor:
 def _batch(
     lists: Mapping[str, Jagged], sample_offset: int, global_size: int, step: int, seen: torch.Tensor | None = None
 ) -> Batch:
-    from trainer.data.batches.batches import Batch
+    from trainer.data.batches.batch import Batch
 
     labels = torch.ones(len(lists[ITEM].lengths), dtype=torch.float32)
     return Batch(_features(lists), labels, sample_offset, global_size, step, seen=seen)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from embeddings.durable_files import fsync_path, fsync_tree
 from trainer.data.batches.keys import history_length, keys_of
 from trainer.data.batches.prepared import FORMAT_VERSION, GRAPHS, MANIFEST, PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap
@@ -80,13 +81,14 @@ def prepare(
         _write(
             plan, work, fingerprint, base, base_numeric, base_profile, log, _quarantine(plan, directory, work, fence)
         )
-        _make_durable(work)
+        # A machine that goes down must not leave a manifest beside columns that are short or full of zeros.
+        fsync_tree(work)
         fence()
         # Into ``work``, and not removed: where somebody took that away since, nothing here is touched.
         with contextlib.suppress(FileNotFoundError):
             os.rename(directory, work / _REPLACED)
         os.rename(work, directory)
-        _fsync(directory.parent)
+        fsync_path(directory.parent)
         shutil.rmtree(directory / _REPLACED, ignore_errors=True)
     except OSError as error:
         raise DataError(
@@ -284,23 +286,6 @@ def _sources(plan: DataPlan) -> list[Source]:
 
 def _sha256(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def _make_durable(directory: Path) -> None:
-    """Everything below is on disk before the rename is: a machine that goes down must not leave a manifest beside
-    columns that are short or full of zeros, which would be trained on."""
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            _fsync(Path(folder) / name)
-        _fsync(Path(folder))
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_leftovers(directory: Path) -> None:

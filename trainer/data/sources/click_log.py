@@ -23,9 +23,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import shutil
-import uuid
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +33,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embeddings.durable_files import appearing
 from trainer.data.columns.hashing import Int64s, derive_key, random_words, unit_interval
 
 Floats = npt.NDArray[np.float64]
@@ -210,14 +209,10 @@ def generate(log: ClickLog, directory: Path | str) -> list[Path]:
     for day in range(log.num_days):
         date = FIRST_DAY + datetime.timedelta(days=day)
         folder = directory / f"date={date}"
-        work = directory / f".{folder.name}.{uuid.uuid4().hex[:8]}"
-        work.mkdir(parents=True)
-        try:
+        with appearing(folder, durable=False) as work:
+            work.mkdir(parents=True)
             pq.write_table(log.day_table(day), work / "part-00000.parquet", row_group_size=1 << 17, compression="zstd")
             shutil.rmtree(folder, ignore_errors=True)
-            os.rename(work, folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
         written.append(folder / "part-00000.parquet")
     return written
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from embeddings.durable_files import write_json
 from trainer.launch.on_ray import ROOT
 from trainer.recipes.trials.run_trial import machine, path_of, run_point
 from trainer.recipes.trials.trial import Point
 from trainer.runs.events import utc_now
 from trainer.runs.failures import ResourceError
-from trainer.runs.run_process import write_json
 
 OBJECT_STORE_BYTES = 100 * 2**20
 """Points exchange nothing through Ray's object store: what Ray asks for at least, and a little."""

@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from embeddings.durable_files import write_json
 from trainer.recipes.generalization.gap import gaps
 from trainer.recipes.trials.trial import Point
 from trainer.runs.events import TABLES, read_events, utc_now
-from trainer.runs.run_process import EXIT_CANCELLED, write_json
+from trainer.runs.protocol import EXIT_CANCELLED
 
 POINTS, RUNS, LOGS, KEPT = "points", "runs", "logs", "kept"
 WAIT_SECONDS = 60.0

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from embeddings.sse.swap import swap
-from embeddings.tables.config import SSEConfig, TableConfig
+from embeddings.kernels.swap import swap
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import TableConfig
 from trainer.spec.regularizers import Laplacian
 from trainer.training.regularizers.rows import RowsOnce
 

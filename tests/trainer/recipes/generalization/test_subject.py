@@ -12,7 +12,7 @@ from torchrec import KeyedJaggedTensor
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD
 from embeddings.tables.config import InitConfig, TableConfig
-from trainer.data.batches.batches import Batch
+from trainer.data.batches.batch import Batch
 from trainer.data.batches.keys import Key
 from trainer.recipes.generalization.subject import SampledRows, merged
 

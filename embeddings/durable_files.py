@@ -1,0 +1,117 @@
+"""Files and folders that appear whole or not at all, and are there after the power went off. Without torch.
+
+A reader sees what was there before or what is there now: everything is written beside its place, synced, and renamed.
+What a writer that was killed leaves is named ``.tmp-NAME-RANDOM.tmp``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def fsync_path(path: Path) -> None:
+    """Sync a file's content, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Sync every file and folder below ``folder``, and itself."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            fsync_path(Path(place) / name)
+        fsync_path(Path(place))
+
+
+def make_directory(path: Path) -> None:
+    """Create ``path`` and its parents, durably."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    fsync_path(path.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a name beside ``path`` that nobody else has."""
+    return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}.tmp")
+
+
+@contextlib.contextmanager
+def appearing(path: Path, *, durable: bool = True, fence: Callable[[], None] | None = None) -> Iterator[Path]:
+    """Yield a name beside ``path`` for a file or folder, which takes its place when the body is done.
+
+    Args:
+        path: Where it will be; a file that is there is replaced.
+        durable: Whether it is synced before and after the switch; without, a reader still never sees a part of it.
+        fence: Called right before the switch. What it raises leaves what was there.
+
+    Raises:
+        OSError: The disk is full, or ``path`` is a folder that is there already; nothing is left behind.
+
+    Example:
+        >>> with appearing(Path(directory) / "report.txt") as place:
+        ...     _ = place.write_text("whole")
+        >>> (Path(directory) / "report.txt").read_text()
+        'whole'
+    """
+    place = temporary_beside(path)
+    try:
+        yield place
+        if durable:
+            fsync_tree(place) if place.is_dir() else fsync_path(place)
+        if fence is not None:
+            fence()
+        os.rename(place, path)
+    finally:
+        if place.is_dir():
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            place.unlink(missing_ok=True)
+    if durable:
+        fsync_path(path.parent)
+
+
+def write_file(
+    path: Path,
+    data: bytes,
+    *,
+    mode: int = 0o666,
+    durable: bool = True,
+    fence: Callable[[], None] | None = None,
+) -> None:
+    """Put ``data`` at ``path`` in one step.
+
+    Args:
+        path: What is there is replaced.
+        data: The whole content.
+        mode: Who may read it, from its first byte on, less the process's umask.
+        durable: As of :func:`appearing`.
+        fence: As of :func:`appearing`.
+    """
+    with appearing(path, durable=durable, fence=fence) as place:
+        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+
+
+def write_json(path: Path, document: object, *, fence: Callable[[], None] | None = None) -> None:
+    """Put ``document`` at ``path`` as JSON in one step, durably."""
+    write_file(path, json.dumps(document, indent=1).encode(), fence=fence)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's content, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,100 @@
+"""Stochastic Shared Embeddings outside of a lookup, compiled: before rows are distributed, or ahead of any module."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from embeddings.kernels.cpu import swap_feature
+from embeddings.sse.config import SSEConfig
+from embeddings.sse.swap import check_sse, swap_draws, swap_in_numpy
+from embeddings.tables.config import TableConfig
+
+
+def swap(
+    ids: torch.Tensor,
+    offsets: torch.Tensor,
+    *,
+    table: TableConfig,
+    feature: str,
+    config: SSEConfig,
+    seed: int,
+    step: int,
+    sample_offset: int = 0,
+    backend: Literal["cpu", "reference"] = "cpu",
+) -> torch.Tensor:
+    """The ids of one feature after SSE; a new tensor. Ids are rows of the whole table, not of a shard.
+
+    Args:
+        ids: int64 [n].
+        offsets: int64 [B + 1], where each sample's list starts in ``ids``, up to a constant.
+        step: the step being computed, 1, 2, ...
+        sample_offset: index in the global batch of the first sample here.
+    """
+    if backend == "cpu":
+        return swap_feature(
+            ids, offsets - offsets[0], swap_draws([(table, feature, config)], seed), step, sample_offset
+        )
+    return swap_in_numpy(
+        ids, offsets, table=table, feature=feature, config=config, seed=seed, step=step, sample_offset=sample_offset
+    )
+
+
+def swap_any(
+    ids: torch.Tensor,
+    num_rows: int,
+    config: SSEConfig,
+    *,
+    seed: int,
+    step: int,
+    name: str = "embedding",
+    sample_offset: int = 0,
+    first_live_row: int = 0,
+) -> torch.Tensor:
+    """SSE for any module that takes ids, ahead of it: a new tensor of the same shape, type and device.
+
+    Call it in training alone, with another ``step`` each time. The first dimension of ``ids`` counts samples, the
+    others positions within them.
+
+    Args:
+        ids: integers [...] in [0, num_rows); others are left alone.
+        name: goes into the draws, so that two inputs of one seed differ.
+        sample_offset: index of the first sample in the global batch, where ranks hold slices of one.
+        first_live_row: rows below it are neither swapped nor drawn.
+
+    Raises:
+        ValueError: a graph that is not over ``num_rows`` rows.
+    """
+    table = TableConfig(name, num_rows, 1, (name,), first_live_row=first_live_row)
+    check_sse(table, name, config)
+    if config.probability == 0.0 or not ids.numel():
+        return ids.clone()
+    num_samples = ids.shape[0] if ids.dim() else 1
+    offsets = torch.arange(num_samples + 1) * (ids.numel() // num_samples)
+    flat = ids.detach().reshape(-1).to("cpu", torch.int64)
+    swapped = swap(
+        flat, offsets, table=table, feature=name, config=config, seed=seed, step=step, sample_offset=sample_offset
+    )
+    return swapped.view(ids.shape).to(ids.device, ids.dtype)
+
+
+def swap_classes(
+    labels: torch.Tensor,
+    probability: float,
+    *,
+    seed: int,
+    step: int,
+    num_classes: int = 2,
+    sample_offset: int = 0,
+    name: str = "label",
+) -> torch.Tensor:
+    """SSE-SE of class labels [b], the rows of the fixed one-hot table of equation 1: the label side, p_y.
+
+    Each label becomes each other class with probability p_y / (num_classes - 1), which in expectation is label
+    smoothing: with two classes E[y'] = (1 - 2 p_y) y + p_y. A new tensor of the same type; training alone.
+    """
+    config = SSEConfig(probability)
+    return swap_any(
+        labels, num_classes, config, seed=seed, step=step, name=name, sample_offset=sample_offset
+    )  # fmt: skip

@@ -1,0 +1,42 @@
+"""What SSE is asked for: how often an id is swapped, and for which others. Without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embeddings.sse.graph import Graph
+
+
+@dataclass(frozen=True)
+class SSEConfig:
+    """Stochastic Shared Embeddings of one feature (Wu et al., NeurIPS 2019): p(j, j) = 1 - probability.
+
+    Without ``graph`` a swapped id becomes each other live row equally often (SSE-SE, equation 5). With it each
+    neighbour is ``rho`` times as likely as each other row (SSE-Graph, equation 3); ``rho`` = 1 is SSE-SE. With
+    ``restart``, in [0.01, 1], it becomes a row that a random walk over neighbours visits which returns to it with this
+    probability at each step, as often as the walk is there; 1 is a uniform neighbour.
+    """
+
+    probability: float = 0.01
+    graph: Graph | None = None
+    rho: float = 1.0
+    restart: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.probability <= 1.0:
+            raise ValueError(f"SSE probability must lie in [0, 1], not {self.probability}")
+        if not 1.0 <= self.rho < float("inf"):
+            raise ValueError(f"SSE rho must be a finite number of at least 1, not {self.rho}")
+        if self.graph is None and self.rho != 1.0:
+            raise ValueError(f"SSE rho = {self.rho} needs a graph: pass one, or leave rho out")
+        if self.restart is not None:
+            # Rarer, it would walk hundreds of steps for each swap, and end as if it had begun anywhere.
+            if not 0.01 <= self.restart <= 1.0:
+                raise ValueError(f"SSE restart must lie in [0.01, 1], not {self.restart}")
+            if self.graph is None or self.rho != 1.0:
+                raise ValueError("SSE restart needs a graph and no rho: a walk knows neighbours alone")
+
+    @property
+    def asks_graph(self) -> bool:
+        """Whether the graph has a say in what becomes of a swapped id."""
+        return self.graph is not None and (self.rho != 1.0 or self.restart is not None)

@@ -1,0 +1,82 @@
+"""A drop-in for ``torch.nn.Embedding`` with SSE (Wu et al., NeurIPS 2019)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from embeddings.kernels.swap import swap_any
+from embeddings.sse.config import SSEConfig
+from embeddings.sse.graph import Graph
+
+
+class StochasticSharedEmbedding(torch.nn.Embedding):
+    """``torch.nn.Embedding`` that in training swaps each id with ``probability`` for another row (SSE-SE, SSE-Graph).
+
+    The first dimension of the input counts samples, the others positions. Each forward in training is a step of its
+    own; ``num_draws`` counts them and is saved with the module, so that a resumed run draws what it would have drawn.
+
+    Args:
+        probability, graph, rho, restart: as of :class:`embeddings.sse.config.SSEConfig`; the graph
+            is over ids, and the padding row has no edges (``Graph.from_edges(..., first_live_row=0)`` or 1).
+        seed: of the draws.
+        name: goes into the draws, so that two embeddings of one seed differ.
+        padding_idx: is neither swapped nor drawn.
+        others: as of ``torch.nn.Embedding``.
+
+    Attributes:
+        sample_offset: index in the global batch of the next input's first sample, where ranks hold slices of one.
+    """
+
+    num_draws: torch.Tensor
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *others: Any,
+        probability: float = 0.01,
+        graph: Graph | None = None,
+        rho: float = 1.0,
+        restart: float | None = None,
+        seed: int = 0,
+        name: str = "embedding",
+        **settings: Any,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, *others, **settings)
+        self.seed, self.name, self.sample_offset = seed, name, 0
+        # The draws know reserved rows at the start alone, so ids are turned until padding is row 0.
+        self._turn = self.padding_idx or 0
+        self._first_live_row = 0 if self.padding_idx is None else 1
+        if graph is not None:
+            if self._turn:
+                graph = graph.turned(self._turn)
+            graph.check_fits(name, num_embeddings, self._first_live_row)
+        self.config = SSEConfig(probability, graph, rho, restart)
+        self.register_buffer("num_draws", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Rows [..., embedding_dim] of the ids [...]."""
+        if not self.training or self.config.probability == 0.0 or not input.numel():
+            return super().forward(input)
+        self.num_draws += 1
+        turn, num_rows = self._turn, self.num_embeddings
+        if turn:
+            # An id outside stays outside, for the lookup to refuse.
+            inside = (input >= 0) & (input < num_rows)
+            input = torch.where(inside, (input - turn) % num_rows, torch.where(input < 0, input, input + num_rows))
+        swapped = swap_any(
+            input, num_rows, self.config, seed=self.seed, step=int(self.num_draws), name=self.name,
+            sample_offset=self.sample_offset, first_live_row=self._first_live_row,
+        )  # fmt: skip
+        if turn:
+            swapped = torch.where((swapped >= 0) & (swapped < num_rows), (swapped + turn) % num_rows, swapped)
+        return super().forward(swapped)
+
+    def extra_repr(self) -> str:
+        config = self.config
+        graph = "" if config.graph is None else f", rho={config.rho:g}"
+        walk = "" if config.restart is None else f", restart={config.restart:g}"
+        return f"{super().extra_repr()}, probability={config.probability:g}{graph}{walk}"
