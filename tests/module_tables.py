@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from embeddings.embedding_tables import EmbeddingTables
-from embeddings.kernels.fbgemm import kernel as fbgemm
+from embeddings.kernels import fbgemm
 from embeddings.kernels.fbgemm import module as fbgemm_module
 from embeddings.kernels.fbgemm.module import FbgemmModuleKernel
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
+
     from embeddings.kernels.fbgemm.kernel import FbgemmKernel
     from embeddings.kernels.layout import Layout
 

@@ -1,6 +1,6 @@
-"""Run by test_stage_memory.py in a process of its own: what a refresh of N items takes in memory.
+"""Run by test_publish_memory.py in a process of its own: what a refresh of N items takes in memory.
 
-``python stage_memory.py DIRECTORY NUM_ITEMS DIM GATE_MODE [LIMIT_BYTES]`` publishes NUM_ITEMS vectors, refreshes them
+``python publish_memory.py DIRECTORY NUM_ITEMS DIM GATE_MODE [LIMIT_BYTES]`` publishes NUM_ITEMS vectors, refreshes them
 from a memory-mapped file, and prints the most that Python and NumPy had allocated during the refresh. With LIMIT_BYTES
 the process may not allocate more than that (RLIMIT_DATA; mapped files do not count).
 """

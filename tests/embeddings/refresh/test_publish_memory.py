@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-PROGRAM = Path(__file__).with_name("stage_memory.py")
+PROGRAM = Path(__file__).with_name("publish_memory.py")
 ROOT = Path(__file__).resolve().parents[3]
 # Ids, row numbers, statuses, norms, counts and what is made of them on the way; measured: 95.
 BYTES_PER_ITEM = 160

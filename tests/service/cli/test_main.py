@@ -486,7 +486,9 @@ def test_cli_imports_no_torch():
     code = """
 import sys
 sys.argv = ["evenkeel", "--version"]
-from service import cli, cli_resources, cli_vectors, cli_serve, doctor, app
+from service.cli import main, resources, vectors, serve
+from service.ops import doctor
+from service import app
 import trainer.spec
 print([name for name in ("torch", "ray") if name in sys.modules])
 """

@@ -157,7 +157,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 BROKEN = """
 import sys
-from service import workers
+from service.ops import workers
 sys.exit(workers.run(2, lambda: 3))
 """
 
@@ -170,7 +170,7 @@ def test_workers_that_cannot_work_are_given_up() -> None:
 
 TOLD_WHILE_WAITED_FOR = """
 import os, signal, sys
-from service import workers
+from service.ops import workers
 
 def work():
     if os.path.exists(sys.argv[1]):
@@ -230,7 +230,7 @@ def test_nobody_waits_for_full_collections_or_threads_that_compute(tmp_path: Pat
 
 
 def test_sigterm_while_workers_start(tmp_path: Path) -> None:
-    code = "import os, signal, sys\nfrom service import workers\n"
+    code = "import os, signal, sys\nfrom service.ops import workers\n"
     code += "def work():\n    os.kill(os.getppid(), signal.SIGTERM)\n    signal.pause()\n"
     code += "sys.exit(workers.run(3, work))"
     done = subprocess.run([sys.executable, "-c", code], timeout=300, check=False, capture_output=True, text=True)

@@ -117,9 +117,9 @@ def test_one_that_wakes_leaves_the_next_attempts_checkpoints_alone(make_run, mon
             for step in (30, 40):
                 checkpoint(later, step)
 
-    from embeddings.durable_files import fsync_path
+    from trainer.checkpoint.format import fsync_path
 
-    monkeypatch.setattr("embeddings.durable_files.fsync_path", stopped)
+    monkeypatch.setattr("trainer.checkpoint.format.fsync_path", stopped)
     checkpoint(run, 20)
     assert renamed
     assert latest_valid(run.checkpoints).step == 40
@@ -149,9 +149,9 @@ def test_the_last_word_is_the_next_attempts(make_run):
     path = run.directory / EXIT_FILE
     path.write_text("the next attempt's")
     with pytest.raises(FileNotFoundError):
-        write_json(path, {}, taken_after(run, 1))
+        write_json(path, {}, fence=taken_after(run, 1))
     with pytest.raises(GivenUpError):
-        write_json(path, {}, run.fence)
+        write_json(path, {}, fence=run.fence)
     assert driver._exit(run.directory, 1, "failed", None, run.fence) == EXIT_FAILED
     assert path.read_text() == "the next attempt's"
     assert not list(run.directory.glob(".*.tmp"))

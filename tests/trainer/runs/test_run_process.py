@@ -190,9 +190,10 @@ def test_a_run_whose_launcher_died_before_it_was_recorded_never_begins(tmp_path)
     # The launcher that lives may be kept from its next line for long.
     run += " print('named' if await_name(d, {}) else 'not named', flush=True)"
     launcher = (
-        "import os, sys; from trainer import launch;"
-        " launch.write_process_file = (lambda *_: os._exit(9)) if sys.argv[2] == 'dies' else launch.write_process_file;"
-        " launch.launch(sys.argv[1], command=(sys.executable, '-c', sys.argv[3]))"
+        "import os, sys; from trainer.runs import run_process;"
+        " record = run_process.write_process_file;"
+        " run_process.write_process_file = (lambda *_: os._exit(9)) if sys.argv[2] == 'dies' else record;"
+        " run_process.launch(sys.argv[1], command=(sys.executable, '-c', sys.argv[3]))"
     )
     log = tmp_path / LOG_FILE
     for how, seconds, code, said in (("dies", 0.5, 9, "not named\n"), ("lives", 60, 0, "named\n")):

@@ -190,10 +190,10 @@ def test_one_that_was_closed_starts_none(tmp_path, quick):
 OWNER = """
 import os, sys, time
 from pathlib import Path
-from trainer import launch
+from trainer.runs import run_process
 from trainer.runs.standby import Standby
 standby = Standby()
-print(launch.launch(Path(sys.argv[1]), standby=standby), standby.pid, flush=True)
+print(run_process.launch(Path(sys.argv[1]), standby=standby), standby.pid, flush=True)
 time.sleep(600)
 """
 
