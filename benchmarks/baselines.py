@@ -89,7 +89,7 @@ class TorchModel:
             embeddings,
             [key.name for key in data.keys],
             dim=job.model.embedding_dim,
-            hidden=job.model.hidden,
+            hidden=getattr(job.model, "hidden", ()),
             seed=job.seed,
         )
         return cls(module, embeddings, job)

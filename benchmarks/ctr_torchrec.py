@@ -32,6 +32,7 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet
 from trainer.models.registry import MODELS
+from trainer.spec.models.registry import parse_model
 
 DENSE_LEARNING_RATE = 0.001
 EVALUATION_BATCH = 8192
@@ -121,7 +122,7 @@ class _Narrow(nn.Module):
 def built(request: Request, data: PreparedData) -> DistributedModelParallel:
     """Our model of the kind around TorchRec's tables, which start as TorchRec starts them."""
     kind: Any = MODELS[request.model]
-    columns = kind.table_dim("", request.dim)
+    columns = parse_model({"kind": request.model, "embedding_dim": request.dim}).table_columns("")
     width = -(-columns // 4) * 4
     tables: nn.Module = EmbeddingBagCollection(tables=_tables(data, width), device=torch.device("meta"))
     if width != columns:

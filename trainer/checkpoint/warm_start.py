@@ -18,8 +18,9 @@ from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, open_numeric
 from trainer.data.prepare.drift import PROFILE_FILE, open_profile
 from trainer.runs.directory import Run
-from trainer.spec import JobSpec, Model, Table
+from trainer.spec import JobSpec, Table
 from trainer.spec.checks import supported
+from trainer.spec.models.registry import parse_model
 
 if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData
@@ -101,10 +102,11 @@ def rows_of_parent(job: JobSpec, data: PreparedData) -> dict[str, torch.Tensor]:
 def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
     """That the job's model can take over the parent's rows and MLP. Raises ValueError naming the field."""
     # Fields that came after the parent's version have their defaults.
-    theirs, mine = Model.model_validate(parent.extra["job"]["model"]), job.model
+    theirs, mine = parse_model(parent.extra["job"]["model"]), job.model
     # The constant of mf, which is the parent's, is that of its loss.
     free = _FREE_OF_MODEL if mine.kind == "mf" else (*_FREE_OF_MODEL, "loss")
-    for field in Model.model_fields:
+    fields = type(mine).model_fields if mine.kind == theirs.kind else ("kind",)
+    for field in fields:
         if field not in free and getattr(mine, field) != getattr(theirs, field):
             raise ValueError(
                 f"model.{field}: the parent was trained with {getattr(theirs, field)}, the job asks for "

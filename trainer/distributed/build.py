@@ -51,9 +51,8 @@ def build(
     """
     tables = table_configs(job, data)
     ids_per_example = {key.name: 5.0 if key.is_list else 1.0 for key in data.keys} | sequence_ids(job)
-    kind = MODELS[job.model.kind]
     weighted = any(key.weighted for key in data.keys)
-    embeddings = embedding_collection(tables) if kind.is_sequence else embedding_bag_collection(tables, weighted)
+    embeddings = embedding_bag_collection(tables, weighted) if job.model.pools else embedding_collection(tables)
     model = model_of(job, data.keys, embeddings, num_dense=data.num_dense, dtype=dtype)
     model.begin(data)
     return shard_model(
@@ -92,7 +91,7 @@ def model_of(
         embeddings,
         [key.name for key in keys],
         dim=job.model.embedding_dim,
-        hidden=job.model.hidden,
+        hidden=getattr(job.model, "hidden", ()),
         seed=job.seed,
         dtype=dtype,
         **kind.settings(job),
@@ -122,7 +121,7 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
         TableConfig(
             name=name,
             num_rows=rows[name],
-            dim=MODELS[job.model.kind].table_dim(name, job.model.embedding_dim),
+            dim=job.model.table_columns(name),
             features=table.features,
             pooling={key.name: pooling_of(job, key) for key in data.keys if key.table == name},
             init=InitConfig(init.kind, init.std),
@@ -135,7 +134,7 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
 
 def pooling_of(job: JobSpec, key: Key) -> Pooling:
     """How the table of a key pools what it looks up for it: not at all where the model takes a row for each id."""
-    if MODELS[job.model.kind].is_sequence:
+    if not job.model.pools:
         return "none"
     return "mean" if key.is_list and key.pooling == "mean" else "sum"
 

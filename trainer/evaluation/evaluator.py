@@ -27,7 +27,6 @@ from trainer.runs.events import TABLES
 from trainer.sizing.memory import EVALUATION_BATCH_SIZE as BATCH_SIZE
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import loss_of, ranks_catalogue
-from trainer.spec.checks.models import SEQUENCE_MODELS
 from trainer.spec.evaluation import DEFAULT_METRICS, ranking_parts
 
 NORM_ROWS_AT_ONCE = 1 << 16
@@ -36,7 +35,7 @@ NORM_ROWS_AT_ONCE = 1 << 16
 def wanted_metrics(job: JobSpec, is_value: bool) -> tuple[str, ...]:
     """The names of ``evaluation.metrics``, or, left out, what the model has."""
     wanted, loss = job.evaluation.metrics, loss_of(job)
-    sequence = job.model.kind in SEQUENCE_MODELS
+    sequence = job.model.reads_sequences
     if wanted != DEFAULT_METRICS:
         return tuple(name for name in dict.fromkeys(wanted) if not (sequence and name == "logloss"))
     if sequence:
@@ -63,7 +62,7 @@ class Evaluator:
         self._group = dist.distributed_c10d._get_default_group() if self.world_size > 1 else None
         self._gather_rows = gather_rows
         self.wanted = wanted_metrics(job, getattr(data, "label_dtype", np.dtype(np.uint8)).kind == "f")
-        self._sequence = job.model.kind in SEQUENCE_MODELS
+        self._sequence = job.model.reads_sequences
         self._batch_size = min(BATCH_SIZE, MAX_BATCH) if self._sequence else BATCH_SIZE
 
     @torch.no_grad()

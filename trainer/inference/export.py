@@ -31,13 +31,12 @@ from embeddings.durable_files import appearing
 from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.select import LAST
 from trainer.checkpoint.warm_start import id_maps
-from trainer.data.batches.keys import history_length, read_features
+from trainer.data.batches.keys import read_features
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Source, beside
 from trainer.inference.manifest import seal
 from trainer.inference.onnx_export import DensePart, onnx_bytes, onnx_difference, write_program
 from trainer.inference.predict import Predictor
-from trainer.inference.scorer import is_sequence
 from trainer.runs.log_filters import quiet
 
 FORMAT = "evenkeel-export"
@@ -116,7 +115,7 @@ def dense_part(predictor: Predictor) -> DensePart:
     """The predictor's model without its tables."""
     columns = {key.name: predictor.tables.weight(key.table).shape[1] for key in predictor.keys}
     features = {name: columns[name] for name in read_features(predictor.run.dataset, predictor.job)}
-    length = history_length(predictor.job) if is_sequence(predictor.job) else 1
+    length = max(1, predictor.job.model.history_length)
     lists = [key.name for key in predictor.keys if key.is_list]
     return DensePart(predictor.model, features, columns, lists, length)
 

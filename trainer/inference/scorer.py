@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.data.batches.keys import history_length
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.row_encoder import Coded, RowCoder
 from trainer.data.sources.source import Chunk
@@ -20,7 +19,6 @@ from trainer.inference.parquet_scoring import chunk_of
 from trainer.inference.top_items import TopItems
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import loss_of
-from trainer.spec.checks.models import SEQUENCE_MODELS
 
 BATCH_ROWS = 8192
 # Of users whose next items are ranked among all: their scores are [b, a piece of the catalogue].
@@ -75,7 +73,7 @@ class RowScorer(ABC):
 
     def _next_items(self, coded: Coded) -> list[pa.Array]:
         assert self._top is not None
-        length, found = history_length(self.job), []
+        length, found = self.job.model.history_length, []
         for start in range(0, coded.num_rows, RANKED_ROWS):
             part = coded.part(start, min(start + RANKED_ROWS, coded.num_rows))
             had = part.rows["item"]
@@ -93,7 +91,7 @@ class RowScorer(ABC):
 
 
 def is_sequence(job: JobSpec) -> bool:
-    return job.model.kind in SEQUENCE_MODELS
+    return job.model.reads_sequences
 
 
 def probability(logits: Float32s) -> Float32s:

@@ -30,7 +30,6 @@ from trainer.runs.log_filters import quiet
 from trainer.sizing.gpus import device_of_rank, machine_gpus, torch_problem
 from trainer.sizing.memory import KEPT_BYTES
 from trainer.spec import JobSpec, SpecError, parse_job
-from trainer.spec.checks.models import PAIR_MODELS
 from trainer.training.loop import Position, Trainer, dense_optimizer
 from trainer.training.progress import Reporter
 
@@ -288,6 +287,6 @@ def _opening(own: Checkpoint | None, start: Checkpoint | None, position: Positio
 def _unread(job: JobSpec, data: PreparedData) -> str:
     """Features that the model has no use for: it is trained all the same, and its owner should know."""
     unread = data.unread
-    if job.model.kind in PAIR_MODELS:
+    if job.model.reads_pairs:
         unread = [key.name for key in data.keys if key.name not in (bpr.USER, bpr.ITEM, bpr.NEGATIVE)]
     return f"; {job.model.kind} does not read {', '.join(unread)}" if unread else ""

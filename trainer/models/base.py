@@ -43,7 +43,7 @@ class RankingModel(nn.Module):
     """What that loss takes beside scores and labels (trainer.spec.checks.evaluation.loss_settings_of)."""
     num_dense: int = 0
     """How many numeric features :meth:`forward` takes. A model that can read them takes ``num_dense`` when it is built
-    (trainer.spec.checks.supported.DENSE_MODELS)."""
+    (``reads_numbers`` of its spec)."""
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """``forward(features)``, or of a model that reads numeric features ``forward(features, dense)``, with the
@@ -64,7 +64,7 @@ class RankingModel(nn.Module):
         return self.scores(batch), batch.labels
 
     def user_side(self, features: Any) -> Tensor:
-        """Of a model that ranks all items for a user (trainer.spec.checks.evaluation.CATALOGUE_MODELS): what the score
+        """Of a model that ranks all items for a user (``ranks_all_items`` of its spec): what the score
         is a product of, [b, d], from features of which ``user`` alone is not empty."""
         raise NotImplementedError
 
@@ -91,11 +91,6 @@ class RankingModel(nn.Module):
     def begin(self, data: Any) -> None:
         """Sets initial values that are those of the data (trainer.data.batches.prepared.PreparedData), such as a mean
         label."""
-
-    @staticmethod
-    def table_dim(table: str, dim: int) -> int:
-        """Columns of an embedding table where the job says ``embedding_dim: dim``. The first ``dim`` are the vector."""
-        return dim
 
     def dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) of everything outside the embedding tables, in a fixed order."""

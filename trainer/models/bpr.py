@@ -41,10 +41,6 @@ class BPR(RankingModel):
         self.embeddings = embeddings
         self.dim = dim
 
-    @staticmethod
-    def table_dim(table: str, dim: int) -> int:
-        return dim + 1 if table == ITEM else dim
-
     def forward(self, features: Any) -> Tensor:
         """Scores of the batch's items, [b]: positives in training, whatever is labelled in evaluation."""
         return self._scores(features)[0]

@@ -61,10 +61,6 @@ class FirstOrderModel(ClickModel):
         with drawn(seed, "first order"):
             self.first_order = nn.Linear(num_dense, 1, bias=False, dtype=torch.float32).to(dtype) if num_dense else None
 
-    @staticmethod
-    def table_dim(table: str, dim: int) -> int:
-        return dim + 1
-
     def vectors_and_first_order(self, features: Any, dense: Tensor | None) -> tuple[Tensor, Tensor]:
         """The fields' vectors [b, number of fields, dim], and the sum of the first-order terms [b]."""
         rows = self._rows(features, self.dim + 1)

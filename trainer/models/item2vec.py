@@ -39,10 +39,6 @@ class Item2Vec(NextItemModel):
         self.embeddings = embeddings
         self.dim = dim
 
-    @staticmethod
-    def table_dim(table: str, dim: int) -> int:
-        return 2 * dim
-
     def loss(self, batch: Batch) -> Tensor:
         """[b]: sums over the pairs of each centre; one without neighbours has 0."""
         rows = self.embeddings(batch.features)

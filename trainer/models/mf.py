@@ -49,10 +49,6 @@ class MF(RankingModel):
         self.register_buffer("mu", torch.zeros((), dtype=dtype))
 
     @staticmethod
-    def table_dim(table: str, dim: int) -> int:
-        return dim + 1
-
-    @staticmethod
     def settings(job: Any) -> dict[str, Any]:
         return {"biases": job.model.biases}
 

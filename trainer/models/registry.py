@@ -1,4 +1,6 @@
-"""Models by the name that a job gives them."""
+"""Modules of models by the name that a job gives them; of other packages those entered as ``evenkeel.models``."""
+
+from importlib.metadata import entry_points
 
 from trainer.models.autoint import AutoInt
 from trainer.models.base import RankingModel
@@ -37,4 +39,5 @@ MODELS: dict[str, type[RankingModel]] = {
     "item2vec": Item2Vec,
     "sasrec": SASRec,
     "gru4rec": GRU4Rec,
+    **{entry.name: entry.load() for entry in entry_points(group="evenkeel.models")},
 }

@@ -23,7 +23,6 @@ from trainer.recipes.trials.run_trial import kept_path
 from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_job
 from trainer.spec.checks.evaluation import loss_of
-from trainer.spec.checks.models import SEQUENCE_MODELS
 
 CHANGED, QUICK_CHANGED = (4, 256), (64,)
 """Rows with another label in the neighbours of the data; a share of them is held out and does not count."""
@@ -130,7 +129,7 @@ def _given(dataset: DatasetSpec, job: JobSpec) -> tuple[DatasetSpec, dict[str, J
 
 def _why_no_labels(dataset: DatasetSpec, job: JobSpec) -> str | None:
     """Why a job cannot be trained on other labels; None where it can."""
-    if job.model.kind in SEQUENCE_MODELS or loss_of(job) not in ("bce", "mse"):
+    if job.model.reads_sequences or loss_of(job) not in ("bce", "mse"):
         return f"{job.model.kind} trained by {loss_of(job)} has no log loss or squared error of a row."
     try:
         label_column(dataset)

@@ -29,7 +29,7 @@ from trainer.sizing.memory import (
     size_of,
 )
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.spec.checks.models import PIECE_MODELS, SEQUENCE_MODELS
+from trainer.spec.models.sequences import PieceSpec
 
 EXACT_ROWS = 20_000_000
 """Above so many rows distinct ids are bounded from file statistics instead of counted."""
@@ -42,7 +42,7 @@ _STEP_SECONDS = 0.004
 
 def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
     """Ids looked up per example and feature: at most, for histories; other lists count as 5."""
-    if job.model.kind in SEQUENCE_MODELS:
+    if job.model.reads_sequences:
         return sequence_ids(job)
     found = {
         name: float(feature.derive.length) if feature.derive is not None else 5.0 if feature.type == "id_list" else 1.0
@@ -92,7 +92,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     # per_user_last holds out rows by user, whose number is not looked up here: its share is bounded by 0.
     held = 0.0 if split.kind == "per_user_last" else split.validation + split.test
     train_examples = max(1, int(examples * (1.0 - held)))
-    if job.model.kind in PIECE_MODELS:
+    if isinstance(job.model, PieceSpec):
         # Pieces of sequences, of which each user may have a short one more.
         train_examples = -(-train_examples // job.model.length)
     steps = -(-train_examples // job.batch_size)

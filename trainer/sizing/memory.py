@@ -29,9 +29,9 @@ from embeddings.optim import (
 )
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
-from trainer.spec.checks.models import SEQUENCE_MODELS
 from trainer.spec.checks.supported import FBGEMM_OPTIMIZERS
-from trainer.spec.model_size import ModelSize, model_size, table_columns
+from trainer.spec.models.sequences import SequenceSpec
+from trainer.spec.models.size import ModelSize
 
 OPTIMIZERS: dict[str, type[RowOptimizer]] = {
     "sgd": SGD,
@@ -187,17 +187,12 @@ def state_counts(kind: str) -> tuple[int, int]:
     return len(optimizer.state_names) - 1 - numbers, numbers
 
 
-def table_dim(job: JobSpec, table: str) -> int:
-    """Columns of a table (trainer.spec.model_size)."""
-    return table_columns(job.model, table)
-
-
 def sequence_ids(job: JobSpec) -> dict[str, float]:
     """At most so many ids of each key an example of a model of sequences has; {} for other models."""
     model = job.model
-    if model.kind not in SEQUENCE_MODELS:
+    if not isinstance(model, SequenceSpec):
         return {}
-    read, targets = (1, 2 * model.window) if model.kind == "item2vec" else (model.length, model.length)
+    read, targets = model.ids_in_example
     return {"item": float(read), "item__target": float(targets), "item__negative": float(targets * model.num_negatives)}
 
 
@@ -224,7 +219,7 @@ def rank_memory(
     by_table: dict[str, TableBytes] = {}
     whole: list[tuple[int, tuple[int, int]]] = []
     for name, count in rows.items():
-        dim = table_dim(job, name)
+        dim = job.model.table_columns(name)
         sharding = job.sharding.get(name, "table_wise" if workers == 1 else "planner")
         stored = job.tables.get(name)
         shape = _share(count, dim, sharding, workers)
@@ -242,7 +237,7 @@ def rank_memory(
         shapes[emptiest].append(shape)
     tables = max(loads)
     fullest = shapes[loads.index(tables)]
-    lookups, dim = sum(ids_per_example.values()), max((table_dim(job, name) for name in rows), default=0)
+    lookups, dim = sum(ids_per_example.values()), max((job.model.table_columns(name) for name in rows), default=0)
     # A part of a batch is looked up and differentiated at a time; its ids and the gradient of what they gave stay.
     part = -(-job.batch_size // job.micro_batches)
     at_once, whole_batch = max(part, EVALUATION_BATCH_SIZE), max(job.batch_size, EVALUATION_BATCH_SIZE)
@@ -323,7 +318,7 @@ def _columns(dim: int, workers: int) -> int:
 def size_of(job: JobSpec, ids_per_example: Mapping[str, float]) -> ModelSize:
     """The dense part of the job's model over features of so many ids each; other than one make a list."""
     lists = [ids for ids in ids_per_example.values() if ids != 1.0]
-    return model_size(job.model, len(ids_per_example), num_lists=len(lists), list_ids=sum(lists))
+    return job.model.size(len(ids_per_example), num_lists=len(lists), list_ids=sum(lists))
 
 
 def _activations(size: ModelSize, samples: int) -> int:
@@ -440,7 +435,7 @@ def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
     vectors, numbers = state_counts(kind)
     lines = []
     for name, table in memory.by_table.items():
-        dim = table_dim(job, name)
+        dim = job.model.table_columns(name)
         held = {
             "table_wise": "whole on one rank",
             "data_parallel": "whole on every rank",

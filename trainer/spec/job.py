@@ -1,6 +1,6 @@
 """The two documents users write: DatasetSpec (what the rows mean) and JobSpec (one training run).
 
-What a dataset is made of is in :mod:`trainer.spec.dataset`, a job's model in :mod:`trainer.spec.model`, what it
+What a dataset is made of is in :mod:`trainer.spec.dataset`, a job's model in :mod:`trainer.spec.models`, what it
 publishes in :mod:`trainer.spec.publish`; every part can be imported from here. Frozen pydantic models, torch-free, so
 that the control plane validates exactly what the trainer will run. The schema is whole: a field that this version
 cannot honour is refused with "not available yet" (:mod:`trainer.spec.checks.supported`), never ignored. A YAML file may
@@ -22,7 +22,8 @@ from trainer.spec.base import NAME_PATTERN, Column, Name, Positive, Probability,
 from trainer.spec.checks import supported
 from trainer.spec.dataset import DatasetSpec, Feature, Graph, Join, Label, Negatives, PreviousItems, parse_rule
 from trainer.spec.evaluation import DEFAULT_METRICS, Evaluation, Intervals, Metric, Split
-from trainer.spec.model import Init, Model
+from trainer.spec.models.base import Init
+from trainer.spec.models.registry import MODELS, Model
 from trainer.spec.publish import Anchor, Compass, Expire, Gate, MovingAverage, Publish, View
 from trainer.spec.regularizers import Regularizers
 
@@ -354,7 +355,10 @@ def problems_of(error: ValidationError) -> list[tuple[str, str]]:
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = "no such field: check the spelling"
-        found.append((".".join(str(part) for part in item["loc"]), message))
+        where = [str(part) for part in item["loc"]]
+        if where[:1] == ["model"] and len(where) > 1 and where[1] in MODELS:
+            del where[1]  # pydantic names the kind that it took
+        found.append((".".join(where), message))
     return found
 
 

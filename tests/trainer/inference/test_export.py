@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.model_specs import model_spec
 from trainer.checkpoint.format import latest_valid
 from trainer.data.errors import DataError
 from trainer.inference.export import dense_part, export, main
@@ -28,7 +29,6 @@ from trainer.launch.on_host import start_ranks
 from trainer.models.registry import MODELS
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
-from trainer.spec.checks.models import DENSE_MODELS, UNPOOLED_MODELS
 
 # A training of each kind of model.
 pytestmark = pytest.mark.slow
@@ -74,9 +74,9 @@ def dataset_at(path: Path, kind: str):
         "kinds": {"type": "id_list", "join": kinds},
         "history": {"type": "id_list", "shares": "item", "derive": history},
     }
-    if kind in DENSE_MODELS:
+    if model_spec(kind).reads_numbers:
         features["price"] = {"type": "dense", "transform": "quantile"}
-    if kind not in UNPOOLED_MODELS:
+    if model_spec(kind).pools:
         features["tags"] |= {"weights": "shares"}
     if kind == "two_tower":
         del features["kinds"]  # it takes no features of items

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from tests.model_specs import table_columns
 from trainer.data.batches.keys import Key
 from trainer.models.registry import MODELS
 
@@ -102,7 +103,7 @@ def make_model(
 ) -> Any:
     """The model in float64, in evaluation mode. ``stir``: weights that start from 0 or 1 are moved."""
     model_class = MODELS[kind]
-    tables = Tables(model_class.table_dim("item", DIM), pooled=not model_class.is_sequence, zero=zero)
+    tables = Tables(table_columns(kind, "item", DIM), pooled=not model_class.is_sequence, zero=zero)
     keywords = {"num_dense": num_dense} if num_dense else {}
     keywords |= model_class.of_keys(KEYS) | SETTINGS.get(kind, {}) | settings
     model = model_class(tables, NAMES, dim=DIM, hidden=hidden, seed=3, dtype=torch.float64, **keywords)

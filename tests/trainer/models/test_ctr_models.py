@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torchrec import KeyedJaggedTensor
 
+from tests.model_specs import model_spec, table_columns
 from trainer.models.registry import MODELS
-from trainer.spec import Model
-from trainer.spec.model_size import model_size
 
 KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "finalmlp", "din")
 TOWERS = tuple(kind for kind in KINDS if kind != "fm")
@@ -303,14 +302,14 @@ COUNTS = [
 
 @pytest.mark.parametrize(("kind", "settings", "without", "with_dense"), COUNTS)
 def test_parameters_are_as_many_as_the_paper_counts(lab, kind, settings, without, with_dense):
-    spec = Model(**{"kind": kind, "embedding_dim": D, "hidden": H, **settings})
+    spec = model_spec(**{"kind": kind, "embedding_dim": D, "hidden": H, **settings})
     for num_dense, expected in ((0, without), (N, with_dense)):
         model = lab.model(kind, num_dense=num_dense, **settings)
         assert sum(p.numel() for _, p in model.dense_parameters()) == expected
-        size = model_size(spec, F, num_dense=num_dense, num_lists=1 if kind == "din" else 0, list_ids=5.0)
+        size = spec.size(F, num_dense=num_dense, num_lists=1 if kind == "din" else 0, list_ids=5.0)
         assert size.parameters == expected
     columns = D + 1 if kind in ("fm", "wide_deep", "deepfm", "xdeepfm") else D
-    assert {MODELS[kind].table_dim(name, D) for name in ("user", "item")} == {columns}
+    assert {table_columns(kind, name, D) for name in ("user", "item")} == {columns}
 
 
 @pytest.mark.parametrize("options", [(True, False), (False, True), (True, True)])
@@ -322,9 +321,9 @@ def test_towers_with_options_have_what_they_need_more(lab, kind, options):
     spec = {"residual": residual, "batch_norm": batch_norm}
     model = lab.model(kind, options=TowerOptions(**spec))
     settings = lab.settings.get(kind, {})
-    size = model_size(Model(kind=kind, embedding_dim=D, hidden=H, **settings, **spec), F, num_lists=kind == "din")
+    size = model_spec(kind, embedding_dim=D, hidden=H, **settings, **spec).size(F, num_lists=kind == "din")
     assert size.parameters == sum(p.numel() for _, p in model.dense_parameters())
-    assert size.parameters > model_size(Model(kind=kind, embedding_dim=D, hidden=H, **settings), F).parameters
+    assert size.parameters > model_spec(kind, embedding_dim=D, hidden=H, **settings).size(F).parameters
 
 
 def starts_from_zeros(kind, settings) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.models.mf import MF
+from tests.model_specs import table_columns
 from trainer.models.registry import MODELS
 
 
@@ -71,7 +71,7 @@ def test_gradients_are_the_finite_differences(lab, loss):
 
 def test_there_is_a_bias_for_each_id_and_nothing_dense(lab):
     model = lab.model("mf")
-    assert [MF.table_dim(name, 16) for name in ("user", "item")] == [17, 17]
+    assert [table_columns("mf", name, 16) for name in ("user", "item")] == [17, 17]
     assert model.dense_parameters() == []
     assert [name for name, _ in model.named_buffers()] == ["mu"]
 

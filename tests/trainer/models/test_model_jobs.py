@@ -24,7 +24,6 @@ from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run, write_run
 from trainer.sizing.estimate import estimate
-from trainer.sizing.memory import table_dim
 from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.training.loop import Position, Trainer, dense_optimizer
 
@@ -101,7 +100,7 @@ def test_a_run_trains_evaluates_and_is_predicted(log, small, tmp_path, monkeypat
     found = estimate(job, log)
     data = PreparedData.open(read_run(tmp_path / "run").data)
     for config in table_configs(job, data):
-        assert config.dim == table_dim(job, config.name)
+        assert config.dim == job.model.table_columns(config.name)
         assert found.memory.by_table[config.name].row_bytes == 4 * config.dim * 3 + 4
         assert found["tables"][config.name]["rows"] >= config.num_rows
     if kind not in ("mf", "dlrm"):

@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn.functional import embedding_bag, logsigmoid
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
+from tests.model_specs import table_columns
 from trainer.models.item2vec import Item2Vec
 from trainer.models.registry import BPR, DNN, MODELS, TwoTower
 from trainer.models.sasrec import SASRec
-from trainer.spec.checks import supported
+from trainer.spec.models import registry
 
 DIM = 4
 
@@ -61,8 +62,8 @@ PAIRS = features(user=[[1], [2]], item=[[4], [5]], item__negative=[[3], [2]])
 
 
 def test_registry_names_every_model():
-    assert set(MODELS) == set(supported.MODELS)
-    assert len(supported.MODELS) == len(MODELS)
+    assert set(MODELS) == set(registry.MODELS)
+    assert len(registry.MODEL_SPECS) == len(MODELS)
     older = {"dnn": DNN, "two_tower": TwoTower, "bpr": BPR, "item2vec": Item2Vec, "sasrec": SASRec}
     assert {kind: MODELS[kind] for kind in older} == older
     assert len(set(MODELS.values())) == len(MODELS)
@@ -94,7 +95,7 @@ def test_two_tower_scores_by_the_item_row_itself():
 
 
 def test_bpr_loss_is_over_the_difference_of_scores():
-    embeddings = collection(PAIR_TABLES, {"item": BPR.table_dim("item", DIM)})
+    embeddings = collection(PAIR_TABLES, {"item": table_columns("bpr", "item", DIM)})
     model = BPR(embeddings, ["user", "item", "item__negative"], dim=DIM)
     user, item, bias = (
         rows(embeddings, "user")[[1, 2]],
@@ -171,7 +172,9 @@ def test_missing_features_are_named():
 
 def test_models_run_on_torchrecs_own_collection():
     tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=6, embedding_dim=BPR.table_dim(name, DIM), feature_names=names)
+        EmbeddingBagConfig(
+            name=name, num_embeddings=6, embedding_dim=table_columns("bpr", name, DIM), feature_names=names
+        )
         for name, names in PAIR_TABLES.items()
     ]
     model = BPR(EmbeddingBagCollection(tables=tables), ["user", "item", "item__negative"], dim=DIM)

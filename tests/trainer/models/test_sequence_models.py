@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
+from tests.model_specs import model_spec, table_columns
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
@@ -29,8 +30,7 @@ from trainer.models.registry import MODELS
 from trainer.models.sasrec import SASRec
 from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run, write_run
-from trainer.spec import Model, parse_dataset, parse_job
-from trainer.spec.model_size import model_size
+from trainer.spec import parse_dataset, parse_job
 from trainer.training.loop import Position, Trainer, dense_optimizer
 
 # Whole jobs.
@@ -94,7 +94,7 @@ def assert_same_gradients(parameters, losses, plain) -> None:
 
 
 def test_item2vec_is_skip_gram_with_negative_sampling():
-    embeddings = Rows(Item2Vec.table_dim("item", DIM))
+    embeddings = Rows(table_columns("item2vec", "item", DIM))
     model = Item2Vec(embeddings, KEYS, dim=DIM)
     inputs, outputs = embeddings.weight[:, :DIM], embeddings.weight[:, DIM:]
     plain = []
@@ -113,7 +113,7 @@ def test_item2vec_is_skip_gram_with_negative_sampling():
 
 
 def test_item2vec_has_two_vectors_for_each_item_and_nothing_else():
-    model = Item2Vec(Rows(Item2Vec.table_dim("item", DIM)), KEYS, dim=DIM)
+    model = Item2Vec(Rows(table_columns("item2vec", "item", DIM)), KEYS, dim=DIM)
     assert sum(p.numel() for p in model.parameters()) == 2 * NUM_ROWS * DIM
     assert model.dense_parameters() == []
 
@@ -255,9 +255,9 @@ def test_gru4rec_has_the_parameters_of_the_paper_and_biases(layers):
     model, _ = stirred(GRU4Rec, gru_layers=layers)
     matrices, biases = layers * 6 * DIM**2, layers * 6 * DIM
     assert sum(p.numel() for _, p in model.dense_parameters()) == matrices + biases
-    size = model_size(Model(kind="gru4rec", embedding_dim=DIM, length=LENGTH, gru_layers=layers), 3)
+    size = model_spec("gru4rec", embedding_dim=DIM, length=LENGTH, gru_layers=layers).size(3)
     assert size.parameters == matrices + biases
-    assert GRU4Rec.table_dim("item", DIM) == DIM
+    assert table_columns("gru4rec", "item", DIM) == DIM
 
 
 # --- both ------------------------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_ranks_by_hand():
 
 @pytest.mark.parametrize("kind", ["item2vec", "sasrec", "gru4rec"])
 def test_evaluation_ranks_as_a_loop_over_all_items_does(kind):
-    columns = MODELS[kind].table_dim("item", DIM)
+    columns = table_columns(kind, "item", DIM)
     embeddings = Rows(columns)
     model = MODELS[kind](embeddings, KEYS, dim=DIM, dtype=torch.float64).eval()
     samples = [([2, 3], [4], [5, 6, 7]), ([8], [3], [2, 4, 5]), ([5, 6], [1], [7, 8, 8])]  # 1: an unknown target

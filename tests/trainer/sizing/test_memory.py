@@ -26,7 +26,6 @@ from trainer.sizing.memory import (  # fmt: skip
     rank_memory,
     refuse_what_cannot_fit,
     table_budget,
-    table_dim,
 )
 from trainer.spec import ShardingKind, parse_job
 
@@ -174,15 +173,6 @@ def test_every_plan_has_its_arithmetic():
     for sharding in ShardingKind.__args__:
         job = job_of(sharding={"user": sharding}, resources={"num_workers": 2})
         assert arithmetic(job, rank_memory(job, ROWS, IDS))[0].startswith("table user: 1,000,001 rows x (dim 16 x (4")
-
-
-def test_dims_are_those_of_the_models():
-    from trainer.models.registry import MODELS
-
-    for kind, model in MODELS.items():
-        job = job_of(model={"kind": kind, "embedding_dim": 16, "init": {"kind": "hash"}})
-        for table in ("user", "item", "query"):
-            assert table_dim(job, table) == model.table_dim(table, 16)
 
 
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would():

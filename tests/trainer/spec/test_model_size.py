@@ -8,11 +8,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from tests.model_specs import model_spec
 from trainer.data.batches.keys import Key
 from trainer.models.layers.mlp import TowerOptions
 from trainer.models.registry import MODELS
 from trainer.spec import Model
-from trainer.spec.model_size import model_size
 
 SAMPLES, LENGTH, DIM, HIDDEN = 256, 6, 16, (64, 32)
 KEYS = (
@@ -65,10 +65,17 @@ def made(spec: Model) -> nn.Module:
         "finalmlp": ("second_hidden", "fusion_heads", "first_gate"),
     }
     settings = {name: getattr(spec, name) for name in fields.get(spec.kind, ())}
-    embeddings = Random(kind.table_dim("item", DIM), not kind.is_sequence)
-    options = TowerOptions(spec.residual, spec.batch_norm)
+    embeddings = Random(spec.table_columns("item"), not kind.is_sequence)
+    options = TowerOptions(getattr(spec, "residual", False), getattr(spec, "batch_norm", False))
     settings |= {} if spec.kind == "fm" else {"options": options}
-    return kind(embeddings, NAMES, dim=DIM, hidden=spec.hidden, **kind.of_keys(KEYS), **settings).train()
+    return kind(
+        embeddings,
+        NAMES,
+        dim=DIM,
+        hidden=HIDDEN if spec.kind == "fm" else spec.hidden,
+        **kind.of_keys(KEYS),
+        **settings,
+    ).train()
 
 
 def features() -> KeyedJaggedTensor:
@@ -90,7 +97,7 @@ def features() -> KeyedJaggedTensor:
     ],
 )
 def test_what_a_step_keeps_and_computes_is_what_is_counted(kind, fields):
-    spec = Model(**{"kind": kind, "embedding_dim": DIM, "hidden": HIDDEN, **fields})
+    spec = model_spec(**{"kind": kind, "embedding_dim": DIM, "hidden": HIDDEN, **fields})
     model, batch = made(spec), features()
     of_model = {parameter.data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
@@ -105,7 +112,7 @@ def test_what_a_step_keeps_and_computes_is_what_is_counted(kind, fields):
         with FlopCounterMode(display=False) as counter:
             scores = model(batch)
     assert scores.shape == (SAMPLES,)
-    size = model_size(spec, len(KEYS), num_lists=1, list_ids=float(LENGTH))
+    size = spec.size(len(KEYS), num_lists=1, list_ids=float(LENGTH))
     counted = 4 * SAMPLES * (size.tower + size.interaction)
     # Memory is predicted as three times this: what is kept, and what backward makes of it.
     assert counted / 3 < sum(kept.values()) < 1.5 * counted

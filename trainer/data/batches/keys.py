@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from trainer.data.prepare.plan import NEGATIVE_SUFFIX
 from trainer.data.prepare.sequences import SEQUENCE_KEYS
 from trainer.spec import DatasetSpec, Feature, JobSpec
-from trainer.spec.checks.models import DENSE_MODELS, PAIR_MODELS, PIECE_MODELS, SEQUENCE_MODELS
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
     """In the order of the batches: the dataset's features, then ``item__negative`` for BPR; of a model of sequences
     those of :mod:`trainer.data.batches.sequence_batches`."""
     features = dataset.features
-    if job.model.kind in SEQUENCE_MODELS:
+    if job.model.reads_sequences:
         table = features["item"].shares or "item"
         return tuple(Key(name, table, True, "none") for name in SEQUENCE_KEYS)
     keys = [
@@ -42,20 +41,15 @@ def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
 def read_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
     """The features of ids that the job's model scores with, by name: of a model of sequences ``item``, as lists."""
     features = dataset.features
-    if job.model.kind in SEQUENCE_MODELS:
+    if job.model.reads_sequences:
         return {"item": features["item"].model_copy(update={"type": "id_list"})}
-    if job.model.kind in PAIR_MODELS:
+    if job.model.reads_pairs:
         return {name: features[name] for name in ("user", "item")}
     return {name: feature for name, feature in features.items() if feature.type != "dense"}
 
 
 def read_numeric_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
     """The numeric features that the job's model reads, by name."""
-    if job.model.kind not in DENSE_MODELS:
+    if not job.model.reads_numbers:
         return {}
     return {name: feature for name, feature in dataset.features.items() if feature.type == "dense"}
-
-
-def history_length(job: JobSpec) -> int:
-    """How many of a user's last items a model of sequences reads where it ranks what comes next."""
-    return job.model.length if job.model.kind in PIECE_MODELS else job.model.window

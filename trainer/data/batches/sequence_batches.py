@@ -9,7 +9,7 @@ their global order and ``slot`` the draws of one example, so that any ranks, cut
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from trainer.data.columns.jagged import Jagged, gather_spans
 from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
 from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.data.prepare.split import SPLIT_SEED
-from trainer.spec.checks.models import PIECE_MODELS
 
 if TYPE_CHECKING:
     from trainer.data.batches.batch import Batch
@@ -193,8 +192,9 @@ class SequenceReader:
 
     def __init__(self, data: PreparedData, epoch: int):
         assert data.sequence is not None
-        kinds: Mapping[str, Any] = {"item2vec": SkipGrams, **dict.fromkeys(PIECE_MODELS, NextItems)}
-        self._make = kinds[data.sequence["kind"]](data, epoch)
+        self._make: SkipGrams | NextItems = (SkipGrams if data.sequence["kind"] == "item2vec" else NextItems)(
+            data, epoch
+        )
         self._order = data.order() if data.sampling == "in_batch" else None
         self._epoch, self._size, self._num = epoch, data.batch_size, data.num_examples["train"]
 

@@ -18,7 +18,6 @@ from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Source, Window, beside
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems, parse_rule
 from trainer.spec.checks.evaluation import ranks_catalogue
-from trainer.spec.checks.supported import DENSE_MODELS, SEQUENCE_MODELS
 
 NEGATIVE_SUFFIX = "__negative"
 
@@ -69,7 +68,7 @@ class DataPlan:
     @property
     def is_sequence(self) -> bool:
         """Whether the model is trained on each user's items in order, and reads nothing else."""
-        return self.job.model.kind in SEQUENCE_MODELS
+        return self.job.model.reads_sequences
 
     @property
     def positives_only(self) -> bool:
@@ -204,12 +203,12 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
             uses.append(use)
         features.append(planned)
     orders = [feature.derive.order for feature in features if feature.derive is not None]
-    by_order = job.evaluation.split.kind in ("time", "per_user_last") or job.model.kind in SEQUENCE_MODELS
+    by_order = job.evaluation.split.kind in ("time", "per_user_last") or job.model.reads_sequences
     if by_order and dataset.ordering is not None:
         orders.append(dataset.ordering)
     plan = DataPlan(
         dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {},
-        tuple(planned_numeric(dataset.features)) if job.model.kind in DENSE_MODELS else (),
+        tuple(planned_numeric(dataset.features)) if job.model.reads_numbers else (),
     )  # fmt: skip
     _check_roles(plan)
     source.require(plan.columns())

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from embeddings.durable_files import fsync_path, fsync_tree
-from trainer.data.batches.keys import history_length, keys_of
+from trainer.data.batches.keys import keys_of
 from trainer.data.batches.prepared import FORMAT_VERSION, GRAPHS, MANIFEST, PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap
 from trainer.data.columns.hashing import id_keys
@@ -35,7 +35,8 @@ from trainer.data.sources.bad_rows import BadRows
 from trainer.data.sources.locations import read_edges
 from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.spec.checks.models import PIECE_MODELS
+from trainer.spec.models.base import DrawingSpec
+from trainer.spec.models.sequences import PieceSpec, SequenceSpec
 
 _EDGE_BYTES = 1 << 16
 _REPLACED = ".replaced"
@@ -198,22 +199,30 @@ def _quarantine(plan: DataPlan, directory: Path, work: Path, fence: Callable[[],
 
 def _sampling(job: JobSpec) -> dict[str, Any]:
     """How negatives are drawn anew in each epoch."""
-    return {"distribution": job.model.sampling, "power": job.model.negative_power}
+    model = job.model
+    if not isinstance(model, DrawingSpec):
+        return {"distribution": "uniform", "power": 0.75}
+    return {"distribution": model.sampling, "power": model.negative_power}
 
 
 def _sequence_settings(job: JobSpec) -> dict[str, Any]:
     """What batches of sequences are cut by. ``history``: items that an evaluation reads."""
     model = job.model
+    assert isinstance(model, SequenceSpec)
     return {
-        "kind": model.kind, "window": model.window, "negatives": model.num_negatives, "length": model.length,
-        "history": history_length(job),
-    }  # fmt: skip
+        "kind": model.kind,
+        # Both are in every manifest, whichever of them the kind has.
+        "window": getattr(model, "window", 3),
+        "length": getattr(model, "length", 50),
+        "negatives": model.num_negatives,
+        "history": model.history_length,
+    }
 
 
 def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
-    """By split: an item of a sequence (item2vec) or a piece of one (PIECE_MODELS) to train on, an item to predict."""
+    """By split: an item of a sequence (item2vec) or a piece of one (gru4rec, ...) to train on, an item to predict."""
     model = plan.job.model
-    train = len(sequences.windows(model.length)) if model.kind in PIECE_MODELS else len(sequences.train.values)
+    train = len(sequences.windows(model.length)) if isinstance(model, PieceSpec) else len(sequences.train.values)
     return {"train": train, **{name: len(places) for name, places in sequences.held.items()}}
 
 
@@ -251,7 +260,8 @@ def _fingerprint(
     relevant.append(sorted(plan.graphs))
     if plan.is_sequence:
         relevant.append(_sequence_settings(job))
-    if job.model.negative_distribution is not None or job.model.negative_power != 0.75:
+    model = job.model
+    if isinstance(model, DrawingSpec) and (model.negative_distribution is not None or model.negative_power != 0.75):
         relevant.append(_sampling(job))
     relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
     if plan.keeps_users:

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.spec.checks.evaluation import ranks_catalogue
-from trainer.spec.checks.models import DENSE_MODELS
+from trainer.spec.models.registry import kinds_that
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
-
-GROWING_MODELS = (*DENSE_MODELS, "two_tower")
-"""Models whose tables may grow: those that read what a batch has, and no other rows."""
 
 
 def growth_problems(spec: JobSpec) -> Iterator[str]:
@@ -23,8 +20,9 @@ def growth_problems(spec: JobSpec) -> Iterator[str]:
     if not growing:
         return
     where = f"tables.{growing[0]}.capacity"
-    if spec.model.kind not in GROWING_MODELS:
-        yield f"{where}: tables of {spec.model.kind} do not grow yet: use one of {', '.join(GROWING_MODELS)}"
+    if not spec.model.has_dynamic_tables:
+        kinds = ", ".join(kinds_that("has_dynamic_tables"))
+        yield f"{where}: tables of {spec.model.kind} do not grow yet: use one of {kinds}"
     if spec.model.loss == "sampled_softmax":
         yield f"{where}: sampled_softmax weighs items by how often their row occurs: use loss bce or mse"
     if ranks_catalogue(spec):

@@ -7,25 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.spec.checks.models import DENSE_MODELS, SEQUENCE_MODELS
 from trainer.spec.evaluation import DEFAULT_METRICS, POINTWISE_METRICS, ranking_parts
+from trainer.spec.models.base import FocalSpec
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
 
-CATALOGUE_MODELS = ("bpr", "mf", "two_tower")
-"""Models whose score is a product of what they know of the user and of the item: they rank all items for a user."""
-LOSSES = {
-    "bpr": ("bpr",),
-    "item2vec": (),
-    "sasrec": ("bce", "sampled_softmax"),
-    "gru4rec": ("bce", "sampled_softmax", "bpr", "top1"),
-    "two_tower": ("bce", "mse", "sampled_softmax"),
-    "mf": ("bce", "mse"),
-    **dict.fromkeys(DENSE_MODELS, ("bce", "mse", "focal")),
-}
-"""By model the losses that ``model.loss`` can name; ``bce`` left as it is stands for a model's own."""
 _BY_LOSS = {
     "bce": POINTWISE_METRICS,
     "mse": ("auc", "gauc", "rmse", "mae", "frequency_buckets"),
@@ -38,27 +26,26 @@ _OF_VALUES = ("rmse", "mae")
 
 def loss_of(job: JobSpec) -> str:
     """The loss that the job's model is trained with; that of item2vec, which has no other name, is ``bce``."""
-    return "bpr" if job.model.kind == "bpr" else job.model.loss
+    own = job.model.losses == ("bpr",)
+    return "bpr" if own else job.model.loss
 
 
 def loss_settings_of(job: JobSpec) -> dict[str, float | None]:
     """What that loss takes beside scores and labels (trainer.models.losses)."""
-    if loss_of(job) != "focal":
+    if loss_of(job) != "focal" or not isinstance(job.model, FocalSpec):
         return {}
     return {"gamma": job.model.focal_gamma, "alpha": job.model.focal_alpha}
 
 
 def ranks_catalogue(job: JobSpec) -> bool:
     """Whether the job asks for metrics of all items ranked for each user."""
-    return job.model.kind in CATALOGUE_MODELS and any(
-        ranking_parts(name) is not None for name in job.evaluation.metrics
-    )
+    return job.model.ranks_all_items and any(ranking_parts(name) is not None for name in job.evaluation.metrics)
 
 
 def evaluation_problems(spec: JobSpec) -> Iterator[str]:
     """What of ``model.loss`` and ``evaluation`` the job's model has no form of, whatever the dataset."""
     kind, loss = spec.model.kind, spec.model.loss
-    losses = LOSSES.get(kind, ("bce",))
+    losses = spec.model.losses
     if loss not in losses and loss != "bce":
         remedy = f"use {' or '.join(losses)}" if losses else "leave it out"
         yield f"model.loss: {kind} has no {loss}: {remedy}"
@@ -66,14 +53,14 @@ def evaluation_problems(spec: JobSpec) -> Iterator[str]:
         yield "micro_batches: sampled_softmax takes its negatives from the whole batch: use 1, or a smaller batch_size"
     elif kind == "two_tower" and loss == "sampled_softmax" and spec.regularizers.label_smoothing:
         yield "regularizers.label_smoothing: sampled_softmax of two_tower has no class labels to smooth: leave it 0"
-    fields = type(spec.model).model_fields
     for name in ("focal_gamma", "focal_alpha"):
-        if loss != "focal" and getattr(spec.model, name) != fields[name].default:
+        field = type(spec.model).model_fields.get(name)
+        if loss != "focal" and field is not None and getattr(spec.model, name) != field.default:
             yield f"model.{name}: {loss} has none: use loss focal, or leave it out"
     if kind == "two_tower" and loss != "bce" and "label" in spec.sse and spec.sse["label"].probability:
         yield f"sse.label: {loss} has no class labels to flip: leave it out, or use loss bce"
     yield from _metric_problems(spec)
-    if spec.evaluation.intervals is not None and spec.evaluation.intervals.by == "user" and kind in SEQUENCE_MODELS:
+    if spec.evaluation.intervals is not None and spec.evaluation.intervals.by == "user" and spec.model.reads_sequences:
         yield f"evaluation.intervals.by: {kind} has one held-out example for a user: use row"
     yield from _training_problems(spec)
 
@@ -82,7 +69,7 @@ def _training_problems(spec: JobSpec) -> Iterator[str]:
     """What keeps training rows from being evaluated as held-out ones are."""
     if not spec.evaluation.training:
         return
-    if spec.model.kind in SEQUENCE_MODELS or loss_of(spec) not in ("bce", "mse", "focal"):
+    if spec.model.reads_sequences or loss_of(spec) not in ("bce", "mse", "focal"):
         yield (
             f"evaluation.training: {spec.model.kind} trained by {loss_of(spec)} has no label of its own for a training "
             "row: leave it out"
@@ -98,14 +85,14 @@ def _metric_problems(spec: JobSpec) -> Iterator[str]:
     kind, wanted = spec.model.kind, spec.evaluation.metrics
     if wanted == DEFAULT_METRICS:
         return
-    sequence = kind in SEQUENCE_MODELS
+    sequence = spec.model.reads_sequences
     pointwise = ("auc",) if sequence else _BY_LOSS[loss_of(spec)]
     for name in dict.fromkeys(wanted):
         if ranking_parts(name) is None:
             if name not in pointwise and not (sequence and name == "logloss" and "auc" in wanted):
                 what = "ranks and" if sequence else f"trained by {loss_of(spec)}"
                 yield f"evaluation.metrics: {kind} {what} has no {name}: use {', '.join(pointwise)}"
-        elif not sequence and kind not in CATALOGUE_MODELS:
+        elif not sequence and not spec.model.ranks_all_items:
             yield (
                 f"evaluation.metrics: {kind} has no {name}, it cannot rank all items for a user: use "
                 f"{', '.join(pointwise)}"
@@ -135,7 +122,7 @@ def _value_problems(job: JobSpec, column: str) -> Iterator[str]:
     """What a real-valued label cannot be used for."""
     kind = job.model.kind
     rule = f"use label: {{rule: '{column} >= ...'}}"
-    if "mse" not in LOSSES.get(kind, ()):
+    if "mse" not in job.model.losses:
         yield f"model.kind: {kind} cannot learn a real-valued label: {rule}, or a model with loss mse such as mf"
         return
     if job.model.loss != "mse":

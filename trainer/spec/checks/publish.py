@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainer.spec.models.registry import kinds_that
+
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
 
-COMPASS_MODELS = ("bpr", "mf", "item2vec", "two_tower")
-"""Models whose items are trained against something that is not the items' vectors themselves."""
 DECAYING = ("adamw", "adagradw", "adam_ar", "adagrad_ar", "rmsprop_ar", "rowwise_adam_ar")
 
 
@@ -28,10 +28,10 @@ def publish_problems(spec: JobSpec) -> Iterator[str]:
     if spec.publish.compass is None:
         return
     where, kind = "publish.compass", spec.model.kind
-    if kind not in COMPASS_MODELS:
+    if not spec.model.has_context:
         yield (
             f"{where}: {kind} looks its items up on both sides, so no context is left to freeze: use "
-            f"{', '.join(COMPASS_MODELS)}, or publish.anchor"
+            f"{', '.join(kinds_that('has_context'))}, or publish.anchor"
         )
     if spec.init_from is None:
         yield f"{where}: the context is the parent's: name it in init_from"
@@ -46,7 +46,7 @@ def publish_problems(spec: JobSpec) -> Iterator[str]:
             f"{where}: a row of item2vec holds both sides, and {spec.optimizer.kind} decays it as a whole: use "
             "optimizer.kind adam, adagrad or sgd"
         )
-    if spec.model.batch_norm:
+    if spec.model.mixes_batch:
         yield f"{where}: the moments of model.batch_norm follow the data, frozen or not: leave one of them out"
 
 

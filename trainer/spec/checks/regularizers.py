@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.spec.checks.models import PAIR_MODELS, SEQUENCE_MODELS, TOWER_MODELS
-
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
@@ -18,10 +16,10 @@ def regularizer_problems(spec: JobSpec) -> Iterator[str]:
     """What of ``regularizers`` the job's model, optimizer or kernel has no use for."""
     yield from _dropout_problems(spec)
     yield from _method_problems(spec)
-    regularizers, kind = spec.regularizers, spec.model.kind
-    if regularizers.label_smoothing and (kind in ("bpr", *SEQUENCE_MODELS) or spec.model.loss not in ("bce", "focal")):
+    regularizers, kind, sequence = spec.regularizers, spec.model.kind, spec.model.reads_sequences
+    if regularizers.label_smoothing and (kind == "bpr" or sequence or spec.model.loss not in ("bce", "focal")):
         yield f"regularizers.label_smoothing: {kind} has no class labels to smooth here: leave it 0"
-    if spec.dense_optimizer.weight_decay and kind in PAIR_MODELS:
+    if spec.dense_optimizer.weight_decay and spec.model.reads_pairs:
         yield f"dense_optimizer.weight_decay: {kind} has no dense parameters: use regularizers.l2, or leave it 0"
     if regularizers.meda:
         if spec.init_from is not None:
@@ -75,7 +73,7 @@ def has_validation(spec: JobSpec) -> bool:
 
 def has_hidden_layers(spec: JobSpec) -> bool:
     """Whether the job's model has a tower with at least one hidden layer."""
-    return spec.model.kind in TOWER_MODELS and bool(spec.model.hidden)
+    return spec.model.num_hidden > 0
 
 
 def dropout_layers(spec: JobSpec) -> str:
@@ -93,7 +91,7 @@ def _dropout_problems(spec: JobSpec) -> Iterator[str]:
         return
     if not regularizers.dropout:
         yield "regularizers.dropout_layers: there is no dropout: set dropout, or leave it out"
-    elif kind in SEQUENCE_MODELS:
+    elif spec.model.reads_sequences:
         yield f"regularizers.dropout_layers: {kind} has places of its own: leave it out"
     elif regularizers.dropout_layers != "embeddings" and not has_hidden_layers(spec):
         yield f"regularizers.dropout_layers: {kind} has no hidden layers here: use embeddings, or leave it out"
@@ -106,9 +104,9 @@ def _method_problems(spec: JobSpec) -> Iterator[str]:
     where = "regularizers.dropout_method"
     if not spec.regularizers.dropout:
         yield f"{where}: there is no dropout: set dropout to the probability that it stands for, or leave it out"
-    if kind in SEQUENCE_MODELS:
+    if spec.model.reads_sequences:
         yield f"{where} is not available yet for {kind}: leave it out"
-    if getattr(spec.model, "batch_norm", False):
+    if spec.model.mixes_batch:
         yield f"{where}: it is of one sample at a time, which batch_norm mixes: leave one of them out"
     if kind == "din" and getattr(spec.model, "attention_activation", "") == "dice":
         yield f"{where}: it is of one sample at a time, which dice mixes: use attention_activation prelu"
@@ -140,5 +138,5 @@ def _sam_problems(spec: JobSpec) -> Iterator[str]:
     for name, stored in spec.tables.items():
         if stored.dtype != "float32" and sam.of != "dense":
             yield f"tables.{name}.dtype: {stored.dtype} cannot hold what regularizers.sam adds to a row: use float32"
-    if sam.of == "dense" and spec.model.kind in PAIR_MODELS:
+    if sam.of == "dense" and spec.model.reads_pairs:
         yield f"regularizers.sam.of: {spec.model.kind} has no dense parameters: use all or tables"

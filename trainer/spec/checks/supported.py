@@ -10,23 +10,13 @@ from typing import TYPE_CHECKING
 
 from trainer.spec.checks.dynamic_tables import growth_fit_problems, growth_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
-from trainer.spec.checks.models import (
-    DENSE_MODELS,
-    MODELS,
-    PAIR_MODELS,
-    PUBLISHING_MODELS,
-    SEQUENCE_MODELS,
-    model_fit_problems,
-    model_problems,
-)
+from trainer.spec.checks.models import model_problems
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import has_validation, regularizer_fit_problems, regularizer_problems
-from trainer.spec.model_size import table_columns
+from trainer.spec.models.registry import kinds_that
 
 if TYPE_CHECKING:
     from trainer.spec.job import DatasetSpec, JobSpec, Optimizer
-
-__all__ = ["DENSE_MODELS", "MODELS", "PAIR_MODELS", "PUBLISHING_MODELS", "SEQUENCE_MODELS"]
 
 ADAM_FAMILY = ("adam", "adamw", "adam_ar", "rowwise_adam", "rowwise_adam_ar")
 RMSPROP_FAMILY = ("rmsprop", "rmsprop_ar")
@@ -93,12 +83,12 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
             ": use 1, and as many workers as there are GPUs, or 0"
         )
     yield from evaluation_problems(spec)
-    if spec.publish is not None and spec.model.kind not in PUBLISHING_MODELS:
+    if spec.publish is not None and not spec.model.publishes:
         # Those of fm are, as mf's: but what is asked for of users and items is not asked of its features.
         why = "" if spec.model.kind == "fm" else "are not determined by its loss and "
         yield (
             f"publish: vectors of {spec.model.kind} {why}are not published yet: use one of "
-            f"{', '.join(PUBLISHING_MODELS)}"
+            f"{', '.join(kinds_that('publishes'))}"
         )
     yield from publish_problems(spec)
 
@@ -183,7 +173,7 @@ def column_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[str]:
     """Tables that FBGEMM's module for GPUs does not take (embeddings.kernels.fbgemm.module)."""
     if job.kernel != "fbgemm" or not job.resources.gpus_per_worker:
         return
-    columns = {table: table_columns(job.model, table) for table in sorted(tables)}
+    columns = {table: job.model.table_columns(table) for table in sorted(tables)}
     # A model that adds a column to some tables alone has no dim that suits all.
     remedy = "an embedding_dim that makes it one, or " if len(set(columns.values())) == 1 else ""
     for table, count in columns.items():
@@ -227,10 +217,10 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
             yield f"tables.{stored}: no such table (there are {', '.join(sorted(tables))})"
     if job.publish is not None and job.publish.feature not in dataset.features:
         yield f"publish.feature: no such feature '{job.publish.feature}' (there are {names})"
-    if job.model.kind in PUBLISHING_MODELS and job.publish is not None and job.publish.feature != "item":
+    if job.model.publishes and job.publish is not None and job.publish.feature != "item":
         yield f"publish.feature: {job.model.kind} publishes 'item'"
     yield from publish_fit_problems(job, dataset)
-    yield from model_fit_problems(job, dataset)
+    yield from job.model.fit_problems(job, dataset)
     split = job.evaluation.split
     if split.kind == "time" and dataset.ordering is None:
         yield f"evaluation.split.kind: time needs order or timestamp in dataset '{dataset.name}'"

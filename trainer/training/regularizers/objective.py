@@ -11,7 +11,6 @@ from torch import nn
 from trainer.publishing.anchor import anchor_penalty
 from trainer.publishing.frozen_context import Compass, is_frozen
 from trainer.spec import JobSpec
-from trainer.spec.checks.models import SEQUENCE_MODELS
 from trainer.spec.checks.regularizers import dropout_layers
 from trainer.training.regularizers.draws import CounterDraws
 from trainer.training.regularizers.dropout import DropoutObjective, Objective
@@ -31,7 +30,7 @@ def job_objective(job: JobSpec, model: Any, data: Any) -> JobObjective:
     wanted = regularizers.laplacian
     laplacian = None if wanted is None else LaplacianPenalty(wanted, data, job.seed, dim)
     anchor = anchor_penalty(job, data)
-    own_dropout = regularizers.dropout > 0 and job.model.kind not in SEQUENCE_MODELS
+    own_dropout = regularizers.dropout > 0 and not job.model.reads_sequences
     on_rows = own_dropout and dropout_layers(job) != "hidden"
 
     def smoothed(batch: Any) -> Any:

@@ -1,0 +1,51 @@
+"""AutoInt: self-attention over fields (Song et al., CIKM 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from trainer.spec.base import later
+from trainer.spec.models.base import OF_PRODUCTS, ClickSpec, Init
+from trainer.spec.models.size import ModelSize
+
+if TYPE_CHECKING:
+    from trainer.spec.dataset import DatasetSpec
+    from trainer.spec.job import JobSpec
+
+
+class AutoIntSpec(ClickSpec):
+    """``attention_layers`` of ``attention_heads`` heads of so many units each; ``hidden: []`` leaves the deep part
+    out."""
+
+    kind: Literal["autoint"]
+    attention_layers: int = later(3, ge=1, le=16)
+    attention_heads: int = later(2, ge=1, le=64)
+    attention_units: int = later(32, ge=1, le=4096)
+
+    @property
+    def default_init(self) -> Init:
+        return Init() if self.hidden else OF_PRODUCTS
+
+    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+        fields, heads = num_features + num_dense, self.attention_heads
+        width, units = self.embedding_dim, heads * self.attention_units
+        size = ModelSize(parameters=num_dense * width, tower=fields * width)
+        if self.hidden:
+            size += self.tower(fields * width, 1)
+        for _ in range(self.attention_layers):
+            # Four maps, what attention makes of them, and the weights of pairs.
+            kept = fields * (width + 6 * units) + heads * fields * fields
+            multiply_adds = 4 * fields * width * units + 2 * fields * fields * units
+            size += ModelSize(4 * width * units, 0, kept, kept, multiply_adds)
+            width = units
+        return size + ModelSize(fields * units + (not self.hidden), 0, fields * units, 0, fields * units)
+
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+        yield from super().fit_problems(job, dataset)
+        has_dense = any(feature.type == "dense" for feature in dataset.features.values())
+        if not (has_dense or self.hidden) and self.effective_init.kind == "zero":
+            yield (
+                "model.init.kind: zero gives autoint no gradient where no feature is dense and there is no deep part, "
+                "ReLU passing nothing at 0: use hash or normal, set model.hidden, or leave it out"
+            )

@@ -1,0 +1,257 @@
+"""What every kind of model says of itself: its fields, its traits, its size. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, model_validator
+
+from trainer.spec.base import Spec, later
+from trainer.spec.models.size import ModelSize, tower_size
+
+if TYPE_CHECKING:
+    from trainer.spec.dataset import DatasetSpec
+    from trainer.spec.job import JobSpec
+
+Size = Annotated[int, Field(ge=1, le=65536)]
+
+
+class Init(Spec):
+    """Initial rows. ``hash``: normal from hash(id, seed), so an id starts alike in every run; ``normal``: by row."""
+
+    kind: Literal["zero", "normal", "hash"] = "zero"
+    std: float = Field(default=0.01, ge=0.0, allow_inf_nan=False)
+
+
+OF_PRODUCTS = Init(kind="hash", std=0.1)
+"""For rows that are in products with each other: from zeros they would never learn."""
+
+
+class ModelSpec(Spec):
+    """A kind of model, as a job asks for it. ``embedding_dim``: columns of a vector; ``init``: its first values.
+
+    A kind is a subclass, entered in trainer.spec.models.registry; its torch module is entered in
+    trainer.models.registry. A field of another kind is refused by its name.
+    """
+
+    kind: str
+    embedding_dim: int = Field(default=16, ge=1, le=4096)
+    init: Init | None = None
+    loss: Literal["bce", "mse", "bpr", "sampled_softmax", "focal", "top1"] = "bce"
+
+    losses: ClassVar[tuple[str, ...]] = ("bce",)
+    """What ``loss`` can name; ``bce``, its default, stands for a model's own."""
+    reads_numbers: ClassVar[bool] = False
+    """Whether it reads numeric features (type dense): its module takes ``num_dense``."""
+    reads_pairs: ClassVar[bool] = False
+    """Whether it reads the features user and item alone, whatever else a dataset has."""
+    reads_sequences: ClassVar[bool] = False
+    """Whether it reads users' items in order, user and item alone, and ranks what comes next."""
+    learns_products: ClassVar[bool] = False
+    """Whether its scores are products of rows alone, which never learn from zeros."""
+    learns_products_without_numbers: ClassVar[bool] = False
+    """Whether that is so unless there are numeric features."""
+    pools: ClassVar[bool] = True
+    """Whether its lookups give a row for each bag, not one for each id."""
+    publishes: ClassVar[bool] = False
+    """Whether item vectors of it can be published."""
+    ranks_all_items: ClassVar[bool] = False
+    """Whether its score is a product of what it knows of the user and of the item."""
+    has_dynamic_tables: ClassVar[bool] = False
+    """Whether it reads what a batch has, and no other rows."""
+    has_context: ClassVar[bool] = False
+    """Whether its items are trained against something that is not the items' vectors themselves."""
+
+    _of_others: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _sort_out_fields(cls, document: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        """Put fields of other kinds aside, for :meth:`problems` to name those that are set."""
+        if not isinstance(document, dict):
+            return handler(document)
+        from trainer.spec.models.registry import kinds_with
+
+        others = {name: value for name, value in document.items() if name not in cls.model_fields and kinds_with(name)}
+        found = handler({name: value for name, value in document.items() if name not in others})
+        found._of_others = {name: value for name, value in others.items() if not _says_nothing(name, value)}
+        return found
+
+    @property
+    def effective_init(self) -> Init:
+        """The init that is asked for, else the kind's own."""
+        return self.init or self.default_init
+
+    @property
+    def default_init(self) -> Init:
+        """Zero, as the AdamAR paper starts CTR towers."""
+        return Init()
+
+    @property
+    def num_hidden(self) -> int:
+        """Hidden layers of its tower."""
+        return 0
+
+    @property
+    def num_negatives(self) -> int:
+        """Draws for each target."""
+        return 1
+
+    @property
+    def history_length(self) -> int:
+        """How many of a user's last items a model of sequences reads where it ranks what comes next."""
+        return 0
+
+    @property
+    def mixes_batch(self) -> bool:
+        """Whether a sample's score depends on other samples of the batch."""
+        return False
+
+    def table_columns(self, table: str) -> int:
+        """Return the columns of a table: the vector, and beside it what the kind keeps for each id."""
+        return self.embedding_dim
+
+    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+        """Return the dense part of the model.
+
+        Args:
+            num_features: Features of ids.
+            num_dense: Numeric features beside them.
+            num_lists: Features that are lists with a target (din).
+            list_ids: Ids of these lists in an example, on average.
+        """
+        return ModelSize()
+
+    def problems(self, job: JobSpec) -> Iterator[str]:
+        """Yield what is set that the kind has no use for, or cannot learn from, with the remedy."""
+        from trainer.spec.models.registry import kinds_with
+
+        for name in self._of_others:
+            if name == "hidden":
+                yield f"model.hidden: {self.kind} has no hidden layers: leave it out"
+            else:
+                yield f"model.{name}: {self.kind} has none: use {' or '.join(kinds_with(name))}, or leave it out"
+        if self.effective_init.kind == "zero" and self.learns_products:
+            why = f"zero gives {self.kind} no gradient, all its scores being products"
+            yield f"model.init.kind: {why}: use hash or normal"
+
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+        """Yield what does not fit the dataset, with the remedy."""
+        features = dataset.features
+        if not (self.reads_numbers or self.reads_pairs or self.reads_sequences):
+            from trainer.spec.models.registry import kinds_that
+
+            for name, described in features.items():
+                if described.type == "dense":
+                    yield (
+                        f"model.kind: {self.kind} reads no numeric features, and '{name}' is dense: use one of "
+                        f"{', '.join(kinds_that('reads_numbers'))}, or leave the feature out"
+                    )
+        if self.learns_products_without_numbers and not any(one.type == "dense" for one in features.values()):
+            if self.effective_init.kind == "zero":
+                yield (
+                    f"model.init.kind: zero gives {self.kind} no gradient where no feature is dense, its vectors being "
+                    "in products of rows alone: use hash or normal, or leave it out"
+                )
+            if len(features) < 2:
+                names = ", ".join(sorted(features))
+                yield f"model.kind: {self.kind} multiplies pairs of features, and there is one ({names}): use dnn"
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Return whether a field of other kinds is at its default: specs were kept with all fields of all kinds."""
+    from trainer.spec.models.registry import default_of
+
+    value = tuple(value) if isinstance(value, list) else value
+    return bool(value == default_of(name)) or (name == "hidden" and value == ())
+
+
+class TowerSpec(ModelSpec):
+    """A model with a tower: ``hidden`` layers, a shortcut around each (``residual``), batch normalisation over the
+    global batch in each (``batch_norm``: moments of a micro-batch where a step has several)."""
+
+    hidden: tuple[Size, ...] = (128, 64)
+    residual: bool = later(False)
+    batch_norm: bool = later(False)
+
+    @property
+    def num_hidden(self) -> int:
+        return len(self.hidden)
+
+    @property
+    def mixes_batch(self) -> bool:
+        return self.batch_norm
+
+    def tower(self, inputs: int, *ends: int, logits: bool = True) -> ModelSize:
+        """Return the size of the tower from so many inputs on, with layers of these sizes after the hidden ones."""
+        sizes = [inputs, *self.hidden, *ends]
+        return tower_size(sizes, residual=self.residual, batch_norm=self.batch_norm, logits=logits)
+
+    def problems(self, job: JobSpec) -> Iterator[str]:
+        yield from super().problems(job)
+        if not self.hidden:
+            for name in ("residual", "batch_norm"):
+                if getattr(self, name):
+                    yield f"model.{name}: it is of hidden layers, and there are none: set model.hidden, or leave it out"
+
+
+class FocalSpec(ModelSpec):
+    """A model that can be trained by the focal loss; ``focal_alpha`` null: classes weigh alike."""
+
+    focal_gamma: float = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    focal_alpha: float | None = later(0.25, gt=0.0, lt=1.0)
+
+    losses = ("bce", "mse", "focal")
+    reads_numbers = True
+    has_dynamic_tables = True
+
+
+class ClickSpec(TowerSpec, FocalSpec):
+    """A CTR model with a tower over all features."""
+
+    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+        return self.tower(num_features * self.embedding_dim + num_dense, 1)
+
+
+class FirstOrderSpec(ClickSpec):
+    """A CTR model with a weight for each id beside its vector: one more column in every table."""
+
+    def table_columns(self, table: str) -> int:
+        return self.embedding_dim + 1
+
+    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+        return super().size(num_features, num_dense=num_dense) + ModelSize(parameters=num_dense)
+
+
+class DrawingSpec(ModelSpec):
+    """A model that draws negatives anew in each epoch.
+
+    ``negative_distribution``: items of training alike (``uniform``), by their number of examples to the
+    ``negative_power`` (``popularity``), or those of other examples of the global batch (``in_batch``). All kinds but
+    item2vec take none that the user had in training.
+    """
+
+    negative_distribution: Literal["uniform", "popularity", "in_batch"] | None = later(None)
+    negative_power: float = later(0.75, ge=0.0, le=4.0, allow_inf_nan=False)
+
+    default_sampling: ClassVar[str] = "uniform"
+
+    @property
+    def sampling(self) -> str:
+        """The distribution that is asked for, else that of the model's paper."""
+        return self.negative_distribution or self.default_sampling
+
+    def problems(self, job: JobSpec) -> Iterator[str]:
+        yield from super().problems(job)
+        if self.negative_power != type(self).model_fields["negative_power"].default and self.sampling != "popularity":
+            remedy = "set negative_distribution: popularity, or leave it out"
+            yield f"model.negative_power: {self.sampling} has none: {remedy}"
+
+
+def pair_fit_problems(kind: str, dataset: DatasetSpec) -> Iterator[str]:
+    """Yield what keeps a model from reading one user and one item of each row."""
+    names = ", ".join(sorted(dataset.features))
+    for feature in ("user", "item"):
+        if feature not in dataset.features:
+            yield f"model.kind: {kind} needs a feature named '{feature}' (there are {names})"

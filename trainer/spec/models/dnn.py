@@ -1,0 +1,31 @@
+"""DNN, Wide & Deep, DeepFM: a tower, alone or beside a linear part or a factorization machine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainer.spec.models.base import ClickSpec, FirstOrderSpec
+from trainer.spec.models.size import ModelSize
+
+
+class DNNSpec(ClickSpec):
+    """The plain deep CTR model: all vectors and numbers side by side into a tower."""
+
+    kind: Literal["dnn"]
+
+
+class WideDeepSpec(FirstOrderSpec):
+    """A linear model of ids and numbers beside the tower (Cheng et al., DLRS 2016)."""
+
+    kind: Literal["wide_deep"]
+
+
+class DeepFMSpec(FirstOrderSpec):
+    """A factorization machine beside the tower (Guo et al., IJCAI 2017)."""
+
+    kind: Literal["deepfm"]
+
+    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+        fields = num_features * self.embedding_dim
+        machine = ModelSize(interaction=fields + self.embedding_dim, widest=fields, multiply_adds=2 * fields)
+        return super().size(num_features, num_dense=num_dense) + machine

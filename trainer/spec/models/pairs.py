@@ -1,0 +1,66 @@
+"""BPR and MF: products of a user's and an item's row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from trainer.spec.base import later
+from trainer.spec.models.base import OF_PRODUCTS, DrawingSpec, Init, ModelSpec, pair_fit_problems
+
+if TYPE_CHECKING:
+    from trainer.spec.dataset import DatasetSpec
+    from trainer.spec.job import JobSpec
+
+
+class PairSpec(ModelSpec):
+    """A model that reads one user and one item of each row, and nothing else."""
+
+    reads_pairs = True
+    learns_products = True
+    publishes = True
+    ranks_all_items = True
+    has_context = True
+
+    @property
+    def default_init(self) -> Init:
+        return OF_PRODUCTS
+
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+        yield from pair_fit_problems(self.kind, dataset)
+        for name in ("user", "item"):
+            if name in dataset.features and dataset.features[name].type != "id":
+                yield (
+                    f"features.{name}.type: {self.kind} takes one {name} for each row, not "
+                    f"{dataset.features[name].type}: use id"
+                )
+        yield from super().fit_problems(job, dataset)
+
+
+class BPRSpec(PairSpec, DrawingSpec):
+    """Trained on pairs of an item that a user had and one that is drawn (Rendle et al., UAI 2009)."""
+
+    kind: Literal["bpr"]
+
+    losses = ("bpr",)
+
+    def table_columns(self, table: str) -> int:
+        return self.embedding_dim + 1 if table == "item" else self.embedding_dim
+
+
+class MFSpec(PairSpec):
+    """Matrix factorization (Koren, Bell and Volinsky, 2009), with ``biases`` of users and items and the mean label, or
+    the product alone."""
+
+    kind: Literal["mf"]
+    biases: bool = later(True)
+
+    losses = ("bce", "mse")
+
+    def table_columns(self, table: str) -> int:
+        return self.embedding_dim + 1
+
+    def problems(self, job: JobSpec) -> Iterator[str]:
+        yield from super().problems(job)
+        if self.loss == "mse" and "label" in job.sse and job.sse["label"].probability:
+            yield "sse.label.probability: mse is of numbers, not of classes that flip: use loss bce, or leave it out"

@@ -1,0 +1,80 @@
+"""Kinds of models by name: those of this package, and of others that enter theirs as ``evenkeel.model_specs``."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import Field, TypeAdapter
+
+from trainer.spec.models.autoint import AutoIntSpec
+from trainer.spec.models.base import ModelSpec
+from trainer.spec.models.dcnv2 import DCNv2Spec
+from trainer.spec.models.din import DINSpec
+from trainer.spec.models.dlrm import DLRMSpec
+from trainer.spec.models.dnn import DeepFMSpec, DNNSpec, WideDeepSpec
+from trainer.spec.models.finalmlp import FinalMLPSpec
+from trainer.spec.models.fm import FMSpec
+from trainer.spec.models.pairs import BPRSpec, MFSpec
+from trainer.spec.models.sequences import GRU4RecSpec, Item2VecSpec, SASRecSpec
+from trainer.spec.models.two_tower import TwoTowerSpec
+from trainer.spec.models.wukong import WukongSpec
+from trainer.spec.models.xdeepfm import XDeepFMSpec
+
+MODEL_SPECS: tuple[type[ModelSpec], ...] = (
+    FMSpec,
+    DNNSpec,
+    WideDeepSpec,
+    DeepFMSpec,
+    XDeepFMSpec,
+    DCNv2Spec,
+    DLRMSpec,
+    WukongSpec,
+    AutoIntSpec,
+    FinalMLPSpec,
+    DINSpec,
+    TwoTowerSpec,
+    BPRSpec,
+    MFSpec,
+    Item2VecSpec,
+    SASRecSpec,
+    GRU4RecSpec,
+    *(entry.load() for entry in entry_points(group="evenkeel.model_specs")),
+)
+
+
+def kind_of(spec: type[ModelSpec]) -> str:
+    """Return the name of a kind, as jobs write it."""
+    return str(spec.model_fields["kind"].annotation.__args__[0])  # type: ignore[union-attr]
+
+
+MODELS: dict[str, type[ModelSpec]] = {kind_of(spec): spec for spec in MODEL_SPECS}
+
+if TYPE_CHECKING:
+    Model = ModelSpec
+else:
+    Model = Annotated[Union[MODEL_SPECS], Field(discriminator="kind")]  # noqa: UP007
+
+
+def kinds_that(trait: str) -> list[str]:
+    """Return the kinds that have a trait, such as ``publishes``."""
+    return [kind for kind, spec in MODELS.items() if getattr(spec, trait)]
+
+
+def kinds_with(field: str) -> list[str]:
+    """Return the kinds that have a field."""
+    return [kind for kind, spec in MODELS.items() if field in spec.model_fields]
+
+
+def default_of(field: str) -> Any:
+    """Return the default of a field that some kind has."""
+    return MODELS[kinds_with(field)[0]].model_fields[field].default
+
+
+def parse_model(document: Any) -> ModelSpec:
+    """Return the model that a document asks for by its ``kind``. Raises pydantic's ValidationError."""
+    found: ModelSpec = _ADAPTER.validate_python(document)
+    return found
+
+
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(Model)

@@ -1,0 +1,142 @@
+"""item2vec, SASRec and GRU4Rec: users' items in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from trainer.spec.base import later
+from trainer.spec.models.base import OF_PRODUCTS, DrawingSpec, Init, pair_fit_problems
+from trainer.spec.models.size import ModelSize
+
+if TYPE_CHECKING:
+    from trainer.spec.dataset import DatasetSpec
+    from trainer.spec.job import JobSpec
+
+
+class SequenceSpec(DrawingSpec):
+    """A model of users' items in order. ``negatives``: draws for each target; left out, those of the model's paper."""
+
+    negatives: int | None = Field(default=None, ge=1, le=100)
+
+    default_negatives: ClassVar[int] = 1
+    reads_sequences = True
+    learns_products = True
+    pools = False
+    publishes = True
+
+    @property
+    def num_negatives(self) -> int:
+        """Draws for each target."""
+        return self.negatives or self.default_negatives
+
+    @property
+    def ids_in_example(self) -> tuple[int, int]:
+        """At most so many items are read of an example, and are its targets."""
+        raise NotImplementedError
+
+    @property
+    def default_init(self) -> Init:
+        return OF_PRODUCTS
+
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+        yield from pair_fit_problems(self.kind, dataset)
+        if dataset.ordering is None:
+            yield f"model.kind: {self.kind} needs order or timestamp in dataset '{dataset.name}'"
+        yield from super().fit_problems(job, dataset)
+
+
+class Item2VecSpec(SequenceSpec):
+    """Skip-gram over users' items (Barkan and Koenigstein, 2016): targets are the items at most ``window`` places
+    away."""
+
+    kind: Literal["item2vec"]
+    window: int = Field(default=3, ge=1, le=100)
+
+    losses = ()
+    default_sampling = "popularity"
+    default_negatives = 3
+    has_context = True
+
+    @property
+    def history_length(self) -> int:
+        return self.window
+
+    @property
+    def ids_in_example(self) -> tuple[int, int]:
+        return 1, 2 * self.window
+
+    def table_columns(self, table: str) -> int:
+        return 2 * self.embedding_dim
+
+
+class PieceSpec(SequenceSpec):
+    """A model that reads pieces of at most ``length`` items, and predicts at each of them what comes next."""
+
+    length: int = Field(default=50, ge=1, le=1000)
+
+    @property
+    def history_length(self) -> int:
+        return self.length
+
+    @property
+    def ids_in_example(self) -> tuple[int, int]:
+        return self.length, self.length
+
+    def problems(self, job: JobSpec) -> Iterator[str]:
+        yield from super().problems(job)
+        if self.loss == "sampled_softmax" and self.sampling != "uniform":
+            yield (
+                f"model.negative_distribution: sampled_softmax of {self.kind} counts on uniform draws, not "
+                f"{self.sampling}: use uniform, or loss bce"
+            )
+
+
+class SASRecSpec(PieceSpec):
+    """Self-attention over a user's last items (Kang and McAuley, ICDM 2018): ``blocks`` with ``heads`` heads."""
+
+    kind: Literal["sasrec"]
+    blocks: int = Field(default=2, ge=1, le=64)
+    heads: int = Field(default=1, ge=1, le=64)
+
+    losses = ("bce", "sampled_softmax")
+
+    @property
+    def default_init(self) -> Init:
+        return Init(kind="hash", std=0.02)
+
+    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+        dim = self.embedding_dim
+        block = 3 * dim * dim + 2 * (dim * dim + dim) + 4 * dim
+        return ModelSize(
+            self.length * dim + self.blocks * block + 2 * dim, self._kept(num_features), 0, 0,
+            self.length * self.blocks * block,
+        )  # fmt: skip
+
+    def _kept(self, num_features: int) -> int:
+        """Rough: what a tower of 128 and 64 units would keep."""
+        return num_features * self.embedding_dim + 128 + 64 + 1
+
+    def problems(self, job: JobSpec) -> Iterator[str]:
+        yield from super().problems(job)
+        if self.embedding_dim % self.heads:
+            yield f"model.heads: {self.heads} heads do not divide embedding_dim {self.embedding_dim}: use a divisor"
+
+
+class GRU4RecSpec(PieceSpec):
+    """A recurrent network over a user's items (Hidasi et al., ICLR 2016), of ``gru_layers``."""
+
+    kind: Literal["gru4rec"]
+    gru_layers: int = later(1, ge=1, le=16)
+
+    losses = ("bce", "sampled_softmax", "bpr", "top1")
+
+    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+        dim, layers = self.embedding_dim, self.gru_layers
+        # Of each position its row, and of each layer the gates, what they were made of, and the state.
+        kept = self.length * dim * (2 + 9 * layers)
+        return ModelSize(
+            layers * (6 * dim * dim + 6 * dim), 0, kept, 3 * self.length * dim, self.length * layers * 6 * dim * dim
+        )

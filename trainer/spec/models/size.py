@@ -1,0 +1,56 @@
+"""How large the dense part of a model is: parameters, activations, multiply-adds, before anything is built."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NORMALISED = 6
+"""Numbers that normalisation over the batch keeps of each hidden unit: float64 input, difference, outcome."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The dense part of a model.
+
+    ``parameters``; for each sample ``tower``, the widths of its layers, input and output among them, ``interaction``,
+    the numbers that all other layers keep for backward, ``widest``, the most that one of them needs at once, and
+    ``multiply_adds`` of a forward pass.
+    """
+
+    parameters: int = 0
+    tower: int = 0
+    interaction: int = 0
+    widest: int = 0
+    multiply_adds: int = 0
+
+    def __add__(self, other: ModelSize) -> ModelSize:
+        return ModelSize(
+            self.parameters + other.parameters,
+            self.tower + other.tower,
+            self.interaction + other.interaction,
+            max(self.widest, other.widest),
+            self.multiply_adds + other.multiply_adds,
+        )
+
+
+def linear_layers(sizes: Sequence[int]) -> tuple[int, int]:
+    """Return (parameters, multiply-adds) of linear layers with biases: sums of (a + 1) b and of a b over neighbours."""
+    pairs = list(itertools.pairwise(sizes))
+    return sum((a + 1) * b for a, b in pairs), sum(a * b for a, b in pairs)
+
+
+def tower_size(sizes: Sequence[int], *, residual: bool, batch_norm: bool, logits: bool = True) -> ModelSize:
+    """Return the size of trainer.models.layers.mlp.tower of these sizes."""
+    parameters, multiply_adds = linear_layers(sizes)
+    outputs = sizes[1:-1] if logits else sizes[1:]
+    between = list(itertools.pairwise(sizes))[: len(outputs)]
+    kept = 0
+    if batch_norm:
+        parameters += 2 * sum(outputs)
+        kept += NORMALISED * sum(outputs)
+    if residual:
+        shortcuts = sum(a * b for a, b in between if a != b)
+        parameters, multiply_adds, kept = parameters + shortcuts, multiply_adds + shortcuts, kept + sum(outputs)
+    return ModelSize(parameters, sum(sizes), kept, max(sizes), multiply_adds)

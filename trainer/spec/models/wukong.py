@@ -1,0 +1,47 @@
+"""Wukong: stacked factorization machines (Zhang et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from trainer.spec.base import later
+from trainer.spec.models.base import ClickSpec, Size
+from trainer.spec.models.size import ModelSize, linear_layers
+
+if TYPE_CHECKING:
+    from trainer.spec.job import JobSpec
+
+
+class WukongSpec(ClickSpec):
+    """``interaction_layers``, each of which gives ``fm_vectors`` by an MLP ``fm_hidden`` of pair products compressed to
+    ``fm_rank``, and ``linear_vectors``."""
+
+    kind: Literal["wukong"]
+    interaction_layers: int = later(2, ge=1, le=64)
+    fm_vectors: int = later(16, ge=1, le=4096)
+    linear_vectors: int = later(16, ge=1, le=4096)
+    fm_rank: int = later(24, ge=1, le=4096)
+    fm_hidden: tuple[Size, ...] = later((128,), max_length=16)
+
+    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+        dim, rank, outputs = self.embedding_dim, self.fm_rank, self.fm_vectors + self.linear_vectors
+        vectors = num_features + bool(num_dense)
+        size = ModelSize(tower=vectors * dim)
+        if num_dense:
+            parameters, multiply_adds = linear_layers([num_dense, *self.hidden, dim])
+            size += ModelSize(parameters, 0, num_dense + sum(self.hidden) + dim, 0, multiply_adds)
+        for _ in range(self.interaction_layers):
+            sizes = [vectors * rank, *self.fm_hidden, self.fm_vectors * dim]
+            parameters, multiply_adds = linear_layers(sizes)
+            linear = self.linear_vectors * vectors + (outputs * vectors if outputs != vectors else 0)
+            parameters += linear + vectors * rank + 2 * vectors * rank + 2 * dim
+            kept = dim * rank + 2 * vectors * rank + sum(sizes) + 4 * outputs * dim
+            size += ModelSize(parameters, 0, kept, kept, multiply_adds + (linear + 2 * vectors * rank) * dim)
+            vectors = outputs
+        return size + self.tower(vectors * dim, 1)
+
+    def problems(self, job: JobSpec) -> Iterator[str]:
+        yield from super().problems(job)
+        if self.embedding_dim < 2:
+            yield "model.embedding_dim: wukong normalises each vector, and of one column nothing is left: use 2 or more"
