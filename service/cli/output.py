@@ -58,7 +58,7 @@ def print_yaml(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str) -> None:
-    """Print rows as a table, or without a terminal as tab-separated lines without color.
+    """Print rows as a table, or without a terminal as tab-separated lines without colour.
 
     Args:
         rows: The values of each row by field.

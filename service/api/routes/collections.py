@@ -1,4 +1,4 @@
-"""Collections and their versions in the feature store: manifests, promotion, snapshots and neighbors."""
+"""Collections and their versions in the feature store: manifests, promotion, snapshots and neighbours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Promotion(BaseModel):
 
 
 class NeighborsRequest(BaseModel):
-    """An id, or a vector of the collection's dimension, and the maximum number of neighbors."""
+    """An id, or a vector of the collection's dimension, and the maximum number of neighbours."""
 
     model_config = ConfigDict(extra="forbid")
 
