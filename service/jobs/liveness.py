@@ -49,7 +49,7 @@ class Watch:
         self._slept = boottime() - self._last
 
     def begin_round(self, job_ids: set[str]) -> bool:
-        """Start a round with the jobs that are looked after.
+        """Start a round of checks on these jobs.
 
         Returns:
             True if every job's interval was restarted because the machine or this process was away.
