@@ -41,8 +41,8 @@ class Settings:
     Attributes:
         home: Directory of everything that has no URL of its own: database, store, runs, ``admin.key``.
         data_roots: A dataset's files must lie under one of these after symbolic links are resolved.
-        tenant_data_roots: Data roots of tenants other than the default one, as (tenant, root); a tenant without any has
-            none.
+        tenant_data_roots: Data roots of tenants other than the default one, as (tenant, root); a tenant that is not
+            listed has none.
         object_roots: The same as ``data_roots`` in object storage, ``s3://BUCKET/PREFIX``.
         tenant_object_roots: The same as ``tenant_data_roots`` in object storage.
         allowed_hosts: Host header values (without port) that are answered; a DNS-rebinding page sends a different one.
@@ -166,7 +166,7 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read the settings from environment variables; an unset or empty variable means the default.
 
-        Their names begin with ``EVENKEEL``:
+        Among them are, with the prefix ``EVENKEEL``:
 
         - _HOME, _DATABASE_URL, _STORE_URL, _RAY_ADDRESS, _EXECUTOR, _INTERNAL_URL, _CLUSTER_RUNS, _REQUESTS_PER_SECOND;
         - _DATA_ROOTS (separated by ``:``) and _TENANT_DATA_ROOTS (``TENANT=ROOT``, separated by ``:``), where a root is
