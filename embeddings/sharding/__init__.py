@@ -1,6 +1,6 @@
-"""Our tables under TorchRec's sharding, on any number of ranks, also one: bags and sequences, whole or split.
+"""Embedding tables under TorchRec's sharding, on any number of ranks, also one: bags and sequences, whole or split.
 
-TorchRec plans, wraps and distributes inputs; our sharders make its lookups run
+TorchRec plans, wraps and distributes inputs; the sharders here make its lookups run
 :class:`embeddings.embedding_tables.EmbeddingTables`. What differs from the stock sharders, and why
 (docs/adr/0007-sharding.md):
 

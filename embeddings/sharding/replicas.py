@@ -42,14 +42,14 @@ class Replicas(nn.Module):
         return self.module(features)
 
     def flush(self) -> None:
-        """Nothing: rows are not cached elsewhere."""
+        """Do nothing: rows are not cached elsewhere."""
 
     def purge(self) -> None:
-        """Nothing: rows are not cached elsewhere."""
+        """Do nothing: rows are not cached elsewhere."""
 
 
 def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
-    """The records of all ranks, in rank order; they may differ in size, also be empty. Collective."""
+    """Return the records of all ranks, in rank order; they may differ in size, also be empty; collective."""
     world_size = dist.get_world_size(group)
     if world_size == 1:
         return [record]
@@ -79,7 +79,7 @@ def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
 
 
 def _gather_flat(mine: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, ...]:
-    """All-gather of flat tensors of different sizes: as all-to-all, because gloo's all-gather wants equal ones."""
+    """Gather flat tensors of different sizes: as all-to-all, because gloo's all-gather wants equal ones."""
     received = mine.new_empty(sum(sizes))
     dist.all_to_all_single(received, mine.repeat(len(sizes)), sizes, [len(mine)] * len(sizes), group=group)
     return received.split(sizes)
