@@ -41,8 +41,14 @@ _ATTEMPTS = 20
 
 
 def open_objects(text: str) -> RemoteStore:
-    """The store at ``s3://BUCKET/PREFIX``. Options: ``endpoint_override``, ``scheme``, ``region``, ``anonymous``, and
-    those of every store elsewhere. Credentials come from where AWS' own tools look for them, never from the URL."""
+    """Return the store at ``s3://BUCKET/PREFIX``.
+
+    Options: ``endpoint_override``, ``scheme``, ``region``, ``anonymous``, and the options of every remote store.
+    Credentials come from where AWS' own tools look for them, never from the URL.
+
+    Raises:
+        ValueError: a URL without a bucket, or an option that does not exist.
+    """
     url = parse_store_url(text, FOLLOW_SECONDS, OPTIONS)
     root = url.address.removeprefix("s3://").strip("/")
     bucket = urlsplit(url.address).netloc
@@ -87,7 +93,7 @@ def _file_system(url: StoreUrl) -> fs.FileSystem:
 
 @contextlib.contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Turns what Arrow raises about a server that is away, or that refuses, into StoreUnavailable."""
+    """Turn what Arrow raises about a server that is away, or that refuses, into StoreUnavailable."""
     try:
         yield
     except FileNotFoundError:
@@ -203,7 +209,7 @@ class Objects:
             self._connected().delete_file(f"{self._base}/{name}")
 
     def _names(self, folder: str) -> dict[str, float]:
-        """Objects below ``folder`` and when each was put, in seconds."""
+        """Return the objects below ``folder`` and when each was put, in seconds."""
         selector = fs.FileSelector(f"{self._base}/{folder}".rstrip("/"), allow_not_found=True, recursive=True)
         found = self._connected().get_file_info(selector)
         start = len(self._base) + 1
