@@ -635,7 +635,9 @@ class Collection:
                 return _public_view(view)
 
     def preview_view(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
-        """Return what ``create_view`` would make of the same arguments, and whether it is there just so, without making it.
+        """Return what ``create_view`` would make of the same arguments, and whether it is there just so.
+
+        Nothing is made.
 
         Raises:
             ViewExists: a view of that name has other parameters or is of another collection.

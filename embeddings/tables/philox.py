@@ -62,7 +62,9 @@ def lane(words: tuple[np.ndarray, ...], lanes: np.ndarray) -> np.ndarray:
 
 
 def uniform_below(n: int | np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Return uniform integers in [0, n) by multiply-shift: one word up to n = 2^22, else the high part of (high:low) * n.
+    """Return uniform integers in [0, n) by multiply-shift.
+
+    One word is enough up to n = 2^22; above, it is the high part of (high:low) * n.
 
     Args:
         n: the bound, 1 <= n <= 2^32, one for all or one for each.

@@ -87,5 +87,8 @@ class IdIndex:
 
 
 def _shift(width: int, num_keys: int) -> int:
-    """Return the shift that leaves of 0 .. ``width`` between half as many buckets as keys, and as many; or all there are."""
+    """Return the shift that makes of 0 .. ``width`` between half as many buckets as keys, and as many.
+
+    Where the width is smaller, every number has a bucket of its own.
+    """
     return (width // num_keys).bit_length()

@@ -322,7 +322,7 @@ def find_rows(keys: Array, queries: Array) -> Array:
 
 
 def shared_rows(left: Array, right: Array) -> tuple[Array, Array]:
-    """Return rows of the ids that two sorted key arrays share: (rows in left, rows in right), in the order of the ids."""
+    """Return (rows in left, rows in right) of the ids that two sorted key arrays share, in the order of the ids."""
     if left.dtype == right.dtype and np.array_equal(left, right):
         same = np.arange(len(left))
         return same, same
