@@ -1,8 +1,10 @@
-"""Entries of a table for raw 64-bit ids that come and go while it trains. Torch-free; plain form: reference.py.
+"""Entries of a table for raw 64-bit ids that come and go while it trains.
 
 ids = GrowingIds(Growth(capacity=1_000_000, admit_after=2, ttl_steps=50_000))
-given = ids.assign(raw, step)    # training: entries, who came, who went
+given = ids.assign(raw, step)    # training: entries, which ids were admitted, which evicted
 entries = ids.find(raw)          # evaluation: changes nothing
+
+Torch-free. The plain form is in reference.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The behaviour of :class:`embeddings.dynamic.id_map.GrowingIds` in plain Python, for tests and to read. Torch-free."""
+"""The behaviour of :class:`embeddings.dynamic.id_map.GrowingIds` in plain Python, for tests and to read; torch-free."""
 
 from __future__ import annotations
 

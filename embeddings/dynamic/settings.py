@@ -1,4 +1,4 @@
-"""How a dynamic table grows: how many ids it holds, which are admitted, which are evicted. Torch-free."""
+"""How a dynamic table grows: how many ids it holds, which are admitted, which are evicted; torch-free."""
 
 from __future__ import annotations
 

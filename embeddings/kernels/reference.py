@@ -16,7 +16,7 @@ from embeddings.tables.philox import table_key
 
 
 class ReferenceKernel:
-    """See :class:`embeddings.kernels.layout.Kernel`."""
+    """The plain torch kernel as a :class:`embeddings.kernels.layout.Kernel`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

@@ -1,4 +1,4 @@
-"""Row optimizers of embedding tables, as configurations: the kernels carry them out. Torch-free.
+"""Row optimizers of embedding tables, as configurations: the kernels carry them out; torch-free.
 
 A row is touched by a step if it occurs in the batch with non-zero weight, whatever its gradient. Only touched rows are
 written. What dense semantics would do to the others is a deferred update, applied when the row is read (see

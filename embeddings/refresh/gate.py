@@ -132,7 +132,7 @@ class Check:
 
     @property
     def finding(self) -> str:
-        """What a failure found: value and limit."""
+        """The value that failed, and its limit."""
         if np.isnan(self.value):
             return f"{self.metric} cannot be measured (no such items)"
         return f"{self.metric} is {self.value:.4g}, {'above' if self.at_most else 'below'} {self.threshold:.4g}"

@@ -1,4 +1,4 @@
-"""How far a candidate's item vectors are from those that are served: what the gate (embeddings/refresh/gate.py) judges.
+"""How far a candidate's item vectors are from the served ones: what the gate (embeddings/refresh/gate.py) judges.
 
 The candidate is the one already rotated onto the previous version and *not yet averaged* with it, because an average
 hides faults. Neighbour overlap and kernel error do not change under a rotation, so they are blind to a skipped
@@ -251,7 +251,7 @@ def _kernel_rms(
 def _norm_metrics(before: Array, after: Array) -> Metrics:
     """Return metrics of the norms [n] of shared items.
 
-    Items of norm zero, whose direction was carried from elsewhere, do not count.
+    Items of norm zero, whose direction was carried from another version, do not count.
     """
     both = (before > 0) & (after > 0) & np.isfinite(before) & np.isfinite(after)
     if not both.any():

@@ -309,7 +309,7 @@ def _with(items: ItemVectors, **changes: Any) -> ItemVectors:
 class _Leaving:
     """Items of the parent that are not carried on, bool [items of the parent] each.
 
-    Three kinds: those that training gave up, those that have been carried for too long, and those that are being erased
+    Three kinds: items that training gave up, items that have been carried for too long, and items that are being erased
     at this moment.
     """
 
@@ -494,7 +494,7 @@ def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
 
 
 def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, generation: int) -> list[str]:
-    """Create the default view and those asked for; return why not, for those that cannot be."""
+    """Create the default view and the views asked for; return why not, for views that cannot be."""
     wanted: list[ViewSettings] = list(views)
     default = default_view(target.name)
     if default not in {view.name for view in wanted} and not target.has_view(default, generation):

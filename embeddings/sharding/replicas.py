@@ -1,8 +1,9 @@
 """Data-parallel tables: every rank holds all rows, and applies every rank's gradients in the same order.
 
-Not DistributedDataParallel: it averages dense gradients of parameters, our rows are none, and a row's state must be
-updated once. Backward exchanges (ids, output gradient) of each rank, so that :meth:`ReplicatedTables.step` acts on the
-same records everywhere. Replicas then stay equal bit for bit, since a kernel's sums have one order.
+Not DistributedDataParallel: it averages dense gradients of parameters, rows of EmbeddingTables are none, and a row's
+state must be updated once. Backward exchanges (ids, output gradient) of each rank, so that
+:meth:`ReplicatedTables.step` acts on the same records everywhere. Replicas then stay equal bit for bit, since a
+kernel's sums have one order.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class Replicas(nn.Module):
         return self.module(features)
 
     def flush(self) -> None:
-        """Do nothing: rows are not cached elsewhere."""
+        """Do nothing: there is no cache of rows."""
 
     def purge(self) -> None:
-        """Do nothing: rows are not cached elsewhere."""
+        """Do nothing: there is no cache of rows."""
 
 
 def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:

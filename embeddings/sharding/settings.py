@@ -83,7 +83,7 @@ class LocalPiece(NamedTuple):
 
 @dataclass
 class Place:
-    """Where in training the next forward is; shared by the input distributions of a module."""
+    """The position in training of the next forward; shared by the input distributions of a module."""
 
     step: int = 1
     sample_offset: int = 0

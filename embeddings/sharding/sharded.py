@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RowsOfRank:
-    """What this rank holds of tables, and the steps of its rows. Nothing here communicates."""
+    """The parts of tables that this rank holds, and the steps of their rows; nothing here communicates."""
 
     def kernels(self) -> Iterator[EmbeddingTables]:
         """Yield every EmbeddingTables of this rank."""
@@ -97,7 +97,7 @@ class RowsOfRank:
 
 
 class ShardedTables(RowsOfRank, nn.Module):
-    """The part of a model that looks sharded tables up. Only ``forward`` and ``backward`` communicate.
+    """The part of a model that looks sharded tables up; only ``forward`` and ``backward`` communicate.
 
     A class of TorchRec stands beside it in each subclass.
     """

@@ -129,7 +129,10 @@ class PooledColumns(OurSharding):
 
 
 class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
-    """Columns of a table on several ranks. Every shard looks the same ids up, and draws the same swaps."""
+    """Columns of a table on several ranks.
+
+    Every shard looks the same ids up, and draws the same swaps.
+    """
 
     columns_are_split = True
 
@@ -165,24 +168,24 @@ class SequenceSharding(OurSharding):
 
 
 class SequenceTableWise(SequenceSharding, TwSequenceEmbeddingSharding):
-    """As :class:`TableWise`, for sequences."""
+    """:class:`TableWise` for sequences."""
 
 
 class SequenceColumnWise(SequenceSharding, CwSequenceEmbeddingSharding):
-    """As :class:`ColumnWise`, for sequences; all shards have one width (TorchRec's rule)."""
+    """:class:`ColumnWise` for sequences; all shards have one width (TorchRec's rule)."""
 
     columns_are_split = True
 
 
 class SequenceReplicated(OurSharding, DpSequenceEmbeddingSharding):
-    """As :class:`Replicated`, for sequences."""
+    """:class:`Replicated` for sequences."""
 
     replicated = True
     _lookup = SequenceLookup
 
 
 class SequenceRowWise(SequenceSharding, RwSequenceEmbeddingSharding):
-    """As :class:`RowWise`, for sequences: rows travel back, nothing is summed."""
+    """:class:`RowWise` for sequences: rows travel back, nothing is summed."""
 
     rows_are_split = True
 

@@ -1,4 +1,4 @@
-"""Configuration of SSE: how often an id is swapped, and for which others. Without torch."""
+"""Configuration of SSE: how often an id is swapped, and for which others; without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs over the rows of a table, for SSE-Graph (Wu et al., NeurIPS 2019, equation 3). Numpy alone, torch-free."""
+"""Graphs over the rows of a table, for SSE-Graph (Wu et al., NeurIPS 2019, equation 3); numpy alone, torch-free."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def swap_in_numpy(
 
 
 class SwapDraws(NamedTuple):
-    """What compiled swaps of several features need; the last three are :class:`embeddings.sse.graph.PackedGraphs`'.
+    """The arrays that compiled swaps of several features need; the last three are :class:`embeddings.sse.graph.PackedGraphs`'.
 
     ``words``, uint64 [F, 9]: hit threshold (0: nothing is swapped), third counter word, key (2), number of other live
     rows, first live row, where the feature's graph starts in ``offsets`` plus 1 (0: no graph), its thresholds in

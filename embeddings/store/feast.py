@@ -1,11 +1,12 @@
-"""A version for Feast: a Parquet source and a feature repository, written without Feast. Torch-free.
+"""A version for Feast: a Parquet source and a feature repository, written without Feast.
 
     FOLDER/feature_store.yaml   project, local provider, SQLite online store: to be edited
            features.py          entity, source, feature view; collection and version in its tags
            data/items.parquet   the join key, event_timestamp, status, vector
 
-Feast's dependencies clash with ours, so it is installed apart, and reads this folder. docs/store.md shows how. The
-source is replaced before the definitions, each in one step: who reads in between has the new rows under the old tags.
+Feast's dependencies clash with this package's, so it is installed apart, and reads this folder. docs/store.md shows
+how. The source is replaced before the definitions, each in one step: a reader in between has the new rows under the old
+tags. Torch-free.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class CorruptStore(StoreError):
 
 
 class StoreFull(StoreError):
-    """The disk, quota or file size limit ended a write. Nothing of it is left."""
+    """The disk, quota or file size limit ended a write; nothing of it is left."""
 
 
 class StoreBusy(StoreError):

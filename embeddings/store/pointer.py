@@ -29,7 +29,7 @@ class Served(NamedTuple):
 
 
 class Pointer:
-    """Reads CURRENT, again only when the file is another one; thread-safe. Replaces it, under the writer lock."""
+    """Reads CURRENT, again only when the file is another one, and replaces it, under the writer lock; thread-safe."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -69,7 +69,7 @@ class Pointer:
         self._replace(after._asdict())
 
     def count_erasure(self) -> None:
-        """Record, in one durable step, that versions lost rows."""
+        """Record in one durable step that versions lost rows."""
         served = self.read()
         self._replace(served._replace(erasures=served.erasures + 1)._asdict())
 

@@ -1,8 +1,8 @@
 """Feature views of a collection: a name, the parameters of a map, and for random Fourier features the published U.
 
 A view belongs to an anchor generation, because its consumers were trained in that generation's coordinates. When a
-collection starts a new generation the view gets a new entry for it, with a U of its own, the moment somebody publishes
-or creates it there. ``views/NAME/g0001.json`` is the entry of generation 1, ``views/NAME/g0001.arrow`` its U.
+collection starts a new generation the view gets a new entry for it, with a U of its own, at the first publication or
+creation there. ``views/NAME/g0001.json`` is the entry of generation 1, ``views/NAME/g0001.arrow`` its U.
 
 A view is computed when it is fetched, from the version's vectors; nothing of it is stored but U. A *materialized* one
 is computed when a version is written instead, and lies beside its vectors as ``view-NAME.arrow``: float32 [rows, dim]

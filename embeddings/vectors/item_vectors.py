@@ -310,7 +310,7 @@ def show_key(key: Any) -> str:
 
 
 def find_rows(keys: Array, queries: Array) -> Array:
-    """Return the row of each query in sorted ``keys``, int64 [len(queries)]; -1 where it is not there. O(q log n)."""
+    """Return the row of each query in sorted ``keys``, int64 [len(queries)]; -1 where it is not there; O(q log n)."""
     if not len(keys) or not len(queries):
         return np.full(len(queries), -1, dtype=np.int64)
     if keys.dtype.kind != queries.dtype.kind:

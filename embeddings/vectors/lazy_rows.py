@@ -1,4 +1,4 @@
-"""Rows of vectors that are computed when they are read, a part at a time. Torch-free.
+"""Rows of vectors that are computed when they are read, a part at a time; torch-free.
 
 So a refresh handles collections that are larger than memory. :class:`Rows` stands where an array [n, d] stands:
 ``len``, ``shape``, and a slice or an array of row numbers give the rows themselves. Code that reads in chunks never

@@ -25,7 +25,7 @@ def touch(
     ids: np.ndarray, entries: np.ndarray, slots: np.ndarray, shift: int, mask: int, last_seen: np.ndarray, step: int,
     misses: np.ndarray,
 ) -> int:  # fmt: skip
-    """Find, note the step at each entry found, and return how many ids have none: their positions go to ``misses``."""
+    """Find entries, note the step at each, and return how many ids have none: their positions go to ``misses``."""
     described = native.IdMap(
         slots=slots.ctypes.data, last_seen=last_seen.ctypes.data, shift=shift, mask=mask
     )  # fmt: skip
@@ -41,7 +41,7 @@ def admit(
     numbers: np.ndarray, new_entries: np.ndarray, admit_after: int, current: np.ndarray, previous: np.ndarray,
     block_shift: int, count_limit: int, refuse: bool,
 ) -> tuple[int, int]:  # fmt: skip
-    """Count the missing ids from ``misses[start]`` on, and admit those that occurred often enough.
+    """Count the missing ids from ``misses[start]`` on, and admit the ids that occurred often enough.
 
     Return the place in ``misses`` where that stopped, and why.
     """

@@ -32,7 +32,7 @@ TABLED_POWERS = 4096
 
 
 class CpuKernel:
-    """See :class:`embeddings.kernels.layout.Kernel`."""
+    """The compiled kernels as a :class:`embeddings.kernels.layout.Kernel`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -242,7 +242,7 @@ class _Batch:
 
 
 class Scratch:
-    """Memory of the compiled update, kept from step to step. A copy is a new one."""
+    """Memory of the compiled update, kept from step to step; a copy is a new one."""
 
     def __init__(self) -> None:
         self.handle = library().scratch_new()

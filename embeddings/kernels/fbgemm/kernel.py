@@ -1,4 +1,4 @@
-"""FBGEMM's compiled CPU kernels on our storage: fused SGD, exact Adagrad and exact rowwise Adagrad.
+"""FBGEMM's compiled CPU kernels on the layout's storage: fused SGD, exact Adagrad and exact rowwise Adagrad.
 
 FBGEMM's module (``SplitTableBatchedEmbeddingBagsCodegen``) applies its optimizer inside ``backward``, once for each
 backward, keeps rows of its own, and takes dims that are multiples of 4. The operators under it have none of these
@@ -29,7 +29,7 @@ OPTIMIZERS = (SGD, Adagrad, RowwiseAdagrad)
 
 
 class Bags(NamedTuple):
-    """What FBGEMM is given for a group: ids without those that add nothing, and their weights."""
+    """The bags of a group as FBGEMM takes them: ids without the ones that add nothing, and their weights."""
 
     indices: torch.Tensor  # int32 or int64 [m]
     lengths: torch.Tensor  # int64 [F, B]
@@ -37,7 +37,7 @@ class Bags(NamedTuple):
 
     @property
     def offsets(self) -> torch.Tensor:
-        """Where each bag starts, of the type of the indices [F * B + 1]."""
+        """The offset of each bag, of the type of the indices [F * B + 1]."""
         ends = self.lengths.reshape(-1).cumsum(0, dtype=self.indices.dtype)
         return torch.cat([ends.new_zeros(1), ends])
 

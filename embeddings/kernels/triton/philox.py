@@ -1,7 +1,7 @@
 """Philox4x32-10 in Triton, with the keys and counters of :mod:`embeddings.tables.philox`: the same words, bit for bit.
 
 ``tl.philox_impl`` is the published generator (the tests hold it against the known-answer vectors). ``tl.randint4x`` is
-not used: its counter is one offset, ours are four words.
+not used: its counter is one offset, the counter here is four words.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class OtherRankFailed(RuntimeError):
 
 
 class Vote:
-    """Whether every rank can go on: begun where input is distributed, counted before the lookup. Collective."""
+    """A collective vote on whether every rank can go on: begun where input is distributed, counted before the lookup."""
 
     def __init__(self, problem: str | None, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self._problem = problem

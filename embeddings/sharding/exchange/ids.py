@@ -72,7 +72,10 @@ class IdExchange(nn.Module):
 
 
 class Received(KJTAllToAllTensorsAwaitable):
-    """Features that are here. TorchRec reads numbers of ids and samples, by rank, from an object of this class."""
+    """Features that have arrived.
+
+    TorchRec reads numbers of ids and samples, by rank, from an object of this class.
+    """
 
     def __init__(
         self, features: KeyedJaggedTensor, *, sent: list[int], received: list[int], batch_sizes: list[int]

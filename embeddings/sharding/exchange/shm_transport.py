@@ -4,9 +4,9 @@ gloo sends through the loopback device also what stays on the host: four copies,
 that polls. Here a rank copies what others want into memory of its own that they have mapped, tells them where with one
 small message, and they read it in place.
 
-* The memory is anonymous (memfd_create) and handed over with a file descriptor: nothing has a name, nothing is left
-  behind, whoever is killed.
-* Messages go through Unix sockets (SOCK_SEQPACKET, one for each pair), so a rank that dies ends everybody's waiting at
+* The memory is anonymous (memfd_create) and handed over with a file descriptor: nothing has a name, and nothing is left
+  behind by a rank that is killed.
+* Messages go through Unix sockets (SOCK_SEQPACKET, one for each pair), so a rank that dies ends the waiting of all at
   once: a socket that is closed reads as such.
 * Only ranks of the same user, kernel and network namespace connect. If any two cannot, no rank does, and the exchanges
   are gloo's (:mod:`embeddings.sharding.exchange.collectives`).

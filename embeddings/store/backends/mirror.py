@@ -1,13 +1,13 @@
-"""A collection that lies elsewhere: a mirror of its documents here, and there an index whose replacement is the switch.
+"""A collection in a remote store: a local mirror of its documents, and there an index whose replacement is the switch.
 
 The mirror is a directory of the embedded store, so everything that is done to a collection is done to the mirror, by
-the same code. What lies elsewhere are the same files as objects that are never changed (an object's name holds the
-sha256 of its content), and the *index*: which object each file is.
+the same code. The remote store has the same files as objects that are never changed (an object's name holds the sha256
+of its content), and the *index*: which object each file is.
 
     reading   the index is asked for when it is older than ``follow_seconds``; a new one's documents are fetched,
               checked, and put in place, CURRENT last. Files of a version are fetched when it is opened.
     writing   under the writer lock there: bring the mirror up to date, do what is to be done to it, put the files that
-              are new, replace the index. Before that nobody elsewhere sees anything, and CURRENT is replaced here only
+              are new, replace the index. Before that no other machine sees anything, and CURRENT is replaced here only
               after it. What failed on the way is taken out of the mirror again.
 
 Readers therefore see one index or the next, never a mix; a writer that dies leaves objects which no index names, and
@@ -60,7 +60,7 @@ Files = dict[str, dict[str, Any]]
 
 
 class Remote(Protocol):
-    """Where one collection lies: objects, the index, a lock; each call raises StoreUnavailable."""
+    """The remote side of one collection: objects, the index, a lock; each call raises StoreUnavailable."""
 
     items_stay_there: bool
     """Whether item rows are read where they lie, instead of being fetched with the other files of a version."""
@@ -145,7 +145,7 @@ class RemoteStore(Store):
 
 
 class MirroredPointer(Pointer):
-    """CURRENT of the mirror: up to date when it is read, committed elsewhere before it is replaced here."""
+    """CURRENT of the mirror: up to date when it is read, committed in the remote store before it is replaced here."""
 
     def __init__(self, path: Path, follow: Callable[[], None], commit: Callable[[bytes], None]):
         super().__init__(path)
@@ -525,8 +525,8 @@ def files_of(index: bytes, where: Path) -> Files:
     """Return the files that an index names.
 
     Raises:
-        CorruptStore: a damaged index, or a path that leaves the mirror: who can write to the store must not write
-            elsewhere on the machines that read it.
+        CorruptStore: a damaged index, or a path that leaves the mirror: someone who can write to the store must not be
+            able to write to other places on the machines that read it.
     """
     files: Files = decode_document(index, where)["files"]
     for path in files:

@@ -5,8 +5,9 @@
     BASE:block:K    the vectors of some thousand items, one after the other, in the order of the chunks
 
 A reader takes the ids of a version when it first looks something up, some 25 bytes an item for integers, and asks for
-ranges of blocks: all of a lookup in one round trip, with ``alive`` asked behind them. ``alive`` goes before the blocks
-do: whoever sees it had everything that was loaded. docs/adr/0024-reading-rows.md has what it saves and what it costs.
+ranges of blocks: all of a lookup in one round trip, with ``alive`` asked behind them. ``alive`` is removed before the
+blocks are: a reader that sees it had everything that was loaded. docs/adr/0024-reading-rows.md has what it saves and
+what it costs.
 """
 
 from __future__ import annotations

@@ -272,7 +272,10 @@ def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
 
 
 class Columns(NamedTuple):
-    """What is known of all items without their vectors. ``batch``: key, status, norm, count and so on."""
+    """Everything about all items but their vectors.
+
+    ``batch``: key, status, norm, count and so on.
+    """
 
     keys: Array
     batch: pa.RecordBatch
