@@ -95,11 +95,12 @@ def swap_in_numpy(
 
 
 class SwapDraws(NamedTuple):
-    """The arrays that compiled swaps of several features need; the last three are :class:`embeddings.sse.graph.PackedGraphs`'.
+    """The arrays that compiled swaps of several features need.
 
-    ``words``, uint64 [F, 9]: hit threshold (0: nothing is swapped), third counter word, key (2), number of other live
-    rows, first live row, where the feature's graph starts in ``offsets`` plus 1 (0: no graph), its thresholds in
-    ``thresholds``, and the threshold below which a walk ends (0: no walk).
+    The last three are those of :class:`embeddings.sse.graph.PackedGraphs`. ``words``, uint64 [F, 9]: hit threshold (0:
+    nothing is swapped), third counter word, key (2), number of other live rows, first live row, where the feature's
+    graph starts in ``offsets`` plus 1 (0: no graph), its thresholds in ``thresholds``, and the threshold below which a
+    walk ends (0: no walk).
     """
 
     words: np.ndarray

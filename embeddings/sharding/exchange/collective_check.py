@@ -22,7 +22,10 @@ class OtherRankFailed(RuntimeError):
 
 
 class Vote:
-    """A collective vote on whether every rank can go on: begun where input is distributed, counted before the lookup."""
+    """A collective vote on whether every rank can go on.
+
+    It begins where input is distributed, and is counted before the lookup.
+    """
 
     def __init__(self, problem: str | None, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self._problem = problem

@@ -357,7 +357,7 @@ class MirroredCollection(Collection):
             temporary.unlink(missing_ok=True)
 
     def _push(self, replaced: dict[str, Path] | None = None) -> None:
-        """Put what is new in the mirror, and ``replaced`` in place of what is there, and commit."""
+        """Upload what is new in the mirror, with ``replaced`` in place of the files there, and commit."""
         local = {**self._local_files(), **(replaced or {})}
         files: Files = {}
         for path, file in local.items():
