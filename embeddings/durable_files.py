@@ -1,7 +1,7 @@
-"""Files and folders that appear whole or not at all, and are there after the power went off. Without torch.
+"""Files and folders that appear whole or not at all, and are still there after a power failure.
 
 A reader sees what was there before or what is there now: everything is written beside its place, synced, and renamed.
-What a writer that was killed leaves is named ``.tmp-NAME-RANDOM.tmp``.
+What a writer that was killed leaves is named ``.tmp-NAME-RANDOM.tmp``. Without torch.
 """
 
 from __future__ import annotations

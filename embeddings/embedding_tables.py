@@ -130,13 +130,16 @@ class EmbeddingTables(torch.nn.Module):
         return tuple(sse.get(name, SSEConfig(0.0)) for name in self.features)
 
     def reset(self, completed_steps: int = 0) -> None:
-        """Initial rows and fresh optimizer state, as at step 0: of these tables, or of their optimizer, which then
-        counts from ``completed_steps`` on (MEDA, which begins each epoch anew)."""
+        """Set initial rows and fresh optimizer state, as at step 0.
+
+        The optimizer then counts its steps from ``completed_steps`` on. Multi-epoch learning with data augmentation
+        (MEDA) begins each epoch anew in this way.
+        """
         self._records.clear()
         self._begin(completed_steps, self.layout.tables)
 
     def _begin(self, completed_steps: int, cleared: Sequence[TableConfig]) -> None:
-        """Initial rows, in tables that are ``cleared`` first."""
+        """Set initial rows, after clearing the tables in ``cleared``."""
         for table in cleared:
             for rows in (self.weight(table.name), *self.state(table.name).values()):
                 rows.zero_()
@@ -160,7 +163,11 @@ class EmbeddingTables(torch.nn.Module):
     # --- training ----------------------------------------------------------------------------------------------------
 
     def set_context(self, step: int, sample_offset: int = 0) -> None:
-        """Says which step is computed next, K + 1, and where in the global batch this rank's samples start."""
+        """Set which step is computed next, K + 1, and where in the global batch this rank's samples start.
+
+        Raises:
+            ValueError: ``step`` does not follow ``completed_steps``.
+        """
         if step != self.completed_steps + 1:
             raise ValueError(f"step {step} does not follow {self.completed_steps} completed steps")
         self._sample_offset = sample_offset
@@ -168,7 +175,7 @@ class EmbeddingTables(torch.nn.Module):
     def forward(
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Looks rows up as of now, and pools them.
+        """Look up rows as of now, and pool them.
 
         Args:
             indices: local row numbers, int32 or int64 [n], feature by feature (in the order of ``features``), sample by
@@ -229,20 +236,23 @@ class EmbeddingTables(torch.nn.Module):
         return None if self._idle is None else self._idle.at(self.completed_steps - self.birth_step)
 
     def _record(self, record: Record) -> None:
-        """What backward keeps for the step; replicas keep other ranks' records too (embeddings.sharding.replicas)."""
+        """Keep what backward recorded for the step.
+
+        Replicas keep other ranks' records too (embeddings.sharding.replicas).
+        """
         self._records.append(record)
 
     @property
     def num_records(self) -> int:
-        """How many backwards wait for :meth:`step`."""
+        """The number of backward passes that wait for :meth:`step`."""
         return len(self._records)
 
     def gradient_is_finite(self) -> bool:
-        """Whether every recorded output gradient is finite."""
+        """Return whether every recorded output gradient is finite."""
         return all(_is_finite(record.grad) for record in self._records)
 
     def non_finite_tables(self) -> list[str]:
-        """Tables with a recorded output gradient that is not finite."""
+        """Return the tables with a recorded output gradient that is not finite."""
         return sorted(
             {
                 self.layout.tables[slot.table].name
@@ -254,7 +264,7 @@ class EmbeddingTables(torch.nn.Module):
         )
 
     def _gradient_of(self, slot: FeatureSlot, record: Record) -> torch.Tensor:
-        """The part of a recorded gradient that belongs to one feature."""
+        """Return the part of a recorded gradient that belongs to one feature."""
         if self.layout.pooled:
             return record.grad[:, slot.column : slot.column + slot.dim]
         batch_size = record.batch_size(len(self.features))
@@ -262,18 +272,22 @@ class EmbeddingTables(torch.nn.Module):
         return record.grad[int(ends[0]) : int(ends[1])]
 
     def gradient_squared_norm(self) -> float:
-        """The sum over all touched rows of |g|^2, g being the sum of what backward recorded for the row.
+        """Return the sum over all touched rows of |g|^2, g being the sum of what backward recorded for the row.
 
-        What the global norm of the gradient is made of, over tables and ranks; see ``scale`` of :meth:`step`.
+        The global norm of the gradient is the root of the sum of these over tables and ranks; see ``scale`` of
+        :meth:`step`.
         """
         return self._kernel.squared_norm(self._records) if self._records else 0.0
 
     def step(self, k: int, scale: float = 1.0) -> None:
-        """Applies what backward recorded since the last step, once, as step ``k`` = completed_steps + 1.
+        """Apply what backward recorded since the last step, once, as step ``k`` = completed_steps + 1.
 
         Every gradient is first multiplied by ``scale``: clipping to a global norm. Where this raises, no row and no
         state has changed and what backward recorded is still there: the same step can be tried again, or given up by
         :meth:`discard`.
+
+        Raises:
+            ValueError: ``k`` does not follow ``completed_steps``, or does not fit last_update_step, which is int32.
         """
         if k != self.completed_steps + 1:
             raise ValueError(f"step {k} does not follow {self.completed_steps} completed steps")
@@ -285,7 +299,7 @@ class EmbeddingTables(torch.nn.Module):
         self._completed_steps = k
 
     def discard(self) -> None:
-        """Drops what backward recorded, and what is known of bad ids in it."""
+        """Drop what backward recorded, and what is known of bad ids in it."""
         self._records.clear()
         if hasattr(self._kernel, "forget"):
             self._kernel.forget()
@@ -293,18 +307,19 @@ class EmbeddingTables(torch.nn.Module):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def weight(self, name: str) -> torch.Tensor:
-        """Rows of table ``name`` as stored, a view [row_count, dim]: not what a lookup reads.
+        """Return the rows of table ``name`` as stored, a view [row_count, dim]: not what a lookup reads.
 
-        What idleness owes a row is missing, and with dense moments a row is stored ahead of its momentum
+        Stored rows lack their deferred updates, and with dense moments a row is stored ahead of its momentum
         (:mod:`embeddings.optim.deferred_update`), so rows and state belong together, and to the settings of the
         optimizer.
         """
         return self.layout.weight(self._number(name))
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """Optimizer state of table ``name``, views: m and v, or v, or sum, [rows, dim]; last_update_step int32 [rows].
+        """Return the optimizer state of table ``name``, views.
 
-        RowwiseAdagrad's sum and RowwiseAdam's v are [rows].
+        The state is m and v, or v, or sum, [rows, dim], and last_update_step int32 [rows]. RowwiseAdagrad's sum and
+        RowwiseAdam's v are [rows].
         """
         t = self._number(name)
         state = {vector: self.layout.vector(t, vector) for vector in self.layout.vector_names}
@@ -313,10 +328,13 @@ class EmbeddingTables(torch.nn.Module):
         return state
 
     def read(self, name: str, rows: torch.Tensor | None = None, *, decay: bool = True) -> torch.Tensor:
-        """Rows as dense semantics would have them after ``completed_steps`` steps: a copy [len(rows), dim].
+        """Return rows as dense semantics would have them after ``completed_steps`` steps: a copy [len(rows), dim].
 
-        With ``decay=False`` the movement of idle momentum is applied, but no decay since the last touch: what a
-        published direction is made of. Reading changes nothing.
+        With ``decay=False`` the deferred movement by momentum is applied, but no decay since the last touch: published
+        directions are made of these rows. Reading changes nothing.
+
+        Raises:
+            ValueError: a row outside the table.
         """
         t = self._number(name)
         count = self.layout.tables[t].row_count
@@ -328,7 +346,11 @@ class EmbeddingTables(torch.nn.Module):
         return self._kernel.read(t, rows, idle) if decay else read_rows_without_decay(self.layout, t, rows, idle)
 
     def load(self, name: str, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
-        """Replaces the stored rows and the optimizer state of a table; set ``completed_steps`` beside it."""
+        """Replace the stored rows and the optimizer state of a table; set ``completed_steps`` beside it.
+
+        Raises:
+            ValueError: the state has other parts than this optimizer's, or a part has another shape.
+        """
         t = self._number(name)
         mine: dict[str, Any] = {"weight": self.weight(name), **self.state(name)}
         given: dict[str, Any] = {"weight": weight, **state}
@@ -345,10 +367,13 @@ class EmbeddingTables(torch.nn.Module):
         self._may_be_ahead = True
 
     def renew(self, name: str, rows: torch.Tensor, keys: np.ndarray) -> None:
-        """Gives local rows, int64 [n], to other ids: initial values of their keys, uint64 [n], no state, never touched.
+        """Give local rows, int64 [n], to other ids: initial values of their keys, uint64 [n], no state, never touched.
 
-        Between :meth:`step` and the next lookup, or for rows that no lookup since the last step has read: what backward
-        recorded of them would be applied to the new id.
+        Call it between :meth:`step` and the next lookup, or for rows that no lookup since the last step has read: what
+        backward recorded of them would be applied to the new id.
+
+        Raises:
+            ValueError: a row outside the table.
         """
         t = self._number(name)
         table = self.layout.tables[t]
@@ -389,13 +414,16 @@ class _Lookup(torch.autograd.Function):
 
 
 def _is_finite(values: torch.Tensor) -> bool:
-    """Whether all are. A sum is finite only where all its terms are, and takes one pass without a temporary; finite
-    terms may sum to more than their type holds, so that only another look at each says that one is not."""
+    """Return whether all values are finite.
+
+    A sum is finite only where all its terms are, and takes one pass without a temporary; finite terms may sum to more
+    than their type holds, so where the sum is not finite each value is looked at.
+    """
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def default_backend(device: torch.device | str | None = None) -> Backend:
-    """The backend of tables on ``device``: ours for the CPU, or ours for GPUs."""
+    """Return the backend of tables on ``device``: the compiled CPU kernel, or the Triton kernel for GPUs."""
     return "cpu" if device is None or torch.device(device).type == "cpu" else "triton"
 
 

@@ -1,8 +1,8 @@
 """Touched rows moved along their gradient for a second lookup, and put back bit for bit: what SAM needs of tables.
 
-A row is moved as it is *read*: its decay and idle momentum are applied first, so that the second lookup of the same
-step reads theta_read + scale g, whatever idleness owes the row. To that end the row is stored as it is read, with state
-0 and touched by the last step: nothing is owed then.
+A row is moved as it is *read*: its deferred update is applied first, so that the second lookup of the same step reads
+theta_read + scale g, however long the row was not touched. To that end the row is stored as it is read, with state 0
+and touched by the last step: nothing is deferred then.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Saved(NamedTuple):
 
 
 class Perturbed:
-    """What :func:`perturb` changed; :meth:`restore` undoes it."""
+    """Rows that :func:`perturb` changed; :meth:`restore` undoes it."""
 
     def __init__(self, layout: Layout, saved: list[Saved]):
         self._layout, self._saved = layout, saved
 
     def restore(self) -> None:
-        """Rows, state and last steps as they were, to the last bit. Once."""
+        """Put rows, state and last steps back as they were, to the last bit; call it once."""
         # Lookups came in between, and a kernel may have kept rows from them.
         self._layout.access()
         for rows, parts, values in self._saved:
@@ -41,10 +41,12 @@ class Perturbed:
 
 
 def perturb(tables: EmbeddingTables, scale: float) -> Perturbed:
-    """Moves every touched row by ``scale`` times the sum of its recorded gradients, for lookups of the same step.
+    """Move every touched row by ``scale`` times the sum of its recorded gradients, for lookups of the same step.
 
-    Records stay. Until it is undone, tables must take no step and nobody may read them for other ends. Raises
-    ValueError for half rows, which could not hold a small change.
+    Records stay. Until it is undone, tables must take no step and nobody may read them for other ends.
+
+    Raises:
+        ValueError: half-precision rows, which could not hold a small change.
     """
     layout = tables.layout
     if layout.dtype != layout.compute_dtype:

@@ -58,7 +58,7 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
         self.register_buffer("num_draws", torch.zeros((), dtype=torch.int64))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Rows [..., embedding_dim] of the ids [...]."""
+        """Return rows [..., embedding_dim] of the ids [...]."""
         if not self.training or self.config.probability == 0.0 or not input.numel():
             return super().forward(input)
         self.num_draws += 1

@@ -1,1 +1,1 @@
-"""HTTP control plane: jobs, datasets, schedules, keys, feature fetch. Never imports torch."""
+"""HTTP control plane: jobs, datasets, schedules, keys and feature fetch; never imports torch."""

@@ -55,11 +55,17 @@ SWITCH_SECONDS = 0.0005
 
 
 def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
-    """The service over ``settings``. ``app.state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
+    """Build the service for the settings.
+
+    ``app.state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
 
     Its lifespan migrates the database, creates the first key, and in the roles ``all`` and ``scheduler`` runs the job
     runner and the scheduler. Ending it leaves training runs running. In the role ``vectors`` it starts without the
-    database where that is down, and knows the keys that it knew last.
+    database if that is down, and accepts the keys it knew last.
+
+    Args:
+        settings: The configuration, including the role.
+        executor: Where training runs are started; None for the one that the settings ask for.
     """
     app = FastAPI(
         title="Evenkeel",
@@ -95,7 +101,10 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
 
 
 def _telemetry() -> TelemetryConfig:
-    """A span for each request, where traces are on; metrics are Prometheus'. Who asks whether we live is not traced."""
+    """Return the tracing settings: one span per request if tracing is on; health checks and scrapes are not traced.
+
+    Metrics are left to Prometheus.
+    """
     provider = tracing.provider()
     return {
         "tracing": provider is not None,
@@ -129,8 +138,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _background(app: FastAPI) -> AsyncIterator[None]:
-    """Runner and scheduler, where the role has them; for ``vectors`` what keeps its keys known. Ending them touches no
-    run."""
+    """Run the background tasks of the role; ending them stops no training run.
+
+    These are the runner and the scheduler, and for ``vectors`` the task that keeps its keys up to date.
+    """
     state = app.state
     tasks = []
     executor: Executor | None = state.executor
@@ -177,7 +188,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _finish_erasures(database: Database, store: Store) -> None:
-    """Brings erasures to their end whose process was killed, those of every tenant."""
+    """Finish erasures, of every tenant, whose process was killed."""
     try:
         async with database.read() as connection:
             known = [row.name for row in await connection.execute(keys.tenants())]
@@ -200,7 +211,7 @@ def _make_home(settings: Settings) -> None:
 
 
 async def _try_start(settings: Settings) -> None:
-    """Home, database and first key, so that what is wrong is said in one line and not in a traceback of the server."""
+    """Prepare home, database and first key, so that an error is one line instead of a server traceback."""
     _make_home(settings)
     database = Database(settings.database_url)
     try:
@@ -216,7 +227,7 @@ def _show(settings: Settings, first_key: str | None) -> None:
 
 
 def _why_not(settings: Settings, error: Exception) -> str:
-    """Why the service cannot start, and the remedy, in one line."""
+    """Return, in one line, why the service cannot start, and the remedy."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if type(error) is DatabaseError:  # SQLite's word for a file that is damaged, or none of its own
         reason += ": restore a backup, or move the file away to begin anew (published vectors stay)"
@@ -231,7 +242,7 @@ def _why_not(settings: Settings, error: Exception) -> str:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with the problem body that every error response refers to."""
+    """Return FastAPI's document with the problem body that every error response refers to."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         template = "#/components/schemas/{model}"
@@ -253,11 +264,18 @@ def serve(
     executor: Executor | None = None,
     num_workers: int = 1,
 ) -> int:
-    """Runs until SIGTERM or Ctrl-C and returns the exit code: 0, or 1 where it could not start (port taken, ...).
+    """Run until SIGTERM or Ctrl-C and return the exit code: 0, or 1 if it could not start (port in use, ...).
 
-    Ending the service does not end training runs: the next start finds them. Port 0 takes a free one; the address is
-    printed once the socket listens. ``num_workers`` processes share it, in the role ``vectors`` alone: the others look
-    after jobs, once per home.
+    Ending the service does not end training runs: the next start finds them.
+
+    Args:
+        settings: The configuration.
+        host: The address to listen on.
+        port: The port to listen on; 0 chooses a free one. The address is printed once the socket listens.
+        role: Overrides the role of the settings, unless None.
+        executor: Where training runs are started; None for the one that the settings ask for.
+        num_workers: Number of processes that share the port. Several are possible only in the role ``vectors``: the
+            other roles manage jobs, which is done once per home.
     """
     if role is not None:
         settings = dataclasses.replace(settings, role=role)
@@ -312,7 +330,11 @@ def serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, not yet listening. Raises OSError."""
+    """Return a socket bound to the address, not yet listening.
+
+    Raises:
+        OSError: The address cannot be bound.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's delay off only for sockets that say TCP: without, small answers take 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -326,7 +348,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def _reason_not_to_start(settings: Settings) -> str | None:
-    """Tries to start, and says why that cannot be. Who serves vectors alone starts without the database."""
+    """Try to start and return why that fails, or None; the role ``vectors`` starts without the database."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS if settings.role == "vectors" else None):
             await _try_start(settings)
@@ -338,7 +360,7 @@ async def _reason_not_to_start(settings: Settings) -> str | None:
 
 
 def _serve_on(listener: socket.socket, config: uvicorn.Config) -> int:
-    """One server until it is told to stop; the exit code."""
+    """Run one server until it is told to stop, and return the exit code."""
     server = uvicorn.Server(config)
 
     def stop(number: int, frame: object) -> None:

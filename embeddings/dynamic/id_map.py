@@ -1,8 +1,10 @@
-"""Entries of a table for raw 64-bit ids that come and go while it trains. Torch-free; plain form: reference.py.
+"""Entries of a table for raw 64-bit ids that come and go while it trains.
 
 ids = GrowingIds(Growth(capacity=1_000_000, admit_after=2, ttl_steps=50_000))
-given = ids.assign(raw, step)    # training: entries, who came, who went
+given = ids.assign(raw, step)    # training: entries, which ids were admitted, which evicted
 entries = ids.find(raw)          # evaluation: changes nothing
+
+Torch-free. The plain form is in reference.py.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ _FIRST_BITS = 10
 
 
 class Assigned(NamedTuple):
-    """What a step's ids got.
+    """Entries that the ids of one call of :meth:`GrowingIds.assign` got.
 
     Attributes:
-        entries: int64 [n], of each id; -1: none, the id is to read the row of unknown ids.
-        new_entries, new_ids: int64 [k], entries that belong to another id from now on, or to one at last, each once.
+        entries: int64 [n], the entry of each id; -1 where the id has none and is to read the row of unknown ids.
+        new_entries, new_ids: int64 [k], entries that belong to another id from now on, or to their first one, each
+            once.
         gone_ids: int64 [m], ids that lost their entry, each once.
     """
 
@@ -36,11 +39,11 @@ class Assigned(NamedTuple):
 
 
 class GrowingIds:
-    """A map from raw ids to the entries 0 .. capacity - 1: who is let in and who goes is :class:`Growth`'s.
+    """A map from raw ids to the entries 0 .. capacity - 1; :class:`Growth` says which ids are admitted and evicted.
 
-    What comes out is a function of the calls and their order alone, the same on every machine: ranks that are given the
-    same ids have the same map. An id of the step at hand never goes. Lower entries are given out first, and those of
-    ids that went are given out again.
+    The result is a function of the calls and their order alone, the same on every machine: ranks that are given the
+    same ids have the same map. An id of the current step is never evicted. Lower entries are given out first, and those
+    of evicted ids are given out again.
     """
 
     def __init__(self, growth: Growth) -> None:
@@ -57,44 +60,44 @@ class GrowingIds:
         self._make_slots(_FIRST_BITS)
 
     def __len__(self) -> int:
-        """How many ids have an entry."""
+        """Return the number of ids that have an entry."""
         return int(self._numbers[id_map.COUNT])
 
     @property
     def step(self) -> int:
-        """Of the last :meth:`assign`."""
+        """The step of the last :meth:`assign`."""
         return self._step
 
     @property
     def num_used(self) -> int:
-        """Entries ever given out: those from here on have never been anybody's."""
+        """The number of entries ever given out: entries from this one on have never belonged to an id."""
         return int(self._numbers[id_map.HIGH])
 
     @property
     def num_refused(self) -> int:
-        """Occurrences that found no entry because the table was full of ids of the same step, or of those that stay."""
+        """Occurrences that found no entry because the table was full of ids of the same step, or of ids that stay."""
         return int(self._numbers[id_map.REFUSED])
 
     def ids(self) -> tuple[Int64s, Int64s]:
-        """(entries, ascending, and their ids), int64 [len(self)] each."""
+        """Return the taken entries, ascending, and their ids, int64 [len(self)] each."""
         entries = np.flatnonzero(self._last_seen[: self.num_used] >= 0)
         return entries, self._ids[entries]
 
     def find(self, ids: Int64s) -> Int64s:
-        """The entry of each id, int64 [n], -1 for ids without one."""
+        """Return the entry of each id, int64 [n], -1 for ids without one."""
         ids, entries = _flat(ids), np.empty(len(ids), dtype=np.int64)
         id_map.find(ids, entries, self._slots, self._shift, self._mask)
         return entries
 
     def assign(self, ids: Int64s, step: int) -> Assigned:
-        """Entries for the ids of a step, in training: those without one may get it, others may lose theirs.
+        """Return entries for the ids of a training step: ids without one may get it, others may lose theirs.
 
         Args:
-            ids: int64 [n], with repetitions; their order decides who of them is first.
+            ids: int64 [n], with repetitions; their order decides which of them comes first.
             step: not less than at the last call. Several calls may be of one step.
 
         Raises:
-            ValueError: steps that go back.
+            ValueError: steps that go back, or do not fit int32.
         """
         ids = _flat(ids)
         if step < self._step or step > np.iinfo(np.int32).max:
@@ -126,7 +129,7 @@ class GrowingIds:
         return Assigned(entries, new_entries, self._ids[new_entries], np.concatenate(gone))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Copies of all that decides what comes next, for :meth:`load`."""
+        """Return copies of all that decides later results, for :meth:`load`."""
         used = self.num_used
         return {
             "ids": self._ids[:used].copy(),
@@ -137,9 +140,10 @@ class GrowingIds:
         }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Goes on from what :meth:`state` gave, of a map with the same :class:`Growth`.
+        """Restore what :meth:`state` gave, from a map with the same :class:`Growth`.
 
-        Raises ValueError where it is of another, or does not fit together; the map is as it was then.
+        Raises:
+            ValueError: the state is of another map, or its parts do not fit together; the map is unchanged then.
         """
         wanted = set(self.state())
         if set(state) != wanted:
@@ -171,7 +175,7 @@ class GrowingIds:
         self._make_slots(max(_FIRST_BITS, (2 * count).bit_length() + 1))
 
     def _expired(self, step: int) -> Int64s:
-        """Takes the entries of ids that have not occurred for too long, where it is time to look: those ids."""
+        """Take the entries of ids that have not occurred for too long, if a search is due, and return those ids."""
         ttl, period = self.growth.ttl_steps, self.growth.expiry_period
         if ttl is None or step // period == self._step // period:
             return np.empty(0, dtype=np.int64)
@@ -179,7 +183,10 @@ class GrowingIds:
         return self._remove(np.flatnonzero((seen >= 0) & (seen < step - ttl)))
 
     def _oldest(self, step: int) -> Int64s:
-        """Takes entries of the ids that occurred longest ago, none of this step: those ids. All entries are taken."""
+        """Take entries of the ids that occurred longest ago, none of this step, and return those ids.
+
+        Called where all entries are taken.
+        """
         seen, count = self._last_seen, self.growth.eviction_count
         limit = min(np.partition(seen, count - 1)[count - 1], step)
         older = np.flatnonzero(seen < limit)
@@ -200,7 +207,7 @@ class GrowingIds:
         return self._ids[entries]
 
     def _make_slots(self, bits: int) -> None:
-        """A map of 2^bits places with the ids that there are: less than half of them are ever taken."""
+        """Build a map of 2^bits places with the present ids: less than half of the places are ever taken."""
         self._bits, self._mask, self._shift = bits, 2**bits - 1, 64 - bits
         self._slots = np.zeros(2 * 2**bits, dtype=np.int64)
         entries, _ = self.ids()

@@ -1,4 +1,4 @@
-"""What :class:`embeddings.dynamic.id_map.GrowingIds` does, in plain Python: for tests, and to read. Torch-free."""
+"""The behaviour of :class:`embeddings.dynamic.id_map.GrowingIds` in plain Python, for tests and to read; torch-free."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ReferenceIds:
         self.previous = np.zeros_like(self.current)
 
     def find(self, ids: list[int]) -> list[int]:
-        """The entry of each id, -1 without one."""
+        """Return the entry of each id, -1 for ids without one."""
         return [self.entries.get(raw, -1) for raw in ids]
 
     def assign(self, ids: list[int], step: int) -> tuple[list[int], list[int], list[int]]:
-        """(entry of each id, -1 without one; ids let in; ids that went), in the order in which it happened."""
+        """Return (entry of each id, -1 without one; admitted ids; evicted ids), in the order in which it happened."""
         growth, came, went = self.growth, [], []  # type: ignore[var-annotated]
         period = growth.expiry_period
         if growth.ttl_steps is not None and step // period != self.step // period:
@@ -80,7 +80,7 @@ class ReferenceIds:
 
 
 def _mixed(word: int) -> int:
-    """splitmix64's finalizer."""
+    """Return ``word`` after splitmix64's finalizer."""
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     word = (word ^ word >> 27) * 0x94D049BB133111EB & _MASK
     return word ^ word >> 31

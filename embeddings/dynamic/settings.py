@@ -1,4 +1,4 @@
-"""How a table grows: how many ids it holds, who is let in, who goes. Torch-free."""
+"""How a dynamic table grows: how many ids it holds, which are admitted, which are evicted; torch-free."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MAX_CAPACITY = 2**31 - 1024
 
 @dataclass(frozen=True)
 class Growth:
-    """Who has a row of a growing table.
+    """Which ids have a row of a dynamic table.
 
     Attributes:
         capacity: the most ids that have a row at once. Memory is taken as rows are given out, not before.
         admit_after: an id gets its row when it occurs for this many times, at most 255; before, it reads the row of
             unknown ids. Occurrences are forgotten after one to two times ``capacity`` occurrences of ids without a row,
             and may be overestimated, as they are counted in a sketch of 32 bytes for each row (``admit_after`` > 1).
-        ttl_steps: an id that did not occur for more than so many steps loses its row, at the latest an eighth of
-            that later; None: never.
-        when_full: ``oldest``: the ids that occurred longest ago make room, a 64th of ``capacity`` at once, but none
-            of the step at hand; ``refuse``: new ids read the row of unknown ids until others expire.
+        ttl_steps: an id that did not occur for more than so many steps loses its row, at the latest an eighth of that
+            later; None: never.
+        when_full: ``oldest``: the ids that occurred longest ago make room, a 64th of ``capacity`` at once, but none of
+            the current step; ``refuse``: new ids read the row of unknown ids until others expire.
     """
 
     capacity: int
@@ -42,7 +42,7 @@ class Growth:
 
     @property
     def num_rows(self) -> int:
-        """Of the table: padding, the row of unknown ids, and ``capacity`` others."""
+        """The number of rows of the table: padding, the row of unknown ids, and ``capacity`` others."""
         return FIRST_ROW + self.capacity
 
     @property
@@ -52,10 +52,10 @@ class Growth:
 
     @property
     def eviction_count(self) -> int:
-        """How many of the oldest make room at once: to find them takes a pass over all."""
+        """The number of oldest ids that are evicted at once: finding them takes a pass over all."""
         return max(1, self.capacity // 64)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of 64 counters of the sketch, a power of two of at least 2: 16 counters for each row."""
+        """The number of blocks of 64 counters of the sketch, a power of two of at least 2: 16 counters for each row."""
         return int(2 ** max(1, (-(-self.capacity // 4) - 1).bit_length()))

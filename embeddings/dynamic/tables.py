@@ -1,4 +1,4 @@
-"""Embedding tables that are given raw 64-bit ids: rows come with the ids, and go with them."""
+"""Embedding tables that are given raw 64-bit ids: rows are created for new ids and evicted with old ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embeddings.tables.config import TableConfig
 
 
 class GrowingTables(torch.nn.Module):
-    """EmbeddingTables of which some are asked by raw ids instead of rows.
+    """EmbeddingTables of which some are looked up by raw ids instead of rows.
 
     growth = Growth(capacity=1_000_000, ttl_steps=50_000)
     item = TableConfig("item", growth.num_rows, 16, ("item",), init=InitConfig("hash"), grows=True)
@@ -27,11 +27,11 @@ class GrowingTables(torch.nn.Module):
     tables.take_gone("item")             # ids that lost their row meanwhile
 
     In evaluation mode nothing changes, and ids without a row read that of unknown ids, row 1, as in training those do
-    that :class:`Growth` does not let in. A row that goes from one id to another starts anew: initial values, no state.
+    that :class:`Growth` does not admit. A row that passes from one id to another starts anew: initial values, no state.
 
     Args:
-        growth: by table, how it grows: those with ``grows``, and ``growth.num_rows`` rows. Tables left out are asked by
-            rows, as ever.
+        growth: by table, how it grows: the tables with ``grows``, which have ``growth.num_rows`` rows. Tables left out
+            are looked up by rows, as in EmbeddingTables.
         tables: as of EmbeddingTables.
         optimizer, options: as of EmbeddingTables.
 
@@ -64,11 +64,18 @@ class GrowingTables(torch.nn.Module):
     def forward(
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As EmbeddingTables; ``indices`` int64 [n] hold raw ids where the table of their feature grows."""
+        """Look rows up as EmbeddingTables does.
+
+        ``indices`` int64 [n] hold raw ids where the table of their feature grows.
+        """
         return self.tables(self.rows_of(indices, offsets), offsets, per_sample_weights)  # type: ignore[no-any-return]
 
     def rows_of(self, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """The rows of raw ids, int64 [n]. In training mode this is where ids get rows, and lose them."""
+        """Return the rows of raw ids, int64 [n]; in training mode this is where ids get rows, and lose them.
+
+        Raises:
+            ValueError: ids that are not int64, or offsets that are not [F * B + 1].
+        """
         if indices.dtype != torch.int64:
             raise ValueError(f"raw ids must be int64, not {indices.dtype}: hash strings to 64 bits first")
         rows = indices.detach().cpu().clone()
@@ -101,23 +108,27 @@ class GrowingTables(torch.nn.Module):
         return np.where(entries < 0, UNKNOWN_ROW, entries + FIRST_ROW)
 
     def step(self, k: int, scale: float = 1.0) -> None:
-        """As EmbeddingTables.step."""
+        """Apply the step as :meth:`EmbeddingTables.step` does."""
         self.tables.step(k, scale)
 
     def take_gone(self, name: str) -> np.ndarray:
-        """Ids of a growing table that lost their row since this was last asked, int64 [n], in that order; some may have
-        come back. Whoever serves their vectors can drop them."""
+        """Return the ids of a dynamic table that lost their row since the last call, int64 [n], in that order.
+
+        Some may have come back. A service that serves their vectors can drop them.
+        """
         gone, self._gone[name] = self._gone[name], []
         return np.concatenate([np.empty(0, dtype=np.int64), *gone])
 
     def vectors(self, name: str, *, decay: bool = True) -> tuple[np.ndarray, torch.Tensor]:
-        """(ids int64 [n], their rows as of now [n, dim]) of a growing table: what there is to publish."""
+        """Return (ids int64 [n], their current rows [n, dim]) of a dynamic table: what there is to publish."""
         entries, raw = self.ids[name].ids()
         return raw, self.tables.read(name, torch.from_numpy(entries + FIRST_ROW), decay=decay)
 
     def state_for_checkpoint(self) -> dict[str, Any]:
-        """Copies of all that training goes on from: of each growing table its ids, and of the rows those that were
-        ever somebody's."""
+        """Return copies of all that training continues from.
+
+        These are the ids of each dynamic table, and the rows that ever belonged to an id.
+        """
         return {
             "completed_steps": self.tables.completed_steps,
             "birth_step": self.tables.birth_step,
@@ -129,8 +140,11 @@ class GrowingTables(torch.nn.Module):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from :meth:`state_for_checkpoint`. Raises ValueError where it is of other tables, or does not fit
-        together; nothing has changed then."""
+        """Restore what :meth:`state_for_checkpoint` gave.
+
+        Raises:
+            ValueError: the state is of other tables, or its parts do not fit together; nothing has changed then.
+        """
         if state["ids"].keys() != self.ids.keys() or state["tables"].keys() != set(self._names):
             raise ValueError(f"the state is of tables {sorted(state['tables'])}, these are {sorted(self._names)}")
         loaded = {name: GrowingIds(ids.growth) for name, ids in self.ids.items()}
@@ -153,7 +167,7 @@ class GrowingTables(torch.nn.Module):
         self.tables.birth_step, self.tables.completed_steps = state["birth_step"], state["completed_steps"]
 
     def _num_used(self, name: str) -> int:
-        """Rows of a table from the first on, beyond which none was ever anybody's."""
+        """Return the number of rows of a table beyond which none ever belonged to an id."""
         return FIRST_ROW + self.ids[name].num_used if name in self.ids else len(self.tables.weight(name))
 
     def _parts(self, name: str) -> dict[str, torch.Tensor]:

@@ -1,5 +1,4 @@
-"""Where rows, state and features lie: what both kernels and :class:`embeddings.embedding_tables.EmbeddingTables`
-share."""
+"""Where rows, state and features lie: shared by the kernels and :mod:`embeddings.embedding_tables`."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class Record(NamedTuple):
     grad: torch.Tensor  # [B, sum of dims], without pooling [n, dim]
 
     def batch_size(self, num_features: int) -> int:
-        """B, the number of samples."""
+        """Return B, the number of samples."""
         return (self.offsets.numel() - 1) // num_features
 
 
@@ -73,7 +72,7 @@ class Swaps(NamedTuple):
 
 
 class Kernel(Protocol):
-    """The interface of a backend. ``idle`` is None where reading a row needs no correction."""
+    """The interface of a backend; ``idle`` is None where reading a row needs no correction."""
 
     def forward(
         self,
@@ -84,27 +83,27 @@ class Kernel(Protocol):
         swaps: Swaps | None,
         idle: IdleCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Swap, read and pool: (output [B, sum of dims], the ids looked up); without pooling output is [n, dim].
+        """Swap, read and pool: return (output [B, sum of dims], the ids looked up); without pooling output is [n, dim].
 
-        ``indices`` and ``offsets`` are int32 or int64, contiguous, and not looked at yet: it is the kernel that refuses
+        ``indices`` and ``offsets`` are int32 or int64, contiguous, and not validated yet: it is the kernel that refuses
         bad ids and offsets (``Layout.bad_id``, ``bad_offsets``). An id outside its table with bounds ``ignore`` adds
         nothing, is not counted by a mean, not swapped and not touched.
         """
         ...
 
     def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
-        """Local rows of table ``t`` as of now, a copy [len(rows), dim]; rows are known to exist."""
+        """Return local rows of table ``t`` as of now, a copy [len(rows), dim]; rows are known to exist."""
         ...
 
     def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
-        """Applies ``scale`` times the sum of the recorded gradients to the touched rows, as step ``step``.
+        """Apply ``scale`` times the sum of the recorded gradients to the touched rows, as step ``step``.
 
         What can fail, such as taking memory, comes before the first row is changed: it raises and changes nothing.
         """
         ...
 
     def squared_norm(self, records: Sequence[Record]) -> float:
-        """The sum over touched rows of the squared norm of the row's summed gradient, in float64."""
+        """Return the sum over touched rows of the squared norm of the row's summed gradient, in float64."""
         ...
 
 
@@ -162,42 +161,46 @@ class Layout:
         self.on_access: Callable[[], None] | None = None
 
     def access(self) -> None:
-        """Before rows are read or written in place through a view that was taken earlier."""
+        """Announce that rows are read or written in place through a view that was taken earlier; call it before."""
         if self.on_access is not None:
             self.on_access()
 
     def weight(self, t: int) -> torch.Tensor:
-        """Rows of table ``t`` as stored, [row_count, dim], a contiguous view; good until the next lookup or step, then
-        :meth:`access` is due."""
+        """Return the rows of table ``t`` as stored, [row_count, dim], a contiguous view.
+
+        It is valid until the next lookup or step; after that, call :meth:`access` first.
+        """
         self.access()
         table = self.tables[t]
         base = int(self.weight_base[t])
         return self.weights[base : base + table.row_count * table.dim].view(table.row_count, table.dim)
 
     def vector(self, t: int, name: str) -> torch.Tensor:
-        """State ``name`` (m, v or sum) of table ``t``, [row_count, dim], a view with a row stride of its own."""
+        """Return state ``name`` (m, v or sum) of table ``t``, [row_count, dim], a view with a row stride of its own."""
         table, position = self.tables[t], self.vector_names.index(name)
         base, width = int(self.vector_base[t]), len(self.vector_names) * table.dim
         rows = self.vectors[base : base + table.row_count * width].view(table.row_count, width)
         return rows[:, position * table.dim : (position + 1) * table.dim]
 
     def row_value(self, t: int, name: str) -> torch.Tensor:
-        """State ``name`` of table ``t`` that is one number for each row, [row_count], a contiguous view."""
+        """Return state ``name`` of table ``t`` that is one number for each row, [row_count], a contiguous view."""
         base = self.row_names.index(name) * len(self.last_steps) + int(self.step_base[t])
         return self.row_values[base : base + self.tables[t].row_count]
 
     def state(self, t: int, name: str) -> torch.Tensor:
-        """State ``name`` of table ``t`` beside its rows: [row_count, dim], or [row_count, 1] if it is one number for
-        each row. A view."""
+        """Return state ``name`` of table ``t`` beside its rows, a view.
+
+        It is [row_count, dim], or [row_count, 1] if it is one number for each row.
+        """
         return self.row_value(t, name)[:, None] if name in self.row_names else self.vector(t, name)
 
     def last_update_step(self, t: int) -> torch.Tensor:
-        """The step of each row's last touch, 0 = never, int32 [row_count], a contiguous view."""
+        """Return the step of each row's last touch, 0 = never, int32 [row_count], a contiguous view."""
         base = int(self.step_base[t])
         return self.last_steps[base : base + self.tables[t].row_count]
 
     def bad_id(self, slot: FeatureSlot, value: int) -> ValueError:
-        """The error for an id that is not a row."""
+        """Return the error for an id that is not a row."""
         table = self.tables[slot.table]
         shard = (
             ""
@@ -210,11 +213,11 @@ class Layout:
         )
 
     def bad_offsets(self, slot: FeatureSlot) -> ValueError:
-        """The error for a bag that ends before it starts."""
+        """Return the error for a bag that ends before it starts."""
         return ValueError(f"feature '{slot.name}': offsets must not decrease")
 
     def bad_ends(self, first: int, last: int, num_ids: int) -> ValueError:
-        """The error for offsets that do not cover the ids."""
+        """Return the error for offsets that do not cover the ids."""
         return ValueError(f"offsets must run from 0 to the number of indices, {num_ids}, not from {first} to {last}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
@@ -259,13 +262,16 @@ def _pooled(slots: Sequence[FeatureSlot]) -> bool:
 
 
 def _bases(counts: Sequence[int]) -> tuple[np.ndarray, int]:
-    """Where each table starts, at a cache line, and the sum."""
+    """Return where each table starts, at a cache line, and the sum."""
     ends = np.cumsum([0, *[-(-count // _LINE) * _LINE for count in counts]])
     return ends[:-1].astype(np.int64), int(ends[-1])
 
 
 def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros that start at a cache line. Numpy asks for huge pages, torch does not: rows are read at random."""
+    """Return zeros that start at a cache line.
+
+    Numpy asks for huge pages, torch does not: rows are read at random.
+    """
     if device.type != "cpu":
         return torch.zeros(count, dtype=dtype, device=device)
     size = dtype.itemsize

@@ -16,7 +16,7 @@ from embeddings.tables.philox import table_key
 
 
 class ReferenceKernel:
-    """See :class:`embeddings.kernels.layout.Kernel`."""
+    """The plain torch kernel as a :class:`embeddings.kernels.layout.Kernel`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -107,7 +107,7 @@ class ReferenceKernel:
         last[rows] = step
 
     def _stored(self, t: int, rows: torch.Tensor, theta: torch.Tensor, step: int) -> torch.Tensor:
-        """In the type of the rows: halves by :mod:`embeddings.optim.stochastic_rounding`."""
+        """Return ``theta`` in the type of the rows: half types by :mod:`embeddings.optim.stochastic_rounding`."""
         layout, table = self.layout, self.layout.tables[t]
         if layout.dtype == layout.compute_dtype:
             return theta
@@ -120,8 +120,10 @@ class ReferenceKernel:
 
 
 def row_gradients(layout: Layout, t: int, records: Sequence[Record]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The touched rows of table ``t``, int64 [n], and the sum of each one's recorded gradients [n, dim]. For every
-    backend, on the device of the records."""
+    """Return the touched rows of table ``t``, int64 [n], and the sum of each one's recorded gradients [n, dim].
+
+    For every backend, on the device of the records.
+    """
     table, device = layout.tables[t], layout.device
     ids = [torch.empty(0, dtype=torch.int64, device=device)]
     grads = [torch.empty(0, table.dim, dtype=layout.compute_dtype, device=device)]
@@ -145,7 +147,7 @@ def _entries(
     weights: torch.Tensor | None,
     batch_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The looked-up ids of a feature that add something, where in the output each goes, and its weight."""
+    """Return the looked-up ids of a feature that add something, where in the output each goes, and its weight."""
     dtype, table, device = layout.compute_dtype, layout.tables[slot.table], indices.device
     bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
     span = slice(int(bounds[0]), int(bounds[-1]))
@@ -162,8 +164,10 @@ def _entries(
 
 
 def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
-    """Local rows of table ``t`` as of now, a copy [len(rows), dim]: equation of
-    :mod:`embeddings.optim.deferred_update`."""
+    """Return local rows of table ``t`` as of now, a copy [len(rows), dim].
+
+    The equation is that of theta_read in :mod:`embeddings.optim.deferred_update`.
+    """
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
     if idle is None:
         return theta
@@ -175,7 +179,7 @@ def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients
 
 
 def read_rows_without_decay(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
-    """As :func:`read_rows`, had the rows not decayed since their last touch. For every backend."""
+    """Return rows as :func:`read_rows` does, had they not decayed since their last touch; for every backend."""
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
     if idle is not None:
         for movement in idle.without_decay(layout.last_update_step(t)[rows].cpu().numpy()):

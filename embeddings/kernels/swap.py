@@ -24,13 +24,18 @@ def swap(
     sample_offset: int = 0,
     backend: Literal["cpu", "reference"] = "cpu",
 ) -> torch.Tensor:
-    """The ids of one feature after SSE; a new tensor. Ids are rows of the whole table, not of a shard.
+    """Return the ids of one feature after SSE, a new tensor; ids are rows of the whole table, not of a shard.
 
     Args:
         ids: int64 [n].
         offsets: int64 [B + 1], where each sample's list starts in ``ids``, up to a constant.
+        table: the whole table that ids are rows of.
+        feature: goes into the draws, so that features of one table differ.
+        config: swap probability and graph.
+        seed: of the draws.
         step: the step being computed, 1, 2, ...
         sample_offset: index in the global batch of the first sample here.
+        backend: ``cpu`` is compiled, ``reference`` plain numpy; both give the same bits.
     """
     if backend == "cpu":
         return swap_feature(
@@ -52,13 +57,17 @@ def swap_any(
     sample_offset: int = 0,
     first_live_row: int = 0,
 ) -> torch.Tensor:
-    """SSE for any module that takes ids, ahead of it: a new tensor of the same shape, type and device.
+    """Apply SSE to the input of any module that takes ids: return a new tensor of the same shape, type and device.
 
     Call it in training alone, with another ``step`` each time. The first dimension of ``ids`` counts samples, the
     others positions within them.
 
     Args:
         ids: integers [...] in [0, num_rows); others are left alone.
+        num_rows: the number of rows that ids are drawn from.
+        config: swap probability and graph.
+        seed: of the draws.
+        step: the step being computed, 1, 2, ...
         name: goes into the draws, so that two inputs of one seed differ.
         sample_offset: index of the first sample in the global batch, where ranks hold slices of one.
         first_live_row: rows below it are neither swapped nor drawn.
@@ -89,10 +98,11 @@ def swap_classes(
     sample_offset: int = 0,
     name: str = "label",
 ) -> torch.Tensor:
-    """SSE-SE of class labels [b], the rows of the fixed one-hot table of equation 1: the label side, p_y.
+    """Apply SSE-SE to class labels [b]: return a new tensor of the same type.
 
-    Each label becomes each other class with probability p_y / (num_classes - 1), which in expectation is label
-    smoothing: with two classes E[y'] = (1 - 2 p_y) y + p_y. A new tensor of the same type; training alone.
+    Labels are rows of the fixed one-hot table of equation 1 of Stochastic Shared Embeddings (Wu et al., NeurIPS 2019),
+    whose label side has the probability p_y. Each label becomes each other class with probability p_y / (num_classes -
+    1), which in expectation is label smoothing: with two classes E[y'] = (1 - 2 p_y) y + p_y. Use it in training alone.
     """
     config = SSEConfig(probability)
     return swap_any(

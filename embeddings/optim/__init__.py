@@ -1,4 +1,4 @@
-"""Row optimizers: their configurations, schedules, deferred updates, stochastic rounding. Kernels carry them out.
+"""Row optimizers: their configurations, schedules, deferred updates and stochastic rounding; kernels carry them out.
 
 ``row_optimizers`` and ``lr_schedules`` need no torch.
 """

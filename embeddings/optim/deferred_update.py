@@ -1,9 +1,9 @@
-"""What dense semantics do to an idle row, in closed form, so that it can be applied when the row is read.
+"""Deferred updates: what dense semantics do to a row that no batch touches, in closed form, applied when it is read.
 
-A row was last touched at step s (0 = never) with value theta and moments m, v; K steps are complete; J = K - s. Idle,
-it is moved at each step t = s + j by its decay and its momentum. With lambda_i = min(1, alpha i), the decay of a step
-keep_j = (1 - lambda_{j-1}) (1 - eta_t w), r = beta1 / sqrt(beta2), c_t = sqrt(1 - beta2^t) / (1 - beta1^t), and
-a_j = sqrt(1 - beta2^t) beta2^{-j/2}, its value now is
+A row was last touched at step s (0 = never) with value theta and moments m, v; K steps are complete; J = K - s steps
+have passed without a touch. Dense semantics move it at each of these steps t = s + j by its decay and its momentum.
+With lambda_i = min(1, alpha i), the decay of a step keep_j = (1 - lambda_{j-1}) (1 - eta_t w), r = beta1 / sqrt(beta2),
+c_t = sqrt(1 - beta2^t) / (1 - beta1^t), and a_j = sqrt(1 - beta2^t) beta2^{-j/2}, its value now is
 
     theta_read = P_J theta - C(s, J) m / (sqrt(v) + eps E(s, J))
     P_J = keep_1 ... keep_J                       (Li and Lyu, Algorithm 1, line 12, J times; or AdamW's decay)
@@ -13,18 +13,18 @@ a_j = sqrt(1 - beta2^t) beta2^{-j/2}, its value now is
 (E is the effect of eps to first order; with eps inside the root it is sqrt(v + eps E) with a_j^2 for a_j.) eta is known
 of every step, past and future, so this is exact under a learning-rate schedule too.
 
-**Stored ahead.** r^J vanishes, so a row that is idle for J* steps has moved all it will. What is stored at a touch is
-therefore theta~ = theta - D m / (sqrt(v) + eps E_D) with D = C(s, J*) / P_{J*} = sum_j eta_t r^j c_t / P_j: a row idle
-for J* steps or longer reads P_J theta~ and needs neither m nor v, and a row touched lately takes back what has not
-happened yet,
+**Stored ahead.** r^J vanishes, so a row that is not touched for J* steps has moved all it will. What is stored at a
+touch is therefore theta~ = theta - D m / (sqrt(v) + eps E_D) with D = C(s, J*) / P_{J*} = sum_j eta_t r^j c_t / P_j: a
+row that was not touched for J* steps or longer reads P_J theta~ and needs neither m nor v, and a row touched lately
+takes back what has not happened yet,
 
     theta_read = P_J theta~ + P_J D m / (sqrt(v) + eps E_D) - C(s, J) m / (sqrt(v) + eps E).
 
 The two terms are not merged into one with an E of its own: eps is taken to first order in each, and where sqrt(v) is no
 larger than eps only what was subtracted may be added again. In one division, with R = sqrt(v) + eps E and R_D likewise,
-they are m (C R_D - P_J D R) / (R R_D). What is left out is at most eta r^{J*} / (1 - r). Where alpha is so large
-that P vanishes before r^J does, D would be huge and rows are stored as they are (``ahead`` is False); what is then left
-out after J* steps has vanished as well. Whether rows are stored ahead is a function of the optimizer's settings alone.
+they are m (C R_D - P_J D R) / (R R_D). What is left out is at most eta r^{J*} / (1 - r). Where alpha is so large that P
+vanishes before r^J does, D would be huge and rows are stored as they are (``ahead`` is False); what is then left out
+after J* steps has vanished as well. Whether rows are stored ahead is a function of the optimizer's settings alone.
 
 All is float64. The vectors over J belong to one K; one recurrence carries them to K + 1. Numpy only.
 """
@@ -51,9 +51,9 @@ _BLOCK = 4096
 
 
 class Movement(NamedTuple):
-    """For some rows: ``moved`` m / (sqrt(v) + ``floor``), to be subtracted from the stored row, each float64 [n].
+    """A deferred movement of some rows: ``moved`` m / (sqrt(v) + ``floor``), to be subtracted, each float64 [n].
 
-    With eps inside the root it is ``moved`` m / sqrt(v + ``floor``).
+    It is subtracted from the stored row. With eps inside the root it is ``moved`` m / sqrt(v + ``floor``).
     """
 
     moved: np.ndarray
@@ -61,25 +61,25 @@ class Movement(NamedTuple):
 
 
 class IdleCoefficients:
-    """What idleness owes rows of every age, at K completed steps: :meth:`at` moves to a K.
+    """Coefficients of the deferred updates of rows of every age, at K completed steps; :meth:`at` moves to a K.
 
     ``dtype`` (float32 or float64) is that of the arithmetic with rows; it says what has vanished.
 
-    Attributes (for kernels; index J = K - s is the number of idle steps, s the step of the last touch):
+    Attributes (for kernels; index J = K - s is the number of steps since the row's last touch, at step s):
         completed_steps: K.
         decay: float64 [n], prod (1 - lambda); its last entry holds for every later J.
         log_sums, log_slope: L[s] = sum_{t <= s} log(1 - eta_t w), float64 [n]; a step beyond the last entry adds
             ``log_slope``. Empty if there is no constant decay; else P_J = decay_J exp(L[K] - L[s]).
         log_now: L[K].
-        moved, floor: float64 [J* + 1], what momentum takes (:class:`Movement`) from a row idle for J steps: nothing
-            beyond. ``floor`` has eps in it and is above 0.
+        moved, floor: float64 [J* + 1], what momentum takes (:class:`Movement`) from a row that was not touched for J
+            steps: nothing beyond. ``floor`` has eps in it and is above 0.
         taken, taken_floor: float64 [J* + 1], what such a row, stored ahead, takes back of it: 0 where rows are stored
             as they are, and beyond.
         lead_moved, lead_floor: what the update of step K + 1 must subtract, with the new m and v, from the row that it
             stores; 0 where rows are stored as they are.
         momentum: whether ``moved`` and ``taken`` are anything but 0.
-        from_start: whether a row that was never touched (s = 0) decays like one touched at step 0. If not, it owes
-            nothing.
+        from_start: whether a row that was never touched (s = 0) decays like one touched at step 0. If not, it has no
+            deferred update.
         eps_inside_root: where ``floor`` stands.
         ahead: whether rows are stored ahead.
     """
@@ -112,7 +112,7 @@ class IdleCoefficients:
         self.at(0)
 
     def _can_be_ahead(self) -> bool:
-        """Whether D stays within MAX_LEAD times what it is without decay, judged in float64 for every dtype alike."""
+        """Return whether D stays within MAX_LEAD times its value without decay, in float64 for every dtype alike."""
         horizon = self._steps_until(VANISHED["float64"])
         steps = np.arange(1, horizon + 1, dtype=np.float64)
         powers = self._ratio**steps
@@ -126,7 +126,11 @@ class IdleCoefficients:
         return optimizer.beta1 / math.sqrt(optimizer.beta2)
 
     def _steps_until(self, vanished: float) -> int:
-        """After how many idle steps what momentum moves is below ``vanished``."""
+        """Return after how many steps without a touch the movement by momentum is below ``vanished``.
+
+        Raises:
+            ValueError: betas with which momentum lives for too many steps.
+        """
         if not self.momentum:
             return 0
         optimizer = self.optimizer
@@ -140,14 +144,14 @@ class IdleCoefficients:
         return horizon
 
     def _movement_powers(self, idle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """r^J, and r^J beta2^{-J/2} (eps inside the root: r^J beta2^{-J})."""
+        """Return r^J, and r^J beta2^{-J/2} (eps inside the root: r^J beta2^{-J})."""
         if not self.momentum:
             return np.zeros_like(idle), np.zeros_like(idle)
         assert isinstance(self.optimizer, Adam)
         return self._ratio**idle, self.optimizer.idle_ratio**idle
 
     def at(self, completed_steps: int) -> IdleCoefficients:
-        """Moves to K = ``completed_steps``: one recurrence if it is the next step, else at most J* of them."""
+        """Move to K = ``completed_steps``: one recurrence if it is the next step, else at most J* of them."""
         if completed_steps == self.completed_steps:
             return self
         self._reach(completed_steps)
@@ -167,7 +171,7 @@ class IdleCoefficients:
         return self
 
     def _advance(self, step: int) -> None:
-        """C and C2 at K = ``step``, from those at the step before it."""
+        """Compute C and C2 at K = ``step``, from those at the step before it."""
         c, c2 = np.zeros_like(self._c), np.zeros_like(self._c)
         term, term_eps = (each[0] for each in self._terms(step, step + 1))
         keep = self._keep * (1.0 - self.optimizer.rate(step) * self._weight_decay if self._weight_decay else 1.0)
@@ -182,7 +186,7 @@ class IdleCoefficients:
         self._c, self._c2 = c, c2
 
     def _lead(self, step: int) -> tuple[float, float]:
-        """D and eps E_D of a row touched at ``step``."""
+        """Return D and eps E_D of a row touched at ``step``."""
         if self._last_lead[0] != step:
             first, end = step + 1, step + 1 + self.horizon
             terms, terms_eps = self._terms(first, end)
@@ -196,7 +200,7 @@ class IdleCoefficients:
         return self._last_lead[1:]
 
     def _floor(self, with_eps: np.ndarray, without: np.ndarray) -> np.ndarray:
-        """eps E: E is a mean of the a_j, also where it is a quotient of what rounding left."""
+        """Return eps E: E is a mean of the a_j, also where it is a quotient of what rounding left."""
         assert isinstance(self.optimizer, Adam)
         ratio = np.divide(with_eps, without, out=np.ones_like(without), where=without != 0.0)
         beta2, power = self.optimizer.beta2, 1.0 if self.eps_inside_root else 0.5
@@ -204,7 +208,10 @@ class IdleCoefficients:
         return np.maximum(floor, self._smallest_floor)
 
     def _terms(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """eta_t c_t for each step t in [first, end), and that times sqrt(1 - beta2^t), or its square: see ``a_j``."""
+        """Return eta_t c_t for each step t in [first, end), and that times sqrt(1 - beta2^t), or its square.
+
+        The second one is what ``a_j`` of the module's formula is made of.
+        """
         blocks = [self._block(number) for number in range(first // _BLOCK, (end - 1) // _BLOCK + 1)]
         start = first - first // _BLOCK * _BLOCK
         pair = blocks[0] if len(blocks) == 1 else tuple(np.concatenate(parts) for parts in zip(*blocks, strict=True))
@@ -225,13 +232,13 @@ class IdleCoefficients:
         return self._blocks[number]
 
     def _log_sums_at(self, first: int, end: int) -> np.ndarray:
-        """L of each step in [first, end)."""
+        """Return L of each step in [first, end)."""
         self._reach_log(end)
         steps, last = np.arange(first, end), len(self.log_sums) - 1
         return self.log_sums[np.minimum(steps, last)] + self.log_slope * np.maximum(steps - last, 0)
 
     def _reach(self, completed_steps: int) -> None:
-        """Makes P long enough for every J <= K, and L for every s <= K."""
+        """Make P long enough for every J <= K, and L for every s <= K."""
         while not self._decay_done and len(self.decay) <= completed_steps:
             first = len(self.decay) - 1
             steps = np.arange(first, first + max(_BLOCK, first), dtype=np.float64)
@@ -253,7 +260,7 @@ class IdleCoefficients:
                 self._log_done, self.log_slope = True, float(np.log1p(-decay[-1]))
 
     def for_rows(self, last_update_step: np.ndarray) -> tuple[np.ndarray, list[Movement]]:
-        """P, and movements, of rows last touched at the given steps, [n]: rows read P theta - all movements."""
+        """Return P, and movements, of rows last touched at the given steps, [n]: rows read P theta - all movements."""
         idle, owing = self._idle(last_update_step)
         decay = self.decay[np.minimum(idle, len(self.decay) - 1)]
         if self._weight_decay:
@@ -269,7 +276,7 @@ class IdleCoefficients:
         return decay, movements
 
     def without_decay(self, last_update_step: np.ndarray) -> list[Movement]:
-        """As :meth:`for_rows`, had the rows not decayed since their last touch: rows read theta - all movements."""
+        """Return movements as :meth:`for_rows`, had the rows not decayed since: rows read theta - all movements."""
         _, owing = self._idle(last_update_step)
         if not self.momentum:
             return []
@@ -281,8 +288,10 @@ class IdleCoefficients:
         return [Movement(np.where(owing, moved[inverse], 0.0), floor[inverse]) for moved, floor in movements]
 
     def _movement(self, steps: np.ndarray, undo: np.ndarray | float, until: int | None) -> Movement:
-        """sum_j eta_t r^j c_t undo_j of rows touched at ``steps`` (in order), over t = s + j up to ``until``; without
-        a bound, undoing the constant decay too."""
+        """Return sum_j eta_t r^j c_t undo_j of rows touched at ``steps`` (in order), over t = s + j up to ``until``.
+
+        Without a bound the constant decay is undone too.
+        """
         weights = undo * self._powers[1:], undo * self._powers_eps[1:]
         sums = np.zeros((2, len(steps)))
         for block in np.unique(steps // _BLOCK):
@@ -298,7 +307,11 @@ class IdleCoefficients:
         return Movement(sums[0], self._floor(sums[1], sums[0]))
 
     def _idle(self, last_update_step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The number of idle steps of each row, and whether idleness owes it anything."""
+        """Return the number of steps since each row's last touch, and whether it has a deferred update.
+
+        Raises:
+            ValueError: a row was last touched after the completed steps.
+        """
         owing = np.ones(last_update_step.shape, dtype=bool) if self.from_start else last_update_step > 0
         idle = np.where(owing, self.completed_steps - last_update_step.astype(np.int64), 0)
         if idle.size and idle.min() < 0:
@@ -310,7 +323,7 @@ class IdleCoefficients:
 
 
 def idle_coefficients(optimizer: RowOptimizer, dtype: str) -> IdleCoefficients | None:
-    """The coefficients of an optimizer; None if it leaves idle rows alone."""
+    """Return the coefficients of an optimizer; None if it leaves untouched rows alone."""
     if not (optimizer.read_alpha or optimizer.constant_decay or optimizer.idle_momentum):
         return None
     return IdleCoefficients(optimizer, dtype)

@@ -1,9 +1,9 @@
-"""Row optimizers of embedding tables, as configurations: the kernels carry them out. Torch-free.
+"""Row optimizers of embedding tables, as configurations: the kernels carry them out; torch-free.
 
 A row is touched by a step if it occurs in the batch with non-zero weight, whatever its gradient. Only touched rows are
-written. What dense semantics would do to an idle row is applied when the row is read (see
-:mod:`embeddings.optim.deferred_update`).
-Below, eta is ``learning_rate`` times the schedule's factor at the step, and g a row's gradient summed over the batch.
+written. What dense semantics would do to the others is a deferred update, applied when the row is read (see
+:mod:`embeddings.optim.deferred_update`). Below, eta is ``learning_rate`` times the schedule's factor at the step, and g
+a row's gradient summed over the batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ MAX_LEAD = 32.0
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """``state_names``: the tensors kept for each row; ``last_update_step`` is the step of its last touch, 0 = never.
+    """Base of the row optimizers: their settings, and which state they keep for each row.
 
-    ``row_state_names``: those of them that hold one number for each row, not one for each of its elements.
+    ``state_names`` are the tensors kept for each row; ``last_update_step`` is the step of its last touch, 0 = never.
+    ``row_state_names`` are those of them that hold one number for each row, not one for each of its elements.
 
     Args:
         learning_rate: eta where the schedule's factor is 1.
@@ -47,11 +48,11 @@ class RowOptimizer:
             _positive("clip_row_norm", self.clip_row_norm)
 
     def rates(self, steps: np.ndarray) -> np.ndarray:
-        """eta at each of ``steps`` (from 1), float64."""
+        """Return eta at each of ``steps`` (from 1), float64."""
         return self.learning_rate * self.schedule.factors(steps)
 
     def rate(self, step: int) -> float:
-        """eta at ``step``."""
+        """Return eta at ``step``."""
         return float(self.rates(np.array([step]))[0])
 
     @property
@@ -61,22 +62,25 @@ class RowOptimizer:
 
     @property
     def fading(self) -> bool:
-        """Whether running means of an idle row shrink at each step."""
+        """Whether running means of an untouched row shrink at each step."""
         return self.betas is not None and getattr(self, "moments", "lazy") == "dense"
 
     @property
     def idle_alpha(self) -> float:
-        """alpha of the decay of idle rows; 0 is none."""
+        """alpha of the decay of untouched rows; 0 is none."""
         return 0.0
 
     @property
     def read_alpha(self) -> float:
-        """alpha of the decay of idle rows that a read applies: all of it, but where it waits for the next update."""
+        """alpha of the decay of untouched rows that a read applies.
+
+        It is all of it, but where it waits for the next update.
+        """
         return 0.0 if getattr(self, "decay", "at_read") == "at_update" else self.idle_alpha
 
     @property
     def constant_decay(self) -> float:
-        """The part of eta by which a row decays at each step, idle or not; 0 is none."""
+        """The part of eta by which a row decays at each step, touched or not; 0 is none."""
         return 0.0
 
     @property
@@ -86,7 +90,7 @@ class RowOptimizer:
 
     @property
     def idle_momentum(self) -> bool:
-        """Whether momentum keeps moving an idle row."""
+        """Whether momentum keeps moving an untouched row."""
         return False
 
 
@@ -100,8 +104,8 @@ class AdaptiveDecay:
     Args:
         first_touch: a row that was never touched is kept as it was initialised, or decays as if touched at step 0
             (literal).
-        decay: ``at_update`` is a baseline: an idle row does not decay, and its next update has the lambda of that step
-            alone, which is what decay in a sparse optimizer comes to. It does not stop one-epoch overfitting.
+        decay: ``at_update`` is a baseline: an untouched row does not decay, and its next update has the lambda of that
+            step alone, which is what decay in a sparse optimizer comes to. It does not stop one-epoch overfitting.
     """
 
     alpha: float = 1e-4
@@ -199,8 +203,8 @@ class RMSprop(RowOptimizer):
 
     Args:
         eps_inside_root: g / sqrt(v + eps).
-        moments: ``dense`` is what torch.optim.RMSprop does on dense gradients: v of an idle row shrinks at each step.
-            ``lazy``: it rests. The row itself rests in both.
+        moments: ``dense`` is what torch.optim.RMSprop does on dense gradients: v of an untouched row shrinks at each
+            step. ``lazy``: v stays. The row itself stays in both.
     """
 
     learning_rate: float = 0.01
@@ -238,9 +242,9 @@ class Adam(RowOptimizer):
 
     Args:
         eps_inside_root: mhat / sqrt(vhat + eps), as Li and Lyu print it.
-        moments: ``dense`` is what torch.optim.Adam does on dense gradients: an idle row goes on moving by its
-            momentum, and its moments shrink. ``lazy`` is what torch.optim.SparseAdam does: an idle row and its moments
-            rest.
+        moments: ``dense`` is what torch.optim.Adam does on dense gradients: an untouched row goes on moving by its
+            momentum, and its moments shrink. ``lazy`` is what torch.optim.SparseAdam does: an untouched row and its
+            moments stay.
     """
 
     learning_rate: float = 0.001
@@ -274,7 +278,7 @@ class Adam(RowOptimizer):
 
     @property
     def idle_ratio(self) -> float:
-        """What the slowest part of an idle row's movement, the one with eps, is multiplied by from step to step."""
+        """The factor per step of the slowest part of an untouched row's movement, the one with eps."""
         slowest = self.beta2**1.5 if self.eps_inside_root else self.beta2
         return self.beta1 / slowest if slowest > 0.0 else float("inf")
 
@@ -316,8 +320,10 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class AdamAR(AdaptiveDecay, Adam):
-    """Adam with adaptive regularization (Li and Lyu, Algorithm 1):
-    theta <- theta - lambda theta - eta mhat / (sqrt(vhat) + eps)."""
+    """Adam with adaptive regularization (Li and Lyu, Algorithm 1).
+
+    theta <- theta - lambda theta - eta mhat / (sqrt(vhat) + eps).
+    """
 
 
 @dataclass(frozen=True)
@@ -325,8 +331,8 @@ class RowwiseAdam(Adam):
     """Adam with one v for each row: v <- beta2 v + (1 - beta2) mean(g^2).
 
     FBGEMM's PARTIAL_ROWWISE_ADAM (whose moments are ``lazy``): half of Adam's state, as m is still kept for each
-    element. What is owed to an idle row follows :mod:`embeddings.optim.deferred_update` as Adam's does, with the row's
-    v for each element's.
+    element. Deferred updates follow :mod:`embeddings.optim.deferred_update` as Adam's do, with the row's v for each
+    element's.
     """
 
     row_state_names: ClassVar[tuple[str, ...]] = ("v",)

@@ -17,7 +17,10 @@ STREAM = 0x40000000
 def rounding_words(
     key: tuple[int, int], step: int, rows: np.ndarray, column_start: int, num_columns: int
 ) -> np.ndarray:
-    """A 32-bit word for each element, uint32 [n, num_columns]; ``rows`` and ``column_start`` are the whole table's."""
+    """Return a 32-bit word for each element, uint32 [n, num_columns].
+
+    ``rows`` and ``column_start`` are the whole table's.
+    """
     first, end = column_start // LANES, (column_start + num_columns - 1) // LANES + 1
     rows = rows.astype(np.uint64)[:, None]
     quads = (rows >> np.uint64(32)) << np.uint64(16) | np.arange(first, end, dtype=np.uint64)[None, :]
@@ -27,13 +30,13 @@ def rounding_words(
 
 
 def to_bfloat16(values: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """float32 as bits of bfloat16, uint16: away from zero where what is cut off plus half of the word carries."""
+    """Round float32 to bits of bfloat16, uint16: away from zero where what is cut off plus half of the word carries."""
     bits: np.ndarray = (values.view(np.uint32) + (words & np.uint32(0xFFFF))) >> np.uint32(16)
     return bits.astype(np.uint16)
 
 
 def to_float16(values: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """float32 as one of the two float16 around it: away from zero if word < 2^32 times its place between them."""
+    """Round float32 to one of the two float16 around it: away from zero if word < 2^32 times its place between them."""
     finite = np.isfinite(values)
     size = np.where(finite, np.abs(values), np.float32(0))
     # The distance of halves at a value: 2^(e - 10), and 2^-24 where they are subnormal. Dividing by it is exact.

@@ -20,8 +20,10 @@ SETTINGS = "calibration"
 
 
 class Rule(NamedTuple):
-    """How far from the worst null a limit lies: ``factor * worst``, then ``margin`` further out; ``bucket`` instead of
-    ``margin`` for the metric in a bucket of counts, which has fewer items."""
+    """How far from the worst null a limit lies: ``factor * worst``, then ``margin`` further out.
+
+    ``bucket`` takes the place of ``margin`` for the metric in a bucket of counts, which has fewer items.
+    """
 
     factor: float
     margin: float
@@ -58,9 +60,14 @@ _FLOORED = {"cosine_mean", "cosine_p5", "cosine_low", "cosine_mean_traffic", "co
 
 @dataclass(frozen=True)
 class Calibration:
-    """Limits of one model family in one collection. ``limits``: by metric. ``nulls``: {mean, spread, worst} by metric,
-    spread being the standard deviation. ``unstable``: metrics whose nulls do not reach the starting values themselves.
-    ``source``: versions that were measured, as COLLECTION/VERSION."""
+    """Limits of one model family in one collection.
+
+    Attributes:
+        limits: by metric.
+        nulls: {mean, spread, worst} by metric, spread being the standard deviation.
+        unstable: metrics whose nulls do not reach the starting values themselves.
+        source: versions that were measured, as COLLECTION/VERSION.
+    """
 
     model: str
     dim: int
@@ -72,7 +79,7 @@ class Calibration:
     created_at: str
 
     def thresholds(self, start: Thresholds | None = None) -> Thresholds:
-        """Starting values with these limits in their place."""
+        """Return the starting values with these limits in their place."""
         return (start or Thresholds()).with_own(self.limits)
 
     def as_document(self) -> dict[str, Any]:
@@ -87,12 +94,20 @@ def calibrated(
     overrides: Mapping[str, float] | None = None,
     source: Sequence[str] = (),
 ) -> Calibration:
-    """The limits that ``nulls`` call for: metrics of ``compare`` of at least 3 refreshes that differ by chance alone.
+    """Return the limits that ``nulls`` call for.
 
     The limit of a metric is that of its worst null, less the margin of :data:`RULES`; cosines over all items never
     below the starting values. A metric that a null lacks, or that is NaN there, keeps its starting value.
-    ``overrides``: limits by metric that are put in place of what was found. Raises ValueError for fewer nulls, nulls of
-    different dims, or an override of what is not measured.
+
+    Args:
+        nulls: metrics of ``compare`` of at least 3 refreshes that differ by chance alone.
+        model: the model family that the limits are for.
+        start: starting values of the limits.
+        overrides: limits by metric that are put in place of what was found.
+        source: versions that were measured, as COLLECTION/VERSION.
+
+    Raises:
+        ValueError: fewer nulls, nulls of different dims, or an override of what is not measured.
     """
     if len(nulls) < MIN_NULLS:
         raise ValueError(f"{len(nulls)} null refreshes: at least {MIN_NULLS} are needed to calibrate a gate")
@@ -137,8 +152,11 @@ def calibrated(
 
 
 def _standard_error(name: str, nulls: Sequence[Metrics]) -> float:
-    """sqrt(p (1 - p) / n) of ``canary_drop[NAME]`` or ``canary_churn[NAME]``: p the worst churn of the nulls, which
-    bounds how much a drop can be, and n the fewest items that it was a share of; 0 where nulls do not say how many."""
+    """Return sqrt(p (1 - p) / n) of ``canary_drop[NAME]`` or ``canary_churn[NAME]``.
+
+    p is the worst churn of the nulls, which bounds how much a drop can be, and n the fewest items that it was a share
+    of; the result is 0 where nulls do not say how many.
+    """
     task = name[name.index("[") :]
     size = "canary_items" if name.startswith("canary_churn") else "canary_judged"
     fewest = min(metrics.get(size + task, 0.0) for metrics in nulls)
@@ -147,7 +165,7 @@ def _standard_error(name: str, nulls: Sequence[Metrics]) -> float:
 
 
 def settings_name(model: str) -> str:
-    """What a calibration of a model family is kept under."""
+    """Return the name that a calibration of a model family is kept under."""
     return model or "default"
 
 
@@ -159,12 +177,21 @@ def calibrate(
     overrides: Mapping[str, float] | None = None,
     only_nulls: bool = False,
 ) -> Calibration:
-    """Calibrates ``collection`` by versions of the scratch collection ``nulls``, each a null refresh that was measured
-    against the one before it, and keeps the limits in the collection's settings.
+    """Calibrate ``collection`` by null refreshes, and keep the limits in the collection's settings.
 
-    ``only_nulls``: refuse a collection that holds more than these and the version before them, as one does that is
-    served from. Raises ValueError for that, for fewer than 3, for a version that was not measured against another, or
-    of another model or dim than what the collection serves; UnknownVersion, UnknownCollection.
+    Args:
+        collection: the collection that is served from.
+        nulls: the scratch collection of the null refreshes.
+        versions: versions of ``nulls``, each a null refresh that was measured against the one before it.
+        overrides: limits by metric that are put in place of what was found.
+        only_nulls: refuse a collection that holds more than these and the version before them, as one does that is
+            served from.
+
+    Raises:
+        ValueError: a collection that ``only_nulls`` refuses, fewer than 3 versions, a version that was not measured
+            against another, or of another model or dim than what the collection serves.
+        UnknownVersion: there is no such version.
+        UnknownCollection: there is no such collection.
     """
     served = collection.manifest()
     measured = []
@@ -192,8 +219,10 @@ def calibrate(
 
 
 def _refuse_served(nulls: Collection, versions: Sequence[str]) -> None:
-    """A scratch collection has the nulls, and before them the version that the first was measured against; who serves
-    from a collection would lose what it can be rolled back to."""
+    """Raise ValueError unless a scratch collection holds the nulls and, before them, the version measured against.
+
+    A collection that is served from would lose the versions that it can be rolled back to.
+    """
     others = [
         manifest["version"]
         for manifest in nulls.versions()
@@ -208,7 +237,7 @@ def _refuse_served(nulls: Collection, versions: Sequence[str]) -> None:
 
 
 def calibration_of(collection: Collection, model: str, dim: int) -> Calibration | None:
-    """The collection's calibration of a model family; None without one, and for one of another dim."""
+    """Return the collection's calibration of a model family; None without one, and for one of another dim."""
     document = collection.settings(SETTINGS).get(settings_name(model))
     if document is None or document["dim"] != dim:
         return None

@@ -1,7 +1,8 @@
 """Which dim and sigma of random Fourier features serve a task of one's own: the accuracy of a consumer on each.
 
 The kernel error (:mod:`embeddings.rff.advice`) says how well features stand for their kernel; only a task says whether
-that kernel is any use to it. The task is a label for each item; the consumer is the one of the canaries.
+that kernel is any use to it. The task is a label for each item; the consumer is the one of the probes
+(:mod:`embeddings.refresh.probe`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ NUM_STEPS = 300
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of a consumer on the held-out items. ``sigma`` is None for the vectors themselves, of their own ``dim``."""
+    """Accuracy of a consumer on the held-out items.
+
+    ``sigma`` is None for the vectors themselves, of their own ``dim``.
+    """
 
     dim: int
     sigma: float | None
@@ -33,8 +37,13 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class TaskAdvice:
-    """``tried``: the vectors themselves, then each sigma at each dim. ``majority``: the share of the most frequent
-    class among the ``num_held_out`` items; ``standard_error``: of the best accuracy, on so many."""
+    """Accuracies of a consumer on vectors and on features of several dims and sigmas.
+
+    Attributes:
+        tried: the vectors themselves, then each sigma at each dim.
+        majority: the share of the most frequent class among the ``num_held_out`` items.
+        standard_error: of the best accuracy, on so many items.
+    """
 
     tried: tuple[Accuracy, ...]
     majority: float
@@ -43,8 +52,10 @@ class TaskAdvice:
 
     @property
     def best(self) -> Accuracy:
-        """The features of the highest accuracy, and of those that one standard error does not tell from it the ones of
-        the smallest dim."""
+        """The features of the smallest dim whose accuracy one standard error does not tell from the highest.
+
+        Of those of that dim, the ones of the highest accuracy.
+        """
         features = [one for one in self.tried if one.sigma is not None]
         enough = max(one.accuracy for one in features) - self.standard_error
         return min((one for one in features if one.accuracy >= enough), key=lambda one: (one.dim, -one.accuracy))
@@ -63,10 +74,20 @@ def advise(
     sigmas: Sequence[float] = SIGMAS,
     seed: int = 0,
 ) -> TaskAdvice:
-    """Fits the consumer on three quarters of the items, ``vectors`` [n, d] and a label each, and judges it on the rest:
-    on the vectors, and on their features of each of ``dims`` (by default 2, 4 and 8 times d) and ``sigmas``. Features
-    are standardised. Beyond 20,000 items a sample is taken. Raises ValueError for fewer than 100 items, for one class
-    or more than 256."""
+    """Fit the consumer on three quarters of the items and judge it on the rest, on vectors and on their features.
+
+    Features are standardised. Beyond 20,000 items a sample is taken.
+
+    Args:
+        vectors: [n, d], one for each item.
+        labels: a label for each item.
+        dims: dims of the features, by default 2, 4 and 8 times d.
+        sigmas: sigmas of the features, each tried at each dim.
+        seed: of the sample, the split and the frequencies.
+
+    Raises:
+        ValueError: fewer than 100 items, one class, or more than 256.
+    """
     names, codes = np.unique(np.array([str(label) for label in labels]), return_inverse=True)
     if len(codes) != len(vectors):
         raise ValueError(f"{len(vectors)} vectors and {len(codes)} labels: one label for each")

@@ -7,8 +7,11 @@ from embeddings.vectors.lazy_rows import Array
 
 
 def evidence_of(items: ItemVectors, norm_floor: float) -> Array:
-    """bool [n]: touched in training (``items.evidence``), finite, and of a norm above ``norm_floor`` (at least 0). A
-    row that was never touched, or decayed to nothing, has no direction that anybody could use."""
+    """Return which rows have a direction that can be used, bool [n].
+
+    These were touched in training (``items.evidence``), are finite, and have a norm above ``norm_floor`` (at least 0).
+    A row that was never touched, or decayed to nothing, has no direction that anybody could use.
+    """
     usable = items.evidence.copy()
     for part in chunks(len(items)):
         # NaN compares false: a row that is not finite is not usable.

@@ -1,4 +1,4 @@
-"""Is a candidate close enough to what is served? A pure function of measurements and limits."""
+"""The gate: whether a candidate is close enough to what is served, a pure function of measurements and limits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ AT_MOST = frozenset(
 
 
 def base_of(metric: str) -> str:
-    """``cosine_p5[10-99]`` without its bucket, ``canary_churn[genre]`` without its task."""
+    """Return ``cosine_p5[10-99]`` without its bucket, ``canary_churn[genre]`` without its task."""
     return metric.partition("[")[0]
 
 
@@ -60,10 +60,13 @@ LOWEST_RANK = 0.75
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Limits of the gate. The fields are starting values for vectors whose geometry the loss determines and that were
-    refreshed from a warm start. A bucket's limits are wider: rare items move more, and a bucket has fewer of them.
-    Norms are published beside directions and bind hardly before a calibration knows them. ``own``: limits of single
-    metrics by their full name, from a calibration or a canary; they come first."""
+    """Limits of the gate.
+
+    The fields are starting values for vectors whose geometry the loss determines and that were refreshed from a warm
+    start. A bucket's limits are wider: rare items move more, and a bucket has fewer of them. Norms are published beside
+    directions and bind hardly before a calibration knows them. ``own``: limits of single metrics by their full name,
+    from a calibration or a probe; they come first.
+    """
 
     finite: float = 1.0
     coverage: float = 0.95
@@ -88,9 +91,11 @@ class Thresholds:
     own: Mapping[str, float] = field(default_factory=dict)
 
     def limit(self, metric: str, dim: float) -> float | None:
-        """The limit of a metric, None for one that is not judged. Effective rank must reach max(4, d/4), or d/2 where d
-        is below 8, whose vectors can hardly reach 4; a limit of one's own raises that, or lowers it by a quarter at
-        most (docs/adr/0023)."""
+        """Return the limit of a metric, None for one that is not judged.
+
+        Effective rank must reach max(4, d/4), or d/2 where d is below 8, whose vectors can hardly reach 4; a limit of
+        one's own raises that, or lowers it by a quarter at most (docs/adr/0023).
+        """
         own = self.own.get(metric)
         if metric == "effective_rank":
             least = max(4.0, dim / 4) if dim >= 8 else dim / 2
@@ -102,13 +107,16 @@ class Thresholds:
         return float(limit) if isinstance(limit, (int, float)) else None
 
     def with_own(self, limits: Mapping[str, float]) -> Thresholds:
-        """These, with limits of single metrics put in their place."""
+        """Return these thresholds with limits of single metrics put in their place."""
         return replace(self, own={**self.own, **limits})
 
 
 @dataclass(frozen=True)
 class Check:
-    """One metric against its limit. ``verdict``: pass or fail; ``remedy``: what to do about a failure."""
+    """One metric against its limit.
+
+    ``verdict``: pass or fail; ``remedy``: what to do about a failure.
+    """
 
     metric: str
     value: float
@@ -124,14 +132,16 @@ class Check:
 
     @property
     def finding(self) -> str:
-        """What a failure found: value and limit."""
+        """The value that failed, and its limit."""
         if np.isnan(self.value):
             return f"{self.metric} cannot be measured (no such items)"
         return f"{self.metric} is {self.value:.4g}, {'above' if self.at_most else 'below'} {self.threshold:.4g}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For manifests and events: {metric, value, threshold, bound, verdict, remedy}; value None where it is not a
-        number."""
+        """Return {metric, value, threshold, bound, verdict, remedy}, for manifests and events.
+
+        The value is None where it is not a number.
+        """
         return {
             "metric": self.metric,
             "value": self.value if np.isfinite(self.value) else None,
@@ -144,7 +154,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks. ``passed``: none failed. ``reasons``: what failed, one sentence for each remedy."""
+    """All checks of a candidate.
+
+    ``passed``: none failed. ``reasons``: what failed, one sentence for each remedy.
+    """
 
     checks: tuple[Check, ...] = field(default=())
 
@@ -154,7 +167,7 @@ class Verdict:
 
     @property
     def failed(self) -> list[str]:
-        """Names of the metrics that failed."""
+        """The names of the metrics that failed."""
         return [check.metric for check in self.checks if check.verdict == "fail"]
 
     @property
@@ -167,7 +180,10 @@ class Verdict:
 
 
 def decide(metrics: Metrics, thresholds: Thresholds | None = None) -> Verdict:
-    """The verdict on measurements of ``compare``: a check for each metric that has a limit. Pure."""
+    """Return the verdict on measurements of ``compare``: a check for each metric that has a limit.
+
+    The verdict is a pure function of the arguments.
+    """
     thresholds = thresholds or Thresholds()
     checks = []
     for name, value in metrics.items():

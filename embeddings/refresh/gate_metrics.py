@@ -1,4 +1,4 @@
-"""How far a candidate's item vectors are from those that are served: what the gate (embeddings/refresh/gate.py) judges.
+"""How far a candidate's item vectors are from the served ones: what the gate (embeddings/refresh/gate.py) judges.
 
 The candidate is the one already rotated onto the previous version and *not yet averaged* with it, because an average
 hides faults. Neighbour overlap and kernel error do not change under a rotation, so they are blind to a skipped
@@ -41,23 +41,37 @@ def compare(
     num_pairs: int = 20_000,
     live: Array | None = None,
 ) -> Metrics:
-    """Measurements of an aligned ``candidate`` against the ``previous`` version (None: the first one, which needs
-    none).
+    """Measure an aligned ``candidate`` against the ``previous`` version.
 
-    Always: ``dim``; ``rows``; ``finite``, share of rows without NaN or infinity; ``coverage``, share of live items
-    (bool [n] ``live``; where left out those with a count, or with evidence where counts are unknown) that have a usable
-    vector: evidence, finite, not zero; ``effective_rank``, exp of the entropy of the variance along the principal axes
-    of the usable directions (Roy and Vetterli 2007, on eigenvalues), between 1 and d. Against a previous version:
-    ``missing`` and ``carried``, shares of all ids that would be served without a vector, and with an old one;
-    ``newly_carried`` and ``newly_carried_traffic``, share of the items that the previous version had found and this one
-    has not, by items and by the previous counts; over the ``shared`` items, which both have found, ``cosine_mean``,
-    ``cosine_p5``, ``cosine_low`` (share below .65), all three also weighted by counts (``cosine_mean_traffic``) and per
-    decade of counts (``cosine_mean[10-99]``); ``knn_overlap``, mean share of the k nearest neighbours (exact, of
-    ``num_queries`` items among at most ``num_corpus``) that are the same; ``kernel_rms``, the root mean square change
-    of exp(-sigma^2 |d|^2 / 2) over random pairs in units of its spread; ``norm_shift``, the factor (at least 1) between
-    the median norms; ``norm_moved``, share of items whose norm changed by more than a factor of 2 beyond that;
-    ``norm_outside``, share of norms outside the range of the previous version (its .5th to 99.5th percentile). Samples
-    are drawn with ``seed``. What cannot be measured is NaN. Raises ValueError for vectors of different dims.
+    Always measured: ``dim``; ``rows``; ``finite``, share of rows without NaN or infinity; ``coverage``, share of live
+    items that have a usable vector: evidence, finite, not zero; ``effective_rank``, exp of the entropy of the variance
+    along the principal axes of the usable directions (Roy and Vetterli 2007, on eigenvalues), between 1 and d.
+
+    Against a previous version: ``missing`` and ``carried``, shares of all ids that would be served without a vector,
+    and with an old one; ``newly_carried`` and ``newly_carried_traffic``, share of the items that the previous version
+    had found and this one has not, by items and by the previous counts; over the ``shared`` items, which both have
+    found, ``cosine_mean``, ``cosine_p5``, ``cosine_low`` (share below .65), all three also weighted by counts
+    (``cosine_mean_traffic``) and per decade of counts (``cosine_mean[10-99]``); ``knn_overlap``, mean share of the k
+    nearest neighbours (exact, of ``num_queries`` items among at most ``num_corpus``) that are the same; ``kernel_rms``,
+    the root mean square change of exp(-sigma^2 |d|^2 / 2) over random pairs in units of its spread; ``norm_shift``, the
+    factor (at least 1) between the median norms; ``norm_moved``, share of items whose norm changed by more than a
+    factor of 2 beyond that; ``norm_outside``, share of norms outside the range of the previous version (its .5th to
+    99.5th percentile). What cannot be measured is NaN.
+
+    Args:
+        previous: the version that is served; None: the candidate is the first one, which needs none.
+        candidate: the candidate, aligned and not yet averaged.
+        seed: of the samples.
+        k: the number of neighbours of ``knn_overlap``.
+        sigma: of the kernel of ``kernel_rms``.
+        num_queries: items whose neighbours are compared.
+        num_corpus: the most items among which neighbours are sought.
+        num_pairs: random pairs of ``kernel_rms``.
+        live: bool [n], items of which ``coverage`` is a share; where left out those with a count, or with evidence
+            where counts are unknown.
+
+    Raises:
+        ValueError: vectors of different dims.
     """
     usable, finite = usable_rows(candidate)
     live = live_rows(candidate) if live is None else live
@@ -104,7 +118,10 @@ def compare(
 
 
 def usable_rows(items: ItemVectors) -> tuple[Array, Array]:
-    """(usable, finite), bool [n] each. Usable: evidence, finite, and not zero, so that the row has a direction."""
+    """Return (usable, finite), bool [n] each.
+
+    Usable rows have evidence, are finite, and not zero, so that the row has a direction.
+    """
     finite = np.empty(len(items), dtype=np.bool_)
     nonzero = np.empty(len(items), dtype=np.bool_)
     for part in chunks(len(items)):
@@ -114,14 +131,16 @@ def usable_rows(items: ItemVectors) -> tuple[Array, Array]:
 
 
 def live_rows(items: ItemVectors) -> Array:
-    """Items that training saw, bool [n]: with a count, or with evidence where counts are unknown."""
+    """Return which items training saw, bool [n]: with a count, or with evidence where counts are unknown."""
     live: Array = items.evidence if items.counts is None else items.counts > 0
     return live
 
 
 def effective_rank(vectors: Vectors, rows: Array) -> float:
-    """exp(-sum p log p), p the share of each principal axis (about the origin) in the variance of
-    unit(vectors[rows])."""
+    """Return exp(-sum p log p), p the share of each principal axis (about the origin) in the variance.
+
+    The variance is that of unit(vectors[rows]).
+    """
     if not len(rows):
         return float("nan")
     gram = np.zeros((vectors.shape[1], vectors.shape[1]))
@@ -134,7 +153,7 @@ def effective_rank(vectors: Vectors, rows: Array) -> float:
 
 
 def cosines_of(left: Vectors, right: Vectors, left_rows: Array, right_rows: Array) -> Array:
-    """Cosine of each pair of rows, float64 [n]."""
+    """Return the cosine of each pair of rows, float64 [n]."""
     cosines = np.empty(len(left_rows))
     for part in chunks(len(left_rows)):
         cosines[part] = np.einsum(
@@ -171,7 +190,7 @@ def _cosine_metrics(cosines: Array, counts: Array | None) -> Metrics:
 
 
 def count_buckets() -> list[tuple[str, int, float]]:
-    """Decades of counts: (name, from, below). Items in training fewer than once belong to the first."""
+    """Return decades of counts, (name, from, below); items in training fewer than once belong to the first."""
     edges = [0, *(10**power for power in range(1, MAX_BUCKETS))]
     buckets = [(f"{low}-{high - 1}", low, float(high)) for low, high in itertools.pairwise(edges)]
     return [*buckets, (f"{edges[-1]}+", edges[-1], float("inf"))]
@@ -230,8 +249,10 @@ def _kernel_rms(
 
 
 def _norm_metrics(before: Array, after: Array) -> Metrics:
-    """Of the norms [n] of shared items; items of norm zero, whose direction was carried from elsewhere, do not
-    count."""
+    """Return metrics of the norms [n] of shared items.
+
+    Items of norm zero, whose direction was carried from another version, do not count.
+    """
     both = (before > 0) & (after > 0) & np.isfinite(before) & np.isfinite(after)
     if not both.any():
         return {"norm_shift": float("nan"), "norm_moved": float("nan"), "norm_outside": float("nan")}

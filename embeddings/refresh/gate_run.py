@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assessment:
-    """``verdict`` on ``metrics``; ``record``: for the manifest, which calibration and canaries had a say."""
+    """A verdict on metrics.
+
+    ``record`` is for the manifest: which calibration and probes took part.
+    """
 
     verdict: Verdict
     metrics: Metrics
@@ -36,9 +39,11 @@ def assess(
     checks: tuple[Check, ...] = (),
     seed: int = 0,
 ) -> Assessment:
-    """Measures the aligned ``candidate`` against the ``previous`` version (see ``compare``), has the collection's
-    canaries of ``anchor_generation`` read both, and judges by ``thresholds``; where they are left out, by the
-    collection's calibration for ``model``, else by the starting values. ``checks`` come first in the verdict."""
+    """Measure the aligned ``candidate`` against the ``previous`` version (see ``compare``), and judge it.
+
+    The collection's probes of ``anchor_generation`` read both. The limits are ``thresholds``; where they are left out,
+    the collection's calibration for ``model``, else the starting values. ``checks`` come first in the verdict.
+    """
     metrics: dict[str, float] = compare(previous, candidate, live=live, seed=seed)
     canaries = probe.canaries_of(collection, anchor_generation) if previous is not None else {}
     if previous is not None:

@@ -1,8 +1,8 @@
-"""How much a kernel of published vectors knows of a label: kernel-target alignment and the Nadaraya-Watson estimator
-(Xu et al., Featurizing Pretrained Representations, sections 4.3 and 5; Nadaraya 1964).
+"""Kernel-target alignment and the Nadaraya-Watson estimator: how much a kernel of vectors knows of a label.
 
-Both ask without a trained consumer, and both see directions through their products alone: a rotation changes neither,
-so they tell what a version knows from where it lies. Figures for a version's report; nothing is held by them.
+Both (Xu et al., "Featurizing pretrained representations", sections 4.3 and 5; Nadaraya 1964) are computed without a
+trained consumer, and both see directions through their products alone: a rotation changes neither, so they tell what a
+version knows from where it lies. The figures are for a version's report; no limit is set on them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ SIGMAS = (DEFAULT_SIGMA, 1.0, 2.0, 4.0, 8.0)
 
 
 def kernel(left: Array, right: Array, sigma: float) -> Array:
-    """K(h, h') = exp(-sigma^2 |h - h'|^2 / 2) of unit rows [n, d] and [m, d]: [n, m]."""
+    """Return K(h, h') = exp(-sigma^2 |h - h'|^2 / 2) of unit rows [n, d] and [m, d]: [n, m]."""
     products: Array = np.exp(sigma**2 * (left @ right.T - 1.0))
     return products
 
 
 def kernel_alignment(vectors: Array, classes: Array, sigma: float = DEFAULT_SIGMA) -> tuple[float, float]:
-    """(A, lift) of vectors [n, d], read as directions, and classes int [n]: A = 1 / (n (n - 1)) sum_{i != j}
-    1[y_i = y_j] K(h_i, h_j), the paper's, in which frequent classes weigh most, and lift = the mean K of pairs of one
-    class / the mean K of all pairs: 1 where the vectors know nothing. NaN without two items of one class."""
+    """Return (A, lift) of vectors [n, d], read as directions, and classes int [n].
+
+    A = 1 / (n (n - 1)) sum_{i != j} 1[y_i = y_j] K(h_i, h_j), the alignment of Xu et al., in which frequent classes
+    weigh most, and lift = the mean K of pairs of one class / the mean K of all pairs: 1 where the vectors know nothing.
+    NaN without two items of one class.
+    """
     rows = unit_rows(vectors)[0]
     others = ~np.eye(len(rows), dtype=bool)
     same = (classes[:, None] == classes[None, :]) & others
@@ -40,9 +43,11 @@ def kernel_alignment(vectors: Array, classes: Array, sigma: float = DEFAULT_SIGM
 def nadaraya_watson(
     known: Array, known_classes: Array, asked: Array, num_classes: int, sigmas: tuple[float, ...] = SIGMAS
 ) -> Array:
-    """Classes int [m] of ``asked`` [m, d]: argmax_c sum_j 1[y_j = c] K(h, h_j) over the ``known`` [n, d], with the
-    sigma of ``sigmas`` that is right most often on the known ones themselves, each left out of its own answer (the
-    smallest of equals)."""
+    """Return the predicted classes int [m] of ``asked`` [m, d].
+
+    The class is argmax_c sum_j 1[y_j = c] K(h, h_j) over the ``known`` [n, d], with the sigma of ``sigmas`` that is
+    right most often on the known ones themselves, each left out of its own answer (the smallest of equals).
+    """
     known, asked = unit_rows(known)[0], unit_rows(asked)[0]
     votes = np.eye(num_classes)[known_classes]
     best, best_right = sigmas[0], -1.0
@@ -57,8 +62,11 @@ def nadaraya_watson(
 
 
 def diagnostics(vectors: Array, classes: Array, held_out: Array, num_classes: int) -> dict[str, float]:
-    """``alignment``, ``alignment_lift`` of all items and ``nw_accuracy`` on the ``held_out`` (bool [n]) by the others,
-    each from at most MAX_PAIRED of them; NaN where there are none."""
+    """Return ``alignment``, ``alignment_lift`` of all items and ``nw_accuracy`` on the ``held_out`` (bool [n]).
+
+    The held-out items are predicted by the others. Each figure is from at most MAX_PAIRED items; NaN where there are
+    none.
+    """
     some = _spread(np.arange(len(vectors)))
     aligned, lift = kernel_alignment(vectors[some], classes[some])
     found = {"alignment": aligned, "alignment_lift": lift, "nw_accuracy": float("nan")}
@@ -70,7 +78,7 @@ def diagnostics(vectors: Array, classes: Array, held_out: Array, num_classes: in
 
 
 def _spread(rows: Array) -> Array:
-    """At most MAX_PAIRED of ``rows``."""
+    """Return at most MAX_PAIRED of ``rows``."""
     if len(rows) <= MAX_PAIRED:
         return rows
     spread: Array = rows[np.linspace(0, len(rows) - 1, MAX_PAIRED).astype(np.int64)]

@@ -25,8 +25,11 @@ class ExpirySettings(Protocol):
 
 @dataclass(frozen=True)
 class Expiry:
-    """When a carried item becomes missing: once it has been carried through more publications than the limit, or its
-    own vector is older than so many days, whichever comes first; None: no such limit."""
+    """When a carried item becomes missing; None: no such limit.
+
+    It does once it has been carried through more publications than the limit, or its own vector is older than so many
+    days, whichever comes first.
+    """
 
     after_publications: int | None = None
     after_days: int | None = 90
@@ -34,11 +37,16 @@ class Expiry:
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows of a version, sorted by id. m of them.
+    """The rows of a version, sorted by id, m of them.
 
-    keys [m]; found_rows int64 [m], the candidate's row, -1 where carried; parent_rows int64 [m], the parent's row, -1
-    where the parent had none; statuses uint8 [m]; carried_for, last_found int32 [m] (see ItemVectors); num_missing: ids
-    of the candidate that have no vector; num_new: found ones that the parent did not have.
+    Attributes:
+        keys: ids [m].
+        found_rows: int64 [m], the candidate's row, -1 where carried.
+        parent_rows: int64 [m], the parent's row, -1 where the parent had none.
+        statuses: uint8 [m].
+        carried_for, last_found: int32 [m] (see ItemVectors).
+        num_missing: ids of the candidate that have no vector.
+        num_new: found ones that the parent did not have.
     """
 
     keys: Array
@@ -54,7 +62,7 @@ class Plan:
         return len(self.keys)
 
     def pick(self, found: Array, carried: Array | None) -> Array:
-        """One column of the version, from the candidate's column and the parent's."""
+        """Return one column of the version, from the candidate's column and the parent's."""
         if carried is None or not (self.found_rows < 0).any():
             return found[self.found_rows]
         column = np.empty(len(self), dtype=found.dtype)
@@ -65,8 +73,10 @@ class Plan:
 
 
 def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings | None, today: int) -> Array:
-    """bool [rows of the parent]: items that would be carried once more, and are not, because they have been for too
-    long. ``renewed``: bool, those that the run has found."""
+    """Return which items of the parent have been carried for too long to be carried once more, bool [its rows].
+
+    ``renewed``: bool, items that the run has found.
+    """
     gone = np.zeros(0 if parent is None else len(parent), dtype=np.bool_)
     if parent is None or expiry is None:
         return gone
@@ -79,11 +89,16 @@ def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings |
 
 
 def plan(parent: ItemVectors | None, keys: Array, usable: Array, wanted: Array, leaves: Array, today: int) -> Plan:
-    """What is served of a candidate with sorted ids ``keys`` [n], of which those ``usable`` (bool) have a vector.
+    """Plan what is served of a candidate.
 
-    parent: what is served now, in the candidate's coordinates; None in a new anchor generation, which carries nothing.
-    wanted: bool [n], ids that may be served at all and count as missing without a vector. leaves: bool [rows of the
-    parent], items that are not carried on: retired, expired, erased. today: days since 1970-01-01 UTC.
+    Args:
+        parent: what is served now, in the candidate's coordinates; None in a new anchor generation, which carries
+            nothing.
+        keys: sorted ids [n] of the candidate.
+        usable: bool [n], ids that have a vector.
+        wanted: bool [n], ids that may be served at all and count as missing without a vector.
+        leaves: bool [rows of the parent], items that are not carried on: retired, expired, erased.
+        today: days since 1970-01-01 UTC.
     """
     rows = np.flatnonzero(usable)
     num_without = int(np.count_nonzero(wanted & ~usable))

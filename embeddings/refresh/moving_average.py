@@ -11,13 +11,18 @@ MIN_AVERAGE_NORM = 1e-6
 
 
 def average(new: Array, old: Array, new_weight: float, reset_below_cosine: float) -> tuple[Array, Array]:
-    """(z float32 [n, d], reset bool [n]) of one chunk: z = unit((1 - w) unit(old) + w unit(new)), and z = unit(new)
-    where the cosine of the two is below the limit (a faded average of two places is a place where nothing is), or where
-    they cancel.
+    """Return (z float32 [n, d], reset bool [n]) of one chunk.
 
-    new: [n, d], aligned onto the coordinates of ``old``, what is served. Float32 rows whose squares float32 can hold
-    are averaged in float32; the others in float64. Rows that are zero or not finite have no average: the caller leaves
-    them out.
+    z = unit((1 - w) unit(old) + w unit(new)), and z = unit(new) where the cosine of the two is below the limit (a faded
+    average of two places is a place where nothing is), or where they cancel. Float32 rows whose squares float32 can
+    hold are averaged in float32; the others in float64. Rows that are zero or not finite have no average: the caller
+    leaves them out.
+
+    Args:
+        new: [n, d], aligned onto the coordinates of ``old``.
+        old: [n, d], what is served.
+        new_weight: w.
+        reset_below_cosine: the limit of the cosine.
     """
     new_squares, old_squares = squares_of(new), squares_of(old)
     if new_squares is None or old_squares is None:

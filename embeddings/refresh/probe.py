@@ -1,6 +1,6 @@
-"""Canaries: consumers frozen on the day they were registered, which read every candidate before anybody else does.
+"""Probes: consumers frozen on the day they were registered, which read every candidate before anybody else does.
 
-A canary is multinomial logistic regression from an item's published vector to a label. Its weights never change; what
+A probe is multinomial logistic regression from an item's published vector to a label. Its weights never change; what
 may change is how right it is (accuracy, on items it was not fitted on) and how many of its predictions differ from
 those on the version that is served (churn). Both are gated. It is kept as one JSON document in the collection's
 settings, so numpy alone reads it, and holds at most ``MAX_ITEMS`` items.
@@ -40,9 +40,11 @@ Canary = Mapping[str, Any]
 
 
 def fit(features: Array, classes: Array, num_classes: int, *, l2: float = L2, num_steps: int = 1000) -> Array:
-    """Weights [d + 1, c], the intercept last, that minimise mean cross-entropy + l2/2 |W|^2 (intercept free) for
-    ``features`` [n, d] and ``classes`` int [n]. Nesterov's method with restarts, from zero: the same weights on every
-    machine up to rounding."""
+    """Return weights [d + 1, c], the intercept last, of multinomial logistic regression.
+
+    They minimise mean cross-entropy + l2/2 |W|^2 (intercept free) for ``features`` [n, d] and ``classes`` int [n].
+    Nesterov's method with restarts, from zero: the same weights on every machine up to rounding.
+    """
     inputs = np.hstack([features, np.ones((len(features), 1))])
     wanted = np.zeros((len(features), num_classes))
     wanted[np.arange(len(features)), classes] = 1.0
@@ -77,11 +79,21 @@ def _softmax(logits: Array) -> Array:
 
 
 def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: int = 0) -> dict[str, Any]:
-    """Fits a canary on the current version and keeps it in the collection's settings; returns its document.
+    """Fit a probe on the current version, keep it in the collection's settings, and return its document.
 
-    ids, labels: one per item; labels are strings, booleans or integers, nulls left out. Items that the version has not
-    found are left out, and beyond ``MAX_ITEMS`` a sample is taken; a quarter is kept for judging. Again for a name: a
-    new one takes its place. Raises ValueError for fewer than ``MIN_ITEMS`` items, one class, or too many.
+    Items that the version has not found are left out, and beyond ``MAX_ITEMS`` a sample is taken; a quarter is kept for
+    judging.
+
+    Args:
+        collection: the collection whose current version the probe is fitted on.
+        name: a probe of that name is replaced.
+        ids: one per item.
+        labels: one per item: strings, booleans or integers, nulls left out.
+        seed: of the sample and the split.
+
+    Raises:
+        ValueError: fewer than ``MIN_ITEMS`` items, one class, or too many; an id that occurs twice, or ids and labels
+            that do not pair.
     """
     reader = collection.open()
     keys, values = keys_of(ids), np.asarray(labels, dtype=object)
@@ -136,14 +148,14 @@ def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: 
 
 
 def copy_to(source: Collection, target: Collection) -> list[str]:
-    """Registers the canaries of ``source`` anew on the current version of ``target``; their names."""
+    """Register the probes of ``source`` anew on the current version of ``target``, and return their names."""
     for name, canary in source.settings(SETTINGS).items():
         register(target, name, canary["ids"], [canary["classes"][code] for code in canary["codes"]])
     return list(source.settings(SETTINGS))
 
 
 def summary(canary: Canary) -> dict[str, Any]:
-    """A canary as lists show it: without items and weights."""
+    """Return a probe as lists show it: without items and weights."""
     kept = ("name", "version", "anchor_generation", "dim", "classes", "accuracy", "majority", "created_at")
     return {**{name: canary[name] for name in kept}, "num_items": len(canary["ids"])}
 
@@ -152,8 +164,10 @@ def summary(canary: Canary) -> dict[str, Any]:
 
 
 def canaries_of(collection: Collection, anchor_generation: int) -> dict[str, dict[str, Any]]:
-    """The canaries that can read an anchor generation, by name; in another one they would read noise. Without those
-    whose items to judge by were all erased."""
+    """Return the probes that can read an anchor generation, by name; in another one they would read noise.
+
+    Probes whose items to judge by were all erased are left out.
+    """
     found = collection.settings(SETTINGS)
     return {
         name: one
@@ -163,13 +177,16 @@ def canaries_of(collection: Collection, anchor_generation: int) -> dict[str, dic
 
 
 def measure(canaries: Mapping[str, Canary], previous: ItemVectors, candidate: ItemVectors) -> dict[str, float]:
-    """``canary_accuracy[NAME]``, of the frozen consumer on the aligned ``candidate``, over the items that it was not
+    """Measure each probe on the aligned ``candidate`` and the ``previous`` version.
+
+    The metrics are ``canary_accuracy[NAME]``, of the frozen consumer on the candidate, over the items that it was not
     fitted on; ``canary_drop[NAME]``, by how much that is less than on the day it was registered, which is what is
-    judged (canaries fitted on different versions differ in accuracy); ``canary_churn[NAME]``, share of its predictions,
+    judged (probes fitted on different versions differ in accuracy); ``canary_churn[NAME]``, share of its predictions,
     over all its items, that differ from those on ``previous``; ``canary_judged[NAME]`` and ``canary_items[NAME]``, how
-    many items accuracy and churn are shares of; and what nobody is held by: ``canary_alignment[NAME]``,
+    many items accuracy and churn are shares of; and, without a limit, ``canary_alignment[NAME]``,
     ``canary_alignment_lift[NAME]`` and ``canary_nw_accuracy[NAME]`` (embeddings.refresh.kernel_alignment). Items
-    without evidence in the candidate, and for churn in either, do not count; NaN where none is left."""
+    without evidence in the candidate, and for churn in either, do not count; NaN where none is left.
+    """
     metrics: dict[str, float] = {}
     for name, canary in canaries.items():
         keys = keys_of(canary["ids"])
@@ -197,7 +214,7 @@ def measure(canaries: Mapping[str, Canary], previous: ItemVectors, candidate: It
 
 
 def predict(canary: Canary, vectors: Array) -> Array:
-    """Class codes int [n] for ``vectors`` [n, d], read as directions; those that are not finite give class 0."""
+    """Return class codes int [n] for ``vectors`` [n, d], read as directions; rows that are not finite give class 0."""
     dim, num_classes = int(canary["dim"]), len(canary["classes"])
     weights = _unpacked(canary["weights"]).reshape(dim, num_classes)
     scores = np.nan_to_num(unit_rows(vectors)[0]) @ weights + _unpacked(canary["intercept"])
@@ -206,7 +223,7 @@ def predict(canary: Canary, vectors: Array) -> Array:
 
 
 def starting_limits(canaries: Mapping[str, Canary]) -> dict[str, float]:
-    """Limits of canaries that no calibration knows."""
+    """Return limits of probes that no calibration knows."""
     limits = {}
     for name in canaries:
         limits[f"canary_drop[{name}]"] = ACCURACY_MARGIN

@@ -16,11 +16,11 @@ MIN_SHARED_PER_DIM = 12
 
 
 class TooFewShared(ValueError):
-    """Fewer shared items than the rotation has to be trusted with."""
+    """Fewer shared items than a trustworthy rotation needs."""
 
 
 def min_shared(dim: int) -> int:
-    """Shared items below which an alignment of ``dim`` coordinates is refused: 12 per coordinate."""
+    """Return how many shared items an alignment of ``dim`` coordinates needs: 12 per coordinate."""
     return MIN_SHARED_PER_DIM * dim
 
 
@@ -32,13 +32,21 @@ def procrustes(
     target_rows: Array | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Array:
-    """Orthogonal R [d, d], float64, that minimises sum_i |unit(source_i) R - unit(target_i)|^2: with the singular value
-    decomposition U S V^T of sum_i unit(source_i)^T unit(target_i), R = U V^T.
+    """Return the orthogonal R [d, d], float64, that minimises sum_i |unit(source_i) R - unit(target_i)|^2.
 
-    source, target: [n, d], row i of one is the same item as row i of the other; with ``source_rows`` and
-    ``target_rows`` (int [n] each) the pairs are picked from larger arrays, which may be memory-mapped: rows are read
-    ``chunk_rows`` at a time. Directions are of any scale, sums are kept in float64. Zero rows do not count. Raises
-    TooFewShared under 12 d pairs, ValueError for shapes that differ or rows that are not finite.
+    With the singular value decomposition U S V^T of sum_i unit(source_i)^T unit(target_i), R = U V^T. Directions are of
+    any scale, sums are kept in float64. Zero rows do not count.
+
+    Args:
+        source: [n, d]; may be memory-mapped.
+        target: [n, d], row i is the same item as row i of ``source``.
+        source_rows: int [n], picks the pairs from a larger array, with ``target_rows``.
+        target_rows: int [n], likewise for ``target``.
+        chunk_rows: rows are read so many at a time.
+
+    Raises:
+        TooFewShared: under 12 d pairs.
+        ValueError: shapes that differ, or rows that are not finite.
     """
     if source.ndim != 2 or target.ndim != 2 or source.shape[1] != target.shape[1]:
         raise ValueError(f"source has shape {source.shape} and target {target.shape}: expected [n, d] of one d")
@@ -65,8 +73,10 @@ def procrustes(
 
 
 def _product(left: Array, right: Array) -> tuple[Array, int]:
-    """(sum of unit(left_i)^T unit(right_i) [d, d], number of pairs that have two directions) of one chunk. A float32
-    chunk is multiplied in float32: its sums are added up in float64."""
+    """Return (sum of unit(left_i)^T unit(right_i) [d, d], number of pairs that have two directions) of one chunk.
+
+    A float32 chunk is multiplied in float32: its sums are added up in float64.
+    """
     left_squares, right_squares = squares_of(left), squares_of(right)
     if left_squares is not None and right_squares is not None:
         weights = 1.0 / np.sqrt(left_squares.astype(np.float64) * right_squares)
@@ -78,9 +88,12 @@ def _product(left: Array, right: Array) -> tuple[Array, int]:
 
 
 def turn_rows(rows: Array, rotation: Array | None) -> Array:
-    """``rows`` R [n, d] of one chunk, of any length: in float32 where float32 can hold the squares of the rows, which
-    loses nothing that a float32 vector has; else unit(rows) R in float64, in which zero rows stay zero and rows that
-    are not finite become NaN. Without a rotation unit(rows)."""
+    """Return ``rows`` R [n, d] of one chunk, of any length.
+
+    In float32 where float32 can hold the squares of the rows, which loses nothing that a float32 vector has; else
+    unit(rows) R in float64, in which zero rows stay zero and rows that are not finite become NaN. Without a rotation
+    unit(rows).
+    """
     if rotation is not None and squares_of(rows) is not None:
         turned: Array = rows @ rotation.astype(np.float32)
         return turned
@@ -89,8 +102,10 @@ def turn_rows(rows: Array, rotation: Array | None) -> Array:
 
 
 def rotate_rows(rows: Array, rotation: Array | None) -> Array:
-    """unit(rows) R, float32 [n, d], of one chunk; without a rotation the directions alone. Zero rows stay zero, rows
-    that are not finite become NaN."""
+    """Return unit(rows) R, float32 [n, d], of one chunk; without a rotation the directions alone.
+
+    Zero rows stay zero, rows that are not finite become NaN.
+    """
     return unit_float32(turn_rows(rows, rotation))
 
 
@@ -108,5 +123,5 @@ class Rotated(Rows):
 
 
 def rotate(vectors: Vectors, rotation: Array | None) -> Array:
-    """unit(vectors) R as float32 [n, d], all of it in memory, computed by chunks (see ``rotate_rows``)."""
+    """Return unit(vectors) R as float32 [n, d], all of it in memory, computed by chunks (see ``rotate_rows``)."""
     return np.asarray(Rotated(vectors, rotation))

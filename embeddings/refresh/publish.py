@@ -64,10 +64,16 @@ SECONDS_PER_DAY = 86_400
 
 @dataclass(frozen=True)
 class Publication:
-    """What came of it. ``status``: published or held. ``version``: the version written, None where there was nothing to
-    write. ``reasons``: why it is held, each with what to do; under gate mode report also what failed. ``gate``: checks
-    as {metric, value, threshold, bound, verdict, remedy}. ``metrics``: every measurement, gated or not.
-    ``anchor_cosine``: mean cosine to the anchor generation's first version, None where there is none before."""
+    """The result of a publish step.
+
+    Attributes:
+        status: published or held.
+        version: the version written, None where there was nothing to write.
+        reasons: why it is held, each with what to do; under gate mode report also what failed.
+        gate: checks as {metric, value, threshold, bound, verdict, remedy}.
+        metrics: every measurement, gated or not.
+        anchor_cosine: mean cosine to the anchor generation's first version, None where there is none before.
+    """
 
     status: Literal["published", "held"]
     collection: str
@@ -100,21 +106,38 @@ def publish_candidate(
     fence: Callable[[], None] | None = None,
     lineage: Mapping[str, Any] | None = None,
 ) -> Publication:
-    """Takes a run's item rows through the stage and publishes them, or holds them and leaves what is served alone.
+    """Refresh a collection with a run's item rows: publish them, or hold them and leave what is served alone.
 
-    candidate: raw rows *without* pending decay (it is a scalar: direction stays, but a decayed row may be zero), with
-    their idle momentum; ``norms`` as they would be served; ``evidence`` False for rows never touched; ``counts`` of
-    training, for traffic weights and buckets. Rows without evidence, not finite, or of a norm up to ``norm_floor`` are
-    carried from the parent, or missing. parent_version: the version that was current when the job *started*, None if
-    there was none. A run that was overtaken is held. model: what besides dim decides the geometry (a model family's
-    name); a change of it, of dim, or fewer than 12 d shared items begins a new anchor generation, which under
-    ``enforce`` is held for somebody to promote. Calling again for a ``job_id`` that wrote a version for the same parent
-    brings that one to its end and returns it: a retried run publishes once. ``keep_last``: versions that retention
-    keeps after a publication, None for all. ``retired``: ids that training has given up (docs/adr/0010-growth.md); the
-    parent's vectors of them are not carried on, unless the candidate has a row for them all the same. ``today``: days
-    since 1970-01-01 UTC, of the clock where left out; what ``publish.expire`` counts from. ``fence``: called before the
-    switch; what it raises leaves the version a candidate. ``lineage``: what the run was made of, for the manifest.
-    Raises StoreFull, StoreBusy, CorruptStore; ValueError for vectors that do not fit the collection's id type.
+    A run that was overtaken is held. Calling again for a ``job_id`` that wrote a version for the same parent brings
+    that one to its end and returns it: a retried run publishes once.
+
+    Args:
+        store: the store of the collection.
+        collection: its name.
+        candidate: raw rows *without* deferred decay (it is a scalar: direction stays, but a decayed row may be zero),
+            with their deferred momentum; ``norms`` as they would be served; ``evidence`` False for rows never touched;
+            ``counts`` of training, for traffic weights and buckets. Rows without evidence, not finite, or of a norm up
+            to ``norm_floor`` are carried from the parent, or missing.
+        publish: settings of average, gate, views and expiry.
+        job_id: the job that the candidate is of.
+        parent_version: the version that was current when the job *started*, None if there was none.
+        model: what besides dim decides the geometry (a model family's name); a change of it, of dim, or fewer than 12 d
+            shared items begins a new anchor generation, which under ``enforce`` is held for somebody to promote.
+        thresholds: limits of the gate; left out: the collection's calibration, else the starting values.
+        norm_floor: the largest norm of a row that counts as having no direction.
+        keep_last: versions that retention keeps after a publication, None for all.
+        seed: of the samples that are measured.
+        retired: ids that training has given up (docs/adr/0010-growth.md); the parent's vectors of them are not carried
+            on, unless the candidate has a row for them all the same.
+        today: days since 1970-01-01 UTC, of the clock where left out; what ``publish.expire`` counts from.
+        fence: called before the switch; what it raises leaves the version a candidate.
+        lineage: what the run was made of, for the manifest.
+
+    Raises:
+        StoreFull: the disk, quota or file size limit ended a write.
+        StoreBusy: another process kept the collection's writer lock for too long.
+        CorruptStore: a file of the store is damaged.
+        ValueError: vectors that do not fit the collection's id type.
     """
     target = store.collection(collection)
     earlier = _earlier_end(target, job_id, parent_version, publish.gate.mode)
@@ -158,7 +181,10 @@ def _write(
     today: int,
     lineage: Mapping[str, Any] | None,
 ) -> str | Publication:
-    """Takes the candidate through the steps, up to a written version; its name, or what came of it instead."""
+    """Take the candidate through the steps up to a written version, and return its name.
+
+    Where it ends before that, return the result instead.
+    """
     erased = erased_ids(target)
     wanted = ~erased.matches(candidate.keys)
     live = live_rows(candidate) & wanted
@@ -227,7 +253,7 @@ def _write(
 
 
 def _conclude(target: Collection, version: str, keep_last: int | None, fence: Callable[[], None] | None) -> Publication:
-    """Publishes or holds a written version, as its manifest says; the same again where that happened already."""
+    """Publish or hold a written version, as its manifest says; return the same again where that happened already."""
     manifest = target.manifest(version)
     if manifest["state"] == "candidate":
         reasons = list(manifest["hold_for"])
@@ -257,8 +283,10 @@ def _conclude(target: Collection, version: str, keep_last: int | None, fence: Ca
 
 
 def _earlier_end(target: Collection, job_id: str | None, parent_version: str | None, gate_mode: str) -> str | None:
-    """The version that an earlier attempt of this job wrote for this parent; not one that was held by a gate which the
-    job has been told otherwise about since."""
+    """Return the version that an earlier attempt of this job wrote for this parent, if there is one.
+
+    A version that a gate held does not count if the job has since been given another gate mode.
+    """
     if job_id is None:
         return None
     written = [m for m in target.versions() if m["job"] == job_id and m["parent"] == parent_version]
@@ -279,8 +307,11 @@ def _with(items: ItemVectors, **changes: Any) -> ItemVectors:
 
 @dataclass(frozen=True)
 class _Leaving:
-    """Items of the parent that are not carried on, bool [items of the parent] each: those that training gave up, those
-    that have been carried for too long, and those that somebody is erasing at this moment."""
+    """Items of the parent that are not carried on, bool [items of the parent] each.
+
+    Three kinds: items that training gave up, items that have been carried for too long, and items that are being erased
+    at this moment.
+    """
 
     retired: Array
     expired: Array
@@ -315,7 +346,7 @@ class _Leaving:
 
 
 def _counts(served: Any, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:
-    """Occurrences in this run's training, also of items that are carried; None where unknown."""
+    """Return occurrences in this run's training, also of items that are carried; None where unknown."""
     if candidate.counts is None:
         return None
     if previous is None or not (served.found_rows < 0).any():
@@ -331,7 +362,7 @@ def _counts(served: Any, previous: ItemVectors | None, candidate: ItemVectors) -
 
 @dataclass(frozen=True)
 class _Generation:
-    """Which coordinates the candidate will live in: those of the parent, or new ones."""
+    """The coordinates that the candidate will live in: those of the parent, or new ones."""
 
     number: int
     continues: bool
@@ -364,12 +395,12 @@ class _Generation:
 
 
 def _last_generation(target: Collection) -> int:
-    """The highest generation there is; held versions use up numbers too, because views may be defined for them."""
+    """Return the highest generation; held versions use up numbers too, because views may be defined for them."""
     return max((manifest["anchor_generation"] for manifest in target.versions()), default=0)
 
 
 def _shared(served: VersionReader, candidate: ItemVectors) -> tuple[Array, Array]:
-    """Rows (in served, in candidate) of the items that both have found."""
+    """Return rows (in served, in candidate) of the items that both have found."""
     old, new = shared_rows(served.keys, candidate.keys)
     both = (served.statuses[old] == FOUND) & candidate.evidence[new]
     return old[both], new[both]
@@ -382,8 +413,11 @@ def _alignment(
     publish: PublishSettings,
     generation: _Generation,
 ) -> tuple[str | None, Array | None, str | None]:
-    """(version aligned onto, R, remark). Without an average, versions chained one onto the next would drift, so the
-    anchor generation's first version is what they are aligned onto."""
+    """Return (version aligned onto, R, remark).
+
+    Without an average, versions chained one onto the next would drift, so they are aligned onto the anchor generation's
+    first version.
+    """
     if parent is None or not generation.continues:
         return None, None, None
     if not publish.align:
@@ -405,7 +439,10 @@ def _alignment(
 def _anchor_cosine(
     target: Collection, previous: ItemVectors | None, written: ItemVectors, generation: _Generation
 ) -> float | None:
-    """Mean cosine of what is to be served to the anchor generation's first version, over the items both have found."""
+    """Return the mean cosine of what is to be served to the anchor generation's first version.
+
+    It is over the items that both have found.
+    """
     if previous is None or generation.anchor_version is None:
         return None
     try:
@@ -445,7 +482,7 @@ def _gate(
 
 
 def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
-    """Some rows, whose vectors are not copied."""
+    """Return some rows, whose vectors are not copied."""
     counts = None if items.counts is None else items.counts[rows]
     return ItemVectors(
         items.keys[rows], Picked(items.vectors, rows), norms=items.norms[rows], evidence=items.evidence[rows],
@@ -457,7 +494,7 @@ def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
 
 
 def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, generation: int) -> list[str]:
-    """Creates the default view and those asked for; why not, for those that cannot be."""
+    """Create the default view and the views asked for; return why not, for views that cannot be."""
     wanted: list[ViewSettings] = list(views)
     default = default_view(target.name)
     if default not in {view.name for view in wanted} and not target.has_view(default, generation):

@@ -13,11 +13,18 @@ from embeddings.vectors.lazy_rows import Array, Rows, Vectors, take
 
 
 class ServedRows(Rows):
-    """Row i is that of ``plan.keys[i]``: the candidate's direction in the coordinates of what is served, averaged with
-    the parent's vector where there is one and ``ema`` is on; the parent's vector, bit for bit, where it is carried.
+    """Rows of a version: row i is that of ``plan.keys[i]``.
 
-    candidate: raw rows [n, d]. rotation: R, None for none. parent: what is served, None where nothing is averaged or
-    carried. ``reset``: bool [m], items read so far that took their new vector whole because it was far from the old.
+    It is the candidate's direction in the coordinates of what is served, averaged with the parent's vector where there
+    is one and ``ema`` is on; the parent's vector, bit for bit, where it is carried.
+
+    Args:
+        candidate: raw rows [n, d].
+        rotation: R, None for none.
+        parent: what is served, None where nothing is averaged or carried.
+
+    Attributes:
+        reset: bool [m], items read so far that took their new vector whole because it was far from the old.
     """
 
     def __init__(
@@ -50,7 +57,7 @@ class ServedRows(Rows):
         return vectors
 
     def _renewed(self, found_rows: Array, parent_rows: Array) -> tuple[Array, Array]:
-        """(vectors, reset) of rows that the candidate has found."""
+        """Return (vectors, reset) of rows that the candidate has found."""
         turned = turn_rows(take(self._candidate, found_rows), self._rotation)
         known = np.zeros(len(turned), dtype=np.bool_) if self._ema is None else parent_rows >= 0
         reset = np.zeros(len(turned), dtype=np.bool_)

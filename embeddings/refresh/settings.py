@@ -1,4 +1,4 @@
-"""What the refresh stage is asked for: the shape of a JobSpec's ``publish`` part, and that shape without a JobSpec."""
+"""Settings of a refresh: the shape of a JobSpec's ``publish`` part, and that shape without a JobSpec."""
 
 from __future__ import annotations
 
@@ -69,8 +69,10 @@ class MovingAverage:
 
 @dataclass(frozen=True)
 class Gate:
-    """``enforce``: a candidate that fails is held. ``report``: it is published with the verdict. ``off``: not
-    measured."""
+    """What the gate does with a candidate.
+
+    ``enforce``: a candidate that fails is held. ``report``: it is published with the verdict. ``off``: not measured.
+    """
 
     mode: Literal["enforce", "report", "off"] = "enforce"
 

@@ -1,7 +1,7 @@
-"""Random Fourier features of item vectors: the map, its frequencies, advice on dim and sigma, exports to torch and
-ONNX.
+"""Random Fourier features of item vectors: the map, its frequencies, advice on dim and sigma, exports.
 
-Without torch but for ``torch_module``. Outsiders take ``RandomFourierFeatures`` from here.
+The exports are to torch and ONNX. Without torch but for ``torch_module``. Other packages import
+``RandomFourierFeatures`` from here.
 """
 
 from typing import TYPE_CHECKING

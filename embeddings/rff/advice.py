@@ -1,8 +1,8 @@
 """Which dim and sigma a view should have, measured on the user's own vectors, with the printed bound beside it.
 
-K(h, h') = exp(-sigma^2 |h - h'|^2 / 2) is what features stand for. Two numbers decide whether they can: how far phi's
-inner products are from K (which depends on dim), and how much K differs between pairs of items at all (its *spread*,
-which depends on sigma). An error means little until it is small against the spread.
+K(h, h') = exp(-sigma^2 |h - h'|^2 / 2) is the kernel that features approximate. Two numbers decide whether they can:
+how far phi's inner products are from K (which depends on dim), and how much K differs between pairs of items at all
+(its *spread*, which depends on sigma). An error means little until it is small against the spread.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class DimChoice:
-    """What ``dim_for`` found. ``dim``: the smallest dim tried whose largest kernel error is at most ``epsilon`` (None:
-    none is); ``rms_dim``: the same of the root mean square error. ``max_errors``, ``rms_errors``: at each dim tried.
-    ``bound_dim``: what equation A.6 asks for."""
+    """The dims that ``dim_for`` found.
+
+    Attributes:
+        dim: the smallest dim tried whose largest kernel error is at most ``epsilon`` (None: none is).
+        rms_dim: the same of the root mean square error.
+        max_errors, rms_errors: at each dim tried.
+        bound_dim: what equation A.6 of Xu et al., "Featurizing pretrained representations", asks for.
+    """
 
     dim: int | None
     rms_dim: int | None
@@ -52,7 +57,7 @@ class DimChoice:
     num_vectors: int
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: errors as a list of {dim, max_error, rms_error, rms_error_over_spread}."""
+        """Return the choice for JSON: errors as a list of {dim, max_error, rms_error, rms_error_over_spread}."""
         plain = asdict(self)
         del plain["max_errors"], plain["rms_errors"]
         plain["measured"] = [
@@ -68,9 +73,12 @@ class DimChoice:
 
 
 def bound_dim(epsilon: float, dim_in: int, sigma: float, failure_probability: float = 0.05) -> int:
-    """Output dim 2m at which the printed bound A.6 of Xu et al. promises a kernel error below ``epsilon`` everywhere:
-    2^8 (sigma_Q d_A / epsilon) exp(-m epsilon^2 / (4 (d + 2))) = failure_probability, sigma_Q = sigma sqrt(d), the root
-    of the second moment of u, and d_A = 2 the diameter of the unit sphere. It is far above what is needed."""
+    """Return the output dim 2m at which a printed bound promises a kernel error below ``epsilon`` everywhere.
+
+    It is equation A.6 of Xu et al., "Featurizing pretrained representations": 2^8 (sigma_Q d_A / epsilon) exp(-m
+    epsilon^2 / (4 (d + 2))) = failure_probability, sigma_Q = sigma sqrt(d), the root of the second moment of u, and d_A
+    = 2 the diameter of the unit sphere. It is far above what is needed.
+    """
     ratio = 2**8 * sigma * math.sqrt(dim_in) * 2.0 / (epsilon * failure_probability)
     return 2 * max(math.ceil(4 * (dim_in + 2) / epsilon**2 * math.log(ratio)), 1)
 
@@ -85,10 +93,23 @@ def dim_for(
     num_sampled: int = SAMPLED_ROWS,
     max_dim: int = MAX_DIM,
 ) -> DimChoice:
-    """Measures the kernel error over all pairs of ``num_sampled`` of the user's own vectors [n, d] (zero rows left out)
-    at dims 2d, 4d, 6d, ... in growing steps, until the largest is at most ``epsilon``, with the very frequencies that a
-    view of this seed would have. Raises ValueError for epsilon outside [MIN_EPSILON, 1) and for fewer than two
-    vectors."""
+    """Measure at growing dims which one brings the largest kernel error on the user's own vectors to ``epsilon``.
+
+    The dims are 2d, 4d, 6d, ... in growing steps; the error is over all pairs of the sampled vectors, with the very
+    frequencies that a view of this seed would have.
+
+    Args:
+        epsilon: the kernel error to reach.
+        vectors: [n, d]; zero rows are left out.
+        sigma: of the kernel.
+        seed: of the frequencies.
+        frequencies: one of ``FREQUENCIES``.
+        num_sampled: how many vectors are sampled.
+        max_dim: the largest dim to try.
+
+    Raises:
+        ValueError: epsilon outside [MIN_EPSILON, 1), or fewer than two vectors.
+    """
     if not MIN_EPSILON <= epsilon < 1:
         raise ValueError(f"epsilon is {epsilon}, expected a kernel error between {MIN_EPSILON:g} and 1")
     directions = _sampled(vectors, num_sampled)
@@ -125,9 +146,11 @@ def warnings_of(
     drawn: Array | None = None,
     num_sampled: int = 256,
 ) -> list[dict[str, str]]:
-    """What the consumers of a view should know, as {code, message, remedy}: ``few-frequencies`` where m < d;
-    ``narrow-kernel`` and ``noisy`` as measured on ``vectors`` [n, d] where they are given, with the view's U where
-    ``drawn`` gives it; ``standardise`` always."""
+    """Return what the consumers of a view should know, as {code, message, remedy}.
+
+    The codes are ``few-frequencies`` where m < d; ``narrow-kernel`` and ``noisy`` as measured on ``vectors`` [n, d]
+    where they are given, with the view's U where ``drawn`` gives it; ``standardise`` always.
+    """
     num_frequencies = dim // 2
     found = []
     if num_frequencies < dim_in:
@@ -182,7 +205,7 @@ def _warning(code: str, message: str, remedy: str) -> dict[str, str]:
 
 
 def _directions(vectors: Vectors, num_sampled: int) -> Array:
-    """Unit rows, float64 [<= num_sampled, d], of evenly spread rows that have a direction."""
+    """Return unit rows, float64 [<= num_sampled, d], of evenly spread rows that have a direction."""
     if not isinstance(vectors, Rows):
         vectors = np.asarray(vectors)
     # Zero rows are rare: more than asked for are drawn, so that as many remain.
@@ -202,7 +225,7 @@ def _sampled(vectors: Vectors, num_sampled: int) -> Array:
 
 
 def _pairs(directions: Array, sigma: float) -> tuple[Any, Array]:
-    """(indices of all pairs, K of each)."""
+    """Return (indices of all pairs, K of each)."""
     pairs = np.triu_indices(len(directions), 1)
     exact = np.exp(-(sigma**2) * (1.0 - np.clip(directions @ directions.T, -1, 1)))[pairs]
     return pairs, exact
@@ -220,7 +243,10 @@ class _Measured:
         self._num_summed = 0
 
     def errors(self, num_frequencies: int) -> tuple[float, float]:
-        """(largest, root mean square) error with the first ``num_frequencies``, not fewer than asked for before."""
+        """Return the (largest, root mean square) error with the first ``num_frequencies``.
+
+        They must not be fewer than in an earlier call.
+        """
         if num_frequencies > len(self.frequencies):
             num_drawn = max(num_frequencies, 2 * len(self.frequencies))
             self.frequencies = draw_frequencies(self._directions.shape[1], 2 * num_drawn, *self._drawn)

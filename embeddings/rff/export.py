@@ -1,6 +1,7 @@
-"""A view as the first layer of a frontend model, in two formats: safetensors (U and its description) and ONNX (the
-whole map). Both take item vectors of any length and give what is served, to 1e-6. Torch-free; for torch, see
-:mod:`embeddings.rff.torch_module`.
+"""A view as the first layer of a consumer's model, in two formats: safetensors and ONNX.
+
+The safetensors file has U and its description, the ONNX file the whole map. Both take item vectors of any length and
+give what is served, to 1e-6. Torch-free; for torch, see :mod:`embeddings.rff.torch_module`.
 
     phi(h) = m^{-1/2} [cos(U h), sin(U h)], h brought to unit length first; a zero row gives a zero row.
 """
@@ -25,7 +26,10 @@ _ONNX_IR = 8
 
 
 def layer_metadata(features: RandomFourierFeatures, described: Mapping[str, Any]) -> dict[str, str]:
-    """What both formats carry beside U, as strings: ``described``, the formula, and the sha256 of the U in the file."""
+    """Return what both formats carry beside U, as strings.
+
+    It is ``described``, the formula, and the sha256 of the U in the file.
+    """
     return {
         **{key: str(value) for key, value in described.items()},
         "formula": FORMULA,
@@ -34,7 +38,10 @@ def layer_metadata(features: RandomFourierFeatures, described: Mapping[str, Any]
 
 
 def safetensors_layer(features: RandomFourierFeatures, described: Mapping[str, Any]) -> bytes:
-    """A safetensors file with the tensor ``frequencies``, U float32 [m, d]; the same bytes for the same arguments."""
+    """Return a safetensors file with the tensor ``frequencies``, U float32 [m, d].
+
+    The same arguments give the same bytes.
+    """
     frequencies = _frequencies(features)
     entry = {"dtype": "F32", "shape": list(frequencies.shape), "data_offsets": [0, frequencies.nbytes]}
     # Written here because the library's writer puts metadata in an order of its own at every call.
@@ -44,7 +51,10 @@ def safetensors_layer(features: RandomFourierFeatures, described: Mapping[str, A
 
 
 def onnx_layer(features: RandomFourierFeatures, described: Mapping[str, Any]) -> bytes:
-    """An ONNX model: input ``h`` float32 [batch, d], output ``phi`` float32 [batch, dim], any batch; opset 17."""
+    """Return an ONNX model with input ``h`` float32 [batch, d] and output ``phi`` float32 [batch, dim].
+
+    It takes any batch size; opset 17.
+    """
     # Takes a quarter of a second, which only those who ask for ONNX should wait.
     import onnx
     from onnx import TensorProto, helper, numpy_helper
@@ -97,5 +107,8 @@ def onnx_layer(features: RandomFourierFeatures, described: Mapping[str, Any]) ->
 
 
 def _frequencies(features: RandomFourierFeatures) -> Array:
-    """U as files have it: float32, little-endian. A folded U loses digits far below those of its features."""
+    """Return U as files have it: float32, little-endian.
+
+    A folded U loses digits far below those of its features.
+    """
     return np.ascontiguousarray(features.frequencies, dtype="<f4")

@@ -1,14 +1,15 @@
-"""Random Fourier features of item vectors: a fixed non-linear map of chosen dimension, whose inner product is a
-Gaussian kernel of the vectors (Rahimi and Recht 2007; Xu et al., "Featurizing pretrained representations", section 5).
+"""Random Fourier features of item vectors: a fixed non-linear map whose inner product is a Gaussian kernel.
+
+The dimension is chosen, the kernel is one of the vectors (Rahimi and Recht 2007; Xu et al., "Featurizing pretrained
+representations", section 5).
 
     phi(h) = m^{-1/2} [cos(u_1.h) .. cos(u_m.h), sin(u_1.h) .. sin(u_m.h)],    dim = 2m
     <phi(h), phi(h')>  ~  K(h - h') = exp(-sigma^2 |h - h'|^2 / 2)
 
 ``sigma`` is the standard deviation of the frequencies u. Orthogonal frequencies come in blocks of d with the lengths of
 independent normal vectors; at equal m they err less than independent ones. Structured ones are orthogonal with equal
-lengths, made of signs. U is drawn by a recipe that is written down
-(:mod:`embeddings.rff.frequencies`) and published with its sha256, which is what consumers trust. Which dim and sigma to
-take: :mod:`embeddings.rff.advice`.
+lengths, made of signs. U is drawn by a recipe that is written down (:mod:`embeddings.rff.frequencies`) and published
+with its sha256, which is what consumers trust. Which dim and sigma to take: :mod:`embeddings.rff.advice`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,22 @@ _MIN_CHUNK_ROWS = 64
 class RandomFourierFeatures:
     """phi of the module's formula, for vectors of ``dim_in`` coordinates.
 
-    dim: output coordinates, even (2m). sigma > 0. seed: uint32. frequencies: one of ``FREQUENCIES``.
-    Attributes: ``kind`` (that word), ``frequencies`` U [m, dim_in] (float32; float64 once a rotation is folded in),
-    ``sha256`` of U's little-endian bytes. Warns where m < dim_in: such a view loses directions. Raises ValueError.
+    Warns where m < dim_in: such a view loses directions.
+
+    Args:
+        dim_in: coordinates of the vectors.
+        dim: output coordinates, even (2m).
+        sigma: standard deviation of the frequencies, > 0.
+        seed: uint32.
+        frequencies: one of ``FREQUENCIES``.
+
+    Attributes:
+        kind: the argument ``frequencies``.
+        frequencies: U [m, dim_in] (float32; float64 once a rotation is folded in).
+        sha256: of U's little-endian bytes.
+
+    Raises:
+        ValueError: an argument outside these bounds.
     """
 
     def __init__(
@@ -68,7 +82,11 @@ class RandomFourierFeatures:
         kind: str = "orthogonal",
         sha256: str | None = None,
     ) -> RandomFourierFeatures:
-        """The features of a published U [m, dim_in]. Raises ValueError where its bytes are not those of ``sha256``."""
+        """Return the features of a published U [m, dim_in].
+
+        Raises:
+            ValueError: the bytes of U are not those of ``sha256``, or U has another dtype or shape.
+        """
         frequencies = np.asarray(frequencies)
         if frequencies.ndim != 2 or frequencies.dtype not in (np.float32, np.float64):
             raise ValueError(
@@ -91,8 +109,11 @@ class RandomFourierFeatures:
         return 2 * int(self.frequencies.shape[0])
 
     def fold(self, rotation: Array) -> RandomFourierFeatures:
-        """Features U R^T, for which phi(h; U R^T) = phi(h R; U): a rotation [d, d] at no cost. float64. Raises
-        ValueError for another shape."""
+        """Return the features of U R^T, float64, for which phi(h; U R^T) = phi(h R; U): a rotation [d, d] at no cost.
+
+        Raises:
+            ValueError: a rotation of another shape.
+        """
         rotation = np.asarray(rotation, dtype=np.float64)
         if rotation.shape != (self.dim_in, self.dim_in):
             raise ValueError(f"the rotation has shape {rotation.shape}, the vectors {self.dim_in} coordinates")
@@ -100,9 +121,14 @@ class RandomFourierFeatures:
         return self.from_frequencies(folded, sigma=self.sigma, seed=self.seed, kind=self.kind)
 
     def transform(self, h: Array) -> Array:
-        """phi of each row of ``h`` [n, dim_in], float32 [n, dim]. Rows are unit-normalised first (the kernel is one of
-        directions); each row of phi then has norm 1 and coordinates of at most m^{-1/2}. A zero row, which has no
-        direction, gives a zero row. Raises ValueError for other shapes and for rows that are not finite."""
+        """Return phi of each row of ``h`` [n, dim_in], float32 [n, dim].
+
+        Rows are unit-normalised first (the kernel is one of directions); each row of phi then has norm 1 and
+        coordinates of at most m^{-1/2}. A zero row, which has no direction, gives a zero row.
+
+        Raises:
+            ValueError: other shapes, or rows that are not finite.
+        """
         h = np.asarray(h)
         if h.ndim != 2 or h.shape[1] != self.dim_in:
             raise ValueError(f"vectors have shape {h.shape}, expected [n, {self.dim_in}]")
@@ -125,7 +151,10 @@ class RandomFourierFeatures:
 
 
 def _directions(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:
-    """(unit rows in ``dtype``, indices of zero rows). Rows of ordinary size the quick way, the others by scaling."""
+    """Return (unit rows in ``dtype``, indices of zero rows).
+
+    Rows of ordinary size are normalised the quick way, the others by scaling.
+    """
     if dtype != np.float32 or rows.dtype not in (np.float32, np.float16):
         return _scaled(rows, dtype)
     rows = rows.astype(np.float32, copy=False)
@@ -147,6 +176,6 @@ def _scaled(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:
 
 
 def digest(frequencies: Array) -> str:
-    """sha256 of the array's values, row by row, little-endian."""
+    """Return the sha256 of the array's values, row by row, little-endian."""
     little = np.ascontiguousarray(frequencies, dtype=frequencies.dtype.newbyteorder("<"))
     return hashlib.sha256(little.tobytes()).hexdigest()

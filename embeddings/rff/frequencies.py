@@ -57,8 +57,18 @@ _COS = [(-1.0) ** k / math.factorial(2 * k) for k in range(10)]
 
 
 def draw_frequencies(dim_in: int, dim: int, sigma: float, seed: int = 0, kind: str = "orthogonal") -> Array:
-    """U float32 [dim / 2, dim_in]. dim: output coordinates, even. sigma: standard deviation of the frequencies,
-    MIN_SIGMA to MAX_SIGMA. seed: uint32. kind: one of ``FREQUENCIES``. Raises ValueError."""
+    """Draw U, float32 [dim / 2, dim_in], by the recipe of this module.
+
+    Args:
+        dim_in: coordinates of the vectors.
+        dim: output coordinates, even.
+        sigma: standard deviation of the frequencies, MIN_SIGMA to MAX_SIGMA.
+        seed: uint32.
+        kind: one of ``FREQUENCIES``.
+
+    Raises:
+        ValueError: an argument outside these bounds.
+    """
     if dim_in < 1:
         raise ValueError(f"dim_in is {dim_in}, expected at least 1")
     if dim < 2 or dim % 2:
@@ -76,7 +86,7 @@ def draw_frequencies(dim_in: int, dim: int, sigma: float, seed: int = 0, kind: s
 
 
 def normals(seed: int, stream: int, count: int) -> Array:
-    """``count`` standard normals, float64, by the recipe above."""
+    """Return ``count`` standard normals, float64, by the recipe above."""
     num_pairs = (count + 1) // 2
     words = philox4x32((np.arange(num_pairs), 0, stream, 0), (seed, _KEY))
     a, b = (
@@ -98,7 +108,7 @@ def _logarithm(a: Array) -> Array:
 
 
 def _turn(b: Array) -> tuple[Array, Array]:
-    """(cos, sin) of 2 pi b."""
+    """Return (cos, sin) of 2 pi b."""
     quarter = np.floor(4.0 * b + 0.5)
     x = (4.0 * b - quarter) * _HALF_PI
     y = x * x
@@ -117,7 +127,7 @@ def _horner(coefficients: list[float], x: Array) -> Array:
 
 
 def _tree_sum(values: Array) -> Array:
-    """Sums over the last axis, kept with length 1, in the order that the recipe fixes. Destroys ``values``."""
+    """Return sums over the last axis, kept with length 1, in the order that the recipe fixes; destroys ``values``."""
     length = values.shape[-1]
     width = 1 << max(length - 1, 0).bit_length()
     while width > 1:

@@ -1,4 +1,4 @@
-"""A view as a torch module: the frontend layer for models that are trained or served with torch."""
+"""A view as a torch module: the first layer for models that are trained or served with torch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ class RandomFourierLayer(nn.Module):
 
     @classmethod
     def load(cls, source: bytes | str | os.PathLike[str]) -> RandomFourierLayer:
-        """From a layer in safetensors: its bytes (``Client.layer``) or its path. Raises ValueError where the tensor's
-        sha256 is not the one in the file's metadata."""
+        """Load a layer in safetensors from its bytes (``Client.layer``) or its path.
+
+        Raises:
+            ValueError: the file has no layer, or the tensor's sha256 is not the one in the file's metadata.
+        """
         data = source if isinstance(source, bytes) else Path(source).read_bytes()
         try:
             frequencies = load(data)[TENSOR]

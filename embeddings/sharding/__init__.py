@@ -1,13 +1,13 @@
-"""Our tables under TorchRec's sharding, on any number of ranks, also one: bags and sequences, whole or split.
+"""Embedding tables under TorchRec's sharding, on any number of ranks, also one: bags and sequences, whole or split.
 
-TorchRec plans, wraps and distributes inputs; our sharders make its lookups run
+TorchRec plans, wraps and distributes inputs; the sharders here make its lookups run
 :class:`embeddings.embedding_tables.EmbeddingTables`. What differs from the stock sharders, and why
 (docs/adr/0007-sharding.md):
 
 * SSE. Where rows are whole (table-wise, column-wise, data-parallel) the lookup swaps: after the all-to-all ids are
   ordered by rank, so the index in the concatenation is the index in the global batch. Where they are split (row-wise,
-  grid) the new row may live elsewhere: ids are swapped before they are distributed, with the rank's own offset. The
-  bits are the same (:mod:`embeddings.sse`).
+  grid) the new row may be on another rank: ids are swapped before they are distributed, with the rank's own offset.
+  The bits are the same (:mod:`embeddings.sse`).
 * Replicas of data-parallel tables exchange ids and gradients in backward, and stay equal bit for bit.
 * Splits work on CPU, and with batches that differ between ranks, also empty ones: gloo refuses the reduce-scatter of
   unequal parts that TorchRec uses, so ``SumExchange`` sums after an all-to-all, in rank order.

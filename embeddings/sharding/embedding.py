@@ -104,7 +104,7 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
             self.embeddings = nn.ModuleDict()
 
     def reset_parameters(self) -> None:
-        """Nothing: EmbeddingTables has drawn its initial rows by row number or key, the same in every plan."""
+        """Do nothing: EmbeddingTables has drawn its initial rows by row number or key, the same in every plan."""
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
         return super().input_dist(ctx, self._voted(ctx, features))

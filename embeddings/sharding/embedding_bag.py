@@ -127,10 +127,10 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
             self.embedding_bags = nn.ModuleDict()
 
     def reset_parameters(self) -> None:
-        """Nothing: EmbeddingTables has drawn its initial rows by row number or key, the same in every plan."""
+        """Do nothing: EmbeddingTables has drawn its initial rows by row number or key, the same in every plan."""
 
     def _find_split_means(self) -> dict[str, tuple[str, TableConfig]]:
-        """(feature, table) by the name of its block, for mean features of tables whose rows are split."""
+        """Return (feature, table) by the name of its block, for mean features of tables whose rows are split."""
         found = {}
         for sharding in self._embedding_shardings:
             if isinstance(sharding, OurSharding) and sharding.rows_are_split:

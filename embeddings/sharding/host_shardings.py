@@ -38,7 +38,7 @@ class TableColumnWise(PooledColumns, TwCwPooledEmbeddingSharding):
 
 
 class HostRows(OurSharding):
-    """What shardings share whose rows are split over the ranks of a host."""
+    """The common part of the shardings that split rows over the ranks of a host."""
 
     rows_are_split = True
     _grouped_embedding_configs_per_rank: list[list[GroupedEmbeddingConfig]]

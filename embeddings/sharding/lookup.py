@@ -1,4 +1,4 @@
-"""TorchRec's lookups with our kernel in them."""
+"""TorchRec's lookups with the kernel of this package in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from embeddings.tables.config import TableConfig
 
 
 class TableLookup(GroupedPooledEmbeddingsLookup):
-    """TorchRec's grouped lookup of bags with our kernel in it."""
+    """TorchRec's grouped lookup of bags with the kernel of this package in it."""
 
     def __init__(self, settings: TableSettings, *, rows_are_split: bool, replicated: bool, **keywords: Any) -> None:
         self._build = partial(TableKernel, settings, rows_are_split=rows_are_split, replicated=replicated)
@@ -39,7 +39,7 @@ class TableLookup(GroupedPooledEmbeddingsLookup):
 
 
 class SequenceLookup(GroupedEmbeddingsLookup):
-    """TorchRec's grouped lookup of sequences with our kernel in it."""
+    """TorchRec's grouped lookup of sequences with the kernel of this package in it."""
 
     def __init__(self, settings: TableSettings, *, rows_are_split: bool, replicated: bool, **keywords: Any) -> None:
         self._build = partial(TableKernel, settings, rows_are_split=rows_are_split, replicated=replicated)
@@ -53,7 +53,7 @@ class SequenceLookup(GroupedEmbeddingsLookup):
 
 
 def _type_dummy(lookup: TableLookup | SequenceLookup, settings: TableSettings) -> None:
-    """What a rank without tables sends must have the type of what the others send."""
+    """Give what a rank without tables sends the type of what the others send."""
     dummy = lookup._dummy_embs_tensor
     lookup._dummy_embs_tensor = dummy.detach().to(settings.compute_dtype).requires_grad_()
 
@@ -62,10 +62,9 @@ class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
     """The shards of a group of tables on one rank, looked up by EmbeddingTables; bags or sequences.
 
     Row state is no state of a torch optimizer: it is saved by row (trainer/checkpoint/format.py), so TorchRec's is
-    empty.
-    EmbeddingTables takes a feature once, and TorchRec may hand it over several times, for two tables or for two column
-    shards of one; and it stores its tables in one type, and their state in one: where those of a group differ, or a
-    feature comes again, the group is looked up in several parts.
+    empty. EmbeddingTables takes a feature once, and TorchRec may hand it over several times, for two tables or for two
+    column shards of one; and it stores its tables in one type, and their state in one: where those of a group differ,
+    or a feature comes again, the group is looked up in several parts.
     """
 
     def __init__(
@@ -153,14 +152,14 @@ class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
 
 
 def _fused_parameter(weight: Tensor) -> nn.Parameter:
-    """The rows as TorchRec wants to see them: a parameter that no dense optimizer steps."""
+    """Return the rows as TorchRec wants to see them: a parameter that no dense optimizer steps."""
     parameter = nn.Parameter(weight, requires_grad=False)
     parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
     return parameter
 
 
 def _shard_config(table: TableConfig, shard: ShardedEmbeddingTable, only_sums: bool) -> TableConfig:
-    """The part of ``table`` that TorchRec's ``shard`` stands for; all of it if the shard has no metadata."""
+    """Return the part of ``table`` that TorchRec's ``shard`` stands for; all of it if the shard has no metadata."""
     rows, columns = shard.local_metadata.shard_offsets if shard.local_metadata is not None else (0, 0)
     return dataclasses.replace(
         table,
@@ -176,7 +175,10 @@ def _shard_config(table: TableConfig, shard: ShardedEmbeddingTable, only_sums: b
 
 
 def _parts(tables: Sequence[ShardedEmbeddingTable], settings: TableSettings) -> list[list[ShardedEmbeddingTable]]:
-    """The tables in order, cut wherever a feature would come a second time or another type of rows or state begins."""
+    """Return the tables in order, in several parts.
+
+    A part ends wherever a feature would come a second time or another type of rows or state begins.
+    """
     parts: list[list[ShardedEmbeddingTable]] = []
     seen: set[str] = set()
     before = None

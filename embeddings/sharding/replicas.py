@@ -1,8 +1,9 @@
 """Data-parallel tables: every rank holds all rows, and applies every rank's gradients in the same order.
 
-Not DistributedDataParallel: it averages dense gradients of parameters, our rows are none, and a row's state must be
-updated once. Backward exchanges (ids, output gradient) of each rank, so that :meth:`ReplicatedTables.step` acts on the
-same records everywhere. Replicas then stay equal bit for bit, since a kernel's sums have one order.
+Not DistributedDataParallel: it averages dense gradients of parameters, rows of EmbeddingTables are none, and a row's
+state must be updated once. Backward exchanges (ids, output gradient) of each rank, so that
+:meth:`ReplicatedTables.step` acts on the same records everywhere. Replicas then stay equal bit for bit, since a
+kernel's sums have one order.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class Replicas(nn.Module):
         return self.module(features)
 
     def flush(self) -> None:
-        """Nothing: rows are not cached elsewhere."""
+        """Do nothing: there is no cache of rows."""
 
     def purge(self) -> None:
-        """Nothing: rows are not cached elsewhere."""
+        """Do nothing: there is no cache of rows."""
 
 
 def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
-    """The records of all ranks, in rank order; they may differ in size, also be empty. Collective."""
+    """Return the records of all ranks, in rank order; they may differ in size, also be empty; collective."""
     world_size = dist.get_world_size(group)
     if world_size == 1:
         return [record]
@@ -79,7 +80,7 @@ def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
 
 
 def _gather_flat(mine: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, ...]:
-    """All-gather of flat tensors of different sizes: as all-to-all, because gloo's all-gather wants equal ones."""
+    """Gather flat tensors of different sizes: as all-to-all, because gloo's all-gather wants equal ones."""
     received = mine.new_empty(sum(sizes))
     dist.all_to_all_single(received, mine.repeat(len(sizes)), sizes, [len(mine)] * len(sizes), group=group)
     return received.split(sizes)

@@ -22,9 +22,10 @@ _DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch
 
 @dataclass(frozen=True)
 class TableSettings:
-    """What every shard of the tables is built from; ``sse`` is by feature, ``backend`` left out that of the device.
+    """What every shard of the tables is built from.
 
-    ``dtypes`` and ``state_dtypes`` are by table, and ``dtype`` and ``state_dtype`` those of tables left out.
+    ``sse`` is by feature, ``backend`` left out that of the device. ``dtypes`` and ``state_dtypes`` are by table, and
+    ``dtype`` and ``state_dtype`` those of tables left out.
     """
 
     tables: Mapping[str, TableConfig]
@@ -48,15 +49,15 @@ class TableSettings:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of what lookups give, and of gradients: the same for all tables."""
+        """The dtype of lookups' results and of gradients: the same for all tables."""
         return COMPUTE_DTYPES[self.dtype]
 
     def dtype_of(self, table: str) -> torch.dtype:
-        """Of the stored rows of a table."""
+        """Return the dtype of the stored rows of a table."""
         return self.dtypes.get(table, self.dtype)
 
     def state_dtype_of(self, table: str) -> torch.dtype:
-        """Of the optimizer state of a table."""
+        """Return the dtype of the optimizer state of a table."""
         return self.state_dtypes.get(table, self.state_dtype or self.compute_dtype)
 
     def probability(self, feature: str) -> float:
@@ -82,7 +83,7 @@ class LocalPiece(NamedTuple):
 
 @dataclass
 class Place:
-    """Where in training the next forward is; shared by the input distributions of a module."""
+    """The position in training of the next forward; shared by the input distributions of a module."""
 
     step: int = 1
     sample_offset: int = 0
@@ -90,7 +91,7 @@ class Place:
 
 
 def embedding_bag_collection(tables: Sequence[TableConfig], is_weighted: bool = False) -> EmbeddingBagCollection:
-    """The unsharded bags of these tables, on the meta device: a model holds it until it is sharded.
+    """Return the unsharded bags of these tables, on the meta device: a model holds it until it is sharded.
 
     Pooling is each feature's own (:class:`TableConfig`), so the word in TorchRec's config says nothing. With
     ``is_weighted`` each id comes with a weight.
@@ -109,7 +110,7 @@ def embedding_bag_collection(tables: Sequence[TableConfig], is_weighted: bool = 
 
 
 def embedding_collection(tables: Sequence[TableConfig]) -> EmbeddingCollection:
-    """The unsharded sequences of these tables (``pooling="none"``, equal dims), on the meta device."""
+    """Return the unsharded sequences of these tables (``pooling="none"``, equal dims), on the meta device."""
     configs = [
         EmbeddingConfig(
             name=table.name,
@@ -136,15 +137,20 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 def data_type_of(dtype: torch.dtype) -> DataType | None:
-    """TorchRec's word for the type of stored rows, None where it has none."""
+    """Return TorchRec's word for the type of stored rows, None where it has none."""
     return _DATA_TYPES.get(dtype)
 
 
 def check_collection(
     configs: Sequence[EmbeddingBagConfig] | Sequence[EmbeddingConfig], tables: Mapping[str, TableConfig]
 ) -> None:
-    """Raises ValueError unless the tables of a model's collection are those of the table configs of the same names,
-    pooled where it is one of bags and not pooled where it is one of sequences."""
+    """Check that the tables of a model's collection are those of the table configs of the same names.
+
+    They must be pooled where it is one of bags and not pooled where it is one of sequences.
+
+    Raises:
+        ValueError: they are not.
+    """
     found = {
         config.name: (
             config.num_embeddings,
@@ -168,5 +174,5 @@ def check_collection(
 
 
 def pooling_of(table: TableConfig, feature: str) -> Pooling:
-    """How ``feature`` is pooled in ``table``."""
+    """Return how ``feature`` is pooled in ``table``."""
     return tuple(table.pooling)[table.features.index(feature)]  # type: ignore[return-value]  # a tuple once built

@@ -20,22 +20,28 @@ if TYPE_CHECKING:
 
 
 class RowsOfRank:
-    """What this rank holds of tables, and the steps of its rows. Nothing here communicates."""
+    """The parts of tables that this rank holds, and the steps of their rows; nothing here communicates."""
 
     def kernels(self) -> Iterator[EmbeddingTables]:
-        """Every EmbeddingTables of this rank."""
+        """Yield every EmbeddingTables of this rank."""
         raise NotImplementedError
 
     def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
-        """Before each training forward: the step it computes, the index in the global batch of this rank's first sample
-        and that of the first sample of all ranks, which is not 0 in the later micro-batches of a step."""
+        """Set where in training the next forward is; call it before each training forward.
+
+        Args:
+            step: the step that the forward computes.
+            sample_offset: the index in the global batch of this rank's first sample.
+            part_offset: the index of the first sample of all ranks, which is not 0 in the later micro-batches of a
+                step.
+        """
         for kernel in self.kernels():
             # A replica sees this rank's samples. Other lookups that swap see those of all ranks; those of split rows
             # swap nothing.
             kernel.set_context(step, sample_offset if isinstance(kernel, ReplicatedTables) else part_offset)
 
     def step(self, k: int, scale: float = 1.0) -> None:
-        """Applies what this rank's backward recorded, times ``scale``, as step ``k``.
+        """Apply what this rank's backward recorded, times ``scale``, as step ``k``.
 
         Where it raised it can be tried again: tables that have taken the step do not take it twice.
         """
@@ -44,7 +50,10 @@ class RowsOfRank:
                 kernel.step(k, scale)
 
     def gradient_squared_norm(self) -> float:
-        """This rank's part of the sum over all rows of |gradient|^2: the sum over ranks counts each element once."""
+        """Return this rank's part of the sum over all rows of |gradient|^2.
+
+        The sum over ranks counts each element once.
+        """
         return sum(
             kernel.gradient_squared_norm()
             for kernel in self.kernels()
@@ -52,25 +61,25 @@ class RowsOfRank:
         )
 
     def perturbed(self, scale: float) -> list[Perturbed]:
-        """Moves this rank's touched rows by ``scale`` times their gradient, until each of these is undone."""
+        """Move this rank's touched rows by ``scale`` times their gradient, until each of the results is undone."""
         return [perturb(kernel, scale) for kernel in self.kernels()]
 
     def reset(self, completed_steps: int) -> None:
-        """Initial rows and state, whose steps count from ``completed_steps`` on."""
+        """Set initial rows and state, whose steps count from ``completed_steps`` on."""
         for kernel in self.kernels():
             kernel.reset(completed_steps)
 
     def discard(self) -> None:
-        """Drops what this rank's backward recorded."""
+        """Drop what this rank's backward recorded."""
         for kernel in self.kernels():
             kernel.discard()
 
     def non_finite_tables(self) -> list[str]:
-        """Tables with a gradient recorded on this rank that is not finite."""
+        """Return the tables with a gradient recorded on this rank that is not finite."""
         return sorted({name for kernel in self.kernels() for name in kernel.non_finite_tables()})
 
     def local_pieces(self) -> list[LocalPiece]:
-        """What this rank holds of every table, sorted by name, row_start and column_start."""
+        """Return what this rank holds of every table, sorted by name, row_start and column_start."""
         pieces = [
             LocalPiece(
                 table.name,
@@ -88,7 +97,7 @@ class RowsOfRank:
 
 
 class ShardedTables(RowsOfRank, nn.Module):
-    """The part of a model that looks sharded tables up. Only ``forward`` and ``backward`` communicate.
+    """The part of a model that looks sharded tables up; only ``forward`` and ``backward`` communicate.
 
     A class of TorchRec stands beside it in each subclass.
     """
@@ -101,7 +110,7 @@ class ShardedTables(RowsOfRank, nn.Module):
     _lookups: list[nn.Module]
 
     def _prepare(self, settings: TableSettings, names: list[str]) -> None:
-        """Before TorchRec's constructor, which builds shardings that need these."""
+        """Set what TorchRec's constructor needs, which builds shardings; call it before."""
         # Not yet a Module: plain attributes are all that may be set.
         self.settings = settings
         self._place = Place()
@@ -116,7 +125,10 @@ class ShardedTables(RowsOfRank, nn.Module):
         return self
 
     def _voted(self, ctx: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """What to distribute: the input, or nothing of it where it is bad. ``ctx.vote`` is to be counted later."""
+        """Return what to distribute: the input, or nothing of it where it is bad.
+
+        ``ctx.vote`` is to be counted later.
+        """
         problem = problem_of(features, self._readers, self.settings.bounds == "fatal")
         ctx.vote = Vote(problem, self._env.process_group, features.values().device)
         return features if problem is None else emptied(features)
@@ -132,7 +144,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         super().set_context(step, sample_offset, part_offset)
 
     def _replicate(self) -> None:
-        """Puts :class:`Replicas` where TorchRec puts DistributedDataParallel."""
+        """Put :class:`Replicas` where TorchRec puts DistributedDataParallel."""
         for number, lookup in enumerate(self._lookups):
             if any(isinstance(module, ReplicatedTables) for module in lookup.modules()):
                 self._lookups[number] = Replicas(lookup)

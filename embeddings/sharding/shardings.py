@@ -1,4 +1,7 @@
-"""How tables are split: TorchRec's shardings with our lookups in them, and our exchanges where rows are split."""
+"""How tables are split: TorchRec's shardings with the lookups of this package.
+
+Where rows are split, the exchanges are those of this package too.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,15 @@ from embeddings.sharding.settings import Place, TableSettings
 
 
 class OurSharding:
-    """What all shardings share; a class of TorchRec stands after it in each.
+    """The common part of all shardings; a class of TorchRec stands after it in each.
 
     Attributes:
         replicated: whether every rank holds all rows.
         rows_are_split: whether ids must be swapped before they are distributed.
-        columns_are_split: whether a row may be on several ranks. Raises ValueError for optimizers that need all of it.
+        columns_are_split: whether a row may be on several ranks.
+
+    Raises:
+        ValueError: columns are split, and the optimizer needs all of a row.
     """
 
     replicated = False
@@ -71,15 +77,15 @@ class OurSharding:
         )
 
     def _local_groups(self) -> list[GroupedEmbeddingConfig]:
-        """The groups of tables that this rank holds a part of."""
+        """Return the groups of tables that this rank holds a part of."""
         return self._grouped_embedding_configs  # type: ignore[attr-defined, no-any-return]
 
     def _groups(self) -> list[GroupedEmbeddingConfig]:
-        """The groups of tables in the order of the features that this sharding takes."""
+        """Return the groups of tables in the order of the features that this sharding takes."""
         return self._grouped_embedding_configs  # type: ignore[attr-defined, no-any-return]
 
     def blocks(self) -> Iterator[tuple[str, str, str]]:
-        """(block name, feature, table) in the order of the features that this sharding takes."""
+        """Yield (block name, feature, table) in the order of the features that this sharding takes."""
         for group in self._groups():
             for table in group.embedding_tables:
                 for name, feature in zip(table.embedding_names, table.feature_names, strict=True):
@@ -109,7 +115,7 @@ class TableWise(OurSharding, TwPooledEmbeddingSharding):
 
 
 class PooledColumns(OurSharding):
-    """What shardings of bags share whose columns are split alone."""
+    """The common part of the shardings of bags in which columns alone are split."""
 
     # Of the column shards, rank by rank; and how those of a feature come together.
     _embedding_dims: list[int]
@@ -123,7 +129,10 @@ class PooledColumns(OurSharding):
 
 
 class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
-    """Columns of a table on several ranks. Every shard looks the same ids up, and draws the same swaps."""
+    """Columns of a table on several ranks.
+
+    Every shard looks the same ids up, and draws the same swaps.
+    """
 
     columns_are_split = True
 
@@ -150,7 +159,7 @@ class RowWise(OurSharding, RwPooledEmbeddingSharding):
 
 
 class SequenceSharding(OurSharding):
-    """What shardings of sequences share whose rows travel."""
+    """The common part of the shardings of sequences in which rows travel."""
 
     _lookup = SequenceLookup
 
@@ -159,24 +168,24 @@ class SequenceSharding(OurSharding):
 
 
 class SequenceTableWise(SequenceSharding, TwSequenceEmbeddingSharding):
-    """As :class:`TableWise`, for sequences."""
+    """:class:`TableWise` for sequences."""
 
 
 class SequenceColumnWise(SequenceSharding, CwSequenceEmbeddingSharding):
-    """As :class:`ColumnWise`, for sequences; all shards have one width (TorchRec's rule)."""
+    """:class:`ColumnWise` for sequences; all shards have one width (TorchRec's rule)."""
 
     columns_are_split = True
 
 
 class SequenceReplicated(OurSharding, DpSequenceEmbeddingSharding):
-    """As :class:`Replicated`, for sequences."""
+    """:class:`Replicated` for sequences."""
 
     replicated = True
     _lookup = SequenceLookup
 
 
 class SequenceRowWise(SequenceSharding, RwSequenceEmbeddingSharding):
-    """As :class:`RowWise`, for sequences: rows travel back, nothing is summed."""
+    """:class:`RowWise` for sequences: rows travel back, nothing is summed."""
 
     rows_are_split = True
 

@@ -1,6 +1,6 @@
 """Stochastic Shared Embeddings: which ids are swapped, for which others, and graphs over rows to walk on.
 
-``graph`` needs no torch. Outsiders take ``StochasticSharedEmbedding`` from here.
+``graph`` needs no torch. Other packages import ``StochasticSharedEmbedding`` from here.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What SSE is asked for: how often an id is swapped, and for which others. Without torch."""
+"""Configuration of SSE: how often an id is swapped, and for which others; without torch."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class SSEConfig:
 
     @property
     def asks_graph(self) -> bool:
-        """Whether the graph has a say in what becomes of a swapped id."""
+        """Whether the graph decides what becomes of a swapped id."""
         return self.graph is not None and (self.rho != 1.0 or self.restart is not None)

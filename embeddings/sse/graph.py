@@ -1,4 +1,4 @@
-"""Graphs over the rows of a table, for SSE-Graph (Wu et al., NeurIPS 2019, equation 3). Numpy alone, torch-free."""
+"""Graphs over the rows of a table, for SSE-Graph (Wu et al., NeurIPS 2019, equation 3); numpy alone, torch-free."""
 
 from __future__ import annotations
 
@@ -50,13 +50,18 @@ class Graph:
         symmetric: bool = True,
         first_live_row: int = 2,
     ) -> Graph:
-        """From pairs of rows, in any order. Repeated edges count once.
+        """Build a graph from pairs of rows, in any order.
 
-        Self-loops and edges at rows below ``first_live_row`` (padding, unknown), which SSE never swaps, are left out.
+        Repeated edges count once. Self-loops and edges at rows below ``first_live_row`` (padding, unknown), which SSE
+        never swaps, are left out.
 
         Args:
-            source, target: integers [E], rows in [0, num_rows).
-            symmetric: j ~ k makes k ~ j, as equation 3 has it. False: only targets are neighbours, of their source.
+            source: integers [E], rows in [0, num_rows).
+            target: integers [E], likewise, the other end of each edge.
+            num_rows: rows of the table, in [1, 2^31].
+            symmetric: j ~ k makes k ~ j, as equation 3 of Wu et al. has it. False: only targets are neighbours, of
+                their source.
+            first_live_row: the first row that SSE may swap.
 
         Raises:
             ValueError: shapes or types that do not fit, or a row outside the table; says where.
@@ -102,12 +107,12 @@ class Graph:
 
     @property
     def degrees(self) -> npt.NDArray[np.int64]:
-        """Number of neighbours of each row, [num_rows]."""
+        """The number of neighbours of each row, [num_rows]."""
         degrees: npt.NDArray[np.int64] = np.diff(self.offsets)
         return degrees
 
     def validate(self) -> None:
-        """Raises ValueError, saying what is wrong and where, for arrays that are not a graph as the class has it."""
+        """Raise ValueError, saying what is wrong and where, for arrays that are not a graph as the class has it."""
         offsets, neighbours = self.offsets, self.neighbours
         if offsets.dtype != np.int64 or neighbours.dtype != np.int32 or offsets.ndim != 1 or neighbours.ndim != 1:
             raise ValueError(
@@ -143,7 +148,7 @@ class Graph:
             raise ValueError(f"graph: row {row} is its own neighbour: remove self-loops")
 
     def check_fits(self, table: str, num_rows: int, first_live_row: int) -> None:
-        """Raises ValueError unless the graph is over the rows of this table, without edges at its reserved rows."""
+        """Raise ValueError unless the graph is over the rows of this table, without edges at its reserved rows."""
         if self.num_rows != num_rows:
             raise ValueError(
                 f"table '{table}' has {num_rows} rows, its graph {self.num_rows}: build it with num_rows={num_rows}"
@@ -157,16 +162,16 @@ class Graph:
             )
 
     def turned(self, by: int) -> Graph:
-        """The graph of rows (j - by) modulo num_rows, where row j was."""
+        """Return the graph of rows (j - by) modulo num_rows, where row j was."""
         rows = np.repeat(np.arange(self.num_rows, dtype=np.int32), self.degrees)
         source, target = ((ends - np.int64(by)) % self.num_rows for ends in (rows, self.neighbours))
         return Graph.from_edges(source, target, self.num_rows, symmetric=False, first_live_row=0)
 
     def thresholds(self, rho: float, num_others: int) -> npt.NDArray[np.uint64]:
-        """By degree d: a 32-bit word below this makes a hit a neighbour, uint64 [largest degree + 1].
+        """Return for each degree d the 32-bit word below which a hit becomes a neighbour, uint64 [largest degree + 1].
 
-        ceil(rho d / Z 2^32) with Z = rho d + (num_others - d), from equation 3. It is computed here alone, in float64,
-        so that kernels compare integers and agree bit for bit.
+        ceil(rho d / Z 2^32) with Z = rho d + (num_others - d), from equation 3 of Wu et al. It is computed here alone,
+        in float64, so that kernels compare integers and agree bit for bit.
         """
         found = self._thresholds.get((rho, num_others))
         if found is None:
@@ -176,7 +181,7 @@ class Graph:
         return found
 
     def has_edges(self, rows: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether others[i] is a neighbour of rows[i], by binary search in all lists at once."""
+        """Return whether others[i] is a neighbour of rows[i], by binary search in all lists at once."""
         low, end = self.offsets[rows], self.offsets[rows + 1]
         high = end.copy()
         while (open_ := low < high).any():
@@ -206,7 +211,7 @@ class PackedGraphs(NamedTuple):
 
 
 def pack_graphs(graphs: Sequence[tuple[Graph, float, int] | None]) -> PackedGraphs:
-    """Packs (graph, rho, number of other live rows) or None for each feature. One graph alone is not copied."""
+    """Pack (graph, rho, number of other live rows) or None for each feature; one graph alone is not copied."""
     starts = np.full((len(graphs), 2), -1, dtype=np.int64)
     placed: dict[Graph, int] = {}
     offsets: list[npt.NDArray[np.int64]] = []

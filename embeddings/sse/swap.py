@@ -50,17 +50,20 @@ NEIGHBOUR_STREAM = 1 << 29
 
 
 def hit_threshold(probability: float) -> int:
-    """A 32-bit word below this is a hit: ceil(p0 2^32), so that word < p0 2^32 exactly."""
+    """Return the 32-bit word below which a word is a hit: ceil(p0 2^32), so that word < p0 2^32 exactly."""
     return math.ceil(probability * 2.0**32)
 
 
 def feature_word(feature: str) -> int:
-    """The upper half of the third counter word."""
+    """Return the upper half of the third counter word."""
     return zlib.crc32(feature.encode()) & 0xFFFF0000
 
 
 def check_sse(table: TableConfig, feature: str, config: SSEConfig) -> None:
-    """Raises ValueError where the graph of ``config`` is not over the rows of the feature's table."""
+    """Raise ValueError where the graph of ``config`` is not over the rows of the feature's table.
+
+    Dynamic tables are refused as well, since SSE could draw a row that belongs to no id.
+    """
     if table.grows and config.probability > 0.0:
         raise ValueError(
             f"feature '{feature}': table '{table.name}' grows, and SSE could draw a row that is nobody's: use a table "
@@ -81,7 +84,7 @@ def swap_in_numpy(
     step: int,
     sample_offset: int = 0,
 ) -> torch.Tensor:
-    """The ids of one feature after SSE: what :func:`embeddings.kernels.swap.swap` returns, computed plainly."""
+    """Return the ids of one feature after SSE: those of :func:`embeddings.kernels.swap.swap`, computed plainly."""
     bounds = (offsets - offsets[0]).numpy()
     lengths = np.diff(bounds)
     samples = np.repeat(np.arange(len(lengths)), lengths) + sample_offset
@@ -92,12 +95,12 @@ def swap_in_numpy(
 
 
 class SwapDraws(NamedTuple):
-    """What compiled swaps of several features need; the last three are those of
-    :class:`embeddings.sse.graph.PackedGraphs`.
+    """The arrays that compiled swaps of several features need.
 
-    ``words``, uint64 [F, 9]: hit threshold (0: nothing is swapped), third counter word, key (2), number of other live
-    rows, first live row, where the feature's graph starts in ``offsets`` plus 1 (0: no graph), its thresholds in
-    ``thresholds``, and the threshold below which a walk ends (0: no walk).
+    The last three are those of :class:`embeddings.sse.graph.PackedGraphs`. ``words``, uint64 [F, 9]: hit threshold (0:
+    nothing is swapped), third counter word, key (2), number of other live rows, first live row, where the feature's
+    graph starts in ``offsets`` plus 1 (0: no graph), its thresholds in ``thresholds``, and the threshold below which a
+    walk ends (0: no walk).
     """
 
     words: np.ndarray
@@ -107,7 +110,7 @@ class SwapDraws(NamedTuple):
 
 
 def swap_draws(features: Sequence[tuple[TableConfig, str, SSEConfig]], seed: int) -> SwapDraws:
-    """For each (table, feature, config) what its compiled swaps need."""
+    """Return for all (table, feature, config) what their compiled swaps need."""
     graphs: list[tuple[Graph, float, int] | None] = []
     words = np.zeros((len(features), 9), dtype=np.uint64)
     for f, (table, feature, config) in enumerate(features):
@@ -134,7 +137,7 @@ def swap_ids(
     seed: int,
     step: int,
 ) -> np.ndarray:
-    """As :func:`swap`, for ids with their global samples and positions given, each int64 [n]."""
+    """Return ids after SSE as :func:`swap_in_numpy` does, with their global samples and positions given, int64 [n]."""
     swapped: np.ndarray = ids.copy()
     first, num_others = table.first_live_row, table.num_rows - table.first_live_row - 1
     if num_others < 1 or config.probability == 0.0:
@@ -179,7 +182,7 @@ def _swap_for_neighbours(
     words: Callable[[np.ndarray, int], np.ndarray],
     below: Callable[[np.ndarray, np.ndarray, int], np.ndarray],
 ) -> np.ndarray:
-    """Swaps, in place, those hits that a neighbour replaces; returns the others."""
+    """Swap, in place, those hits that a neighbour replaces; return the others."""
     start = graph.offsets[ids[hits]]
     degree = graph.offsets[ids[hits] + 1] - start
     near = words(hits, NEIGHBOUR_STREAM) < graph.thresholds(rho, num_others)[degree]
@@ -196,7 +199,7 @@ def _walk(
     words: Callable[[np.ndarray, int], np.ndarray],
     below: Callable[[np.ndarray, np.ndarray, int], np.ndarray],
 ) -> np.ndarray:
-    """Swaps, in place, the hits with neighbours for the end of a walk from each; returns the others."""
+    """Swap, in place, the hits with neighbours for the end of a walk from each; return the others."""
     degrees = graph.degrees
     alone: np.ndarray = hits[degrees[ids[hits]] == 0]
     walking = hits[degrees[ids[hits]] > 0]

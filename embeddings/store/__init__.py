@@ -1,6 +1,6 @@
-"""The feature store: immutable versions of item vectors, one atomic switch, readers that never wait. Without torch.
+"""The feature store: immutable versions of item vectors, one atomic switch, readers that never wait.
 
-``open_store`` is the way in, for whoever reads or publishes vectors.
+``open_store`` is the entry point for code that reads or publishes vectors. Without torch.
 """
 
 from typing import TYPE_CHECKING

@@ -22,9 +22,21 @@ from embeddings.vectors.lazy_rows import CHUNK_ROWS, Array, Vectors
 def write_streamed(
     path: Path, columns: dict[str, pa.Array], name: str, vectors: Vectors, dtype: Any = np.float32
 ) -> dict[str, Any]:
-    """Writes one record batch of ``columns`` and, last, the column ``name``: ``vectors`` [n, d] as fixed-size lists of
-    ``dtype``, read a few thousand rows at a time. Durable; the manifest's entry for the file: {"name", "sha256",
-    "bytes"}. Raises ValueError for a row that is not finite in ``dtype``."""
+    """Write one record batch to ``path`` durably, its largest column a part at a time.
+
+    Args:
+        path: the file to write.
+        columns: the other columns, which come first.
+        name: of the last column.
+        vectors: [n, d], the last column's rows as fixed-size lists of ``dtype``, read a few thousand at a time.
+        dtype: of the last column's values.
+
+    Returns:
+        The manifest's entry for the file: {"name", "sha256", "bytes"}.
+
+    Raises:
+        ValueError: a row that is not finite in ``dtype``.
+    """
     num_rows, dim = vectors.shape
     dtype = np.dtype(dtype)
     # Pages of it that nobody touches take no memory; it goes when the last buffer over it does.
@@ -52,14 +64,17 @@ def _chunks(vectors: Vectors, dtype: np.dtype[Any]) -> Iterator[Array]:
 
 
 def _all_finite(rows: Array) -> bool:
-    """Half-precision rows are judged by their bits: NumPy's isfinite takes 17 times as long."""
+    """Return whether all rows are finite.
+
+    Half-precision rows are judged by their bits: NumPy's isfinite takes 17 times as long.
+    """
     if rows.dtype == np.float16 and rows.size:
         return bool((rows.view(np.uint16) & np.uint16(0x7FFF)).max() < 0x7C00)
     return bool(np.isfinite(rows).all())
 
 
 class _Sink:
-    """What Arrow writes to: passes everything on, but chunks in place of the placeholder."""
+    """The file that Arrow writes to: passes everything on, but chunks in place of the placeholder."""
 
     def __init__(self, file: HashingFile, placeholder: pa.Buffer, chunks: Callable[[], Iterator[Array]]):
         self._file = file

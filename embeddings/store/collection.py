@@ -85,26 +85,36 @@ class Collection:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
-        """Whether there is any version."""
+        """Return whether there is any version."""
         return self._pointer.read().version is not None or bool(self._version_names())
 
     def current(self) -> str | None:
-        """The version that is served, None before the first one. Sees another process's switch at once."""
+        """Return the version that is served, None before the first one; another process's switch is seen at once."""
         return self._pointer.read().version
 
     def history(self) -> list[dict[str, Any]]:
-        """The latest switches, oldest first: {version, at, kind: publish|promote, reason, override_gate, key}."""
+        """Return the latest switches, oldest first.
+
+        Each is {version, at, kind: publish|promote, reason, override_gate, key}.
+        """
         return copy.deepcopy(self._pointer.read().history)
 
     def versions(self) -> list[dict[str, Any]]:
-        """Manifests of all versions, oldest first, with their states."""
+        """Return manifests of all versions, oldest first, with their states."""
         return [self.manifest(version) for version in self._version_names()]
 
     def manifest(self, version: str = "current") -> dict[str, Any]:
-        """The manifest (contract.md) of a version or of the current one, with ``state`` and, if held, ``reasons``;
-        ``override``: {reason, key, at} where somebody had it served although the gate held it, else None.
-        ``damaged``: what this process found wrong with the version's files, else None. Raises UnknownVersion,
-        UnknownCollection, CorruptStore."""
+        """Return the manifest of a version or of the current one.
+
+        It has, beside what was written with the version, ``state`` and, if held, ``reasons``; ``override``: {reason,
+        key, at} where somebody had it served although the gate held it, else None; ``damaged``: what this process found
+        wrong with the version's files, else None.
+
+        Raises:
+            UnknownVersion: there is no such version.
+            UnknownCollection: the collection has no version.
+            CorruptStore: the manifest is damaged.
+        """
         version = self._resolve(version)
         manifest = self._stored_manifest(version)
         served = self._pointer.read()
@@ -128,10 +138,16 @@ class Collection:
         }
 
     def open(self, version: str = "current") -> VersionReader:
-        """A reader of a version, or of the one current now; files are checked against the manifest's sha256 once per
-        process. A damaged current version is not served: the one served before it is, an alert is raised (see
-        ``damaged``), and ``reader.version`` says which it is. Raises UnknownVersion, UnknownCollection; CorruptStore
-        for a version asked for by name, or if no other is whole."""
+        """Return a reader of a version, or of the one current now.
+
+        Files are checked against the manifest's sha256 once per process. A damaged current version is not served: the
+        one served before it is, an alert is raised (see ``damaged``), and ``reader.version`` says which it is.
+
+        Raises:
+            UnknownVersion: there is no such version.
+            UnknownCollection: the collection has no version.
+            CorruptStore: a version asked for by name is damaged, or no other is whole.
+        """
         if version != "current":
             name = self._resolve(version)
             self._refuse_expired(name)
@@ -150,20 +166,30 @@ class Collection:
         raise AssertionError("unreachable")
 
     def lookup(self, ids: Any, version: str = "current") -> tuple[str, Array, Array]:
-        """(version, status uint8 [n], vectors float32 [n, d]) of ``ids`` in one version, in the order asked for: what
-        ``open(version).lookup(ids)`` gives, where the rows lie elsewhere in one round trip instead of two. Raises what
-        those raise."""
+        """Look up ``ids`` in one version, as ``open(version).lookup(ids)`` does.
+
+        Where the rows are in a remote store this takes one round trip instead of two. Raises what those raise.
+
+        Returns:
+            (version, status uint8 [n], vectors float32 [n, d]) of ``ids``, in the order asked for.
+        """
         reader = self.open(version)
         return reader.version, *reader.lookup(ids)
 
     def steady(self) -> contextlib.AbstractContextManager[None]:
-        """What this thread reads of the collection in here is of one look at where it lies: what belongs together does
-        not ask again and again, and sees no switch in between."""
+        """Read one state of the collection inside this context, in this thread.
+
+        Where the collection is remote, its index is looked at once: reads that belong together do not ask again and
+        again, and see no switch in between.
+        """
         return contextlib.nullcontext()
 
     def mapped(self, view: str, version: str = "current") -> dict[str, Any] | None:
-        """The entry of a view, where a lookup through it in a version needs nothing but what this process has checked
-        and mapped already, and so takes no longer than its rows do; else None, also for what there is not."""
+        """Return the entry of a view if a lookup needs only what this process has checked and mapped already.
+
+        Such a lookup, through the view in the version, takes no longer than its rows do. Else None, also for what there
+        is not.
+        """
         served = self._pointer.read()
         with self._lock:
             reader = self._readers.get((served.version if version == "current" else version) or "")
@@ -176,15 +202,17 @@ class Collection:
         return None
 
     def serves_alone(self) -> bool:
-        """Whether vectors can be fetched with what is on this machine."""
+        """Return whether vectors can be fetched with what is on this machine."""
         with contextlib.suppress(StoreError, OSError):
             self.open()
             return True
         return False
 
     def damaged(self) -> dict[str, str]:
-        """What this process found damaged: the versions, and what is wrong with each. A version that was restored and
-        opened since is not among them."""
+        """Return the versions that this process found damaged, and what is wrong with each.
+
+        A version that was restored and opened since is not among them.
+        """
         with self._lock:
             return dict(self._damaged)
 
@@ -218,8 +246,11 @@ class Collection:
         return reader
 
     def _refuse_expired(self, name: str) -> None:
-        """Raises UnknownVersion for an expired version, whoever had it expire; what this process has open of it is
-        given out no more. The current version never expires: fetches of it need not ask."""
+        """Raise UnknownVersion for an expired version, whichever process expired it.
+
+        What this process has open of it is given out no more. The current version never expires: fetches of it need not
+        ask.
+        """
         if self._is_expired(name):
             self._forget(name)
             raise UnknownVersion(f"version {name} of '{self.name}' has expired: its vectors were removed") from None
@@ -228,7 +259,7 @@ class Collection:
         return VersionReader(self._versions / name, manifest)
 
     def _instead_of(self, name: str, error: CorruptStore) -> VersionReader:
-        """The latest whole version that was served before the damaged one."""
+        """Return a reader of the latest whole version that was served before the damaged one."""
         for previous in reversed(self._pointer.read().versions):
             if previous != name:
                 with contextlib.suppress(CorruptStore, UnknownVersion):
@@ -237,7 +268,7 @@ class Collection:
         raise error
 
     def snapshot(self, path: Path | str, version: str = "current") -> Path:
-        """Writes a version to a Parquet file (see VersionReader.snapshot)."""
+        """Write a version to a Parquet file (see VersionReader.snapshot)."""
         with disk_errors(Path(path)):
             return self.open(version).snapshot(path)
 
@@ -258,14 +289,29 @@ class Collection:
         rotation: Array | None = None,
         dtype: Literal["float32", "float16"] = "float32",
     ) -> str:
-        """Writes a new immutable version in state candidate and returns its name; nothing that is served changes.
+        """Write a new immutable version in state candidate and return its name; nothing that is served changes.
 
-        The rows of ``items`` are stored as they are: directions, all finite; they are read once, in order, a part at a
-        time. ``alignment``: for the manifest; a function of the rows as they were written (memory-mapped) where it is
-        only known then. Views of ``anchor_generation`` are recorded with copies of their frequencies, materialized ones
-        with their rows. ``rotation`` [d, d]: what turned the model's own vectors into those of the version, kept for
-        consumers that have the former. ``dtype``: what the vectors are stored as; lookups give float32 either way.
-        Raises ValueError for no rows or rows that are not finite in it, IdsErased for ids that were, StoreFull.
+        Views of ``anchor_generation`` are recorded with copies of their frequencies, materialized ones with their rows.
+
+        Args:
+            items: rows, stored as they are: directions, all finite; they are read once, in order, a part at a time.
+            parent: the version that this one was made from.
+            job: the job that made it.
+            anchor_generation: the generation whose coordinates the vectors are in.
+            anchor_version: the first version of that generation.
+            missing: how many ids have no vector.
+            alignment: for the manifest; a function of the rows as they were written (memory-mapped) where it is only
+                known then.
+            gate: the gate's checks, for the manifest.
+            extra: further entries of the manifest.
+            rotation: [d, d], what turned the model's own vectors into those of the version, kept for consumers that
+                have the former.
+            dtype: what the vectors are stored as; lookups give float32 either way.
+
+        Raises:
+            ValueError: no rows, or rows that are not finite in ``dtype``.
+            IdsErased: rows of ids that were erased.
+            StoreFull: the disk, quota or file size limit ended the write.
         """
         if dtype not in ("float32", "float16"):
             raise ValueError(f"dtype '{dtype}' is not one of float32, float16")
@@ -320,12 +366,23 @@ class Collection:
         return version
 
     def publish(self, version: str, expected_parent: str | None) -> None:
-        """Makes ``version`` the current one if ``expected_parent`` (None: no version) is current now; atomic and
-        durable. Does nothing where it is current already. Raises StaleParent, UnknownVersion, StoreFull."""
+        """Make ``version`` the current one if ``expected_parent`` (None: no version) is current now.
+
+        The switch is atomic and durable. Does nothing where the version is current already.
+
+        Raises:
+            StaleParent: another version is current.
+            UnknownVersion: there is no such version.
+            StoreFull: the disk, quota or file size limit ended the write.
+        """
         self._switch(version, kind="publish", reason="published", expected=expected_parent, compare=True)
 
     def hold(self, version: str, reasons: Sequence[str]) -> None:
-        """Marks a candidate as held, with the reasons; what is served does not change."""
+        """Mark a candidate as held, with the reasons; what is served does not change.
+
+        Raises:
+            StoreError: the version is no candidate.
+        """
         self._check_named(version)
         with disk_errors(self.directory), self._writing():
             state = self.manifest(version)["state"]
@@ -344,13 +401,22 @@ class Collection:
         *,
         key: str | None = None,
     ) -> None:
-        """Makes any kept version the current one: an older one is the rollback, a held one needs ``override_gate``.
-        ``key``: the id of the key that asked for it, kept with the reason.
+        """Make any kept version the current one: an older one is the rollback, a held one needs ``override_gate``.
 
-        ``if_current``: refuse with StaleParent unless this one is current now. Where ``version`` is current already,
-        that is no refusal if the latest switch was this very one (from ``if_current``, for this reason, by this key):
-        somebody asks again who did not hear the answer. Raises GateHeld for a version the gate
-        did not pass, ValueError without a reason, UnknownVersion.
+        Args:
+            version: the version's own name.
+            reason: kept in the history.
+            override_gate: serve it although the gate held it.
+            if_current: refuse with StaleParent unless this one is current now. Where ``version`` is current already,
+                that is no refusal if the latest switch was this very one (from ``if_current``, for this reason, by this
+                key): a caller asks again that did not get the answer.
+            key: the id of the key that asked for it, kept with the reason.
+
+        Raises:
+            GateHeld: the gate did not pass the version.
+            StaleParent: ``if_current`` is not current.
+            ValueError: there is no reason.
+            UnknownVersion: there is no such version.
         """
         if not reason.strip():
             raise ValueError("promote: a reason is kept in the history; say why")
@@ -370,9 +436,14 @@ class Collection:
         )  # fmt: skip
 
     def retain(self, keep_last: int) -> list[str]:
-        """Expires old versions, keeping the last ``keep_last`` that were served, the current one, whatever is newer
-        than the oldest kept, and the anchor versions of those kept. Returns what was expired. Manifests stay; open
-        readers stay readable."""
+        """Expire old versions and return what was expired.
+
+        Kept are the last ``keep_last`` that were served, the current one, whatever is newer than the oldest kept, and
+        the anchor versions of those kept. Manifests stay; open readers stay readable.
+
+        Raises:
+            ValueError: ``keep_last`` is less than 1.
+        """
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}: the current version is always kept")
         with disk_errors(self.directory), self._writing():
@@ -397,7 +468,7 @@ class Collection:
         return expired
 
     def clean(self) -> None:
-        """Removes what killed writers left behind. Writing does this by itself."""
+        """Remove what killed writers left behind; writing does this by itself."""
         if self.directory.is_dir():
             with self._writing():
                 self.clean_locked()
@@ -406,28 +477,30 @@ class Collection:
     # --- erasure (embeddings.store.erasure) ------------------------------------------------------------------------
 
     def erase(self, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
-        """Erases the rows of ``ids`` from every kept version and keeps them out; {"versions", "rows"}."""
+        """Erase the rows of ``ids`` from every kept version and keep them out; return {"versions", "rows"}."""
         return erasure.erase(self, ids, reason, key=key)
 
     def readmit(self, ids: Any, reason: str, *, key: str | None = None) -> int:
-        """Lets erased ids be published again; how many of them were erased."""
+        """Let erased ids be published again; return how many of them were erased."""
         return erasure.readmit(self, ids, reason, key=key)
 
     def erasures(self) -> list[dict[str, Any]]:
-        """What was erased and readmitted, when and why; ids are known by hash alone."""
+        """Return what was erased and readmitted, when and why; ids are known by hash alone."""
         return erasure.erasures(self)
 
     def erased(self) -> ErasedIds:
-        """The ids that are kept out."""
+        """Return the ids that are kept out."""
         return erasure.erased_ids(self)
 
     def num_erasures(self) -> int:
-        """How often ids were erased, by whatever process: what is kept beside the store of the rows before is outdated
-        once it differs."""
+        """Return how often ids were erased, by whatever process.
+
+        Copies of earlier rows that are kept outside the store are outdated once it differs.
+        """
         return self._pointer.read().erasures
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """The writer lock."""
+        """Return the writer lock."""
         locked: contextlib.AbstractContextManager[None] = self._writing()
         return locked
 
@@ -435,26 +508,28 @@ class Collection:
         return self._versions / version
 
     def id_type(self) -> str:
-        """int64 or string. Raises UnknownCollection."""
+        """Return int64 or string; raise UnknownCollection."""
         names = self._version_names()
         if not names:
             raise UnknownCollection(f"there is no collection '{self.name}': it has no version yet")
         return str(self._stored_manifest(names[-1])["id_type"])
 
     def stored_manifest(self, version: str) -> dict[str, Any]:
-        """The manifest as it is on disk now."""
+        """Return the manifest as it is on disk now."""
         with self._lock:
             self._manifests.pop(version, None)
         return self._stored_manifest(version)
 
     def replace_manifest(self, version: str, manifest: dict[str, Any]) -> None:
-        """Puts another manifest in a version's place, in one step; under the writer lock. Of a version nothing changes
-        but by an erasure."""
+        """Put another manifest in a version's place, in one step; under the writer lock.
+
+        Nothing of a version changes but by an erasure.
+        """
         replace_document(self._versions / version / MANIFEST_FILE, manifest)
         self._forget(version)
 
     def expire(self, version: str) -> None:
-        """Removes what a version that is not served holds."""
+        """Remove what a version that is not served holds."""
         with self._writing():
             mark = read_document(self._states / f"{version}.json") or {}
             replace_document(
@@ -464,17 +539,17 @@ class Collection:
             self._remove_expired()
 
     def count_erasure(self) -> None:
-        """Says to every process that versions lost rows; under the writer lock."""
+        """Tell every process that versions lost rows; under the writer lock."""
         self._pointer.count_erasure()
 
     def _replaced(self, version: str, manifest: dict[str, Any]) -> bool:
-        """Whether a version has another manifest by now than the one that was read."""
+        """Return whether a version has another manifest by now than the one that was read."""
         with contextlib.suppress(CorruptStore):
             return self.stored_manifest(version) != manifest
         return False
 
     def _forget(self, *versions: str) -> None:
-        """Drops what this process remembers of versions, of all where none is named. Open readers stay readable."""
+        """Drop what this process remembers of versions, of all where none is named; open readers stay readable."""
         with self._lock:
             for version in versions or {*self._manifests, *self._readers}:
                 self._manifests.pop(version, None)
@@ -484,30 +559,36 @@ class Collection:
     # --- views -----------------------------------------------------------------------------------------------------
 
     def views(self, version: str = "current") -> list[dict[str, Any]]:
-        """Views that can be fetched at a version, by name; none before the first version."""
+        """Return the views that can be fetched at a version, by name; none before the first version."""
         if version == "current" and self.current() is None:
             return []
         return [_public_view(view) for view in self._views.all(self._generation(version))]
 
     def view(self, name: str, version: str = "current") -> dict[str, Any]:
-        """A view as {name, collection, kind, dim, sigma, seed, frequencies, materialized, dim_in, anchor_generation,
-        created_at, sha256 of U}. Raises UnknownView."""
+        """Return a view, with the sha256 of its U.
+
+        It is {name, collection, kind, dim, sigma, seed, frequencies, materialized, dim_in, anchor_generation,
+        created_at, sha256 of U}.
+
+        Raises:
+            UnknownView: there is no such view.
+        """
         return _public_view(self._views.get(name, self._generation(version)))
 
     def _generation(self, version: str) -> int:
-        """The anchor generation of a version, without what else there is to say of it."""
+        """Return the anchor generation of a version, without the rest of its manifest."""
         return int(self._stored_manifest(self._resolve(version))["anchor_generation"])
 
     def view_names(self) -> list[str]:
-        """Names of views in any anchor generation."""
+        """Return names of views in any anchor generation."""
         return self._views.names()
 
     def knows_view(self, name: str) -> bool:
-        """Whether there is a view of that name in any anchor generation: one look at one folder."""
+        """Return whether there is a view of that name in any anchor generation: one look at one folder."""
         return self.exists() and self._views.known(name)
 
     def has_view(self, name: str, anchor_generation: int) -> bool:
-        """Whether a view is defined for an anchor generation."""
+        """Return whether a view is defined for an anchor generation."""
         return name in {view["name"] for view in self._views.all(anchor_generation)}
 
     def create_view(
@@ -523,9 +604,25 @@ class Collection:
         anchor_generation: int | None = None,
         materialized: bool = False,
     ) -> dict[str, Any]:
-        """Creates a view (again with the same parameters: returns it) for the current anchor generation, or, before a
-        first publication, for the ``dim_in`` and ``anchor_generation`` given. ``materialized``: its rows are stored
-        with every version written from now on. Raises ViewExists, ValueError."""
+        """Create a view for the current anchor generation; again with the same parameters, return it.
+
+        Before a first publication it is created for the ``dim_in`` and ``anchor_generation`` given.
+
+        Args:
+            name: of the view, unique in the store.
+            kind: ``rff`` or ``identity``.
+            dim: output coordinates; left out: 2d for ``rff``, the vectors' own for ``identity``.
+            sigma: standard deviation of the frequencies.
+            seed: of the frequencies, uint32.
+            frequencies: how they are drawn, one of ``FREQUENCIES``.
+            dim_in: coordinates of the vectors.
+            anchor_generation: the generation that the view is for.
+            materialized: its rows are stored with every version written from now on.
+
+        Raises:
+            ViewExists: a view of that name has other parameters or is of another collection.
+            ValueError: parameters that cannot be.
+        """
         if dim_in is None or anchor_generation is None:
             manifest = self.manifest("current")
             dim_in, anchor_generation = manifest["dim"], manifest["anchor_generation"]
@@ -538,8 +635,14 @@ class Collection:
                 return _public_view(view)
 
     def preview_view(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
-        """(what ``create_view`` would make of the same arguments, whether it is there just so), without making it.
-        Raises ViewExists, ValueError."""
+        """Return what ``create_view`` would make of the same arguments, and whether it is there just so.
+
+        Nothing is made.
+
+        Raises:
+            ViewExists: a view of that name has other parameters or is of another collection.
+            ValueError: parameters that cannot be.
+        """
         manifest = self.manifest("current")
         defined = define_view(name, manifest["dim"], **parameters)
         self._check_view_name(name)
@@ -557,40 +660,62 @@ class Collection:
                 )
 
     def delete_view(self, name: str) -> None:
-        """Removes a view in every anchor generation. Raises UnknownView."""
+        """Remove a view in every anchor generation; raise UnknownView."""
         with self._writing():
             self._views.delete(name)
 
     def frequencies(self, view: str, version: str = "current") -> Array:
-        """U [m, d] float32 of an rff view, checked against its sha256."""
+        """Return U [m, d] float32 of an rff view, checked against its sha256."""
         return self.view_features(view, version).frequencies
 
     def view_features(self, view: str, version: str = "current") -> RandomFourierFeatures:
-        """The map of an rff view, from its U, which is checked against its sha256. Raises ValueError for another kind,
-        UnknownView, CorruptStore."""
+        """Return the map of an rff view, from its U, which is checked against its sha256.
+
+        Raises:
+            ValueError: a view of another kind.
+            UnknownView: there is no such view.
+            CorruptStore: U is damaged.
+        """
         entry = self._views.get(view, self._generation(version))
         if entry["kind"] != "rff":
             raise ValueError(f"view '{view}' is {entry['kind']}: it has no frequencies")
         return self._views.features(entry)
 
     def view_transform(self, view: str, h: Array, version: str = "current") -> Array:
-        """phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of ``version``; zero rows (missing) stay zero."""
+        """Return phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of ``version``.
+
+        Zero rows (missing) stay zero.
+        """
         entry = self._views.get(view, self._generation(version))
         if entry["kind"] == "identity":
             return np.asarray(h, dtype=np.float32)
         return self._views.features(entry).transform(h)
 
     def view_lookup(self, view: str, ids: Any, version: str = "current") -> tuple[Array, Array]:
-        """(status uint8 [n], vectors float32 [n, dim]) of ``ids`` through a view, in the order asked for: the rows of a
-        materialized view where the version has them, else computed. A missing id has a zero row. Raises UnknownView,
-        ItemIdError."""
+        """Look up ``ids`` through a view.
+
+        These are the rows of a materialized view where the version has them, else they are computed.
+
+        Returns:
+            (status uint8 [n], vectors float32 [n, dim]), in the order asked for. A missing id has a zero row.
+
+        Raises:
+            UnknownView: there is no such view.
+            ItemIdError: ids of another type.
+        """
         reader = self.open(version)
         entry = self._views.get(view, reader.manifest["anchor_generation"])
         return self._views.lookup(entry, reader, self._versions / reader.version, ids)
 
     def rotation(self, version: str = "current") -> Array:
-        """R [d, d] float64 that turned the vectors of the model behind a version into the version's coordinates; the
-        identity where nothing was turned. Raises UnknownVersion for one whose R was not kept, CorruptStore."""
+        """Return R [d, d] float64 that turned the vectors of the model behind a version into the version's coordinates.
+
+        The identity where nothing was turned.
+
+        Raises:
+            UnknownVersion: the version's R was not kept.
+            CorruptStore: the file of R is damaged.
+        """
         manifest = self.manifest(version)
         entry = next((file for file in manifest["files"] if file["name"] == ROTATION_FILE), None)
         if entry is not None:
@@ -602,13 +727,18 @@ class Collection:
     # --- settings --------------------------------------------------------------------------------------------------
 
     def settings(self, kind: str) -> dict[str, dict[str, Any]]:
-        """The collection's settings of one kind (``calibration``, ``canary``), by name."""
+        """Return the collection's settings of one kind (``calibration``, ``canary``), by name."""
         directory = self.directory / "settings" / kind
         found = {path.stem: read_document(path) for path in sorted(directory.glob("*.json"))}
         return {name: document for name, document in found.items() if document is not None}
 
     def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
-        """Puts a document of finite JSON values there in one durable step; None removes it. Raises StoreFull."""
+        """Put a document of finite JSON values there in one durable step; None removes it.
+
+        Raises:
+            ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
+            StoreFull: the disk, quota or file size limit ended the write.
+        """
         if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"{kind} name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
         directory = self.directory / "settings" / kind
@@ -633,7 +763,7 @@ class Collection:
         return writer_lock(self.directory / "LOCK")
 
     def clean_locked(self) -> None:
-        """``clean`` for a caller that holds the writer lock."""
+        """Do what ``clean`` does for a caller that holds the writer lock."""
         for directory in (self.directory, self._versions, self._states, *self.directory.glob("settings/*")):
             sweep(directory)
         self._views.clean()
@@ -679,7 +809,10 @@ class Collection:
         return version
 
     def _check_named(self, version: str) -> None:
-        """A change needs a version's own name: what ``current`` means may be another one by the time it happens."""
+        """Raise UnknownVersion unless a change gives the version's own name.
+
+        What ``current`` means may be another version by the time the change happens.
+        """
         if version == "current":
             raise UnknownVersion(f"'current' of '{self.name}' is no name of a version: name one, such as v000001")
 
@@ -742,7 +875,7 @@ class Collection:
 
 
 def _is_done(served: Served, version: str, expected: str | None, reason: str, key: str | None) -> bool:
-    """Whether the latest switch was from ``expected`` to ``version``, for this reason and by this key."""
+    """Return whether the latest switch was from ``expected`` to ``version``, for this reason and by this key."""
     if len(served.history) < 2:
         return False
     before, latest = served.history[-2:]
@@ -755,5 +888,5 @@ def _number(version: str) -> int:
 
 
 def _public_view(view: Mapping[str, Any]) -> dict[str, Any]:
-    """A view without the entry of its file."""
+    """Return a view without the entry of its file."""
     return {name: value for name, value in view.items() if name != "file"}

@@ -1,7 +1,7 @@
 """Erasure: ids leave the current and all kept versions of a collection, and do not come back by themselves.
 
     COLLECTION/erased.json    hashes of the erased ids, what is under way, and when what was erased and why
-               ERASING        the lock of whoever is at it
+               ERASING        the lock of the process that erases
 
 First the hashes are recorded, and from then on no version with such an id can be written. Then each version that has
 one gets a new file of item rows without them, made beside the old one, and a manifest that names it: replacing the
@@ -10,9 +10,9 @@ CURRENT says that there was an erasure, whereupon every process drops what it ha
 is killed on the way has recorded what it was about: the next writer, ``Collection.clean`` and the start of the service
 finish it, from the hashes alone.
 
-Canaries lose the ids and their labels. Rows of materialized views go with the items; such a view is computed when it is
-fetched from then on. Checkpoints of runs, training data and what consumers have fetched are not the store's: they are
-the caller's to erase.
+Probes lose the ids and their labels. Rows of materialized views are removed with the items; such a view is computed
+when it is fetched from then on. Checkpoints of runs, training data and what consumers have fetched are not the store's:
+they are the caller's to erase.
 """
 
 from __future__ import annotations
@@ -66,20 +66,22 @@ class IdsErased(StoreError):
 
 
 def erased_ids(collection: Collection) -> ErasedIds:
-    """The erased ids of a collection."""
+    """Return the erased ids of a collection."""
     document = _read(collection)
     return ErasedIds() if document is None else ErasedIds.of(document)
 
 
 def erasures(collection: Collection) -> list[dict[str, Any]]:
-    """What was erased and readmitted, oldest first: {at, kind: erase|readmit, reason, key, ids, rows, versions}; the
-    last may be under way: it has no ``rows`` yet."""
+    """Return what was erased and readmitted, oldest first: {at, kind: erase|readmit, reason, key, ids, rows, versions}.
+
+    The last may be under way: it has no ``rows`` yet.
+    """
     document = _read(collection) or {"log": [], "pending": []}
     return [*document["log"], *document["pending"]]
 
 
 def refuse_erased(collection: Collection, keys: Array) -> None:
-    """Raises IdsErased if one of ``keys`` was erased."""
+    """Raise IdsErased if one of ``keys`` was erased."""
     found = int(np.count_nonzero(erased_ids(collection).matches(keys)))
     if found:
         raise IdsErased(
@@ -91,12 +93,26 @@ def refuse_erased(collection: Collection, keys: Array) -> None:
 
 
 def erase(collection: Collection, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
-    """Erases the rows of ``ids`` from every kept version, and keeps them out until they are readmitted.
+    """Erase the rows of ``ids`` from every kept version, and keep them out until they are readmitted.
 
-    ids: of the collection's type; those that no version has are kept out all the same. key: the id of the API key that
-    asked for it. Returns {"versions": the versions that were rewritten, "rows": how many rows they lost}. What is
-    interrupted is finished by the next writer. Raises UnknownCollection, ItemIdError, ValueError without a reason,
-    StoreBusy, StoreFull, and CorruptStore for a current version that cannot be read.
+    What is interrupted is finished by the next writer.
+
+    Args:
+        collection: the collection to erase from.
+        ids: of the collection's type; ids that no version has are kept out all the same.
+        reason: kept with the erasure.
+        key: the id of the API key that asked for it.
+
+    Returns:
+        {"versions": the versions that were rewritten, "rows": how many rows they lost}.
+
+    Raises:
+        UnknownCollection: the collection has no version.
+        ItemIdError: ids of another type.
+        ValueError: there is no reason.
+        StoreBusy: another process kept the lock for too long.
+        StoreFull: the disk, quota or file size limit ended a write.
+        CorruptStore: the current version cannot be read.
     """
     keys = _checked(collection, ids, reason)
     with disk_errors(collection.directory), _erasing(collection):
@@ -109,8 +125,10 @@ def erase(collection: Collection, ids: Any, reason: str, *, key: str | None = No
 
 
 def readmit(collection: Collection, ids: Any, reason: str, *, key: str | None = None) -> int:
-    """Lets erased ids be published again; how many of them were erased. What was erased stays so: the next run that
-    finds them brings them back. Raises as ``erase`` does."""
+    """Let erased ids be published again, and return how many of them were erased.
+
+    What was erased stays so: the next run that finds them brings them back. Raises as ``erase`` does.
+    """
     keys = _checked(collection, ids, reason)
     with disk_errors(collection.directory), _erasing(collection):
         _finish(collection)
@@ -127,7 +145,7 @@ def readmit(collection: Collection, ids: Any, reason: str, *, key: str | None = 
 
 
 def finish_erasure(collection: Collection) -> None:
-    """Brings an erasure to its end that was interrupted; does nothing where there is none, or somebody is at it."""
+    """Finish an erasure that was interrupted; do nothing where there is none, or another process is at it."""
     document = _read(collection)
     if document is None or not document["pending"]:
         return
@@ -136,7 +154,7 @@ def finish_erasure(collection: Collection) -> None:
 
 
 def finish_erasures(store: Store) -> None:
-    """The same for every collection."""
+    """Finish interrupted erasures of every collection."""
     for name in store.collections():
         finish_erasure(store.collection(name))
 
@@ -152,7 +170,7 @@ def shorten_settings(collection: Collection, erased: ErasedIds) -> None:
 
 
 def _finish(collection: Collection) -> dict[str, Any]:
-    """Rewrites what has to be, and says so in the log; under the lock of the one who erases."""
+    """Rewrite what has to be, and say so in the log; under the lock of the process that erases."""
     document = _read(collection)
     if document is None or not document["pending"]:
         return {"versions": [], "rows": 0}
@@ -178,8 +196,10 @@ def _finish(collection: Collection) -> dict[str, Any]:
 
 
 def _rewrite(collection: Collection, version: str, known: ErasedIds) -> int:
-    """Gives a version new item rows without the erased ids; how many rows that takes away. The rows are read and
-    written without the writer lock, a part at a time."""
+    """Give a version new item rows without the erased ids, and return how many rows that takes away.
+
+    The rows are read and written without the writer lock, a part at a time.
+    """
     while True:
         before = collection.stored_manifest(version)
         try:
@@ -243,8 +263,10 @@ def _manifest_after(before: dict[str, Any], entry: dict[str, Any], kept: ItemVec
 
 
 def _remove_unnamed(directory: Path, manifest: dict[str, Any]) -> None:
-    """Removes files of a version that its manifest does not name: what it had before an erasure, and manifests that
-    were not finished."""
+    """Remove files of a version that its manifest does not name.
+
+    These are what it had before an erasure, and manifests that were not finished.
+    """
     for path in _unnamed(directory, manifest):
         path.unlink(missing_ok=True)
     fsync_path(directory)

@@ -1,11 +1,12 @@
-"""A version for Feast: a Parquet source and a feature repository, written without Feast. Torch-free.
+"""A version for Feast: a Parquet source and a feature repository, written without Feast.
 
     FOLDER/feature_store.yaml   project, local provider, SQLite online store: to be edited
            features.py          entity, source, feature view; collection and version in its tags
            data/items.parquet   the join key, event_timestamp, status, vector
 
-Feast's dependencies clash with ours, so it is installed apart, and reads this folder. docs/store.md shows how. The
-source is replaced before the definitions, each in one step: who reads in between has the new rows under the old tags.
+Feast's dependencies clash with this package's, so it is installed apart, and reads this folder. docs/store.md shows
+how. The source is replaced before the definitions, each in one step: a reader in between has the new rows under the old
+tags. Torch-free.
 """
 
 from __future__ import annotations
@@ -79,12 +80,24 @@ def export_feast(
     ttl_seconds: float = 0.0,
     at: datetime | None = None,
 ) -> str:
-    """Writes ``folder``, or its contents anew, and returns the version that is in it.
+    """Write ``folder``, or its contents anew, and return the version that is in it.
 
-    ``view``: its features instead of the item vectors. ``entity``: the join key, a Python name. ``ttl_seconds``: how
-    long Feast takes a row for valid, 0 for ever. ``at``: every row's event_timestamp, now where left out; Feast
-    materializes what lies between two times, so a version that is served again needs a new one. feature_store.yaml is
-    written once and then left as it is. Raises UnknownVersion, UnknownView, ValueError.
+    feature_store.yaml is written once and then left as it is.
+
+    Args:
+        collection: the collection to export from.
+        folder: the feature repository.
+        version: the version to export.
+        view: its features instead of the item vectors.
+        entity: the join key, a Python name.
+        ttl_seconds: how long Feast takes a row for valid, 0 for ever.
+        at: every row's event_timestamp, now where left out; Feast materializes what lies between two times, so a
+            version that is served again needs a new one.
+
+    Raises:
+        UnknownVersion: there is no such version.
+        UnknownView: there is no such view.
+        ValueError: an entity that is no Python name or is the feature view's name, or a ttl that cannot be.
     """
     if not entity.isidentifier() or entity in ("vector", "status", "event_timestamp"):
         raise ValueError(f"entity {entity!r}: take a name that Python can have, such as item")
@@ -117,7 +130,7 @@ def export_feast(
 
 
 def _feast_name(name: str) -> str:
-    """A name of ours as Feast and Python can have it."""
+    """Return a name of this store in a form that Feast and Python accept."""
     name = re.sub(r"[^a-z0-9_]", "_", name)
     return name if name[0].isalpha() else f"_{name}"
 

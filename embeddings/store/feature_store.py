@@ -47,9 +47,14 @@ __all__ = [
 
 
 def open_store(url: str | Path) -> Store:
-    """The store at a path or ``file://`` URL, at ``redis://HOST:PORT/DB?prefix=P`` (also ``rediss://``, ``unix://``),
-    or at ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/store.md has the options. It need not exist yet, and nothing
-    is connected to before it is used. Raises ValueError for other schemes and options."""
+    """Return the store at a path or a URL; it need not exist yet, and nothing is connected to before it is used.
+
+    URLs are ``file://`` ones, ``redis://HOST:PORT/DB?prefix=P`` (also ``rediss://``, ``unix://``), and
+    ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/store.md has the options.
+
+    Raises:
+        ValueError: other schemes and options.
+    """
     text = os.fspath(url)
     store = _open(text)
     store.opened_from = text
@@ -75,7 +80,7 @@ def _open(text: str) -> Store:
 
 
 class Store:
-    """Collections of item vectors under one directory. Thread-safe; any number of processes may have it open."""
+    """Collections of item vectors under one directory; thread-safe, and any number of processes may have it open."""
 
     lies_elsewhere = False
     """Whether a server is needed that may be away."""
@@ -90,13 +95,16 @@ class Store:
         self._lock = threading.Lock()
 
     def collections(self) -> list[str]:
-        """Names of the collections that have a version (candidates count)."""
+        """Return names of the collections that have a version (candidates count)."""
         names = sorted(name for name in self._names() if NAME_PATTERN.fullmatch(name))
         return [name for name in names if self.collection(name).exists()]
 
     def collection(self, name: str) -> Collection:
-        """The collection of that name, which comes into being with its first version. Raises ValueError for a name that
-        is not ``[a-z0-9][a-z0-9_-]{0,62}``."""
+        """Return the collection of that name, which comes into being with its first version.
+
+        Raises:
+            ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
+        """
         if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"collection name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
         with self._lock:
@@ -105,7 +113,11 @@ class Store:
             return self._collections[name]
 
     def view_collection(self, view: str) -> Collection:
-        """The collection a view belongs to: names of views are unique in a store. Raises UnknownView."""
+        """Return the collection a view belongs to: names of views are unique in a store.
+
+        Raises:
+            UnknownView: no collection has the view.
+        """
         known = self.seen_view_collection(view)
         if known is not None:
             return known
@@ -116,13 +128,21 @@ class Store:
         raise UnknownView(f"no collection has a view '{view}'")
 
     def seen_view_collection(self, view: str) -> Collection | None:
-        """The same without a search: None for a view that this process has not found before."""
+        """Return the collection a view belongs to, without a search.
+
+        None for a view that this process has not found before.
+        """
         known = self._view_collections.get(view)
         return known if known is not None and known.knows_view(view) else None
 
     def namespace(self, name: str) -> Store:
-        """The store of that name within this one: names of collections and views are unique in each, and none sees
-        another's. It need not exist yet. Raises ValueError for a name that no collection could have."""
+        """Return the store of that name within this one; it need not exist yet.
+
+        Names of collections and views are unique in each, and none sees another's.
+
+        Raises:
+            ValueError: a name that no collection could have.
+        """
         if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"namespace {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
         with self._lock:
@@ -131,20 +151,22 @@ class Store:
             return self._namespaces[name]
 
     def namespaces(self) -> list[str]:
-        """Those that this process has used."""
+        """Return the namespaces that this process has used."""
         with self._lock:
             return sorted(self._namespaces)
 
     def reach(self) -> None:
-        """Asks the server, where there is one, for something small. Raises StoreUnavailable, StoreError."""
+        """Ask the server, where there is one, for something small; raise StoreUnavailable, StoreError."""
 
     def serves_alone(self) -> bool:
-        """Whether vectors of any collection can be fetched while the server cannot be reached."""
+        """Return whether vectors of any collection can be fetched while the server cannot be reached."""
         return True
 
     def damaged(self) -> dict[str, dict[str, str]]:
-        """What this process found damaged: collection (``NAMESPACE/NAME`` of one within a namespace), version, and what
-        is wrong."""
+        """Return what this process found damaged: collection, version, and what is wrong.
+
+        A collection within a namespace is ``NAMESPACE/NAME``.
+        """
         with self._lock:
             opened = list(self._collections.values())
             within = list(self._namespaces.items())

@@ -1,4 +1,4 @@
-"""What the embedded store does to files: durable writes, checked documents, one writer at a time, and its errors.
+"""Files of the embedded store: durable writes, checked documents, one writer at a time, and the store's errors.
 
 Every change that a reader can see is one ``os.replace`` or ``os.rename`` of something already on disk (fsynced), so
 that a reader, or a process killed at any point, meets the old state or the new one and nothing between.
@@ -46,8 +46,10 @@ class ViewExists(StoreError):
 
 
 class StaleParent(StoreError):
-    """Another version became current in the meantime: what was about to happen rests on one that is not served any
-    more."""
+    """Another version became current in the meantime.
+
+    What was about to happen rests on one that is not served any more.
+    """
 
 
 class GateHeld(StoreError):
@@ -59,7 +61,7 @@ class CorruptStore(StoreError):
 
 
 class StoreFull(StoreError):
-    """The disk, quota or file size limit ended a write. Nothing of it is left."""
+    """The disk, quota or file size limit ended a write; nothing of it is left."""
 
 
 class StoreBusy(StoreError):
@@ -67,12 +69,12 @@ class StoreBusy(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """A store elsewhere (Redis, object storage) could not be reached."""
+    """A remote store (Redis, object storage) could not be reached."""
 
 
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Turns "no space", "over quota" and "file too large" into StoreFull."""
+    """Turn "no space", "over quota" and "file too large" into StoreFull."""
     try:
         yield
     except OSError as error:
@@ -130,7 +132,7 @@ def encode_document(document: dict[str, Any]) -> bytes:
 
 
 def decode_document(data: bytes, where: Path) -> dict[str, Any]:
-    """The document, or CorruptStore where its checksum is not that of its content."""
+    """Return the document, or raise CorruptStore where its checksum is not that of its content."""
     try:
         outer = json.loads(data)
         document = outer["document"]
@@ -144,7 +146,7 @@ def decode_document(data: bytes, where: Path) -> dict[str, Any]:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """The document at ``path``, None where there is none."""
+    """Return the document at ``path``, None where there is none."""
     try:
         return decode_document(path.read_bytes(), path)
     except FileNotFoundError:
@@ -161,7 +163,11 @@ def replace_document(path: Path, document: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def writer_lock(path: Path, timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Iterator[None]:
-    """The exclusive lock of a file, for threads and processes alike; the kernel frees it when its holder dies."""
+    """Hold the exclusive lock of a file, for threads and processes alike; the kernel frees it when its holder dies.
+
+    Raises:
+        StoreBusy: another process kept it for ``timeout_seconds``.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         deadline = time.monotonic() + timeout_seconds
@@ -186,9 +192,11 @@ def _try_lock(descriptor: int) -> bool:
 
 
 class Workspace:
-    """A private directory ``.tmp-*`` under ``parent`` in which something is made before it is moved into place. The
-    lock on a file beside it lasts as long as its owner, so that ``sweep`` can tell what dead ones left. Make it under
-    the writer lock; use and close it without."""
+    """A private directory ``.tmp-*`` under ``parent`` in which something is made before it is moved into place.
+
+    The lock on a file beside it lasts as long as its owner, so that ``sweep`` can tell what dead ones left. Make it
+    under the writer lock; use and close it without.
+    """
 
     def __init__(self, parent: Path):
         self.path = parent / f".tmp-{uuid.uuid4().hex}"
@@ -202,7 +210,7 @@ class Workspace:
             raise
 
     def close(self) -> None:
-        """Removes the directory, if it was not moved away."""
+        """Remove the directory, if it was not moved away."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.unlink(missing_ok=True)
         os.close(self._descriptor)
@@ -215,8 +223,10 @@ class Workspace:
 
 
 def sweep(directory: Path) -> None:
-    """Removes what killed writers left in ``directory``: workspaces whose owner is dead, and half-written documents.
-    Only under the writer lock, where no document is being written and no workspace being made."""
+    """Remove what killed writers left in ``directory``: workspaces whose owner is dead, and half-written documents.
+
+    Only under the writer lock, where no document is being written and no workspace being made.
+    """
     for path in directory.glob(".tmp-*"):
         if path.suffix == ".lock":
             _sweep_workspace(path)

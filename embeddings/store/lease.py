@@ -1,4 +1,4 @@
-"""A lock that lies elsewhere and ends by itself: who dies with it blocks nobody for longer than a lease."""
+"""A lock in a remote store that ends by itself: a writer that dies with it blocks nobody for longer than a lease."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _now() -> float:
-    """Seconds of a clock that goes on while the machine is suspended, as the server's does, where there is one."""
+    """Return seconds of a clock that goes on while the machine is suspended, as the server's does.
+
+    Where there is no such clock, return those of another.
+    """
     return time.clock_gettime(_CLOCK)
 
 
 class Leased(Protocol):
-    """What a lease is made of. ``token`` names the one who wants it."""
+    """The lock that a lease is made of; ``token`` names the writer who wants it."""
 
     def acquire(self, token: str) -> bool:
-        """Takes the lock if it is free."""
+        """Take the lock if it is free."""
         ...
 
     def renew(self, token: str) -> None:
-        """Makes it last for another lease."""
+        """Make it last for another lease."""
         ...
 
     def release(self, token: str) -> None:
-        """Gives it back, if it is ours still."""
+        """Give it back, if ``token`` still has it."""
         ...
 
 
 class Lease:
-    """A lock that was taken, and whether it is ours still by our own clock."""
+    """A lock that was taken, and whether it is still held by this process's own clock."""
 
     def __init__(self, token: str, seconds: float, where: str):
         self.token = token
@@ -49,7 +52,7 @@ class Lease:
         self.renewed_at = _now()
 
     def check(self) -> None:
-        """Raises StoreBusy if the lease may have ended: somebody else may be writing."""
+        """Raise StoreBusy if the lease may have ended: another writer may be writing."""
         if _now() - self.renewed_at >= self._seconds:
             raise StoreBusy(
                 f"{self._where}: this writer was away for longer than its lock of {self._seconds:g} s lasts, so "
@@ -61,7 +64,11 @@ class Lease:
 def leased(
     lock: Leased, token: str, seconds: float, where: str, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Iterator[Lease]:
-    """Takes ``lock``, keeps it alive from a thread, gives it back at the end. Raises StoreBusy."""
+    """Take ``lock``, keep it alive from a thread, give it back at the end.
+
+    Raises:
+        StoreBusy: another process kept the lock for ``timeout_seconds``.
+    """
     deadline = _now() + timeout_seconds
     asked_at = _now()
     pause_seconds = 0.1

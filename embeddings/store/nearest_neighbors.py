@@ -35,9 +35,18 @@ _BLOCK_ROWS = 65_536
 
 
 class NeighborSearch:
-    """Searches the rows of one version. ``vectors`` float32 or float16 [n, d], ``statuses`` uint8 [n]; rows that are
-    missing or zero are never found. With ``index`` (a file of :func:`build_index`) approximate, else exact.
-    Thread-safe. Raises ValueError for an index that is not of these rows."""
+    """Searches the rows of one version; thread-safe.
+
+    Rows that are missing or zero are never found.
+
+    Args:
+        vectors: float32 or float16 [n, d].
+        statuses: uint8 [n].
+        index: a file of :func:`build_index`, for approximate search; without it the search is exact.
+
+    Raises:
+        ValueError: an index that is not of these rows.
+    """
 
     def __init__(self, vectors: Array, statuses: Array, index: Path | None = None):
         self._vectors = vectors
@@ -52,9 +61,13 @@ class NeighborSearch:
         return self._index is None
 
     def search(self, vector: Array, k: int, leave_out: int = -1) -> tuple[Array, Array]:
-        """(rows int64, cosines float32) of the ``k`` nearest to ``vector`` [d], best first, fewer where there are
-        fewer; ties by row. ``leave_out``: a row that is not wanted, such as the item's own. Raises ValueError for a
-        vector of another shape, not finite, or zero."""
+        """Return (rows int64, cosines float32) of the ``k`` nearest to ``vector`` [d], best first; ties by row.
+
+        There are fewer where fewer rows can be found. ``leave_out``: a row that is not wanted, such as the item's own.
+
+        Raises:
+            ValueError: ``k`` below 1, or a vector of another shape, not finite, or zero.
+        """
         if k < 1:
             raise ValueError(f"k is {k}, expected at least 1")
         vector = np.asarray(vector, dtype=np.float32)
@@ -93,7 +106,7 @@ class NeighborSearch:
 
 
 def build_index(vectors: Array, statuses: Array, path: Path, *, threads: int = 1) -> None:
-    """Writes the index of the rows that can be found to ``path``, in one step. Directions are kept as float16."""
+    """Write the index of the rows that can be found to ``path``, in one step; directions are kept as float16."""
     from usearch.index import Index
 
     inverse_norms, usable = _inverse_norms(vectors, statuses)
@@ -132,7 +145,7 @@ def _open_index(path: Path, vectors: Array, statuses: Array) -> Any:
 
 
 def _inverse_norms(vectors: Array, statuses: Array) -> tuple[Array, Array]:
-    """(1 / norm, float32 [n], 1 where the row cannot be found; which rows can be found, bool [n])."""
+    """Return (1 / norm, float32 [n], 1 where the row cannot be found; which rows can be found, bool [n])."""
     squares = np.empty(len(vectors), dtype=np.float64)
     for part in chunks(len(vectors), _BLOCK_ROWS):
         rows = as_float32(vectors[part])
@@ -143,7 +156,7 @@ def _inverse_norms(vectors: Array, statuses: Array) -> tuple[Array, Array]:
 
 
 def main() -> int:
-    """Builds one index, unless another process is at it."""
+    """Build one index, unless another process is at it."""
     from embeddings.store.feature_store import open_store
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

@@ -13,9 +13,14 @@ HISTORY_LENGTH = 200
 
 
 class Served(NamedTuple):
-    """What CURRENT says. ``version``: served now, None before the first. ``history``: the latest switches, oldest
-    first, {version, at, kind, reason, override_gate}. ``versions``: all that were ever served, the latest served
-    last. ``erasures``: how often ids were erased, so that processes see that versions lost rows."""
+    """The content of CURRENT.
+
+    Attributes:
+        version: served now, None before the first.
+        history: the latest switches, oldest first, {version, at, kind, reason, override_gate}.
+        versions: all that were ever served, the latest served last.
+        erasures: how often ids were erased, so that processes see that versions lost rows.
+    """
 
     version: str | None
     history: list[dict[str, Any]]
@@ -24,7 +29,7 @@ class Served(NamedTuple):
 
 
 class Pointer:
-    """Reads CURRENT, again only when the file is another one; thread-safe. Replaces it, under the writer lock."""
+    """Reads CURRENT, again only when the file is another one, and replaces it, under the writer lock; thread-safe."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -33,7 +38,7 @@ class Pointer:
         self._served = Served(None, [], [])
 
     def read(self) -> Served:
-        """Raises CorruptStore for a damaged file."""
+        """Return what CURRENT says; raise CorruptStore for a damaged file."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -52,7 +57,7 @@ class Pointer:
         return served
 
     def switch(self, to: dict[str, Any]) -> None:
-        """Makes ``to["version"]`` the served one, in one durable step; ``to`` goes into the history."""
+        """Make ``to["version"]`` the served one, in one durable step; ``to`` goes into the history."""
         served = self.read()
         version = to["version"]
         after = Served(
@@ -64,7 +69,7 @@ class Pointer:
         self._replace(after._asdict())
 
     def count_erasure(self) -> None:
-        """Says, in one durable step, that versions lost rows."""
+        """Record in one durable step that versions lost rows."""
         served = self.read()
         self._replace(served._replace(erasures=served.erasures + 1)._asdict())
 

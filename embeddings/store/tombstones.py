@@ -29,7 +29,7 @@ class ErasedIds:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> ErasedIds:
-        """What ``as_dict`` gave."""
+        """Return the set whose ``as_dict`` is ``document``."""
         return cls(bytes.fromhex(document["key"]), {bytes.fromhex(hash_): tag for hash_, tag in document["ids"]})
 
     def as_dict(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class ErasedIds:
         return len(self.tags)
 
     def adding(self, keys: Array) -> ErasedIds:
-        """This set with the ids ``keys`` (see embeddings.vectors.item_vectors) in it."""
+        """Return this set with the ids ``keys`` (see embeddings.vectors.item_vectors) in it."""
         tags = dict(zip(map(self._hash, keys.tolist()), self._tags(keys).tolist(), strict=True))
         return ErasedIds(self.key, {**self.tags, **tags})
 
@@ -48,7 +48,7 @@ class ErasedIds:
         return ErasedIds(self.key, {hash_: tag for hash_, tag in self.tags.items() if hash_ not in gone})
 
     def matches(self, keys: Array) -> Array:
-        """bool [n]: which of ``keys`` are in the set."""
+        """Return which of ``keys`` are in the set, bool [n]."""
         found = np.zeros(len(keys), dtype=np.bool_)
         if not self.tags:
             return found
@@ -66,8 +66,11 @@ class ErasedIds:
         return hashlib.blake2b(data, key=self.key, digest_size=16).digest()
 
     def _tags(self, keys: Array) -> Array:
-        """uint32 [n]. Of strings the sum of their bytes times a number for each position, whatever the padding; of
-        integers a product. The upper half of 64 bits, modulo which both are computed."""
+        """Return a tag of each key, uint32 [n].
+
+        Of strings it is the sum of their bytes times a number for each position, whatever the padding; of integers a
+        product. It is the upper half of 64 bits, modulo which both are computed.
+        """
         words = np.frombuffer(hashlib.shake_256(self.key).digest(8 * (MAX_ID_BYTES + 1)), dtype="<u8") | np.uint64(1)
         with np.errstate(over="ignore"):
             if keys.dtype.kind == "i":

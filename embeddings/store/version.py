@@ -1,8 +1,8 @@
 """One immutable version of a collection: how its items are written, and how they are read from memory-mapped Arrow.
 
 ``items.arrow`` is an Arrow IPC file of one record batch, sorted by id: ``key`` (int64, or fixed-size binary: UTF-8
-padded with NUL), ``status`` (uint8), ``norm`` (float32), ``count`` (int64, -1 unknown), where the refresh stage wrote
-it ``carried_for`` and ``last_found`` (int32, see ItemVectors), and last ``vector`` (fixed-size list of float32, or of
+padded with NUL), ``status`` (uint8), ``norm`` (float32), ``count`` (int64, -1 unknown), where a refresh wrote it
+``carried_for`` and ``last_found`` (int32, see ItemVectors), and last ``vector`` (fixed-size list of float32, or of
 float16 if the version was written so).
 """
 
@@ -42,8 +42,14 @@ ITEMS_FILE = "items.arrow"
 
 
 def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> dict[str, Any]:
-    """Writes ``items`` to ``path`` durably, their vectors as ``dtype`` and a part at a time; the manifest's entry for
-    the file. Raises ValueError for a vector that is not finite."""
+    """Write ``items`` to ``path`` durably, their vectors as ``dtype`` and a part at a time.
+
+    Returns:
+        The manifest's entry for the file.
+
+    Raises:
+        ValueError: a vector that is not finite.
+    """
     num_items = len(items)
     keys = items.keys
     if keys.dtype.kind == "i":
@@ -66,7 +72,7 @@ def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> dict
 
 
 def write_arrow(path: Path, batch: pa.RecordBatch) -> dict[str, Any]:
-    """Writes one record batch as an Arrow IPC file, durably: {"name", "sha256", "bytes"}."""
+    """Write one record batch as an Arrow IPC file, durably; return {"name", "sha256", "bytes"}."""
     file = HashingFile(path)
     try:
         with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
@@ -83,8 +89,14 @@ _SETTLED_SECONDS = 2.0
 
 
 def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
-    """The path of a file that a manifest lists, once its size and sha256 were checked (once per process and file; one
-    that was refused is refused again at once, until another file is in its place). Raises CorruptStore."""
+    """Return the path of a file that a manifest lists, once its size and sha256 were checked.
+
+    They are checked once per process and file; a file that was refused is refused again at once, until another file is
+    in its place.
+
+    Raises:
+        CorruptStore: the file is gone or damaged.
+    """
     path = directory / str(entry["name"])
     try:
         status = os.stat(path)
@@ -113,7 +125,7 @@ def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
 
 
 def mark_verified(directory: Path, entry: dict[str, Any]) -> None:
-    """Says that this process wrote the file itself and hashed what it wrote, so that it need not read it again."""
+    """Record that this process wrote the file itself and hashed what it wrote, so that it need not read it again."""
     path = directory / str(entry["name"])
     _verified.add(_mark(path, os.stat(path), entry))
 
@@ -127,7 +139,11 @@ def _remedy(directory: Path) -> str:
 
 
 def read_arrow(path: Path) -> pa.RecordBatch:
-    """The one record batch of an Arrow IPC file, memory-mapped."""
+    """Return the one record batch of an Arrow IPC file, memory-mapped.
+
+    Raises:
+        CorruptStore: the file has more record batches, or none.
+    """
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     if reader.num_record_batches != 1:
         raise CorruptStore(f"{path}: {reader.num_record_batches} record batches, expected one")
@@ -135,7 +151,7 @@ def read_arrow(path: Path) -> pa.RecordBatch:
 
 
 def items_of(batch: pa.RecordBatch) -> ItemVectors:
-    """The rows of a record batch that ``write_items`` wrote, without copies of keys and vectors."""
+    """Return the rows of a record batch that ``write_items`` wrote, without copies of keys and vectors."""
     num_items = batch.num_rows
     key = batch.column("key")
     key_type = "<i8" if pa.types.is_int64(key.type) else f"S{key.type.byte_width}"
@@ -156,21 +172,31 @@ def items_of(batch: pa.RecordBatch) -> ItemVectors:
 
 
 def is_items_file(name: str) -> bool:
-    """Whether a file of a version, by its name, holds the item rows: ITEMS_FILE, another one after an erasure."""
+    """Return whether a file of a version, by its name, holds the item rows.
+
+    The file is ITEMS_FILE, or another one after an erasure.
+    """
     return name.startswith("items") and name.endswith(".arrow")
 
 
 def items_entry(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest's entry of the file of item rows."""
+    """Return the manifest's entry of the file of item rows."""
     entry: dict[str, Any] = next(entry for entry in manifest["files"] if is_items_file(entry["name"]))
     return entry
 
 
 class VersionReader:
-    """Reads one version. Everything is memory-mapped and stays readable after later switches. Thread-safe.
+    """Reads one version; everything is memory-mapped and stays readable after later switches; thread-safe.
 
-    Attributes: ``manifest``, ``version``, ``dim``, ``keys`` (sorted ids: int64 or bytes), ``vectors`` float32 or
-    float16 [n, dim] as stored, ``statuses`` uint8 [n], ``norms`` float32 [n], ``counts`` int64 [n] or None.
+    Attributes:
+        manifest: of the version.
+        version: its name.
+        dim: coordinates of the vectors.
+        keys: sorted ids: int64 or bytes.
+        vectors: float32 or float16 [n, dim] as stored.
+        statuses: uint8 [n].
+        norms: float32 [n].
+        counts: int64 [n] or None.
     """
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):
@@ -194,12 +220,17 @@ class VersionReader:
         return arrow_of(self.keys)
 
     def items(self) -> ItemVectors:
-        """The whole version, without copies of the vectors."""
+        """Return the whole version, without copies of the vectors."""
         return self._items
 
     def lookup(self, ids: Any) -> tuple[Array, Array]:
-        """(status uint8 [n], vectors float32 [n, dim]) of ``ids`` in the order asked for, duplicates kept. Status is 0
-        missing, 1 found, 2 carried; the vector of a missing id is zero. Raises ItemIdError for ids of another type."""
+        """Return (status uint8 [n], vectors float32 [n, dim]) of ``ids`` in the order asked for, duplicates kept.
+
+        Status is 0 missing, 1 found, 2 carried; the vector of a missing id is zero.
+
+        Raises:
+            ItemIdError: ids of another type.
+        """
         queries = keys_of(ids, query=True)
         if not len(self.keys) or not len(queries):
             return np.full(len(queries), MISSING, dtype=np.uint8), np.zeros((len(queries), self.dim), dtype=np.float32)
@@ -213,8 +244,13 @@ class VersionReader:
         return status, vectors
 
     def find_rows(self, queries: Array) -> Array:
-        """Row of each query (keys, see embeddings.vectors.item_vectors) in the version, int64 [n]; -1 where it is not
-        there. Raises ItemIdError for ids of another type."""
+        """Return the row of each query in the version, int64 [n]; -1 where it is not there.
+
+        Queries are keys, see embeddings.vectors.item_vectors.
+
+        Raises:
+            ItemIdError: ids of another type.
+        """
         if queries.dtype.kind != "i" or self.keys.dtype.kind != "i" or not len(self.keys):
             return find_rows(self.keys, queries)
         return self._index.rows(queries)
@@ -224,9 +260,14 @@ class VersionReader:
         return IdIndex(self.keys)
 
     def neighbors(self, query: Any, k: int = 10) -> list[tuple[Any, float]]:
-        """The k items of highest cosine to ``query``, exactly, best first: (id, cosine). ``query`` is an id (itself
-        left out) or a vector [dim]. Raises StoreError for an id that is missing, ValueError for a vector that cannot
-        be."""
+        """Return the k items of highest cosine to ``query``, exactly, best first: (id, cosine).
+
+        ``query`` is an id (itself left out) or a vector [dim].
+
+        Raises:
+            StoreError: an id that is missing.
+            ValueError: ``k`` below 1, or a vector of another shape, not finite, or zero.
+        """
         if k < 1:
             raise ValueError(f"k is {k}, expected at least 1")
         own_row = -1
@@ -252,8 +293,10 @@ class VersionReader:
         return [(item, float(cosines[row])) for item, row in zip(as_list(self.keys[best]), best, strict=True)]
 
     def snapshot(self, path: Path | str) -> Path:
-        """Writes the version to a Parquet file in one step: id, status (word), norm, count, vector. The file's metadata
-        names collection, version and anchor generation."""
+        """Write the version to a Parquet file in one step: id, status (word), norm, count, vector.
+
+        The file's metadata names collection, version and anchor generation.
+        """
         path = Path(path)
         names = pa.array(list(STATUS_NAMES))
         metadata = {
@@ -274,7 +317,7 @@ class VersionReader:
 
 
 def as_float32(values: Array) -> Array:
-    """Finite ``values`` in float32, exactly.
+    """Return finite ``values`` in float32, exactly.
 
     Of half-precision ones the bits are put where float32 has them: sign on top (a shift left keeps one that was
     extended), then five bits of the exponent and ten of the mantissa, 13 places up. Read as float32 that is the value
@@ -296,5 +339,5 @@ _BIAS = np.float32(2.0**112)
 
 
 def count_statuses(items: ItemVectors) -> dict[str, int]:
-    """Rows and carried rows, as the manifest has them."""
+    """Return rows and carried rows, as the manifest has them."""
     return {"rows": len(items), "carried": int(np.count_nonzero(items.statuses == CARRIED))}

@@ -1,8 +1,8 @@
 """Feature views of a collection: a name, the parameters of a map, and for random Fourier features the published U.
 
 A view belongs to an anchor generation, because its consumers were trained in that generation's coordinates. When a
-collection starts a new generation the view gets a new entry for it, with a U of its own, the moment somebody publishes
-or creates it there. ``views/NAME/g0001.json`` is the entry of generation 1, ``views/NAME/g0001.arrow`` its U.
+collection starts a new generation the view gets a new entry for it, with a U of its own, at the first publication or
+creation there. ``views/NAME/g0001.json`` is the entry of generation 1, ``views/NAME/g0001.arrow`` its U.
 
 A view is computed when it is fetched, from the version's vectors; nothing of it is stored but U. A *materialized* one
 is computed when a version is written instead, and lies beside its vectors as ``view-NAME.arrow``: float32 [rows, dim]
@@ -45,7 +45,7 @@ ROWS_COLUMN = "vector"
 
 
 def default_view(collection: str) -> str:
-    """The name of the view that every collection is published with, cut to the length that names may have."""
+    """Return the name of the view that every collection is published with, cut to the length that names may have."""
     return f"{collection}_rff"[:63]
 
 
@@ -59,8 +59,13 @@ def define_view(
     seed: int = 0,
     frequencies: str = "orthogonal",
 ) -> dict[str, Any]:
-    """A view's parameters with the defaults filled in: dim 2d for "rff"; "identity" has the vectors' own dim. Raises
-    ValueError for what cannot be."""
+    """Return a view's parameters with the defaults filled in.
+
+    dim is 2d for "rff"; "identity" has the vectors' own dim.
+
+    Raises:
+        ValueError: parameters that cannot be.
+    """
     if kind not in KINDS:
         raise ValueError(f"view {name}: kind '{kind}' is not one of {', '.join(KINDS)}")
     if frequencies not in FREQUENCIES:
@@ -74,7 +79,7 @@ def define_view(
 
 
 class ViewRegistry:
-    """The views of one collection. Changes are made under the collection's writer lock, which the caller holds."""
+    """The views of one collection; changes are made under the collection's writer lock, which the caller holds."""
 
     def __init__(self, directory: Path, collection: str):
         self._directory = directory
@@ -95,11 +100,11 @@ class ViewRegistry:
         )
 
     def known(self, name: str) -> bool:
-        """Whether ``name`` is among ``names``."""
+        """Return whether ``name`` is among ``names``."""
         return any((self._directory / name).glob("g*.json"))
 
     def get(self, name: str, generation: int) -> dict[str, Any]:
-        """The view's entry for an anchor generation, not to be changed. Raises UnknownView."""
+        """Return the view's entry for an anchor generation, not to be changed; raise UnknownView."""
         path = self._entry_path(name, generation)
         mark = _mark(path)
         if mark is not None:
@@ -123,16 +128,20 @@ class ViewRegistry:
         )
 
     def all(self, generation: int) -> list[dict[str, Any]]:
-        """Entries of every view that is defined for the generation, by name."""
+        """Return entries of every view that is defined for the generation, by name."""
         entries = (read_document(self._entry_path(name, generation)) for name in self.names())
         return [entry for entry in entries if entry is not None]
 
     def create(
         self, parameters: dict[str, Any], dim_in: int, generation: int, *, materialized: bool = False
     ) -> dict[str, Any]:
-        """Adds the entry of a view for a generation and returns it; the existing one where it is the same, with
-        ``materialized`` as it is asked for now, which changes no value that is served. Raises ViewExists where it
-        differs."""
+        """Add the entry of a view for a generation and return it; where the same one exists, return that.
+
+        The existing one gets ``materialized`` as it is asked for now, which changes no value that is served.
+
+        Raises:
+            ViewExists: the existing one differs.
+        """
         path = self._entry_path(parameters["name"], generation)
         existing = self.same(parameters, dim_in, generation)
         if existing is not None:
@@ -164,8 +173,11 @@ class ViewRegistry:
         return entry
 
     def same(self, parameters: dict[str, Any], dim_in: int, generation: int) -> dict[str, Any] | None:
-        """The entry that a view of these parameters has already, None for a new one. Raises ViewExists where its name
-        is that of another view."""
+        """Return the entry that a view of these parameters has already, None for a new one.
+
+        Raises:
+            ViewExists: its name is that of another view.
+        """
         name = parameters["name"]
         existing = read_document(self._entry_path(name, generation))
         if existing is None:
@@ -179,7 +191,7 @@ class ViewRegistry:
         return existing
 
     def delete(self, name: str) -> None:
-        """Removes a view in every generation. Raises UnknownView."""
+        """Remove a view in every generation; raise UnknownView."""
         if name not in self.names():
             raise UnknownView(f"collection '{self._collection}' has no view '{name}'")
         grave = self._directory / f".gone-{uuid.uuid4().hex}"
@@ -190,7 +202,7 @@ class ViewRegistry:
             self._features.clear()
 
     def clean(self) -> None:
-        """Removes what killed writers left."""
+        """Remove what killed writers left."""
         if self._directory.is_dir():
             for grave in self._directory.glob(".gone-*"):
                 shutil.rmtree(grave, ignore_errors=True)
@@ -198,8 +210,12 @@ class ViewRegistry:
                 sweep(path)
 
     def features(self, entry: dict[str, Any]) -> RandomFourierFeatures:
-        """The features of an "rff" entry, from its published U, whose sha256 is checked. Raises CorruptStore,
-        ValueError."""
+        """Return the features of an "rff" entry, from its published U, whose sha256 is checked.
+
+        Raises:
+            CorruptStore: U is damaged.
+            ValueError: U has another sha256 than was published.
+        """
         with self._lock:
             features = self._features.get(entry["sha256"])
             if features is None:
@@ -216,8 +232,10 @@ class ViewRegistry:
             return features
 
     def write_into(self, directory: Path, views: Sequence[dict[str, Any]], items: ItemVectors) -> list[dict[str, Any]]:
-        """Writes what a version keeps of ``views`` beside its ``items``: a copy of each U, and the rows of materialized
-        views. Returns the manifest's entries of the files."""
+        """Write what a version keeps of ``views`` beside its ``items``, and return the manifest's entries of the files.
+
+        It keeps a copy of each U, and the rows of materialized views.
+        """
         files = []
         for view in views:
             if view["kind"] != "rff":
@@ -232,9 +250,14 @@ class ViewRegistry:
         return files
 
     def lookup(self, entry: dict[str, Any], reader: VersionReader, directory: Path, ids: Any) -> tuple[Array, Array]:
-        """(status uint8 [n], phi float32 [n, dim]) of ``ids`` in a version, whose files are in ``directory``: read from
-        the version's rows where the view is materialized there and they are whole, else computed. A missing id has a
-        zero row. Raises ItemIdError."""
+        """Return (status uint8 [n], phi float32 [n, dim]) of ``ids`` in a version, whose files are in ``directory``.
+
+        They are read from the version's rows where the view is materialized there and they are whole, else computed. A
+        missing id has a zero row.
+
+        Raises:
+            ItemIdError: ids of another type.
+        """
         stored = self._stored_rows(entry, reader.manifest, directory)
         if stored is None:
             status, vectors = reader.lookup(ids)
@@ -249,12 +272,12 @@ class ViewRegistry:
         return status, phi
 
     def forget_rows(self) -> None:
-        """Drops what is mapped of versions' rows: some may have been erased."""
+        """Drop what is mapped of versions' rows: some may have been erased."""
         with self._lock:
             self._stored.clear()
 
     def mapped(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> bool:
-        """Whether :meth:`lookup` needs nothing of this view that is not in memory or mapped."""
+        """Return whether :meth:`lookup` needs nothing of this view that is not in memory or mapped."""
         file = _file_of_rows(entry, manifest)
         with self._lock:
             if file is not None:
@@ -262,7 +285,7 @@ class ViewRegistry:
             return entry["kind"] == "identity" or entry["sha256"] in self._features
 
     def _stored_rows(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> Array | None:
-        """Mapped rows of a view in a version, None where the version has none of this very view."""
+        """Return mapped rows of a view in a version, None where the version has none of this very view."""
         file = _file_of_rows(entry, manifest)
         if file is None:
             return None
@@ -299,7 +322,10 @@ class ViewRegistry:
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:
-    """What changes when another file is put in a file's place or it is written again; None where there is none."""
+    """Return a value that changes when another file is put in a file's place or it is written again.
+
+    None where there is no file.
+    """
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -312,7 +338,10 @@ def _rows_file(name: str) -> str:
 
 
 def _file_of_rows(entry: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any] | None:
-    """The manifest's entry of the file in which a version has the rows of this very view, None where it has none."""
+    """Return the manifest's entry of the file in which a version has the rows of this very view.
+
+    None where it has none.
+    """
     name = entry["name"]
     written = next((view for view in manifest["views"] if view["name"] == name), None)
     if written is None or not written["materialized"] or written["sha256"] != entry["sha256"]:
@@ -333,7 +362,11 @@ class Featurized(Rows):
 
 
 def read_rows(path: Path, shape: tuple[int, int]) -> Array:
-    """The rows of a materialized view, memory-mapped. Raises CorruptStore for another shape."""
+    """Return the rows of a materialized view, memory-mapped.
+
+    Raises:
+        CorruptStore: rows of another shape.
+    """
     column = read_arrow(path).column(ROWS_COLUMN)
     if (len(column), column.type.list_size) != shape:
         found = (len(column), column.type.list_size)
@@ -343,7 +376,10 @@ def read_rows(path: Path, shape: tuple[int, int]) -> Array:
 
 
 def matrix_batch(matrix: Array) -> pa.RecordBatch:
-    """A matrix (U [m, d], or a rotation) as one Arrow record batch with the column ``u``, a fixed-size list per row."""
+    """Return a matrix (U [m, d], or a rotation) as one Arrow record batch.
+
+    Its column ``u`` has a fixed-size list per row.
+    """
     flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
     rows = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
     batch = pa.record_batch({"u": rows})
@@ -351,11 +387,11 @@ def matrix_batch(matrix: Array) -> pa.RecordBatch:
 
 
 def read_matrix(path: Path) -> Array:
-    """The matrix of a file that holds a ``matrix_batch``."""
+    """Return the matrix of a file that holds a ``matrix_batch``."""
     column = read_arrow(path).column("u")
     return np.array(column.flatten().to_numpy().reshape(len(column), column.type.list_size))
 
 
 def utc_now() -> str:
-    """Now, RFC 3339 in UTC with milliseconds."""
+    """Return the time now, RFC 3339 in UTC with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

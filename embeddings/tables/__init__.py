@@ -1,4 +1,5 @@
-"""Embedding tables: their configuration, their first rows, and lookup, backward and step over any kernel.
+"""Embedding tables: their configuration, their initial rows, and the generator that draws them.
 
-``config`` and ``philox`` need no torch. Outsiders take ``EmbeddingTables`` and ``TableConfig`` from ``embeddings``.
+``config`` and ``philox`` need no torch. Other packages import ``EmbeddingTables`` and ``TableConfig`` from
+``embeddings``.
 """

@@ -1,4 +1,7 @@
-"""What an embedding table is: its rows, its dimension, the features that read it, how it starts. Torch-free."""
+"""Configuration of an embedding table: its rows, its dimension, the features that read it, its initial values.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _CHUNK = 1 << 14
 
 
 def initial_rows(table: TableConfig, seed: int, start: int, end: int) -> np.ndarray:
-    """Local rows [start, end) before any training, float64 [end - start, dim]; the padding row is 0."""
+    """Return local rows [start, end) before any training, float64 [end - start, dim]; the padding row is 0."""
     rows = np.zeros((end - start, table.dim))
     if table.grows:
         # Of nobody yet, but for the unknown id's, which has a number and no key.
@@ -44,8 +44,10 @@ def initial_rows(table: TableConfig, seed: int, start: int, end: int) -> np.ndar
 
 
 def initial_rows_of(table: TableConfig, seed: int, keys: np.ndarray) -> np.ndarray:
-    """Initial rows of ids by their keys, uint64 [n]: float64 [n, dim], with init ``hash`` those of any row with that
-    key, with ``zero`` zeros."""
+    """Return initial rows of ids by their keys, uint64 [n]: float64 [n, dim].
+
+    With init ``hash`` they are those of any row with that key, with ``zero`` zeros.
+    """
     rows = np.zeros((len(keys), table.dim))
     if table.init.kind != "zero":
         key, step = table_key(seed, table.name), _rows_at_a_time(table)
@@ -59,9 +61,10 @@ def initial_rows_of(table: TableConfig, seed: int, keys: np.ndarray) -> np.ndarr
 def standard_normal(
     identity: np.ndarray, dim: int, key: tuple[int, int], stream: int, first_column: int = 0
 ) -> np.ndarray:
-    """Standard normals, float64 [len(identity), dim], row i a function of identity[i] (uint64) and the key alone.
+    """Return standard normals, float64 [len(identity), dim].
 
-    Columns are those from ``first_column`` of the whole row.
+    Row i is a function of identity[i] (uint64) and the key alone. Columns are those from ``first_column`` of the whole
+    row.
     """
     first_group = first_column // 4
     groups = np.arange(first_group, (first_column + dim + 3) // 4, dtype=np.uint64)[None, :]
@@ -79,14 +82,16 @@ def standard_normal(
 
 
 def chunks(table: TableConfig) -> list[tuple[int, int]]:
-    """Ranges of local rows small enough to initialise one after another without much extra memory."""
+    """Return ranges of local rows small enough to initialise one after another without much extra memory."""
     step = _rows_at_a_time(table)
     return [(start, min(start + step, table.row_count)) for start in range(0, table.row_count, step)]
 
 
 def chunks_to_write(table: TableConfig) -> list[tuple[int, int]]:
-    """As :func:`chunks`; of a growing table the rows of padding and the unknown id alone: the others start as zeros,
-    and to write them would take their memory."""
+    """Return :func:`chunks`; of a dynamic table the rows of padding and the unknown id alone.
+
+    The others start as zeros, and to write them would take their memory.
+    """
     if not table.grows:
         return chunks(table)
     count = _num_special(table, 0, table.row_count)
@@ -98,5 +103,5 @@ def _rows_at_a_time(table: TableConfig) -> int:
 
 
 def _num_special(table: TableConfig, start: int, end: int) -> int:
-    """How many of the local rows [start, end) are padding or the unknown id's: the first ones."""
+    """Return how many of the local rows [start, end) are padding or the unknown id's: the first ones."""
     return max(0, min(end, table.first_live_row - table.row_start) - start)

@@ -24,7 +24,7 @@ _SHIFT = np.uint64(32)
 
 
 def philox4x32(counter: tuple[np.ndarray | int, ...], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """The four 32-bit output words of each counter.
+    """Return the four 32-bit output words of each counter.
 
     Args:
         counter: four arrays (or numbers) of 32-bit words, broadcast together.
@@ -51,22 +51,25 @@ def philox4x32(counter: tuple[np.ndarray | int, ...], key: tuple[int, int]) -> t
 
 
 def table_key(seed: int, table: str) -> tuple[int, int]:
-    """The key of a table's draws: (seed as uint32, crc32 of its name)."""
+    """Return the key of a table's draws: (seed as uint32, crc32 of its name)."""
     return seed & 0xFFFFFFFF, zlib.crc32(table.encode())
 
 
 def lane(words: tuple[np.ndarray, ...], lanes: np.ndarray) -> np.ndarray:
-    """Word ``lanes[i]`` of draw i."""
+    """Return word ``lanes[i]`` of draw i."""
     picked: np.ndarray = np.choose(lanes.astype(np.int64), words)
     return picked
 
 
 def uniform_below(n: int | np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Uniform integers in [0, n) by multiply-shift: one word up to n = 2^22, else the high part of (high:low) * n.
+    """Return uniform integers in [0, n) by multiply-shift.
+
+    One word is enough up to n = 2^22; above, it is the high part of (high:low) * n.
 
     Args:
         n: the bound, 1 <= n <= 2^32, one for all or one for each.
-        high, low: uint64 arrays of 32-bit words; ``low`` is not looked at where one word is enough.
+        high: uint64 array of 32-bit words.
+        low: uint64 array of 32-bit words; it is not looked at where one word is enough.
     """
     bound = np.asarray(n).astype(np.uint64)
     carry = np.where(bound <= np.uint64(ONE_WORD_LIMIT), np.uint64(0), (low * bound) >> _SHIFT)

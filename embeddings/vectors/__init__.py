@@ -1,1 +1,1 @@
-"""Item vectors as refresh and store exchange them, and rows that are computed when they are read. Without torch."""
+"""Item vectors as refresh and store exchange them, and rows that are computed when they are read; without torch."""

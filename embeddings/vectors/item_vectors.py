@@ -1,4 +1,4 @@
-"""Item vectors as the refresh stage and the feature store exchange them: ids, directions, norms, evidence, counts.
+"""Item vectors as refreshes and the feature store exchange them: ids, directions, norms, evidence, counts.
 
 Ids are int64 or UTF-8 strings. Inside, both are numpy *keys* that sort and compare quickly: int64 as they are, strings
 as fixed-width bytes (``S`` dtype), whose order is that of UTF-8, which is that of the code points. Torch-free.
@@ -36,16 +36,25 @@ class ItemIdError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class ItemVectors:
-    """One row per item, sorted by id. Arguments may come unsorted; repeated ids raise ItemIdError.
+    """One row per item, sorted by id; arguments may come unsorted.
 
-    ids: int64 or strings (numpy, Arrow or a sequence); kept as ``keys`` (see the module), given back by
-    ``arrow_ids()``. vectors: float32 [n, d], raw rows or directions, in memory, memory-mapped, or :class:`Rows` that
-    are computed when they are read; not copied where they come sorted. norms: float32 [n], of the raw rows; computed
-    where left out. evidence: bool [n], whether the item was touched in training; all True where left out. counts: int64
-    [n], occurrences in training; None where unknown. statuses: uint8 [n], FOUND or CARRIED; FOUND where left out (a
-    candidate does not carry anything by itself). carried_for: int32 [n], publications through which an item has been
-    carried, 0 for a found one; last_found: int32 [n], the day of its last own vector, in days since 1970-01-01 UTC;
-    None where nobody kept them. Raises ValueError for shapes that do not agree.
+    Args:
+        ids: int64 or strings (numpy, Arrow or a sequence); kept as ``keys`` (see the module), given back by
+            ``arrow_ids()``.
+        vectors: float32 [n, d], raw rows or directions, in memory, memory-mapped, or :class:`Rows` that are computed
+            when they are read; not copied where they come sorted.
+        norms: float32 [n], of the raw rows; computed where left out.
+        evidence: bool [n], whether the item was touched in training; all True where left out.
+        counts: int64 [n], occurrences in training; None where unknown.
+        statuses: uint8 [n], FOUND or CARRIED; FOUND where left out (a candidate does not carry anything by itself).
+        carried_for: int32 [n], publications through which an item has been carried, 0 for a found one; None where
+            nobody kept them.
+        last_found: int32 [n], the day of its last own vector, in days since 1970-01-01 UTC; None where nobody kept
+            them.
+
+    Raises:
+        ItemIdError: repeated ids.
+        ValueError: shapes that do not agree.
     """
 
     ids: Any
@@ -97,7 +106,7 @@ class ItemVectors:
 
     @property
     def keys(self) -> Array:
-        """Sorted ids as int64 or fixed-width bytes."""
+        """The sorted ids as int64 or fixed-width bytes."""
         return self.ids  # type: ignore[no-any-return]
 
     @property
@@ -105,7 +114,7 @@ class ItemVectors:
         return int(self.vectors.shape[1])
 
     def arrow_ids(self) -> pa.Array:
-        """Ids as an Arrow array of int64 or string."""
+        """Return ids as an Arrow array of int64 or string."""
         return arrow_of(self.keys)
 
 
@@ -122,15 +131,17 @@ def _column(name: str, values: Any, dtype: Any, num_items: int) -> Array | None:
 
 
 def chunks(num_rows: int, chunk_rows: int = CHUNK_ROWS) -> Iterator[slice]:
-    """Slices that cover ``range(num_rows)``."""
+    """Yield slices that cover ``range(num_rows)``."""
     for start in range(0, num_rows, chunk_rows):
         yield slice(start, min(start + chunk_rows, num_rows))
 
 
 def unit_rows(rows: Array) -> tuple[Array, Array]:
-    """(directions, norms) of ``rows`` [n, d] in float64, such that neither 1e-40 nor 1e300 is lost: float64 rows are
-    scaled by their largest coordinate before they are squared, and the square of a float32 is far from float64's ends.
-    A zero row stays zero; a row that is not finite becomes NaN."""
+    """Return (directions, norms) of ``rows`` [n, d] in float64, such that neither 1e-40 nor 1e300 is lost.
+
+    float64 rows are scaled by their largest coordinate before they are squared, and the square of a float32 is far from
+    float64's ends. A zero row stays zero; a row that is not finite becomes NaN.
+    """
     if np.asarray(rows).dtype == np.float32:
         directions = np.array(rows, dtype=np.float64)
         squares = np.einsum("nd,nd->n", directions, directions)
@@ -156,8 +167,11 @@ def _scaled_unit_rows(rows: Array) -> tuple[Array, Array]:
 
 
 def squares_of(rows: Array) -> Array | None:
-    """Squared norms float32 [n] of float32 ``rows`` [n, d]; None where a row is zero, not finite, or so short or long
-    that float32 squares would lose digits: then ``unit_rows`` is the way."""
+    """Return squared norms float32 [n] of float32 ``rows`` [n, d].
+
+    None where a row is zero, not finite, or so short or long that float32 squares would lose digits: then ``unit_rows``
+    is the way.
+    """
     if rows.dtype != np.float32:
         return None
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -168,7 +182,7 @@ def squares_of(rows: Array) -> Array | None:
 
 
 def unit_float32(rows: Array) -> Array:
-    """unit(rows) as float32 [n, d]; zero rows stay zero, rows that are not finite become NaN."""
+    """Return unit(rows) as float32 [n, d]; zero rows stay zero, rows that are not finite become NaN."""
     squares = squares_of(rows)
     if squares is None:
         return unit_rows(rows)[0].astype(np.float32)
@@ -177,14 +191,16 @@ def unit_float32(rows: Array) -> Array:
 
 
 def row_norms(rows: Array) -> Array:
-    """Euclidean norms float64 [n], of any scale; NaN for rows that are not finite."""
+    """Return Euclidean norms float64 [n], of any scale; NaN for rows that are not finite."""
     squares = squares_of(rows)
     return unit_rows(rows)[1] if squares is None else np.sqrt(squares, dtype=np.float64)
 
 
 def norms_of(vectors: Vectors) -> Array:
-    """Euclidean norms [n] in float32, the largest finite one where it would overflow; NaN for rows that are not
-    finite."""
+    """Return Euclidean norms [n] in float32; NaN for rows that are not finite.
+
+    Where a norm would overflow it is the largest finite float32.
+    """
     norms = np.empty(len(vectors), dtype=np.float32)
     largest = float(np.finfo(np.float32).max)
     for part in chunks(len(vectors)):
@@ -196,11 +212,14 @@ def norms_of(vectors: Vectors) -> Array:
 
 
 def keys_of(ids: Any, *, query: bool = False) -> Array:
-    """Ids as keys, in the order given: int64 [n], or bytes ``S`` [n] for strings.
+    """Return ids as keys, in the order given: int64 [n], or bytes ``S`` [n] for strings.
 
     Takes numpy arrays, Arrow arrays and sequences of int or of str (bool and float are refused), and keys themselves.
     With ``query`` (ids to look up) strings that no collection can hold (with a NUL, too long) become a key that is
-    never found, instead of an error. Raises ItemIdError.
+    never found, instead of an error.
+
+    Raises:
+        ItemIdError: ids of another type or shape, beyond int64, or strings that no collection can hold.
     """
     if isinstance(ids, np.ndarray):
         if ids.dtype.kind == "S":
@@ -254,7 +273,7 @@ def _keys_of_arrow(ids: pa.Array | pa.ChunkedArray, query: bool) -> Array:
 
 
 def _fixed_width(ids: pa.Array, query: bool) -> Array:
-    """Strings as fixed-width bytes, padded with NUL, without a Python loop."""
+    """Return strings as fixed-width bytes, padded with NUL, without a Python loop."""
     num_ids = len(ids)
     if not num_ids:
         return np.empty(0, dtype="S1")
@@ -279,19 +298,19 @@ def _fixed_width(ids: pa.Array, query: bool) -> Array:
 
 
 def arrow_of(keys: Array) -> pa.Array:
-    """Keys as the Arrow array users see: int64 or string."""
+    """Return keys as the Arrow array users see: int64 or string."""
     if keys.dtype.kind == "i":
         return pa.array(keys)
     return pa.array(keys.astype(object), pa.binary()).cast(pa.string())
 
 
 def show_key(key: Any) -> str:
-    """One key as it is shown to users."""
+    """Return one key as it is shown to users."""
     return repr(key.decode("utf-8", "replace")) if isinstance(key, bytes) else str(key)
 
 
 def find_rows(keys: Array, queries: Array) -> Array:
-    """Row of each query in sorted ``keys``, int64 [len(queries)]; -1 where it is not there. O(q log n)."""
+    """Return the row of each query in sorted ``keys``, int64 [len(queries)]; -1 where it is not there; O(q log n)."""
     if not len(keys) or not len(queries):
         return np.full(len(queries), -1, dtype=np.int64)
     if keys.dtype.kind != queries.dtype.kind:
@@ -303,7 +322,7 @@ def find_rows(keys: Array, queries: Array) -> Array:
 
 
 def shared_rows(left: Array, right: Array) -> tuple[Array, Array]:
-    """Rows of the ids that two sorted key arrays share: (rows in left, rows in right), in the order of the ids."""
+    """Return (rows in left, rows in right) of the ids that two sorted key arrays share, in the order of the ids."""
     if left.dtype == right.dtype and np.array_equal(left, right):
         same = np.arange(len(left))
         return same, same
@@ -313,5 +332,5 @@ def shared_rows(left: Array, right: Array) -> tuple[Array, Array]:
 
 
 def as_list(values: Sequence[Any] | Array) -> list[Any]:
-    """Plain Python ids of keys, for JSON."""
+    """Return plain Python ids of keys, for JSON."""
     return arrow_of(np.asarray(values)).to_pylist()

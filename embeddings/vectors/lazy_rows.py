@@ -1,8 +1,8 @@
-"""Rows of vectors that are computed when they are read, a part at a time: how the refresh stage handles collections
-that are larger than memory. Torch-free.
+"""Rows of vectors that are computed when they are read, a part at a time; torch-free.
 
-:class:`Rows` stands where an array [n, d] stands: ``len``, ``shape``, and a slice or an array of row numbers give the
-rows themselves. Whoever reads in chunks never holds more than a chunk.
+So a refresh handles collections that are larger than memory. :class:`Rows` stands where an array [n, d] stands:
+``len``, ``shape``, and a slice or an array of row numbers give the rows themselves. Code that reads in chunks never
+holds more than a chunk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHUNK_ROWS = 2048
 
 
 class Rows:
-    """float32 rows [n, d] that ``read`` computes. ``numpy.asarray`` of it reads all of them into memory."""
+    """float32 rows [n, d] that ``read`` computes; ``numpy.asarray`` of it reads all of them into memory."""
 
     dtype = np.dtype(np.float32)
     ndim = 2
@@ -28,7 +28,7 @@ class Rows:
         self.shape = (num_rows, dim)
 
     def read(self, rows: slice | Array) -> Array:
-        """The rows of a slice of step 1, or of row numbers int [k], float32 [k, d]."""
+        """Return the rows of a slice of step 1, or of row numbers int [k], float32 [k, d]."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class Widened(Rows):
 
 
 def take(vectors: Vectors, rows: Array) -> Array:
-    """``vectors[rows]``, without a copy where the row numbers follow one another."""
+    """Return ``vectors[rows]``, without a copy where the row numbers follow one another."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool(np.all(rows[1:] > rows[:-1])):
         return vectors[int(rows[0]) : int(rows[-1]) + 1]
     return vectors[rows]

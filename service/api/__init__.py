@@ -1,1 +1,1 @@
-"""HTTP: routes, and what holds for each of them: middleware, pages, idempotency, the OpenAPI document."""
+"""The HTTP layer: routes, and what applies to all of them (middleware, examples and links in the OpenAPI document)."""

@@ -1,7 +1,10 @@
-"""What holds for every request, before routing: Host allow-list, who sends it and how often, body limit, security
-headers, its id, counting, its line in the log, its entry in the audit log.
+"""Checks and bookkeeping for every request, before routing.
 
-A body is not read before its sender is known: strangers have little to say (64 KiB: a key for a session).
+These are the Host allow-list, identification of the sender, the rate limit, the body limit, security headers, the
+request id, metrics, the log line and the audit log entry.
+
+The body is read only after the sender is identified. Unidentified senders may send at most 64 KiB, which is enough to
+exchange a key for a session.
 """
 
 from __future__ import annotations
@@ -44,13 +47,13 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def install(app: FastAPI, settings: Settings) -> None:
-    """Takes ``metrics`` and ``audit`` from the app's state, and leaves ``rate`` there."""
+    """Add the middleware, using ``metrics`` and ``audit`` from the app's state, and set ``rate`` there."""
     app.state.rate = RateLimit(settings.requests_per_second)
     app.add_middleware(Guard, settings=settings, metrics=app.state.metrics, audit=app.state.audit, rate=app.state.rate)
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, lower case, without port and brackets."""
+    """Return the name in a Host header in lower case, without port and brackets."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -58,7 +61,7 @@ def host_name(host: str) -> str:
 
 
 class Guard:
-    """Plain ASGI, so that streams pass through unbuffered."""
+    """Middleware as plain ASGI, so that streams pass through unbuffered."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Any, audit: Audit, rate: RateLimit):
         self._app = app
@@ -122,8 +125,10 @@ class Guard:
         return Problem(421, "host-not-allowed", detail).response()
 
     async def _unknown(self, scope: Scope, headers: Headers) -> Response | None:
-        """The refusal of a request whose credentials are wrong, or that comes too often. ``state.identified`` says who
-        sends it, where it has a body or asks for what takes a key; what has neither is answered without the database.
+        """Return the refusal for a request with wrong credentials or over the rate limit, or None.
+
+        A request is identified if it has a body or asks for something that needs a key; the result is stored in
+        ``state.identified``. Any other request is answered without the database.
         """
         path, has_body = scope["path"], headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if path.startswith("/internal/"):
@@ -146,7 +151,7 @@ class Guard:
         return None
 
     def _limit(self, scope: Scope) -> int:
-        """How long a body may be."""
+        """Return the largest body length accepted for the request, in bytes."""
         known = scope["path"].startswith("/internal/") or scope.get("state", {}).get("identified") is not None
         return self._settings.max_body_bytes if known else min(self._settings.max_body_bytes, STRANGER_BYTES)
 
@@ -158,7 +163,7 @@ class Guard:
 
 
 def entry_of(scope: Scope, principal: Principal, status: int, location: str | None) -> dict[str, Any]:
-    """The audit log's entry of a request."""
+    """Return the audit log entry for a request."""
     tenant = scope.get("state", {}).get("about", principal.tenant)
     action = f"{scope['method']} {getattr(scope.get('route'), 'path', scope['path'])}"
     address = (scope.get("client") or ("",))[0]
@@ -166,7 +171,7 @@ def entry_of(scope: Scope, principal: Principal, status: int, location: str | No
 
 
 def too_often(rate: RateLimit, principal: Principal, settings: Settings) -> Problem | None:
-    """Counts a request of the key; 429 where there are too many."""
+    """Count a request against the key's rate limit and return a 429 if it is exceeded, or None."""
     wait = rate.wait_seconds(principal.key_id)
     if not wait:
         return None
@@ -180,7 +185,7 @@ def too_long(headers: Headers, limit: int) -> Response | None:
 
 
 def _say(scope: Scope, method: str, route: str, status: int, seconds: float) -> None:
-    """The request's line in the log: what was done to which object, and by which key, never what was sent."""
+    """Write the request's log line: the action, the object and the key, but never the content sent."""
     if not logs.access.isEnabledFor(logging.INFO):
         return
     principal = scope.get("state", {}).get("principal")
@@ -202,7 +207,7 @@ def too_large(limit: int) -> Problem:
 
 
 def counted(receive: Receive, limit: int) -> Receive:
-    """A chunked body tells no length before: count what arrives."""
+    """Wrap ``receive`` to count body bytes as they arrive, since a chunked body does not announce its length."""
     total = 0
 
     async def count() -> Message:

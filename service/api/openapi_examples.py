@@ -1,7 +1,8 @@
-"""Examples in the OpenAPI document: requests and their answers as the service gave them.
+"""Examples in the OpenAPI document: requests and responses recorded from the service.
 
-``examples.json`` is written by ``EVENKEEL_WRITE_EXAMPLES=1 pytest tests/service/api/test_api_walkthrough.py``, which
-otherwise holds the two equal in shape: ``{"POST /v1/jobs": {"body": ..., "answers": {"202": ...}}}``.
+``examples.json`` is written by ``EVENKEEL_WRITE_EXAMPLES=1 pytest tests/service/api/test_api_walkthrough.py``. Without
+the variable, that test checks that the file and the real responses have the same shape: ``{"POST /v1/jobs": {"body":
+..., "answers": {"202": ...}}}``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ JSON = "application/json"
 
 
 def add_to(document: dict[str, Any]) -> None:
-    """Puts an example beside every body and every answer that is JSON."""
+    """Add an example to every JSON request body and every JSON response."""
     recorded = json.loads(FILE.read_text("utf-8"))
     for path, item in document["paths"].items():
         for method, operation in item.items():

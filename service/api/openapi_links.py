@@ -1,7 +1,7 @@
-"""Links in the OpenAPI document: which value of an answer names the object that another operation takes.
+"""Links in the OpenAPI document: which response value identifies the object that another operation takes.
 
-A list, a made object and each operation on one object are found by their paths: ``POST /v1/jobs`` answers with the
-``id`` that every ``/v1/jobs/{job_id}...`` takes, ``GET /v1/jobs`` with those of its items.
+The operations that list, create and act on one kind of object are found by their paths: ``POST /v1/jobs`` returns the
+``id`` that every ``/v1/jobs/{job_id}...`` takes, and ``GET /v1/jobs`` returns those of its items.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMED_BY = {
 
 
 def add_to(document: dict[str, Any]) -> None:
-    """Puts links beside every answer that names an object which operations take."""
+    """Add links to every response that identifies an object which other operations take."""
     for path, field in NAMED_BY.items():
         operations = document["paths"].get(path, {})
         below = _below(document, path)
@@ -38,8 +38,10 @@ def add_to(document: dict[str, Any]) -> None:
 
 
 def _below(document: dict[str, Any], path: str) -> dict[str, str]:
-    """By operation id, the path parameter that names an item of this list; operations that need no other beside it and
-    those of the list's own path."""
+    """Map operation ids to the path parameter that identifies an item of this list.
+
+    Included are the operations that need no path parameters other than this one and those of the list's own path.
+    """
     found: dict[str, str] = {}
     for other, item in document["paths"].items():
         match = re.fullmatch(re.escape(path) + r"/{(\w+)}(/[\w/]+)?", other)

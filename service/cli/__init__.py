@@ -1,4 +1,4 @@
 """The console script ``evenkeel``.
 
-``entrypoint.main`` is the way in; what needs the service's own code is imported by its command.
+The entry point is ``entrypoint.main``; commands import what they need of the service's own code.
 """

@@ -1,4 +1,4 @@
-"""CLI command: which dim and sigma of a view serve a task of one's own."""
+"""CLI command that finds which dimension and sigma of a view suit a user's own task."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def advise(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="A chart of it (needs matplotlib).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Tries views of several dims and sigmas on a task, and says which one to take."""
+    """Try views of several dims and sigmas on a task, and recommend one."""
     from embeddings.refresh.consumer_accuracy import advise as tried
 
     with tempfile.TemporaryDirectory(prefix="evenkeel-advise-") as folder, Client() as client:
@@ -61,7 +61,7 @@ def advise(
 
 
 def _labelled(snapshot: Path, task: Path) -> tuple[Array, list[Any]]:
-    """(vectors [n, d], labels) of the items that have both."""
+    """Return (vectors [n, d], labels) of the items that have both."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -85,7 +85,7 @@ def _labelled(snapshot: Path, task: Path) -> tuple[Array, list[Any]]:
 
 
 def draw(advice: TaskAdvice, path: Path, title: str) -> None:
-    """Accuracy against dim, a line for each sigma, as PNG."""
+    """Draw accuracy against dimension, one line per sigma, as PNG."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,5 +1,7 @@
-"""The console script ``evenkeel``: the commands of service.cli.main, and `evenkeel train`, which has no use for
-them."""
+"""Entry point of the console script ``evenkeel``.
+
+It runs the commands of service.cli.main, except `evenkeel train`, which does not need them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ import sys
 
 
 def main() -> None:
-    """``evenkeel train`` becomes the trainer at once: to import the other commands takes a tenth of its start."""
+    """Run a command, but start the trainer directly for ``evenkeel train``.
+
+    Importing the other commands would take a tenth of the trainer's start.
+    """
     if sys.argv[1:2] == ["train"]:
         os.execv(sys.executable, [sys.executable, "-m", "trainer.launch.in_process", *sys.argv[2:]])
     from service.cli import main as cli_main

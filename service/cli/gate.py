@@ -1,4 +1,4 @@
-"""CLI commands on the gate: calibrate, canaries."""
+"""CLI commands for the gate: calibration and canaries."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def calibrate(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Sets the gate's limits from refreshes that differ by chance alone.
+    """Set the gate's limits from refreshes that differ only by chance.
 
-    The job that refreshes the collection runs RUNS + 1 times with other seeds, each from the one before, and publishes
-    to a scratch collection; what is served does not change.
+    The job that refreshes the collection runs RUNS + 1 times with different seeds, each starting from the previous one,
+    and publishes to a scratch collection; what is served does not change.
     """
     limits = _limits(limit or [])
     scratch = f"{collection[:50]}-nulls-{secrets.token_hex(4)}"
@@ -71,8 +71,10 @@ def calibrate(
 
 
 def null_job(job: Mapping[str, Any], collection: str, scratch: str, number: int) -> dict[str, Any]:
-    """The ``number``-th null refresh: the job with a seed of its own, published to ``scratch`` in any case. The first
-    starts where the next refresh of the collection would, each other one from the one before it."""
+    """Return the job of the ``number``-th null refresh: with its own seed, and always published to ``scratch``.
+
+    The first one starts where the next refresh of the collection would, each later one from the one before it.
+    """
     publish = {**job["publish"], "collection": scratch, "gate": {**job["publish"].get("gate", {}), "mode": "report"}}
     null = {**job, "publish": {**publish, "views": []}, "seed": FIRST_SEED + number}
     null["name"] = f"{job['name'][:50]}-null-{number}"
@@ -150,7 +152,7 @@ def add_canary(
     labels: Annotated[str, typer.Argument(metavar="LABELS.parquet", help="Columns id and label.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Fits a frozen consumer on the current version; every candidate is read by it from now on."""
+    """Fit a frozen consumer on the current version; it is evaluated on every candidate from now on."""
     with Client() as client:
         here = client.is_local and "://" not in labels and Path(labels).exists()
         (answer,) = client.add_canary(collection, name, str(Path(labels).absolute()) if here else labels)["items"]
@@ -163,7 +165,7 @@ def add_canary(
 
 @canaries.command("list")
 def list_canaries(collection: Collection, as_json: JsonFlag = False) -> None:
-    """Lists a collection's canaries."""
+    """List a collection's canaries."""
     with Client() as client:
         found = client.canaries(collection)
     if as_json:
@@ -179,7 +181,7 @@ def list_canaries(collection: Collection, as_json: JsonFlag = False) -> None:
 
 @canaries.command("delete")
 def delete_canary(collection: Collection, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
-    """Removes a canary."""
+    """Delete a canary."""
     with Client() as client:
         client.delete_canary(collection, name)
     typer.echo(f"canary {name} removed")

@@ -61,14 +61,14 @@ def _options(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def train(context: typer.Context) -> None:
-    """Trains in this terminal, without a service (`evenkeel train --help` shows the trainer's options)."""
+    """Train in this terminal, without a service (`evenkeel train --help` shows the trainer's options)."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "trainer.launch.in_process", *context.args])
 
 
 @app.command()
 def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
-    """Checks a spec and its fit to the dataset, and shows what a run would take. Runs nothing."""
+    """Check a spec and whether it fits the dataset, and show what a run would need. Runs nothing."""
     dataset, job = _documents(spec)
     if job is None:
         assert dataset is not None
@@ -109,7 +109,7 @@ def submit(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Submits a job to the service."""
+    """Submit a job to the service."""
     _, job = _documents(spec)
     if job is None:
         raise CommandError(f"{spec}: holds a dataset and no job", f"register it with `evenkeel datasets add {spec}`")
@@ -157,7 +157,7 @@ def jobs(
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
     as_json: JsonFlag = False,
 ) -> None:
-    """Lists jobs, newest first."""
+    """List jobs, newest first."""
     with Client() as client:
         found = client.jobs(state=state, name=name, label=label, limit=limit)
     if as_json:
@@ -181,7 +181,7 @@ def jobs(
 
 @app.command()
 def job(job_id: JobId, as_json: JsonFlag = False) -> None:
-    """Shows one job: progress, metrics per epoch, publication, error."""
+    """Show one job: progress, metrics per epoch, publication, error."""
     with Client() as client:
         found = client.job(job_id)
     if as_json:
@@ -194,7 +194,7 @@ def job(job_id: JobId, as_json: JsonFlag = False) -> None:
 def logs(
     job_id: JobId, follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False
 ) -> None:
-    """Prints a job's log."""
+    """Print a job's log."""
     with Client() as client:
         for text in client.follow_logs(job_id) if follow else client.read_logs(job_id):
             sys.stdout.write(text)
@@ -203,21 +203,21 @@ def logs(
 
 @app.command()
 def cancel(job_id: JobId, as_json: JsonFlag = False) -> None:
-    """Cancels a job; a running one writes a checkpoint first."""
+    """Cancel a job; a running one writes a checkpoint first."""
     with Client() as client:
         _print_state(client.cancel(job_id), as_json)
 
 
 @app.command()
 def retry(job_id: JobId, as_json: JsonFlag = False) -> None:
-    """Runs a failed or cancelled job again, from its last checkpoint."""
+    """Run a failed or cancelled job again, from its last checkpoint."""
     with Client() as client:
         _print_state(client.retry(job_id), as_json)
 
 
 @app.command()
 def delete(job_id: JobId) -> None:
-    """Removes a job that has ended, its checkpoints and its log; versions that it published stay."""
+    """Delete a job that has ended, its checkpoints and its log; versions that it published stay."""
     with Client() as client:
         client.delete_job(job_id)
     typer.echo(f"job {job_id} deleted")
@@ -233,7 +233,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes, with --role vectors.")] = 1,
 ) -> None:
-    """Starts the service; the dashboard is at `/`."""
+    """Start the service; the dashboard is at `/`."""
     from service.cli.serve import serve as run
 
     raise typer.Exit(run(role, host, port, workers))
@@ -246,7 +246,7 @@ def doctor(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Checks this machine: python, packages, ports, memory, disk, GPU, Ray, service. Exit 1 if anything fails."""
+    """Check this machine: python, packages, ports, memory, disk, GPU, Ray, service. Exit 1 if anything fails."""
     from service.ops.doctor import examine
 
     checks = examine(spec)
@@ -269,7 +269,7 @@ def retention(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Removes what is older than it is kept, as the service does once a day. On the service's own machine."""
+    """Remove data past its retention time, as the service does daily. Run it on the service's own machine."""
     from service.cli.serve import sweep
 
     swept = sweep(dry_run)
@@ -298,7 +298,7 @@ def _documents(path: Path) -> tuple[DatasetSpec | None, JobSpec | None]:
 
 
 def _check_files(dataset: DatasetSpec) -> None:
-    """A dataset's files and columns, by the service's own check; data roots are the service's matter."""
+    """Check a dataset's files and columns as the service does, except for its data roots."""
     from service.core.errors import Problem
     from service.core.settings import Settings
     from service.datasets import registry
@@ -312,7 +312,7 @@ def _check_files(dataset: DatasetSpec) -> None:
 
 @contextlib.contextmanager
 def _naming(spec: Path) -> Iterator[None]:
-    """Nothing is registered in passing: an unknown dataset is an error that names the command."""
+    """Turn an unknown dataset into an error that names the command; nothing is registered implicitly."""
     try:
         yield
     except ProblemError as error:
@@ -391,7 +391,7 @@ def _print_estimate(estimate: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Entry point: every error that a user can mend ends as one message and an exit code, never as a traceback."""
+    """Run a command; every error that a user can fix ends as one message and an exit code, never as a traceback."""
     try:
         app()
     except CommandError as error:

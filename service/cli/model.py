@@ -1,4 +1,7 @@
-"""CLI commands that use a job's model: predict, export. They need the job's run directory, so they run where it is."""
+"""CLI commands that use a job's model: predict, export.
+
+They need the job's run directory, so they run on the machine that has it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def predict(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Scores rows with a job's model, here and now: Parquet in, Parquet out, in the same order."""
+    """Score rows with a job's model on this machine: Parquet in, Parquet out, in the same order."""
     options = {"--output": output, "--columns": columns, "--checkpoint": checkpoint, "--k": k}
     given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     _run("trainer.inference.predict", [str(run_dir(job)), rows, *given, *(["--json"] if as_json else [])])
@@ -53,13 +56,17 @@ def export(
     checkpoint: WhichCheckpoint = "last",
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes a job's model, its vocabularies and tables as files that need neither torch nor the run."""
+    """Write a job's model, vocabularies and tables as files that need neither torch nor the run."""
     given = [str(run_dir(job)), directory, "--checkpoint", checkpoint]
     _run("trainer.inference.export", [*given, *(["--json"] if as_json else [])])
 
 
 def run_dir(job: str) -> Path:
-    """Where the run of a job is on this machine. Raises CommandError, with the remedy, where it is not."""
+    """Return the run directory of a job on this machine.
+
+    Raises:
+        CommandError: It is not on this machine; the error names the remedy.
+    """
     if (Path(job) / RUN_FILE).is_file():
         return Path(job)
     home = Settings.from_environment().home
@@ -79,7 +86,7 @@ def run_dir(job: str) -> Path:
 
 
 def _run(module: str, arguments: list[str]) -> None:
-    """Runs a module of the trainer, which imports torch, as a child; leaves with its exit code."""
+    """Run a module of the trainer, which imports torch, as a child process, and exit with its exit code."""
     sys.stdout.flush()
     found = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
     raise typer.Exit(found.returncode)

@@ -1,4 +1,4 @@
-"""How the CLI speaks: tables or JSON on stdout, errors (what, where, remedy) on stderr, progress bars on a terminal."""
+"""Output of the CLI: tables or JSON on stdout, errors (what, where, remedy) on stderr, progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class CommandError(Exception):
-    """A command that cannot go on for a reason the user can mend."""
+    """A command cannot continue, for a reason that the user can fix."""
 
     def __init__(self, message: str, remedy: str = "", code: int = FAILED):
         super().__init__(message)
@@ -30,12 +30,12 @@ class CommandError(Exception):
 
 
 def out() -> Console:
-    """A console on the stdout of now (tests replace it); never wraps what a pipe reads."""
+    """Return a console on the current stdout (tests replace it) that never wraps piped output."""
     return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def error(message: str, remedy: str = "") -> None:
-    """One error on stderr."""
+    """Print one error on stderr."""
     console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error:[/] {escape(message)}")
     if remedy:
@@ -43,7 +43,7 @@ def error(message: str, remedy: str = "") -> None:
 
 
 def note(message: str) -> None:
-    """A remark for people, kept off stdout so that pipes stay clean."""
+    """Print a remark for people on stderr, so that piped stdout stays clean."""
     Console(file=sys.stderr, highlight=False, soft_wrap=True).print(escape(message))
 
 
@@ -58,7 +58,13 @@ def print_yaml(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str) -> None:
-    """Rows as a table; ``columns`` maps a field to its heading. Without a terminal: tab-separated lines, no colour."""
+    """Print rows as a table, or without a terminal as tab-separated lines without colour.
+
+    Args:
+        rows: The values of each row by field.
+        columns: Maps each field to its heading.
+        empty: Printed if there are no rows.
+    """
     if not sys.stdout.isatty():
         sys.stdout.write("\t".join(columns.values()) + "\n")
         for row in rows:
@@ -76,7 +82,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], e
 
 
 def print_list(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str, as_json: bool) -> None:
-    """What a service listed: all of it as JSON, or a table of these columns."""
+    """Print the items listed by the service: all fields as JSON, or a table of these columns."""
     if as_json:
         print_json(rows)
     else:
@@ -84,7 +90,7 @@ def print_list(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], em
 
 
 def print_answer(answer: Any, text: str, as_json: bool) -> None:
-    """What a service answered: as JSON, or in words."""
+    """Print an answer of the service, as JSON or as text."""
     if as_json:
         print_json(answer)
     else:
@@ -92,7 +98,7 @@ def print_answer(answer: Any, text: str, as_json: bool) -> None:
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
-    """``name: value`` lines; what is absent is left out."""
+    """Print ``name: value`` lines, leaving out absent values."""
     width = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
         if value not in (None, "", [], {}):
@@ -114,7 +120,7 @@ def cell(value: Any) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """``1.7 GB``: decimal units."""
+    """Format a number of bytes in decimal units, such as ``1.7 GB``."""
     if num_bytes < 1000:
         return f"{num_bytes:.0f} bytes"
     power = min(int(math.log10(num_bytes) / 3), 4)
@@ -135,7 +141,7 @@ def _coloured(field: str, text: str) -> str:
 
 
 class JobProgress:
-    """Shows a job as it goes: a bar on a terminal, one line per change of state or epoch elsewhere. All on stderr."""
+    """Displays a job's progress on stderr: a bar on a terminal, otherwise one line per change of state or epoch."""
 
     def __init__(self) -> None:
         self._bar: Any = None

@@ -1,4 +1,4 @@
-"""CLI command: a paper's tables as grids of jobs (trainer.recipes)."""
+"""CLI command that reproduces a paper's tables as grids of jobs (trainer.recipes)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def register(app: typer.Typer) -> None:
 
 
 def recipe(context: typer.Context) -> None:
-    """Runs a paper's tables here and reports them beside the published figures (`evenkeel recipe --help`)."""
+    """Run a paper's tables here and report them beside the published figures (`evenkeel recipe --help`)."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "trainer.recipes.command", *context.args])

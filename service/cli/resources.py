@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 @datasets.command("add")
 def add_dataset(file: Annotated[Path, typer.Argument(metavar="FILE.yaml")], as_json: JsonFlag = False) -> None:
-    """Registers the dataset that a YAML file holds."""
+    """Register the dataset in a YAML file."""
     from trainer.spec import load_documents
 
     dataset, _ = load_documents(file)
@@ -46,7 +46,7 @@ def add_dataset(file: Annotated[Path, typer.Argument(metavar="FILE.yaml")], as_j
 
 
 def _located(dataset: DatasetSpec) -> DatasetSpec:
-    """Relative paths of files that are here made absolute: the service on this machine may run in another directory."""
+    """Make relative paths of existing files absolute: the service on this machine may run in another directory."""
 
     def locate(uri: str) -> str:
         return str(Path(uri).absolute()) if "://" not in uri and Path(uri).exists() else uri
@@ -70,7 +70,7 @@ def infer_dataset(
     name: Annotated[str | None, typer.Option(help="The dataset's name; left out: from the file's.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Proposes a manifest for a file, as YAML to look over and to keep. Asks no service."""
+    """Propose a manifest for a file, as YAML to review and save. Contacts no service."""
     from trainer.data.sources.infer import as_yaml, infer
 
     document = infer(file, name=name)
@@ -82,7 +82,7 @@ def infer_dataset(
 
 @datasets.command("list")
 def list_datasets(as_json: JsonFlag = False) -> None:
-    """Lists registered datasets."""
+    """List registered datasets."""
     with Client() as client:
         found = client.datasets()
     if as_json:
@@ -98,7 +98,7 @@ def list_datasets(as_json: JsonFlag = False) -> None:
 
 @datasets.command("profile")
 def profile(name: Name, as_json: JsonFlag = False) -> None:
-    """Shows a dataset's figures: rows, distinct ids, label rate."""
+    """Show a dataset's statistics: rows, distinct ids, label rate."""
     with Client() as client:
         found = client.profile(name)
     if as_json:
@@ -109,7 +109,7 @@ def profile(name: Name, as_json: JsonFlag = False) -> None:
 
 @datasets.command("delete")
 def delete_dataset(name: Name) -> None:
-    """Forgets a dataset; its files and the jobs that used it stay."""
+    """Remove a dataset from the registry; its files and the jobs that used it stay."""
     with Client() as client:
         client.delete_dataset(name)
     typer.echo(f"dataset {name} deleted")
@@ -132,7 +132,7 @@ def add_schedule(
     paused: Annotated[bool, typer.Option("--paused", help="Created, but not yet firing.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Creates a schedule from a job's spec."""
+    """Create a schedule from a job's spec."""
     from trainer.spec import load_documents
 
     _, job = load_documents(spec)
@@ -150,7 +150,7 @@ def add_schedule(
 
 @schedules.command("list")
 def list_schedules(as_json: JsonFlag = False) -> None:
-    """Lists schedules with their next firing."""
+    """List schedules with their next firing."""
     with Client() as client:
         found = client.schedules()
     columns = {
@@ -163,7 +163,7 @@ def list_schedules(as_json: JsonFlag = False) -> None:
 
 @schedules.command("show")
 def show_schedule(name: Name, as_json: JsonFlag = False) -> None:
-    """Shows a schedule, its job and its next five firings."""
+    """Show a schedule, its job and its next five firings."""
     with Client() as client:
         found = client.schedule(name)
     if as_json:
@@ -178,7 +178,7 @@ def trigger(
     date: Annotated[str | None, typer.Option(help="The firing's date, YYYY-MM-DD; left out: today's.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Fires a schedule now."""
+    """Fire a schedule now."""
     with Client() as client:
         answer = client.trigger(name, **({} if date is None else {"firing_date": date}))
     if as_json:
@@ -189,7 +189,7 @@ def trigger(
 
 @schedules.command("pause")
 def pause(name: Name) -> None:
-    """Stops a schedule from firing."""
+    """Stop a schedule from firing."""
     with Client() as client:
         client.change_schedule(name, paused=True)
     typer.echo(f"schedule {name} paused")
@@ -197,7 +197,7 @@ def pause(name: Name) -> None:
 
 @schedules.command("resume")
 def resume(name: Name) -> None:
-    """Lets a paused schedule fire again."""
+    """Let a paused schedule fire again."""
     with Client() as client:
         answer = client.change_schedule(name, paused=False)
     typer.echo(f"schedule {name} resumed: next firing {answer.get('next_fire_at')}")
@@ -205,7 +205,7 @@ def resume(name: Name) -> None:
 
 @schedules.command("delete")
 def delete_schedule(name: Name) -> None:
-    """Deletes a schedule; its jobs stay."""
+    """Delete a schedule; its jobs stay."""
     with Client() as client:
         client.delete_schedule(name)
     typer.echo(f"schedule {name} deleted")
@@ -213,7 +213,7 @@ def delete_schedule(name: Name) -> None:
 
 @schedules.command("firings")
 def firings(name: Name, limit: Annotated[int, typer.Option(min=1)] = 20, as_json: JsonFlag = False) -> None:
-    """Lists a schedule's firings, newest first."""
+    """List a schedule's firings, newest first."""
     with Client() as client:
         found = client.firings(name, limit)
     columns = {name: name.upper() for name in dict.fromkeys(field for row in found for field in row)} or {
@@ -235,7 +235,7 @@ def create_key(
     tenant: Annotated[str | None, typer.Option(help="Another tenant than one's own, for operators.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Creates a key and shows it, this once."""
+    """Create a key and show it, only this once."""
     with Client() as client:
         answer = client.create_key(name, scope, tenant)
     if as_json:
@@ -247,7 +247,7 @@ def create_key(
 
 @keys.command("list")
 def list_keys(as_json: JsonFlag = False) -> None:
-    """Lists keys, without the keys themselves."""
+    """List keys, without their secrets."""
     with Client() as client:
         found = client.keys()
     columns = {
@@ -263,7 +263,7 @@ def rotate_key(
     overlap_seconds: Annotated[float, typer.Option(help="How long the secret before goes on.")] = 24 * 3600,
     as_json: JsonFlag = False,
 ) -> None:
-    """Gives a key another secret and shows it, this once; the one before goes on for a day."""
+    """Give a key a new secret and show it, only this once; the previous one stays valid for a day."""
     with Client() as client:
         answer = client.rotate_key(key_id, overlap_seconds)
     if as_json:
@@ -276,7 +276,7 @@ def rotate_key(
 
 @keys.command("tenants")
 def list_tenants(as_json: JsonFlag = False) -> None:
-    """Lists tenants and how many of their keys can be used."""
+    """List tenants and the number of their usable keys."""
     with Client() as client:
         found = client.tenants()
     output.print_list(found, {"name": "TENANT", "num_keys": "KEYS"}, "no tenants", as_json)
@@ -289,7 +289,7 @@ def list_audit(
     limit: Annotated[int, typer.Option(min=1)] = 50,
     as_json: JsonFlag = False,
 ) -> None:
-    """Who did what to which object, newest first."""
+    """Show who did what to which object, newest first."""
     filters = {name: value for name, value in (("key", key), ("since", since)) if value is not None}
     with Client() as client:
         found = client.audit(limit, **filters)
@@ -302,7 +302,7 @@ def list_audit(
 
 @keys.command("revoke")
 def revoke_key(key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    """Revokes a key at once."""
+    """Revoke a key immediately."""
     with Client() as client:
         client.revoke_key(key_id)
     typer.echo(f"key {key_id} revoked")
@@ -310,7 +310,7 @@ def revoke_key(key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
 
 @keys.command("reset-admin")
 def reset_admin() -> None:
-    """Replaces a lost admin key, on the service's own machine: writes $EVENKEEL_HOME/admin.key."""
+    """Replace a lost admin key, on the service's own machine: writes $EVENKEEL_HOME/admin.key."""
     from service.cli.serve import reset_admin as reset
 
     path: Any = reset()

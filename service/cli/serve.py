@@ -1,4 +1,4 @@
-"""CLI commands that need the service's own code rather than a request to it: serve, reset-admin."""
+"""CLI commands that need the service's own code instead of a request to it: serve, reset-admin, retention."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 
 def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
-    """Runs the service until it is told to stop; the exit code. Raises CommandError for a role that is none, and for
-    several workers in a role that must be there once."""
+    """Run the service until it is told to stop, and return the exit code.
+
+    Raises:
+        CommandError: The role does not exist, or several workers were requested for a role that allows only one.
+    """
     from service.core.settings import ROLES
 
     if role not in ROLES:
@@ -32,7 +35,7 @@ def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
 
 
 def reset_admin() -> Path:
-    """Replaces the admin key. Returns the file that holds the new one."""
+    """Replace the admin key and return the file that holds the new one."""
     from service.identity.keys import reset_admin as reset
 
     settings = _settings()
@@ -50,7 +53,11 @@ def _settings() -> Settings:
 
 
 def sweep(dry_run: bool) -> dict[str, int]:
-    """What retention removed, or in a dry run would remove, by kind. Raises CommandError where it cannot be told."""
+    """Return what retention removed, or in a dry run would remove, by kind.
+
+    Raises:
+        CommandError: The database, the files or the feature store cannot be read.
+    """
     from sqlalchemy.exc import SQLAlchemyError
 
     from embeddings.store import StoreError, open_store

@@ -1,4 +1,4 @@
-"""CLI commands on published vectors: versions, promote, erase, readmit, fetch."""
+"""CLI commands for published vectors: versions, promote, erase, readmit, fetch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def versions(collection: Collection, as_json: JsonFlag = False) -> None:
-    """Lists a collection's versions, newest first, with the gate's verdicts."""
+    """List a collection's versions, newest first, with the gate's verdicts."""
     with Client() as client:
         found = client.versions(collection)
         current = client.collection(collection).get("current")
@@ -54,7 +54,7 @@ def promote(
     if_current: Annotated[str | None, typer.Option(help="Only if this version is still the current one.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Makes a version the current one; an older one is the rollback."""
+    """Make a version the current one; promoting an older one is a rollback."""
     with Client() as client:
         answer = client.promote(collection, version, reason, override_gate=override_gate, if_current=if_current)
     output.print_answer(answer, f"{collection} now serves {answer.get('version', version)}", as_json)
@@ -66,7 +66,7 @@ def erase(
     reason: Annotated[str, typer.Option(help="Why; kept in the collection's log, in which ids are hashes.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Removes the rows of ids from every kept version, and keeps them out."""
+    """Remove the rows of ids from every kept version, and keep them out."""
     with Client() as client:
         answer = client.erase(collection, ids, reason)
     text = f"{collection}: {answer['rows']} rows erased from {len(answer['versions'])} versions"
@@ -79,7 +79,7 @@ def readmit(
     reason: Annotated[str, typer.Option(help="Why; kept in the collection's log.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Lets erased ids be published again, by the next run that finds them."""
+    """Allow erased ids to be published again, by the next run that finds them."""
     with Client() as client:
         answer = client.readmit(collection, ids, reason)
     output.print_answer(answer, f"{collection}: {answer['ids']} ids may be published again", as_json)
@@ -95,7 +95,7 @@ def fetch(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Fetches vectors by id."""
+    """Fetch vectors by id."""
     if file is not None and file.suffix not in (".parquet", ".arrow"):
         raise CommandError(f"--output {file}: the ending says the format", "end it in .parquet or .arrow", output.USAGE)
     with Client() as client:
@@ -116,7 +116,7 @@ def fetch(
 
 
 def _table(client: Client, name: str, ids: list[str], version: str, dtype: str) -> pa.Table:
-    """Of the collection of that name, else of the view: the service tells them apart."""
+    """Fetch from the collection of this name, or from the view if the service knows no such collection."""
     try:
         return client.vectors_table(name, ids, version=version, dtype=dtype)
     except ProblemError as error:

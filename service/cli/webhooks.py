@@ -1,4 +1,4 @@
-"""CLI: evenkeel webhooks."""
+"""CLI command group for webhooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 @webhooks.command("create")
 def create(url: Annotated[str, typer.Argument(metavar="URL")], event: Events = None, as_json: JsonFlag = False) -> None:
-    """Registers an address and shows the secret that deliveries are signed with, this once."""
+    """Register an address and show the secret that signs its deliveries, only this once."""
     with Client() as client:
         answer = client.add_webhook(url, event)
     if as_json:
@@ -38,7 +38,7 @@ def create(url: Annotated[str, typer.Argument(metavar="URL")], event: Events = N
 
 @webhooks.command("list")
 def list_webhooks(as_json: JsonFlag = False) -> None:
-    """Lists webhooks."""
+    """List webhooks."""
     with Client() as client:
         found = client.webhooks()
     columns = {"id": "ID", "url": "URL", "events": "EVENTS", "paused": "PAUSED", "reason": "REASON"}
@@ -47,7 +47,7 @@ def list_webhooks(as_json: JsonFlag = False) -> None:
 
 @webhooks.command("pause")
 def pause(webhook_id: Id) -> None:
-    """Tells it nothing until it is resumed."""
+    """Stop deliveries to a webhook until it is resumed."""
     with Client() as client:
         client.change_webhook(webhook_id, paused=True)
     typer.echo(f"webhook {webhook_id} paused")
@@ -55,7 +55,7 @@ def pause(webhook_id: Id) -> None:
 
 @webhooks.command("resume")
 def resume(webhook_id: Id) -> None:
-    """Lets a paused webhook go on."""
+    """Resume a paused webhook."""
     with Client() as client:
         client.change_webhook(webhook_id, paused=False)
     typer.echo(f"webhook {webhook_id} resumed")
@@ -63,7 +63,7 @@ def resume(webhook_id: Id) -> None:
 
 @webhooks.command("delete")
 def delete(webhook_id: Id) -> None:
-    """Deletes a webhook and its deliveries."""
+    """Delete a webhook and its deliveries."""
     with Client() as client:
         client.delete_webhook(webhook_id)
     typer.echo(f"webhook {webhook_id} deleted")
@@ -71,7 +71,7 @@ def delete(webhook_id: Id) -> None:
 
 @webhooks.command("ping")
 def ping(webhook_id: Id) -> None:
-    """Sends a test event; `evenkeel webhooks deliveries ID` says what became of it."""
+    """Send a test event; `evenkeel webhooks deliveries ID` shows the result."""
     with Client() as client:
         answer = client.ping_webhook(webhook_id)
     typer.echo(f"delivery {answer['id']} is due")
@@ -79,7 +79,7 @@ def ping(webhook_id: Id) -> None:
 
 @webhooks.command("deliveries")
 def deliveries(webhook_id: Id, limit: Annotated[int, typer.Option(min=1)] = 20, as_json: JsonFlag = False) -> None:
-    """Lists what was sent, newest first."""
+    """List deliveries, newest first."""
     with Client() as client:
         found = client.deliveries(webhook_id, limit)
     columns = {
@@ -91,7 +91,7 @@ def deliveries(webhook_id: Id, limit: Annotated[int, typer.Option(min=1)] = 20, 
 
 @webhooks.command("retry")
 def retry(webhook_id: Id, delivery_id: Annotated[str, typer.Argument(metavar="DELIVERY")]) -> None:
-    """Makes a delivery once more."""
+    """Repeat a delivery."""
     with Client() as client:
         client.redeliver(webhook_id, delivery_id)
     typer.echo(f"delivery {delivery_id} is due")

@@ -1,6 +1,6 @@
 """Python client of the service.
 
-Outsiders take ``Client`` and its errors from here.
+Other packages import ``Client`` and its errors from here.
 """
 
 from typing import TYPE_CHECKING

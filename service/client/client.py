@@ -1,4 +1,4 @@
-"""Python client of the service: plain calls over HTTP, dictionaries as the REST contract names them, vectors as numpy.
+"""Python client of the service: plain HTTP calls that return dictionaries as in the REST contract, vectors as numpy.
 
     from service.client import Client
 
@@ -7,7 +7,7 @@
         vectors = client.vectors("items", [17, 42])
         vectors.vectors[vectors.found]            # float32 [n, dim]
 
-Nothing but httpx is imported until vectors are asked for.
+Only httpx is imported until vectors are requested.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ MAX_IDS = 10_000
 class Client(Session):
     """A session with one service. Thread-safe as httpx.Client is; close it, or use it as a context manager.
 
-    Every method raises :class:`ProblemError` for an answer that says no and :class:`Unreachable` for no answer. What
-    starts, repeats, fires or promotes something is sent with an Idempotency-Key, and again if the answer is lost: it
-    happens once.
+    Every method raises :class:`ProblemError` for an error response and :class:`Unreachable` if there is no response.
+    Requests that start, repeat, fire or promote something are sent with an Idempotency-Key, and sent again if the
+    response is lost: the action happens once.
     """
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def submit(self, job: Any, *, idempotency_key: str | None = None) -> Json:
-        """Submits a JobSpec (or a mapping of one) and returns the job. The key makes a repeated call the same job."""
+        """Submit a JobSpec (or a mapping of one) and return the job; the same key again returns the same job."""
         return self.json("POST", "/jobs", json=_plain(job), headers=once(idempotency_key))
 
     def estimate(self, job: Any) -> Json:
-        """Validates a job without running it: the service's prediction of memory and time (``dry_run``)."""
+        """Validate a job without running it and return the service's prediction of memory and time (``dry_run``)."""
         return self.json("POST", "/jobs", json=_plain(job), params={"dry_run": "true"})
 
     def jobs(
         self, *, state: str | None = None, name: str | None = None, label: str | None = None, limit: int | None = None
     ) -> list[Json]:
-        """Jobs, newest first; ``limit`` is how many in all."""
+        """Return jobs, newest first, at most ``limit`` in all."""
         return list(self.items("/jobs", limit, state=state, name=name, label=label))
 
     def job(self, job_id: str) -> Json:
@@ -82,9 +82,18 @@ class Client(Session):
         poll_seconds: float = 0.5,
         on_update: Callable[[Json], None] | None = None,
     ) -> Json:
-        """The job once it has ended (succeeded, failed or cancelled). Raises TimeoutError; the job goes on then.
+        """Wait until the job has ended (succeeded, failed or cancelled), and return it.
 
-        A service that is restarted meanwhile is waited for: up to a minute without an answer is not an error.
+        A service that is restarted meanwhile is waited for: up to a minute without a response is not an error.
+
+        Args:
+            job_id: The job.
+            timeout_seconds: Longest time to wait; None for no limit.
+            poll_seconds: Time between two requests.
+            on_update: Called with the job after each request.
+
+        Raises:
+            TimeoutError: The job has not ended in time; it continues.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         last_answer = time.monotonic()
@@ -104,8 +113,10 @@ class Client(Session):
             time.sleep(poll_seconds)
 
     def logs(self, job_id: str, offset: int = 0) -> tuple[str, int]:
-        """The log's text from byte ``offset`` on (a megabyte at most), and the offset to ask for next: 0 where another
-        log, which ends before ``offset``, has taken its place."""
+        """Return the log's text from byte ``offset`` on (a megabyte at most), and the offset for the next call.
+
+        That offset is 0 if the log ends before ``offset``: a new log has then replaced the previous one.
+        """
         answer = self.request(
             "GET", f"/jobs/{_part(job_id)}/logs", params={"offset": offset}, headers={"Accept": "text/plain"}
         )
@@ -118,15 +129,17 @@ class Client(Session):
         return text, offset + len(body) - len(decoder.getstate()[0])
 
     def read_logs(self, job_id: str) -> Iterator[str]:
-        """The log as it is now, in pieces."""
+        """Yield the log as it is now, in pieces."""
         text, offset = self.logs(job_id)
         while text:
             yield text
             text, offset = self.logs(job_id, offset)
 
     def follow_logs(self, job_id: str, *, poll_seconds: float = 0.5) -> Iterator[str]:
-        """The log as it grows, until the job has ended and all of it was read. A service that is restarted meanwhile
-        is waited for, for a minute."""
+        """Yield the log as it grows, until the job has ended and all of it was read.
+
+        A service that is restarted meanwhile is waited for, for a minute.
+        """
         offset, last_answer = 0, time.monotonic()
         while True:
             try:
@@ -147,7 +160,7 @@ class Client(Session):
                 time.sleep(poll_seconds)
 
     def events(self, job_id: str, last_event_id: str | None = None) -> Iterator[Json]:
-        """Server-sent events of a job, ``{"id", "event", "data"}`` with decoded data, until the service ends them."""
+        """Yield a job's server-sent events, ``{"id", "event", "data"}`` with decoded data, until they end."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
         timeout = httpx.Timeout(60, read=None)
         answer = self.request("GET", f"/jobs/{_part(job_id)}/events", stream=True, headers=headers, timeout=timeout)
@@ -176,7 +189,7 @@ class Client(Session):
         return self.json("GET", f"/datasets/{_part(name)}")
 
     def add_dataset(self, dataset: Any) -> Json:
-        """Registers a DatasetSpec (or a mapping of one)."""
+        """Register a DatasetSpec (or a mapping of one)."""
         return self.json("POST", "/datasets", json=_plain(dataset))
 
     def delete_dataset(self, name: str) -> None:
@@ -186,7 +199,7 @@ class Client(Session):
         return self.json("GET", f"/datasets/{_part(name)}/profile")
 
     def infer_dataset(self, uri: str, name: str | None = None) -> Json:
-        """A manifest proposed for a file that the service can read."""
+        """Return a manifest proposed for a file that the service can read."""
         return self.json("POST", "/datasets/infer", json={"uri": uri} | ({"name": name} if name else {}))
 
     # --- schedules ---------------------------------------------------------------------------------------------------
@@ -198,7 +211,7 @@ class Client(Session):
         return self.json("GET", f"/schedules/{_part(name)}")
 
     def add_schedule(self, schedule: Mapping[str, Any]) -> Json:
-        """Creates a schedule: ``name, cron, timezone, job, catchup, misfire_grace_seconds, overlap, paused``."""
+        """Create a schedule: ``name, cron, timezone, job, catchup, misfire_grace_seconds, overlap, paused``."""
         return self.json("POST", "/schedules", json=_plain(schedule))
 
     def change_schedule(self, name: str, **changes: Any) -> Json:
@@ -208,7 +221,7 @@ class Client(Session):
         self.request("DELETE", f"/schedules/{_part(name)}")
 
     def trigger(self, name: str, *, idempotency_key: str | None = None, **body: Any) -> Json:
-        """Fires a schedule now."""
+        """Fire a schedule now."""
         return self.json("POST", f"/schedules/{_part(name)}/trigger", json=body, headers=once(idempotency_key))
 
     def firings(self, name: str, limit: int | None = None) -> list[Json]:
@@ -223,7 +236,7 @@ class Client(Session):
         return self.json("GET", f"/collections/{_part(collection)}")
 
     def versions(self, collection: str, limit: int | None = None) -> list[Json]:
-        """Manifests, newest first."""
+        """Return the manifests of a collection's versions, newest first."""
         return list(self.items(f"/collections/{_part(collection)}/versions", limit))
 
     def version(self, collection: str, version: str = "current") -> Json:
@@ -232,7 +245,7 @@ class Client(Session):
     def promote(
         self, collection: str, version: str, reason: str, *, override_gate: bool = False, if_current: str | None = None
     ) -> Json:
-        """Makes a version the current one; an older version is the rollback. 409 if ``if_current`` is stale."""
+        """Make a version the current one; an older version is a rollback. 409 if ``if_current`` is stale."""
         body: Json = {"reason": reason, "override_gate": override_gate}
         if if_current is not None:
             body["if_current"] = if_current
@@ -240,21 +253,24 @@ class Client(Session):
         return self.json("POST", path, json=body, headers=once())
 
     def erase(self, collection: str, ids: Iterable[int | str], reason: str) -> Json:
-        """Removes the rows of ids from every kept version: {"versions", "rows"}. They stay out until ``readmit``."""
+        """Remove the rows of ids from every kept version and return {"versions", "rows"}.
+
+        The ids stay out until ``readmit``.
+        """
         return self.json("POST", f"/collections/{_part(collection)}/erase", json={"ids": list(ids), "reason": reason})
 
     def readmit(self, collection: str, ids: Iterable[int | str], reason: str) -> Json:
-        """Lets erased ids be published again: {"ids": how many of them had been erased}."""
+        """Let erased ids be published again and return {"ids": how many of them had been erased}."""
         return self.json("POST", f"/collections/{_part(collection)}/readmit", json={"ids": list(ids), "reason": reason})
 
     def calibration(self, collection: str) -> list[Json]:
-        """The gate's limits and the nulls behind them, by model family."""
+        """Return the gate's limits and the null measurements behind them, by model family."""
         return list(self.json("GET", f"/collections/{_part(collection)}/calibration")["items"])
 
     def calibrate(
         self, collection: str, nulls: str, versions: Iterable[str], limits: Mapping[str, float] | None = None
     ) -> Json:
-        """Calibrates the gate by versions of the scratch collection ``nulls`` (`evenkeel calibrate` makes them)."""
+        """Calibrate the gate with versions of the scratch collection ``nulls`` (`evenkeel calibrate` creates them)."""
         body = {"nulls": nulls, "versions": list(versions), "limits": dict(limits or {})}
         return self.json("POST", f"/collections/{_part(collection)}/calibration", json=body)
 
@@ -262,19 +278,26 @@ class Client(Session):
         return list(self.json("GET", f"/collections/{_part(collection)}/canaries")["items"])
 
     def add_canary(self, collection: str, name: str, uri: str, seed: int = 0) -> Json:
-        """Registers a frozen consumer: ``uri`` is a Parquet file of columns id and label that the service can read."""
+        """Register a frozen consumer.
+
+        Args:
+            collection: The collection whose current version it is fitted on.
+            name: Name of the canary.
+            uri: A Parquet file with columns id and label that the service can read.
+            seed: Seed of the fit.
+        """
         body = {"name": name, "uri": uri, "seed": seed}
         return self.json("POST", f"/collections/{_part(collection)}/canaries", json=body)
 
     def copy_canaries(self, source: str, target: str) -> Json:
-        """Registers the canaries of one collection anew on the current version of another."""
+        """Register the canaries of one collection anew on the current version of another."""
         return self.json("POST", f"/collections/{_part(target)}/canaries", json={"copy_from": source})
 
     def delete_canary(self, collection: str, name: str) -> None:
         self.request("DELETE", f"/collections/{_part(collection)}/canaries/{_part(name)}")
 
     def snapshot(self, collection: str, path: Path | str, version: str = "current") -> Path:
-        """Downloads all vectors of a version as Parquet. The file appears whole or not at all."""
+        """Download all vectors of a version as Parquet; the file appears complete or not at all."""
         path = Path(path)
         unfinished = path.with_name(path.name + ".unfinished")
         path_of = f"/collections/{_part(collection)}/versions/{_part(version)}/snapshot"
@@ -298,21 +321,31 @@ class Client(Session):
         return self.json("GET", f"/views/{_part(name)}")
 
     def add_view(self, view: Any) -> Json:
-        """Creates a view: ``name, collection, kind, dim, sigma, seed, frequencies, materialized``."""
+        """Create a view: ``name, collection, kind, dim, sigma, seed, frequencies, materialized``."""
         return self.json("POST", "/views", json=_plain(view))
 
     def advise_view(self, view: Any, epsilon: float = 0.05) -> Json:
-        """What a view would be, without making it: ``view, exists, warnings``, and ``advice`` with the kernel errors at
-        each dim, measured on the collection's own vectors, and the smallest dim within ``epsilon``."""
+        """Describe what a view would be, without creating it.
+
+        Returns:
+            ``view, exists, warnings``, and ``advice`` with the kernel errors at each dim, measured on the collection's
+            own vectors, and the smallest dim within ``epsilon``.
+        """
         return self.json("POST", "/views", json=_plain(view), params={"dry_run": "true", "epsilon": epsilon})
 
     def layer(
         self, name: str, version: str = "current", *, format: str = "safetensors", takes: str = "published"
     ) -> bytes:
-        """A view's frontend layer as a file, the view in its metadata: ``safetensors`` (tensor ``frequencies`` U [m,
-        d], for ``embeddings.rff.torch_module.RandomFourierLayer.load``) or ``onnx`` (``h`` [batch, d] to ``phi``).
-        ``takes``:
-        ``published`` vectors, or those of the ``model`` behind the version, whose alignment is then part of U."""
+        """Return a view's frontend layer as a file, with the view in its metadata.
+
+        Args:
+            name: The view.
+            version: The version that the layer belongs to.
+            format: ``safetensors`` (tensor ``frequencies`` U [m, d], for
+                ``embeddings.rff.torch_module.RandomFourierLayer.load``) or ``onnx`` (``h`` [batch, d] to ``phi``).
+            takes: The input of the layer: ``published`` vectors, or those of the ``model`` behind the version, whose
+                alignment is then part of U.
+        """
         accept = {"safetensors": "application/octet-stream", "onnx": "application/onnx"}
         if format not in accept:
             raise ValueError(f"format '{format}' is not one of {', '.join(accept)}")
@@ -325,8 +358,12 @@ class Client(Session):
     def neighbors(
         self, collection: str, *, id: Any = None, vector: Any = None, k: int = 10, version: str = "current"
     ) -> Json:
-        """The ``k`` nearest items by cosine, to an id or to a vector of the collection's dim: ``version, exact, items``
-        with ``id`` and ``cosine`` each. ``exact`` is false where an index chose the candidates."""
+        """Return the ``k`` nearest items by cosine, to an id or to a vector of the collection's dim.
+
+        Returns:
+            ``version, exact, items`` with ``id`` and ``cosine`` each. ``exact`` is false if an index chose the
+            candidates.
+        """
         query = {"id": _scalar(id)} if id is not None else {"vector": [float(x) for x in vector]}
         body = query | {"k": k, "version": version}
         return self.json("POST", f"/collections/{_part(collection)}/neighbors", json=body)
@@ -340,7 +377,10 @@ class Client(Session):
         version: str = "current",
         dtype: str = "float32",
     ) -> pa.Table:
-        """As :meth:`vectors`, as a pyarrow Table with columns ``id, status, vector`` (null where missing)."""
+        """Return vectors as a pyarrow Table with columns ``id, status, vector`` (null where missing).
+
+        The parameters are those of :meth:`vectors`.
+        """
         table, _ = self._fetched(collection, ids, view, version, dtype, None)
         assert table is not None  # 304 answers an If-None-Match alone
         return table
@@ -356,13 +396,20 @@ class Client(Session):
         as_: As = "numpy",
         previous: Vectors | None = None,
     ) -> Any:
-        """Vectors in the order asked for, duplicates kept. More than 10,000 ids go in several requests, all of the
-        version that the first one met.
+        """Return vectors in the order requested, duplicates included.
 
-        ``collection`` serves its default view (RFF); ``view=NAME`` serves that view. ``version``: a name pins it.
-        ``as_``: ``numpy`` (:class:`service.client.vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is
-        missing), ``torch`` (the same with tensors) or ``polars`` (a DataFrame, null where missing). ``previous``: what
-        the same call returned before; it comes back itself, and nothing is sent, where it is still the answer.
+        More than 10,000 ids are fetched in several requests, all from the version that answered the first one.
+
+        Args:
+            collection: Its default view (RFF) is served.
+            ids: A list, or any kind of array, tensor or series.
+            view: The name of a view to fetch from instead of a collection.
+            version: A name pins the version.
+            dtype: ``float32`` or ``float16``.
+            as_: ``numpy`` (:class:`service.client.vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is
+                missing), ``torch`` (the same with tensors) or ``polars`` (a DataFrame, null where missing).
+            previous: What the same call returned before. If it is still current, it is returned itself and no vectors
+                are sent.
         """
         from service.client.vectors import decoded
 
@@ -373,7 +420,7 @@ class Client(Session):
     def _fetched(
         self, collection: str | None, ids: Any, view: str | None, version: str, dtype: str, etag: str | None
     ) -> tuple[pa.Table | None, str]:
-        """(the table, None where ``etag`` still names it; the etag of its first request)."""
+        """Return the table, None if ``etag`` is still valid, and the etag of the first request."""
         import pyarrow as pa
 
         from service.client.vectors import table_of
@@ -401,7 +448,7 @@ class Client(Session):
         return list(self.items("/webhooks", None))
 
     def add_webhook(self, url: str, events: Iterable[str] | None = None) -> Json:
-        """The answer holds the secret that deliveries are signed with, which is never shown again."""
+        """Register a webhook; the response holds the secret that signs its deliveries, which is never shown again."""
         chosen = {} if events is None else {"events": list(events)}
         return self.json("POST", "/webhooks", json={"url": url, **chosen})
 
@@ -415,15 +462,15 @@ class Client(Session):
         self.request("DELETE", f"/webhooks/{_part(webhook_id)}")
 
     def ping_webhook(self, webhook_id: str) -> Json:
-        """Sends a test event."""
+        """Send a test event."""
         return self.json("POST", f"/webhooks/{_part(webhook_id)}/ping")
 
     def deliveries(self, webhook_id: str, limit: int | None = None) -> list[Json]:
-        """What was sent, newest first."""
+        """Return a webhook's deliveries, newest first."""
         return list(self.items(f"/webhooks/{_part(webhook_id)}/deliveries", limit))
 
     def redeliver(self, webhook_id: str, delivery_id: str) -> Json:
-        """Makes a delivery once more, under the same id."""
+        """Repeat a delivery under the same id."""
         return self.json("POST", f"/webhooks/{_part(webhook_id)}/deliveries/{_part(delivery_id)}/retry")
 
     # --- keys and health ---------------------------------------------------------------------------------------------
@@ -432,38 +479,43 @@ class Client(Session):
         return list(self.items("/keys", None))
 
     def create_key(self, name: str, scopes: Iterable[str], tenant: str | None = None) -> Json:
-        """A new key; the answer holds the key itself, which is never shown again. ``tenant``: another than one's own,
-        for operators; it comes into being with its first key."""
+        """Create a key; the response holds the key itself, which is never shown again.
+
+        Args:
+            name: Name of the key.
+            scopes: What the key may do.
+            tenant: A tenant other than the caller's own, for operators; it is created with its first key.
+        """
         headers = {"Evenkeel-Tenant": tenant} if tenant is not None else {}
         return self.json("POST", "/keys", json={"name": name, "scopes": list(scopes)}, headers=headers)
 
     def rotate_key(self, key_id: str, overlap_seconds: float = 24 * 3600) -> Json:
-        """Another secret for the same key; the one before goes on for ``overlap_seconds``."""
+        """Give a key a new secret; the previous one stays valid for ``overlap_seconds``."""
         return self.json("POST", f"/keys/{_part(key_id)}/rotate", json={"overlap_seconds": overlap_seconds})
 
     def tenants(self) -> list[Json]:
-        """All for an operator, one's own else."""
+        """Return all tenants for an operator, otherwise the caller's own."""
         return list(self.items("/tenants", None))
 
     def audit(self, limit: int | None = 50, **filters: str) -> list[Json]:
-        """Who did what to which object, newest first; ``filters``: ``key``, ``since``, ``until``."""
+        """Return who did what to which object, newest first; ``filters``: ``key``, ``since``, ``until``."""
         return list(self.items("/audit", limit, **filters))
 
     def revoke_key(self, key_id: str) -> None:
         self.request("DELETE", f"/keys/{_part(key_id)}")
 
     def ready(self) -> Json:
-        """The service's own word on whether it is ready (``/readyz``)."""
+        """Return the service's readiness report (``/readyz``)."""
         return self.json("GET", "/readyz", prefix="")
 
 
 def _part(text: str) -> str:
-    """One path segment: a name with a slash in it must not become another route."""
+    """Quote one path segment: a name with a slash in it must not become another route."""
     return quote(str(text), safe="")
 
 
 def _plain(value: Any) -> Any:
-    """Pydantic models and arrays as what JSON can hold."""
+    """Convert pydantic models and arrays to values that JSON can hold."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", exclude_unset=True)
     if hasattr(value, "to_pylist"):
@@ -474,7 +526,7 @@ def _plain(value: Any) -> Any:
 
 
 def _ids(values: Any) -> list[Any]:
-    """Ids as JSON has them: of a list, or of any kind of array, tensor or series."""
+    """Return ids as JSON values, from a list or any kind of array, tensor or series."""
     for method in ("to_pylist", "tolist", "to_list"):
         if hasattr(values, method):
             return list(getattr(values, method)())

@@ -1,4 +1,4 @@
-"""HTTP under the client: address, key, pages, and answers that say no as exceptions with a remedy."""
+"""HTTP part of the client: address, key, pages, and error responses as exceptions with a remedy."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Json = dict[str, Any]
 
 
 def once(key: str | None = None) -> dict[str, str]:
-    """The header that makes a request be done once however often it is sent; a key of its own unless given."""
+    """Return the header that makes a request take effect once however often it is sent; a new key unless given."""
     return {IDEMPOTENCY_KEY: key or str(uuid.uuid4())}
 
 
 class ServiceError(Exception):
-    """The service could not be asked, or said no: what, and the remedy."""
+    """The service could not be reached or refused the request: what happened, and the remedy."""
 
     def __init__(self, message: str, remedy: str = ""):
         super().__init__(message)
@@ -39,17 +39,17 @@ class ServiceError(Exception):
 
 
 class Unreachable(ServiceError):
-    """No answer from the service's address."""
+    """No response from the service's address."""
 
 
 class Lost(Unreachable):
-    """The connection broke after it was made: whether the request was carried out is not known."""
+    """The connection broke after it was established: whether the request was carried out is unknown."""
 
 
 class ProblemError(ServiceError):
-    """An answer of RFC 9457 ``application/problem+json``: ``status``, ``title``, ``detail`` and ``errors``.
+    """A response of RFC 9457 ``application/problem+json``: ``status``, ``title``, ``detail`` and ``errors``.
 
-    ``errors`` is a list of ``{field, message, remedy}``; ``kind`` the last part of ``type``.
+    ``errors`` is a list of ``{field, message, remedy}``; ``kind`` is the last part of ``type``.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class ProblemError(ServiceError):
 
 
 def home() -> Path:
-    """``$EVENKEEL_HOME`` (default ``.evenkeel``)."""
+    """Return ``$EVENKEEL_HOME`` (default ``.evenkeel``)."""
     return Path(os.environ.get("EVENKEEL_HOME") or ".evenkeel")
 
 
 def default_key() -> str | None:
-    """``EVENKEEL_API_KEY``, else the admin key that the service wrote to ``$EVENKEEL_HOME/admin.key``, else None."""
+    """Return ``EVENKEEL_API_KEY``, else the service's admin key in ``$EVENKEEL_HOME/admin.key``, else None."""
     key = os.environ.get("EVENKEEL_API_KEY")
     if key:
         return key.strip()
@@ -93,7 +93,7 @@ def default_key() -> str | None:
 
 
 class Session:
-    """An address, a key and a pool of connections; :class:`service.client.Client` adds the calls by name."""
+    """An address, a key and a connection pool; :class:`service.client.Client` adds the named calls."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, timeout_seconds: float = 60.0):
         self.url = (url or os.environ.get("EVENKEEL_URL") or DEFAULT_URL).rstrip("/")
@@ -123,7 +123,7 @@ class Session:
         self.close()
 
     def items(self, path: str, limit: int | None, **filters: str | None) -> Iterator[Json]:
-        """The items of a list, page after page, ``limit`` in all (None: all of them)."""
+        """Yield the items of a list, page after page, ``limit`` in all (None: all of them)."""
         params: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
         left = limit
         while left is None or left > 0:
@@ -136,7 +136,7 @@ class Session:
             params["cursor"] = page["next_cursor"]
 
     def json(self, method: str, path: str, **options: Any) -> Any:
-        """The decoded body of an answer; ``{}`` where there is none."""
+        """Return the decoded body of a response; ``{}`` if it has none."""
         answer = self.request(method, path, **options)
         try:
             return answer.json() if answer.content else {}
@@ -148,9 +148,14 @@ class Session:
     def request(
         self, method: str, path: str, *, prefix: str = "/v1", stream: bool = False, **options: Any
     ) -> httpx.Response:
-        """One answer. With ``stream`` its body is not read yet: close it. Raises ProblemError, Unreachable.
+        """Send a request and return the response; with ``stream`` its body is not read yet, so close it.
 
-        A request with an Idempotency-Key whose answer was lost on its way is sent again (RESEND_SECONDS)."""
+        A request with an Idempotency-Key whose response was lost on its way is sent again (RESEND_SECONDS).
+
+        Raises:
+            ProblemError: The service answered with an error.
+            Unreachable: There was no response.
+        """
         pauses = RESEND_SECONDS if IDEMPOTENCY_KEY in (options.get("headers") or {}) else ()
         sent = False
         for pause in (*pauses, None):

@@ -1,4 +1,4 @@
-"""What a fetch returns, decoded from an Arrow IPC stream without a copy where none is missing."""
+"""Results of a fetch, decoded from an Arrow IPC stream; without a copy if no vector is missing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ As = Literal["numpy", "torch", "polars"]
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors in the order they were asked for.
+    """Vectors in the order in which they were requested.
 
-    ``ids`` int64 or string [n]; ``status`` [n] of ``found | carried | missing``; ``vectors`` float32 or float16
-    [n, dim], NaN in the rows of missing ids, so that a consumer which forgets to look fails instead of scoring noise.
-    ``etag`` is the service's name for this answer: see ``previous`` of :meth:`service.client.Client.vectors`.
+    ``ids`` int64 or string [n]; ``status`` [n] of ``found | carried | missing``; ``vectors`` float32 or float16 [n,
+    dim], NaN in the rows of missing ids, so that a consumer that does not check fails instead of scoring noise.
+    ``etag`` is the service's name for this response: see ``previous`` of :meth:`service.client.Client.vectors`.
     """
 
     version: str
@@ -30,7 +30,7 @@ class Vectors:
 
     @property
     def found(self) -> np.ndarray:
-        """bool [n]: a vector is there (found or carried)."""
+        """Mask [n], bool, of the ids that have a vector (found or carried)."""
         return self.status != "missing"
 
     @property
@@ -43,7 +43,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class TorchVectors(Vectors):
-    """The same with ``vectors`` and ``found`` as tensors; ``ids`` and ``status`` are numpy's, since ids may be text."""
+    """The same with ``vectors`` and ``found`` as tensors; ``ids``, which may be text, and ``status`` stay arrays."""
 
     vectors: Any
 
@@ -53,8 +53,19 @@ class TorchVectors(Vectors):
 
 
 def decoded(table: pa.Table, as_: As, etag: str = "") -> Any:
-    """The table as :class:`Vectors`, as :class:`TorchVectors`, or as a polars DataFrame ``id, status, vector`` (null
-    where missing). Raises ValueError for another word, ImportError where the library is not installed."""
+    """Return the table as :class:`Vectors`, :class:`TorchVectors` or a polars DataFrame.
+
+    The DataFrame has the columns ``id, status, vector`` (null where missing).
+
+    Args:
+        table: The fetched table.
+        as_: Which of the three to return.
+        etag: The service's name for the response.
+
+    Raises:
+        ValueError: ``as_`` is none of the three.
+        ImportError: The library is not installed.
+    """
     if as_ == "numpy":
         return vectors_of(table, etag)
     if as_ == "polars":
@@ -70,7 +81,7 @@ def decoded(table: pa.Table, as_: As, etag: str = "") -> Any:
 
 
 def table_of(stream: bytes) -> pa.Table:
-    """The stream's table; ``schema.metadata`` holds ``version`` and ``view``."""
+    """Return the stream's table; ``schema.metadata`` holds ``version`` and ``view``."""
     with pa.ipc.open_stream(stream) as reader:
         return reader.read_all()
 
@@ -90,13 +101,16 @@ def _none(field: Any) -> np.ndarray:
 
 
 def _words(chunk: Any) -> np.ndarray:
-    """A chunk of a column of few words as numpy strings: looked up by number, which takes a fiftieth of the time."""
+    """Return a chunk of a column with few distinct words as numpy strings.
+
+    They are looked up by number, which takes a fiftieth of the time.
+    """
     words = np.array(chunk.dictionary.to_pylist(), dtype=str)
     return words[chunk.indices.to_numpy()]
 
 
 def _rows(chunk: Any, dim: int) -> np.ndarray:
-    """A chunk of a fixed-size-list column as [n, dim]: a view of its buffer where nothing is null."""
+    """Return a chunk of a fixed-size-list column as [n, dim]: a view of its buffer if nothing is null."""
     # .values keeps the slots of null rows, so rows stay where they are.
     slots: np.ndarray = chunk.values.to_numpy(zero_copy_only=True).reshape(-1, dim)
     rows = slots[chunk.offset : chunk.offset + len(chunk)]
@@ -107,7 +121,7 @@ def _rows(chunk: Any, dim: int) -> np.ndarray:
 
 
 def _imported(name: str) -> Any:
-    """A library that only who asks for its kind of arrays needs."""
+    """Import a library that is needed only for one kind of arrays."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

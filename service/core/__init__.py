@@ -1,1 +1,1 @@
-"""What every room of the service stands on: settings, database, errors, logs, threads. Imports no other room."""
+"""Foundations of the service: settings, database, errors, logs, threads. Imports no other package of the service."""

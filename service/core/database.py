@@ -81,7 +81,7 @@ class Database:
             event.listen(self.engine.sync_engine, "checkout", _refuse_dead)
 
     async def start(self) -> None:
-        """Creates the SQLite file's directory and brings the schema to the newest version, one process at a time."""
+        """Create the SQLite file's directory and migrate the schema to the newest version, one process at a time."""
         if self.is_sqlite and self.url.database and self.url.database != ":memory:":
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
             # Hashes of keys are in it. SQLite gives its companion files the same mode. A file that is there is not
@@ -97,34 +97,37 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """A connection that sees one snapshot (SQLite; on PostgreSQL one for each statement) and writes nothing."""
+        """Open a connection for reading.
+
+        On SQLite it sees one snapshot; on PostgreSQL each statement sees its own.
+        """
         async with self._reads.connect() as connection:
             yield connection
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """One read-modify-write transaction."""
+        """Open one read-modify-write transaction."""
         async with self._writers, self.engine.connect() as connection:
             await connection.execution_options(**{_WRITE: True})
             async with connection.begin():
                 yield connection
 
     def insert_new(self, table: sa.Table, *returning: sa.Column[Any]) -> Any:
-        """``INSERT`` of rows, those left out whose key is there already."""
+        """Return an ``INSERT`` that skips rows whose key already exists."""
         if (table, returning) not in self._inserts:
             insert = (sqlite if self.is_sqlite else postgresql).insert(table).on_conflict_do_nothing()
             self._inserts[table, returning] = insert.returning(*returning) if returning else insert
         return self._inserts[table, returning]
 
     async def exclusive(self, connection: AsyncConnection, name: str) -> None:
-        """Until this transaction ends, no other process passes the same point. A SQLite write has that already."""
+        """Let no other process pass the same point until this transaction ends; a SQLite write ensures that anyway."""
         if not self.is_sqlite:
             number = int.from_bytes(hashlib.sha256(f"evenkeel {name}".encode()).digest()[:8], "big", signed=True)
             await connection.execute(sa.text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
 
 
 async def insert_together(connection: AsyncConnection, rows: Sequence[tuple[sa.Table, Mapping[str, Any]]]) -> None:
-    """Inserts rows, those that others refer to first. On a server in one statement: one round trip for all."""
+    """Insert rows, those that others refer to first; on a server in one statement, so that one round trip does it."""
     if connection.dialect.name == "sqlite":
         for table, row in rows:
             await connection.execute(table.insert(), row)
@@ -136,7 +139,7 @@ async def insert_together(connection: AsyncConnection, rows: Sequence[tuple[sa.T
 
 @functools.lru_cache(maxsize=256)
 def _inserts(rows: tuple[tuple[sa.Table, tuple[str, ...]], ...]) -> sa.Executable:
-    """``WITH a AS (INSERT ...), b AS (INSERT ...) SELECT 1``: foreign keys are checked when all of it is there."""
+    """Build ``WITH a AS (INSERT ...), b AS (INSERT ...) SELECT 1``, which checks foreign keys after all inserts."""
     inserts = []
     for number, (table, names) in enumerate(rows):
         values = {name: sa.bindparam(f"{number}_{name}", type_=table.c[name].type) for name in names}
@@ -146,7 +149,7 @@ def _inserts(rows: tuple[tuple[sa.Table, tuple[str, ...]], ...]) -> sa.Executabl
 
 
 def migrate(connection: sa.Connection, revision: str) -> None:
-    """Upgrades (or, to an older revision, downgrades) within the connection's transaction."""
+    """Upgrade (or, to an older revision, downgrade) the schema within the connection's transaction."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
@@ -188,7 +191,10 @@ def _note_idle(connection: Any, record: Any) -> None:
 
 
 def _refuse_dead(connection: Any, record: Any, proxy: Any) -> None:
-    """Raises what makes the pool connect anew. SQLAlchemy's own ping takes three round trips, before every use."""
+    """Raise InvalidatePoolError for a dead connection, which makes the pool open a new one.
+
+    SQLAlchemy's own ping would take three round trips before every use.
+    """
     driver = connection.driver_connection
     idle_since = record.info.pop("idle_since", None)
     if idle_since is None:  # fresh

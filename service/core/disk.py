@@ -1,4 +1,4 @@
-"""Free space under EVENKEEL_HOME, and what it is enough for."""
+"""Free space under EVENKEEL_HOME, and what it suffices for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ LEVELS: tuple[Level, ...] = ("ok", "low", "reserved", "full")
 
 
 class Space(NamedTuple):
-    """``low``: time to make room. ``reserved``: no run is started, what runs may end. ``full``: nothing is written."""
+    """Free space against its limits.
+
+    ``low``: time to free space. ``reserved``: no run is started; running ones may end. ``full``: nothing is written.
+    """
 
     free_bytes: int
     level: Level
@@ -20,7 +23,11 @@ class Space(NamedTuple):
 
 
 def space(settings: Settings) -> Space:
-    """Raises OSError where the home cannot be looked at."""
+    """Compare the free space under the home with its limits.
+
+    Raises:
+        OSError: The home cannot be examined.
+    """
     free = shutil.disk_usage(settings.home).free
     said = f"{free / 1e9:.2f} GB free under EVENKEEL_HOME"
     if free < MIN_FREE_BYTES:
@@ -33,7 +40,7 @@ def space(settings: Settings) -> Space:
 
 
 def shortage(settings: Settings) -> str | None:
-    """Why no run is started, or None."""
+    """Return why no run can be started for lack of disk space, or None."""
     found = space(settings)
     if found.level in ("ok", "low"):
         return None

@@ -1,4 +1,4 @@
-"""Errors as users see them: RFC 9457 ``application/problem+json``, each saying what, where and the remedy."""
+"""Errors as users see them: RFC 9457 ``application/problem+json``, each with what is wrong, where, and the remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FieldErrors = Iterable[Mapping[str, str]]
 
 
 class FieldError(BaseModel):
-    """One thing wrong: the path of the field in the request, what is wrong with it, what to do."""
+    """One error: the path of the field in the request, what is wrong with it, and what to do."""
 
     field: str
     message: str
@@ -51,10 +51,10 @@ class ProblemBody(BaseModel):
 
 
 class Problem(Exception):
-    """Raised anywhere below a route, answered as problem+json.
+    """An error that may be raised anywhere below a route and is answered as problem+json.
 
-    ``code`` is a stable word such as ``job-not-found`` (its URN is ``type``); ``errors`` lists the fields at fault,
-    each with ``field``, ``message`` and, where there is one, ``remedy``.
+    ``code`` is a stable word such as ``job-not-found`` (its URN is ``type``); ``errors`` lists the invalid fields, each
+    with ``field``, ``message`` and, where there is one, ``remedy``.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Problem(Exception):
 
 
 def shortened(text: str) -> str:
-    """A text without its middle, where that is too long to be read: whoever names a thing chooses its length."""
+    """Cut the middle out of a text that is too long to read, since users choose the length of the names in it."""
     if len(text) <= MAX_TEXT_LENGTH:
         return text
     half = MAX_TEXT_LENGTH // 2
@@ -99,15 +99,21 @@ def shortened(text: str) -> str:
 
 
 def not_found(kind: str, name: str) -> Problem:
-    """404 for an object that a path names."""
+    """Return a 404 for an object named by a path."""
     detail = f"There is no {kind} '{name}'."
     remedy = REMEDIES.get(kind)
     return Problem(404, f"{kind}-not-found", detail, [{"message": detail, "remedy": remedy}] if remedy else ())
 
 
 def invalid(problems: Iterable[tuple[str, str]], remedy: str = "", num_more: int = 0) -> Problem:
-    """422 from (field, message) pairs such as ``trainer.spec.SpecError.problems``. Of many the first are named, and the
-    others counted, with ``num_more`` that are not among them."""
+    """Return a 422 for (field, message) pairs.
+
+    Args:
+        problems: The pairs, such as ``trainer.spec.SpecError.problems``. If there are many, the first are named and the
+            others counted.
+        remedy: What to do, the same for every field.
+        num_more: Number of further problems that are not in ``problems``, added to the count.
+    """
     problems = list(problems)
     num_more += len(problems[MAX_PROBLEMS:])
     problems = problems[:MAX_PROBLEMS]
@@ -121,7 +127,7 @@ def invalid(problems: Iterable[tuple[str, str]], remedy: str = "", num_more: int
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The ``responses=`` of a route: each status documented as problem+json."""
+    """Return the ``responses=`` of a route: each status documented as problem+json."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
     return {status: {"description": http.HTTPStatus(status).phrase, "content": content} for status in statuses}
 
@@ -142,14 +148,14 @@ _EXAMPLES: dict[int, tuple[str, str, dict[str, str]]] = {
 
 
 def example_of(status: int) -> dict[str, Any]:
-    """What a problem of that status looks like."""
+    """Return an example of a problem with that status."""
     phrase = http.HTTPStatus(status).phrase
     code, detail, field = _EXAMPLES.get(status, (phrase.lower().replace(" ", "-"), f"{phrase}.", {}))
     return Problem(status, code, detail, [{"message": detail, **field}]).body()
 
 
 def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
-    """Another status that is no error, for the ``responses=`` of a route."""
+    """Return a further, successful status for the ``responses=`` of a route."""
     return {status: {"description": description}}
 
 
@@ -172,7 +178,10 @@ def _validation(error: RequestValidationError) -> Problem:
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """What :func:`install` has an error answered with, for whoever meets it before the routes do. Raises the others."""
+    """Return the response that :func:`install` defines for an error, for code that runs before the routes.
+
+    Errors without such a response are raised.
+    """
     handlers = request.app.exception_handlers
     handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), None)
     if handler is None:
@@ -182,8 +191,10 @@ async def answer(request: Request, error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Every way a request can fail ends as problem+json: ours, validation, the router's 404 and 405, the database. (A
-    bug too: :class:`service.api.middleware.Guard` answers it, headers included.)"""
+    """Answer every failed request with problem+json: our errors, validation, the router's 404 and 405, the database.
+
+    Bugs are included: :class:`service.api.middleware.Guard` answers those, with the same headers.
+    """
 
     @app.exception_handler(Problem)
     async def _problem(request: Request, error: Problem) -> Response:

@@ -1,9 +1,11 @@
-"""What is brief is done on the event loop itself: a hundred rows of mapped memory take less time than handing them to a
-thread and back, where Python's threads keep each other waiting for milliseconds (docs/adr/0042).
+"""Brief work is done on the event loop itself, as long as it only reads memory.
 
-Pages that must be read from disk would keep everybody waiting. The kernel counts those: after one, threads do the work
-for a moment, for longer each time that it happens again, and wait for the disk instead. Of a file server, which may
-never answer, they do all of it.
+A hundred rows of mapped memory take less time than handing them to a thread and back, where Python's threads block each
+other for milliseconds (docs/adr/0042).
+
+Pages that must be read from disk would block all other requests. The kernel counts those: after one, threads do the
+work for a moment, for longer each time that it happens again, and wait for the disk instead. Reads from a file server,
+which may never answer, are always done by threads.
 """
 
 from __future__ import annotations
@@ -27,13 +29,18 @@ _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts 
 
 
 class AtOnce:
-    """Whether brief work may be done now. Of one event loop's thread."""
+    """Decides whether brief work may be done on the event loop now. Used by one event loop's thread only."""
 
     def __init__(
         self, local: bool = True, waits: Callable[[], int] | None = None, clock: Callable[[], float] = time.monotonic
     ):
-        """``local``: what is read is on this machine; ``waits``: how often this thread has waited for a page from disk,
-        by default what the kernel says."""
+        """Configure whether files are local and how waits for the disk are counted.
+
+        Args:
+            local: Whether the files that are read are on this machine.
+            waits: Returns how often this thread has waited for a page from disk; by default the kernel's count.
+            clock: Returns the time in seconds.
+        """
         self._local = local
         self._waits = waits or major_faults
         self._clock = clock
@@ -41,11 +48,11 @@ class AtOnce:
         self._pause_seconds = FIRST_PAUSE_SECONDS
 
     def allowed(self) -> bool:
-        """Whether it is local, and memory alone was read lately."""
+        """Tell whether files are local and recent reads needed memory only."""
         return self._local and self._clock() >= self._not_before
 
     def call(self, work: Callable[[], Result]) -> Result:
-        """``work()``, here and now."""
+        """Return ``work()``, called here and now."""
         before = self._waits()
         try:
             return work()
@@ -58,17 +65,17 @@ class AtOnce:
 
 
 def major_faults() -> int:
-    """Pages that this thread has waited for until they were read from disk."""
+    """Return the number of pages that this thread had to wait for while they were read from disk."""
     return resource.getrusage(_WHO).ru_majflt
 
 
 def is_local(store: Store) -> bool:
-    """Whether a store's files are on a disk of this machine, as far as mounts tell."""
+    """Tell whether a store's files are on a disk of this machine, as far as the mounts show."""
     return not store.lies_elsewhere and not kind_of_mount(store.root).startswith(SERVED_FILES)
 
 
 def kind_of_mount(path: Path) -> str:
-    """The kind of file system (``ext4``, ``nfs4``, ...) that a path, which need not exist yet, is or would be on."""
+    """Return the kind of file system (``ext4``, ``nfs4``, ...) of a path, which need not exist yet."""
     kinds = {one.mountpoint: one.fstype for one in psutil.disk_partitions(all=True)}
     path = path.resolve()
     return next((kinds[str(one)] for one in (path, *path.parents) if str(one) in kinds), "")

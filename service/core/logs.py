@@ -1,7 +1,7 @@
-"""Logs of the service: one JSON object a line for machines, plain lines for a terminal.
+"""Logs of the service: one JSON object per line for machines, plain lines for a terminal.
 
-``request_id`` and ``job_id`` of what is being worked on are context variables: a line that is logged on the way of a
-request, in whichever module, says which request it was. The run's own log is another thing (``D/log.txt``).
+``request_id`` and ``job_id`` of the current work are context variables: a line that is logged while a request is
+processed, in whichever module, shows which request it was. The run's own log is separate (``D/log.txt``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIELDS = "fields"
 
 
 class JsonLines(logging.Formatter):
-    """``time, level, logger, message``, the ids at hand, ``fields`` of the call, ``traceback`` where there is one."""
+    """JSON with ``time, level, logger, message``, the current ids, ``fields`` of the call, ``traceback`` if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -43,7 +43,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """The same for people: ids and fields at the end of the line."""
+    """The same content for people: ids and fields at the end of the line."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -59,7 +59,7 @@ class TextLines(logging.Formatter):
 
 
 def install(form: Format, access_log: bool) -> None:
-    """Sends the process's log to stderr in this form; ``access_log``: with a line for each request."""
+    """Send the process's log to stderr in this form; with ``access_log``, it has a line for each request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -68,12 +68,12 @@ def install(form: Format, access_log: bool) -> None:
 
 
 def with_fields(**fields: object) -> dict[str, dict[str, object]]:
-    """``log.info("...", extra=with_fields(rows=3))``: figures that a machine need not read out of a sentence."""
+    """Return ``extra`` for ``log.info("...", extra=with_fields(rows=3))``: values for machines to read."""
     return {_FIELDS: fields}
 
 
 def take_request_id(offered: str | None) -> str:
-    """The id that a proxy or client offers, where it is fit to be written into a log; else a new one."""
+    """Return the id offered by a proxy or client if it is safe to log, else a new one."""
     if offered is not None and re.fullmatch(r"[A-Za-z0-9._-]{8,64}", offered):
         return offered
     return secrets.token_hex(8)

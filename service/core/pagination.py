@@ -27,21 +27,24 @@ class Page(BaseModel, Generic[Item]):
 async def newest_first(
     connection: AsyncConnection, query: sa.Select[Any], key: sa.ColumnElement[Any], limit: int, cursor: str | None
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """One page by ``key`` downward (ids sort by creation), and the cursor of the next. ``key`` is a string column."""
+    """Return one page in descending order of ``key`` (ids sort by creation), and the cursor of the next page.
+
+    ``key`` is a string column.
+    """
     return await _page(connection, query, key, limit, cursor, descending=True)
 
 
 async def by_name(
     connection: AsyncConnection, query: sa.Select[Any], key: sa.ColumnElement[Any], limit: int, cursor: str | None
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """One page by ``key`` upward."""
+    """Return one page in ascending order of ``key``, and the cursor of the next page."""
     return await _page(connection, query, key, limit, cursor, descending=False)
 
 
 async def newest_instants(
     connection: AsyncConnection, query: sa.Select[Any], key: sa.ColumnElement[Any], limit: int, cursor: str | None
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """One page by ``key`` downward, where that is a time."""
+    """Return one page in descending order of ``key``, a column of times, and the cursor of the next page."""
     return await _page(connection, query, key, limit, cursor, descending=True, read=_instant)
 
 
@@ -65,7 +68,7 @@ async def _page(
 
 
 def _instant(text: str) -> datetime.datetime:
-    """Raises ValueError, also for a time without zone."""
+    """Parse a time; raise ValueError if it is not one, or has no zone."""
     at = datetime.datetime.fromisoformat(text)
     if at.tzinfo is None:
         raise ValueError(text)
@@ -77,7 +80,15 @@ def encode(value: str) -> str:
 
 
 def decode(cursor: str, read: Callable[[str], Any] = str) -> Any:
-    """Raises the 422 that a cursor not from here deserves."""
+    """Return the value of a cursor.
+
+    Args:
+        cursor: What the client sent.
+        read: Parses the decoded text; its ValueError means that the cursor is invalid.
+
+    Raises:
+        Problem: 422 for a cursor that was not issued here.
+    """
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True).decode()
         if not text.isprintable():

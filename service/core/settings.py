@@ -1,4 +1,4 @@
-"""What the service is told from outside: directories, URLs, limits. Read once, passed on, never looked up at import."""
+"""Configuration of the service: directories, URLs, limits. Read once and passed on, never looked up at import."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """For how many days after its end what a job leaves is kept, and how long firings are listed."""
+    """How many days a job's data is kept after its end, and how long firings are listed."""
 
     jobs: float = 400
     logs: float = 90
@@ -36,27 +36,37 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """``home`` holds what has no URL of its own: database, store, runs, ``admin.key``.
+    """The configuration of one process.
 
-    ``data_roots``: a dataset's files must lie under one of these after symbolic links are resolved.
-    ``tenant_data_roots``: those of other tenants than the default one, (tenant, root) each; without, it has none.
-    ``object_roots``, ``tenant_object_roots``: the same in object storage, ``s3://BUCKET/PREFIX``.
-    ``allowed_hosts``: Host header values (without port) that are answered; a DNS-rebinding page has another.
-    ``log_format``: None for lines of text on a terminal and JSON elsewhere. ``access_log``: a line for each request;
-    None for what the format is read by: machines yes, people no.
-    ``silence_seconds``: a run that says nothing for so long is given up.
-    ``tenant_max_jobs``: of a tenant at most so many jobs wait and run; None for any number.
-    ``max_runs``: at most so many at once. ``host_cores``, ``host_memory_bytes``, ``host_gpus``: what of this host runs
-    may use; None for all of it.
-    ``requests_per_second``: of one key, in each process; 0: any number.
-    ``kept``: what is swept away, and when. ``disk_warn_bytes``: with less free under ``home`` the service says so;
-    ``disk_reserve_bytes``: with less, no run is started.
-    ``target_networks``: addresses that are not public and may be called all the same where users name them.
-    ``executor``: where runs run. ``ray_address``: the cluster that a local run joins, HOST:PORT, or the dashboard to
-    which ``ray_jobs`` submits, http://HOST:PORT. ``internal_url`` and ``cluster_runs``, both or neither: where runs of
-    ``ray_jobs`` reach this service, and where they keep their directories; without, they share ``home`` with it.
-    ``unanswered_seconds``: for so long a cluster may not answer before its jobs say so.
-    ``driver_resources``: custom Ray resources of the node for a run's driver; without, the head.
+    Attributes:
+        home: Directory of everything that has no URL of its own: database, store, runs, ``admin.key``.
+        data_roots: A dataset's files must lie under one of these after symbolic links are resolved.
+        tenant_data_roots: Data roots of tenants other than the default one, as (tenant, root); a tenant that is not
+            listed has none.
+        object_roots: The same as ``data_roots`` in object storage, ``s3://BUCKET/PREFIX``.
+        tenant_object_roots: The same as ``tenant_data_roots`` in object storage.
+        allowed_hosts: Host header values (without port) that are answered; a DNS-rebinding page sends a different one.
+        log_format: None for lines of text on a terminal and JSON elsewhere.
+        access_log: Whether each request is logged; None for yes if the format is JSON and no if it is text.
+        silence_seconds: A run that reports nothing for this long is given up.
+        tenant_max_jobs: Maximum number of a tenant's waiting and running jobs; None for no limit.
+        max_runs: Maximum number of simultaneous runs.
+        host_cores: Cores of this host that runs may use; None for all, as for the next two.
+        host_memory_bytes: Memory of this host that runs may use.
+        host_gpus: GPUs of this host that runs may use.
+        requests_per_second: Limit per key in each process; 0 for no limit.
+        kept: How long data is kept before it is removed.
+        disk_warn_bytes: With less free space under ``home`` the service warns.
+        disk_reserve_bytes: With less free space under ``home`` no run is started.
+        target_networks: Networks that are not public but may still be called if users name an address in them.
+        executor: Where runs are executed.
+        ray_address: The cluster that a local run joins, HOST:PORT, or the dashboard to which ``ray_jobs`` submits,
+            http://HOST:PORT.
+        internal_url: Where runs of ``ray_jobs`` reach this service. Set with ``cluster_runs`` or not at all; without
+            both, runs share ``home`` with the service.
+        cluster_runs: Where runs of ``ray_jobs`` keep their directories.
+        unanswered_seconds: How long a cluster may not answer before its jobs show that.
+        driver_resources: Custom Ray resources that select the node of a run's driver; the head node if empty.
     """
 
     home: Path = Path(".evenkeel")
@@ -132,7 +142,7 @@ class Settings:
 
     @property
     def runs(self) -> Path:
-        """One directory per job."""
+        """The directory that holds one directory per job."""
         return self.home / "runs"
 
     @property
@@ -143,7 +153,7 @@ class Settings:
         return self.runs / job_id
 
     def for_tenant(self, tenant: str) -> Settings:
-        """The same with the data roots and the store of a tenant."""
+        """Return these settings with the data roots and the store of a tenant."""
         if tenant == DEFAULT_TENANT:
             return self
         roots = tuple(root for owner, root in self.tenant_data_roots if owner == tenant)
@@ -154,12 +164,22 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """EVENKEEL_HOME, _DATABASE_URL, _STORE_URL, _DATA_ROOTS (separated by ``:``), _TENANT_DATA_ROOTS
-        (``TENANT=ROOT``, separated by ``:``; a root is a directory or ``s3://BUCKET/PREFIX``), _RAY_ADDRESS, _EXECUTOR,
-        _INTERNAL_URL, _CLUSTER_RUNS, _DRIVER_RESOURCES
-        (``NAME=NUMBER``, separated by ``,``), _ALLOWED_HOSTS (separated by ``,``, added to the local names),
-        _TARGET_NETWORKS (separated by ``,``), _REQUESTS_PER_SECOND. Unset or empty means the default. Raises
-        ValueError."""
+        """Read the settings from environment variables; an unset or empty variable means the default.
+
+        Among them are, with the prefix ``EVENKEEL``:
+
+        - _HOME, _DATABASE_URL, _STORE_URL, _RAY_ADDRESS, _EXECUTOR, _INTERNAL_URL, _CLUSTER_RUNS, _REQUESTS_PER_SECOND;
+        - _DATA_ROOTS (separated by ``:``) and _TENANT_DATA_ROOTS (``TENANT=ROOT``, separated by ``:``), where a root is
+          a directory or ``s3://BUCKET/PREFIX``;
+        - _DRIVER_RESOURCES (``NAME=NUMBER``, separated by ``,``);
+        - _ALLOWED_HOSTS (separated by ``,``, added to the local names) and _TARGET_NETWORKS (separated by ``,``).
+
+        Args:
+            environment: The variables; None for those of this process.
+
+        Raises:
+            ValueError: A variable is invalid.
+        """
         source = os.environ if environment is None else environment
 
         def value(name: str) -> str:
@@ -210,7 +230,7 @@ class Settings:
 
 
 def _roots(text: str) -> tuple[str, ...]:
-    """Parts between colons, but for the colon of ``s3://``."""
+    """Split at colons, except at the colon of ``s3://``."""
     return tuple(root for root in re.split(r":(?!//)", text) if root)
 
 

@@ -1,7 +1,7 @@
-"""Addresses that users name and this service calls (webhooks): resolved once, checked, and pinned.
+"""URLs chosen by users that this service calls (webhooks): resolved once, checked, and pinned to the address.
 
-A name is looked up here and the connection goes to the address that was checked, so an answer that changes between the
-look and the call (DNS rebinding) gains nothing. A redirect names another target: do not follow it.
+The name is resolved here and the connection goes to the address that was checked, so a DNS answer that changes between
+the check and the call (DNS rebinding) has no effect. A redirect leads to another target: do not follow it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ _threads = ThreadPoolExecutor(8, thread_name_prefix="resolve")
 
 
 class TargetError(ValueError):
-    """A URL that this service does not call: what is wrong, and the remedy."""
+    """A URL that this service refuses to call: what is wrong, and the remedy."""
 
 
 class Target(NamedTuple):
-    """``client.post(target.url, headers=target.headers, extensions=target.extensions, follow_redirects=False)`` (httpx)
-    calls the checked address, under the name that the user gave: Host header, TLS server name, certificate."""
+    """A URL pinned to the address that was checked.
+
+    ``client.post(target.url, headers=target.headers, extensions=target.extensions, follow_redirects=False)`` (httpx)
+    calls that address, under the name that the user gave: Host header, TLS server name, certificate.
+    """
 
     url: str
     host: str
@@ -43,7 +46,11 @@ class Target(NamedTuple):
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """Networks separated by commas, such as ``10.1.0.0/16,127.0.0.1``. Raises ValueError naming the wrong one."""
+    """Parse networks separated by commas, such as ``10.1.0.0/16,127.0.0.1``.
+
+    Raises:
+        ValueError: One of them is invalid; the message names it.
+    """
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         try:
@@ -54,8 +61,11 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 
 
 def check_url(url: str) -> tuple[str, str, int]:
-    """(scheme, host, port) of a URL that is in order as far as can be said without looking its name up. Raises
-    TargetError."""
+    """Return (scheme, host, port) of a URL, checked as far as possible without resolving its name.
+
+    Raises:
+        TargetError: The URL is invalid.
+    """
     if len(url) > MAX_LENGTH or not url.isprintable() or " " in url or "\\" in url:
         raise TargetError(f"the URL has blanks, backslashes or more than {MAX_LENGTH} characters")
     try:
@@ -73,8 +83,15 @@ def check_url(url: str) -> tuple[str, str, int]:
 
 
 async def resolve(url: str, allowed: Sequence[Network] = ()) -> Target:
-    """The target behind ``url``. Every address of its name must be public, or lie in one of ``allowed``
-    (``Settings.target_networks``). Raises TargetError, also where the name has no address."""
+    """Resolve the name in a URL and return the target to call.
+
+    Args:
+        url: The URL as the user gave it.
+        allowed: Networks that may be called although they are not public (``Settings.target_networks``).
+
+    Raises:
+        TargetError: The URL is invalid, the name has no address, or one of its addresses is neither public nor allowed.
+    """
     scheme, host, port = check_url(url)
     loop = asyncio.get_running_loop()
     try:
@@ -102,8 +119,11 @@ def _look_up(host: str, port: int) -> list[Any]:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the public internet: no private, loopback, link-local, shared, reserved or multicast
-    one, nor an IPv6 address that carries such an IPv4 address within."""
+    """Tell whether an address belongs to the public internet.
+
+    Private, loopback, link-local, shared, reserved and multicast addresses do not, nor do IPv6 addresses that embed
+    such an IPv4 address.
+    """
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if inner is None and address in _NAT64:

@@ -1,4 +1,7 @@
-"""The database's tables (SQLAlchemy Core). ``service/core/migrations`` creates them; a test holds the two equal."""
+"""The database's tables (SQLAlchemy Core).
+
+``service/core/migrations`` creates them; a test checks that both agree.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ metadata = sa.MetaData(
 
 
 class UtcTime(sa.types.TypeDecorator[datetime.datetime]):
-    """An instant: aware datetimes in and out, UTC in the database (SQLite keeps no zone)."""
+    """A point in time: timezone-aware datetimes in and out, UTC in the database (SQLite keeps no zone)."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -60,7 +63,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def new_id(prefix: str) -> str:
-    """``prefix`` + 9 characters of time in ms + 10 random ones: sorts by creation, safe in paths and URLs."""
+    """Return ``prefix`` + 9 characters of time in ms + 10 random ones: sorts by creation, safe in paths and URLs."""
     value = (int(time.time() * 1000) << 50) | secrets.randbits(50)
     characters = []
     for _ in range(19):
@@ -70,7 +73,7 @@ def new_id(prefix: str) -> str:
 
 
 def _tenant(**options: Any) -> sa.Column[str]:
-    """Whose the row is."""
+    """Return the column that names the owner of the row."""
     return sa.Column("tenant", sa.String(63), nullable=False, server_default=DEFAULT_TENANT, **options)
 
 

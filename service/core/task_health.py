@@ -1,4 +1,4 @@
-"""How the background tasks are doing, for /readyz, /metrics and the log: one :class:`Pulse` each."""
+"""Health of the background tasks, for /readyz, /metrics and the log: one :class:`Pulse` per task."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ SAID_AGAIN_SECONDS = 300.0
 
 
 class Pulse:
-    """The rounds of one task. What fails round after round is logged once, and then every five minutes: the log of a
-    night must have room for its beginning."""
+    """The rounds of one task.
+
+    A failure that repeats every round is logged once, and then every five minutes, so that a long outage does not push
+    its beginning out of the log.
+    """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
         self.name = name
@@ -31,7 +34,7 @@ class Pulse:
         self._said: dict[str, float] = {}
 
     def good(self, note: str = "ok") -> None:
-        """A round went well. ``note``: what to know about it, said in the log when it changes."""
+        """Record a successful round; ``note`` is its status message, logged when it changes."""
         now = self._clock()
         if self._failing_since is not None:
             log.warning("%s: well again after %.0f s", self.name, now - self._failing_since)
@@ -42,7 +45,7 @@ class Pulse:
         self._last, self._note = now, note
 
     def failed(self, error: Exception) -> None:
-        """A round failed: called where it was caught, so that the log has the traceback."""
+        """Record a failed round; call it where the error was caught, so that the log has the traceback."""
         now = self._clock()
         self._last = now
         if self._failing_since is None:
@@ -53,7 +56,7 @@ class Pulse:
             log.exception("%s: a round failed; it is tried again", self.name)
 
     def verdict(self) -> tuple[bool, str]:
-        """(fit for work, ``ok`` or what to know)."""
+        """Return whether the task works, and ``ok`` or its status message."""
         now = self._clock()
         if self._failing_since is not None and now - self._failing_since >= TROUBLE_SECONDS:
             return False, f"fails since {now - self._failing_since:.0f} s: {self._error}"
@@ -63,7 +66,7 @@ class Pulse:
 
 
 def _told(error: Exception) -> str:
-    """An error for everybody who asks /readyz: where the database is, and as whom it is asked, is for the log alone."""
+    """Describe an error for anyone who asks /readyz; the database's address and user appear only in the log."""
     if isinstance(error, SQLAlchemyError | ConnectionError | TimeoutError | socket.gaierror):
         return f"{type(error).__name__}: the service's log says why"
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,8 +1,8 @@
-"""Tenants: groups of keys that see nothing of each other. See docs/adr/0028-tenants.md.
+"""Tenants: groups of keys that are isolated from each other. See docs/adr/0028-tenants.md.
 
-Every key belongs to one; what it makes belongs to its tenant. The tenant comes into being with its first key. An admin
-key of the default tenant is the operator's: it sees jobs, keys and the audit log of all, and acts for the tenant that
-the header ``Evenkeel-Tenant`` names.
+Every key belongs to one tenant, and so does everything created with it. A tenant is created with its first key. An
+admin key of the default tenant is the operator's: it sees the jobs, keys and audit log of all tenants, and acts for the
+tenant named by the header ``Evenkeel-Tenant``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ HEADER = "Evenkeel-Tenant"
 
 
 def url_of(store_url: str, tenant: str) -> str:
-    """Where the tenant's own store is, within the service's. The default tenant's is the service's itself."""
+    """Return the URL of the tenant's store within the service's; the default tenant uses the service's own."""
     return store_url if tenant == DEFAULT_TENANT else namespaced(store_url, tenant)
 
 
 def qualified(tenant: str, name: str) -> str:
-    """How a tenant's object is called where those of all are listed: metrics, what is damaged."""
+    """Return the name of a tenant's object in lists that cover all tenants, such as metrics and reports of damage."""
     return name if tenant == DEFAULT_TENANT else f"{tenant}/{name}"
 
 
 def store_of(store: Store, tenant: str) -> Store:
-    """The store at :func:`url_of`."""
+    """Return the store at :func:`url_of`."""
     return store if tenant == DEFAULT_TENANT else store.namespace(tenant)

@@ -1,7 +1,7 @@
-"""Text that no database or encoder can hold, refused at the door: NUL, and halves of surrogate pairs.
+"""Rejection of text that no database or encoder can hold: NUL and unpaired surrogates.
 
-JSON can carry both as escapes, a path and a query NUL as ``%00``. A dependency of the whole application, so that it
-runs before any value is validated, shown in an error or stored.
+JSON can contain both as escapes, a path and a query NUL as ``%00``. The check is a dependency of the whole application,
+so that it runs before any value is validated, shown in an error or stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ Place = tuple["Place | None", str]
 
 
 async def refuse_odd_text(request: Request) -> None:
-    """Raises 422 naming where such a text is. A body without such escapes (most) is not parsed."""
+    """Reject a request that contains such text; a body without such escapes (most) is not parsed.
+
+    Raises:
+        Problem: 422 that names the place of the text.
+    """
     for name, value in (*request.path_params.items(), *request.query_params.items()):
         if _is_odd(str(value)) or _is_odd(name):
             raise _refusal(name)
@@ -41,7 +45,7 @@ async def refuse_odd_text(request: Request) -> None:
 
 
 def storable(text: str) -> str:
-    """``text`` with a mark in the place of each such character: what a run quotes is shown all the same."""
+    """Replace each such character in ``text`` by a mark, so that what a run quotes can still be shown."""
     return _ODD.sub("\ufffd", text)
 
 
@@ -56,7 +60,10 @@ def _is_odd(text: str) -> bool:
 
 
 def _odd_place(document: Any) -> Place | None:
-    """The first found. Anyone may send this document: no recursion, and no path is put together before it is needed."""
+    """Return the first place found.
+
+    Anyone may send this document, so there is no recursion, and no path is built before it is needed.
+    """
     todo: list[tuple[Any, Place | None]] = [(document, None)]
     while todo:
         value, place = todo.pop()

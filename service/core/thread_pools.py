@@ -1,4 +1,4 @@
-"""Threads for what reads whole data sets: few, and apart from those that the runner and short requests need."""
+"""Few threads for reading whole data sets, separate from those that the runner and short requests need."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _brief_pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="brief")
 
 
 async def in_thread(call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-    """Like asyncio.to_thread; a third caller waits for its turn, and keeps nobody else waiting."""
+    """Call like asyncio.to_thread; a third caller waits for its turn, without blocking anyone else."""
     return await asyncio.get_running_loop().run_in_executor(_pool, functools.partial(call, *args, **kwargs))
 
 
 async def in_brief_thread(
     call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Result:
-    """The same for what takes a second at most: it does not wait for those that take minutes."""
+    """Call like :func:`in_thread`, for work of at most a second: it does not wait behind work that takes minutes."""
     return await asyncio.get_running_loop().run_in_executor(_brief_pool, functools.partial(call, *args, **kwargs))

@@ -1,5 +1,7 @@
-"""What was found in files, remembered for as long as they are as they were then: the same footers are not read again
-for every job on the same dataset."""
+"""A cache of results read from files, valid as long as the files are unchanged.
+
+It avoids reading the same footers again for every job on the same dataset.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SETTLED_SECONDS = 2.0
 
 
 class Remembered(Generic[Found]):
-    """The latest ``size`` answers, for threads. What raises is not remembered."""
+    """The latest ``size`` results, thread-safe. Calls that raise are not cached."""
 
     def __init__(self, size: int = 512):
         self._size = size
@@ -27,7 +29,10 @@ class Remembered(Generic[Found]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, files: Iterable[Path], look: Callable[[], Found]) -> Found:
-        """What ``look`` gives, or gave for ``key`` while ``files`` were the same: paths, inodes, sizes, times."""
+        """Return what ``look`` returns, or returned for ``key`` while ``files`` were the same.
+
+        Files are the same if their paths, inodes, sizes and times are.
+        """
         files = list(files)
         state = _state(files)
         if not state:
@@ -47,7 +52,7 @@ class Remembered(Generic[Found]):
 
 
 def _state(files: Iterable[Path]) -> State | None:
-    """None where one cannot be looked at; links are followed."""
+    """Return the state of the files, following links, or None if one cannot be examined."""
     found = []
     try:
         for file in files:

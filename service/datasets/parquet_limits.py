@@ -1,9 +1,9 @@
-"""What a Parquet file may say of itself before this process reads it: whoever may put a file under the data roots must
-not be able to end the service with it.
+"""Limits on what a Parquet file may declare, checked before this process reads it.
 
-A file of a few kilobytes can claim billions of values, or a schema a thousand levels deep. The footer is bounded before
-it is parsed, and what it says before any page is. A page that lies about its own size within these bounds is Arrow's to
-refuse.
+A user who may put a file under the data roots must not be able to crash the service with it. A file of a few kilobytes
+can claim billions of values, or a schema a thousand levels deep. The footer's size is limited before it is parsed, and
+its content is checked before any page is read. A page that lies about its own size within these limits is rejected by
+Arrow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,15 @@ _passed: Remembered[None] = Remembered(size=10_000)
 
 
 def check(path: FilePath, field: str) -> None:
-    """Raises 422 at ``field`` for a file beyond the limits. What is damaged is left to its reader to say."""
+    """Check a file against the limits; damage is left for its reader to report.
+
+    Args:
+        path: The file.
+        field: The request's field that names it, for the error.
+
+    Raises:
+        Problem: 422 at ``field`` for a file beyond the limits.
+    """
     if not isinstance(path, Path):
         _check(path, field)
         return
@@ -65,7 +73,7 @@ def _check(path: FilePath, field: str) -> None:
 
 
 def _footer_bytes(path: FilePath) -> int | None:
-    """What the file's last bytes say; None for what is no Parquet file."""
+    """Return the footer's length from the file's last bytes; None if it is not a Parquet file."""
     try:
         with open(path, "rb") if isinstance(path, Path) else opened(path) as file:
             end = path.stat().st_size

@@ -1,5 +1,8 @@
-"""Which files a dataset may name: those of this machine under the data roots, after every symbolic link is resolved,
-and those in object storage under its roots."""
+"""Which files a dataset may name.
+
+These are files of this machine under the data roots, after every symbolic link is resolved, and objects below the roots
+in object storage.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,15 @@ SUFFIXES = (".parquet", ".pq", *CSV_SUFFIXES)
 
 
 def local_path(uri: str, beside: Path | None = None) -> Path:
-    """The path of a local uri: absolute, ``file://``, or relative to the working directory; a bare file name is taken
-    from ``beside`` where that is given. Raises ValueError for another scheme or host."""
+    """Return the path of a local uri: absolute, ``file://``, or relative to the working directory.
+
+    Args:
+        uri: The uri as given.
+        beside: If given, the directory of a bare file name.
+
+    Raises:
+        ValueError: The uri has another scheme or a host.
+    """
     if "://" in uri:
         parts = urlsplit(uri)
         if "@" in parts.netloc:
@@ -39,10 +49,19 @@ def local_path(uri: str, beside: Path | None = None) -> Path:
 
 
 def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None) -> Path:
-    """The real path behind ``uri``. Raises 422 where it lies outside the data roots, is missing, cannot be read, or is
-    beyond what this process reads (service.datasets.parquet_limits).
+    """Return the real path behind ``uri``.
 
-    What lies outside is not looked at, so that the answer tells nothing about it.
+    A path outside the data roots is not examined, so that the response reveals nothing about it.
+
+    Args:
+        settings: The settings that contain the data roots.
+        uri: The uri as given.
+        field: The request's field that contains it, for the error.
+        beside: If given, the directory of a bare file name.
+
+    Raises:
+        Problem: 422 if the path lies outside the data roots, is missing, cannot be read, or exceeds the limits of this
+            process (service.datasets.parquet_limits).
     """
     try:
         path = Path(os.path.realpath(local_path(uri, beside)))
@@ -75,7 +94,7 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
 
 
 def data_files(path: Path) -> Iterator[Path]:
-    """The data files of a file or a directory, sorted; hidden ones and those beginning with ``_`` are not data."""
+    """Yield the data files of a file or a directory, sorted; hidden ones and those beginning with ``_`` are skipped."""
     if not path.is_dir():
         yield path
         return
@@ -86,7 +105,11 @@ def data_files(path: Path) -> Iterator[Path]:
 
 
 def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = None) -> str:
-    """The uri as a run will read it: an absolute path, or that of objects below one of the object roots. Raises 422."""
+    """Return the uri as a run will read it: an absolute path, or the uri of objects below one of the object roots.
+
+    Raises:
+        Problem: 422 if it is not allowed.
+    """
     if beside is not None and is_object(beside) and "/" not in uri:
         uri = of_dataset(uri, beside)
     if not is_object(uri):
@@ -110,12 +133,16 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
 
 
 def shown(uri: str) -> str:
-    """Without what may be a password."""
+    """Return the uri without what may be a password."""
     return S3 + uri.rpartition("@")[2].removeprefix(S3)
 
 
 def resolved(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
-    """The dataset with every uri made the real absolute path, each checked. Raises 422 naming the field."""
+    """Return the dataset with every uri checked and replaced by the real absolute path.
+
+    Raises:
+        Problem: 422 that names the invalid field.
+    """
     document = spec.model_dump(mode="json")
     document["uri"] = allowed_uri(settings, spec.uri, "uri")
     # Beside the manifest's own uri, not a link's target: that is where the user put the other files.

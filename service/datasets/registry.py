@@ -23,9 +23,12 @@ _named: Remembered[list[str]] = Remembered()
 
 
 def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
-    """The dataset with absolute paths, once its files were opened and every column it names was found in them.
+    """Return the dataset with absolute paths, after checking that its files contain every column it names.
 
-    Raises 422 naming each field at fault. Reads footers and headers only; blocking.
+    Reads footers and headers only; blocking.
+
+    Raises:
+        Problem: 422 that names each invalid field.
     """
     absolute = paths.resolved(settings, spec)
     columns = set(_columns(absolute.uri, "uri"))
@@ -59,7 +62,7 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
 
 
 def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
-    """(field, column) for each column of the main file that the dataset names, a feature's own name included."""
+    """Yield (field, column) for each column of the main file that the dataset names, a feature's own name included."""
 
     def column_of(name: str) -> str:
         feature = spec.features.get(name)
@@ -93,7 +96,7 @@ def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
 
 
 def _columns(path: str, field: str) -> list[str]:
-    """The columns of a file or directory. Raises 422 where there is nothing, or nothing readable as what it claims."""
+    """Return the columns of a file or directory; raise 422 if it is missing or not readable as what it claims to be."""
     try:
         return _named.get(path, paths.data_files(Path(path)), lambda: infer.column_names(path))
     except DataError as error:
@@ -101,14 +104,20 @@ def _columns(path: str, field: str) -> list[str]:
 
 
 def data_problem(error: DataError, field: str) -> Problem:
-    """What is wrong with a user's data, as 422 at ``field``."""
+    """Return a 422 at ``field`` for an error in a user's data."""
     return invalid([(field, f"{error.where}: {error.what}")], error.remedy)
 
 
 async def register(
     database: Database, connection: AsyncConnection, spec: DatasetSpec, tenant: str
 ) -> tuple[dict[str, Any], bool]:
-    """(the dataset as shown, whether it is new). The same spec again is no conflict; another under its name is 409."""
+    """Register a dataset; return it as shown to users, and whether it is new.
+
+    Registering the same spec again is not a conflict.
+
+    Raises:
+        Problem: 409 if another spec is registered under this name.
+    """
     document = spec.model_dump(mode="json")
     await database.exclusive(connection, f"dataset {tenant} {spec.name}")
     existing = await _row(connection, tenant, spec.name)
@@ -130,7 +139,7 @@ async def get(connection: AsyncConnection, tenant: str, name: str) -> dict[str, 
 
 
 async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
-    """Forgets the dataset; its files stay, and so do the jobs, which hold a copy of its spec."""
+    """Remove the dataset; its files stay, and so do the jobs, which hold a copy of its spec."""
     await get(connection, tenant, name)
     schedule = tables.schedule.c
     users = await connection.execute(sa.select(schedule.name, schedule.job).where(schedule.tenant == tenant))
@@ -152,13 +161,15 @@ async def _row(connection: AsyncConnection, tenant: str, name: str) -> dict[str,
 
 
 def view(row: dict[str, Any]) -> dict[str, Any]:
-    """The spec's own fields and ``created_at``."""
+    """Return the spec's own fields and ``created_at``."""
     return {**row["spec"], "created_at": row["created_at"]}
 
 
 def profile(settings: Settings, spec: DatasetSpec) -> dict[str, Any]:
-    """Rows, label rate, and nulls and distinct ids per feature (trainer.data.sources.infer.profile). Reads every row;
-    blocking."""
+    """Return rows, label rate, and nulls and distinct ids per feature (trainer.data.sources.infer.profile).
+
+    Reads every row; blocking.
+    """
     try:
         return infer.profile(check_files(settings, spec))
     except DataError as error:
@@ -166,7 +177,11 @@ def profile(settings: Settings, spec: DatasetSpec) -> dict[str, Any]:
 
 
 def propose(settings: Settings, uri: str, name: str | None) -> dict[str, Any]:
-    """A manifest proposed for a file under the data roots, with the uri as given. Raises 422; blocking."""
+    """Propose a manifest for a file under the data roots, with the uri as given; blocking.
+
+    Raises:
+        Problem: 422 if the file is not allowed or cannot be read.
+    """
     path = paths.allowed_uri(settings, uri, "uri")
     try:
         return {**infer.infer(path, name), "uri": uri}

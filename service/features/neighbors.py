@@ -1,9 +1,9 @@
-"""Neighbours of items for the route: one search per version, and indexes that come into being beside the requests.
+"""Nearest-neighbour search for the route: one search per version, with indexes that are built beside the requests.
 
-A large version is searched exactly until its index is there. The first search asks for it: a process of low priority
-builds it into ``$EVENKEEL_HOME/neighbors/TENANT/COLLECTION/``, one on this host however many workers ask, and every
-worker maps the file. Indexes of versions that are searched no more are removed. So are all of a collection from before
-ids were erased from it, by whatever process: how often that happened is in the name of the file.
+A large version is searched exactly until its index is ready. The first search starts the build: a low-priority process
+writes it to ``$EVENKEEL_HOME/neighbors/TENANT/COLLECTION/``, one on this host however many workers ask, and every
+worker maps the file. Indexes of versions that are no longer searched are removed. So are all of a collection from
+before ids were erased from it, by whatever process: the file's name contains the number of erasures.
 """
 
 from __future__ import annotations
@@ -50,9 +50,18 @@ class Neighbors:
     def search(
         self, reader: VersionReader, query: Any, k: int, tenant: str = DEFAULT_TENANT, *, erasures: int
     ) -> tuple[list[tuple[Any, float]], bool] | None:
-        """([(id, cosine)], whether exact) of the ``k`` nearest items, best first. ``query`` is an id, itself left out,
-        or a vector. ``erasures``: how often ids were erased from the collection, asked before ``reader`` was opened.
-        None for an id that the version has not, or has without a vector."""
+        """Return ([(id, cosine)], whether exact) of the ``k`` nearest items, best first.
+
+        Args:
+            reader: The version to search.
+            query: An id, which is left out of the result, or a vector.
+            k: Maximum number of items.
+            tenant: The owner of the collection.
+            erasures: How often ids were erased from the collection, determined before ``reader`` was opened.
+
+        Returns:
+            None for an id that the version does not contain, or contains without a vector.
+        """
         own_row = -1
         if isinstance(query, (int, str)):
             own_row = int(find_rows(reader.keys, keys_of([query], query=True))[0])
@@ -64,14 +73,14 @@ class Neighbors:
         return list(zip(as_list(reader.keys[rows]), cosines.tolist(), strict=True)), search.exact
 
     def forget(self, collection: str, tenant: str = DEFAULT_TENANT) -> None:
-        """Drops what is known of a collection, indexes on disk too: ids were erased from it."""
+        """Discard everything cached for a collection, including indexes on disk, because ids were erased from it."""
         directory = self._directory / tenant / collection
         with self._lock:
             self._drop(lambda path: path.parent == directory)
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Ends the builders, forgets the searches."""
+        """Stop the builders and discard the searches."""
         with self._lock:
             self._drop(lambda path: True)
 
@@ -94,8 +103,11 @@ class Neighbors:
         return search
 
     def _drop_earlier(self, path: Path, version: str, erasures: int) -> None:
-        """Drops what is known of the collection from before ids were erased from it, and of the version from when the
-        store had other rows under its name."""
+        """Discard outdated data of the collection.
+
+        That is what dates from before ids were erased from it, and for the version, from when the store had other rows
+        under its name.
+        """
 
         def is_earlier(other: Path) -> bool:
             outdated = not other.name.endswith(f"-{erasures}.usearch") or other.name.startswith(f"{version}-")
@@ -106,7 +118,7 @@ class Neighbors:
             other.unlink(missing_ok=True)
 
     def _drop(self, is_meant: Callable[[Path], bool]) -> None:
-        """Ends builders and forgets searches of the indexes that are meant."""
+        """Stop builders and discard searches of the indexes that ``is_meant`` selects."""
         for path in filter(is_meant, list(self._builders)):
             builder, _ = self._builders.pop(path)
             builder.terminate()
@@ -124,7 +136,7 @@ class Neighbors:
         return NeighborSearch(reader.vectors, reader.statuses)
 
     def _ask_for(self, path: Path, tenant: str, collection: str, version: str) -> None:
-        """Starts a builder, unless one is at it or failed a short while ago."""
+        """Start a builder, unless one is running or failed a short while ago."""
         found = self._builders.get(path)
         if found is not None:
             builder, started = found
@@ -143,7 +155,7 @@ class Neighbors:
 
 
 def _remove_old(path: Path) -> None:
-    """Leaves room for ``path``: of the others of its collection the latest stay. Who has one mapped keeps it."""
+    """Remove all but the latest of the collection's other indexes; a process that has one mapped keeps it."""
     try:
         others = sorted(path.parent.glob("*.usearch"), key=lambda other: other.stat().st_mtime)
         for other in others[: max(len(others) - KEPT_INDEXES + 1, 0)]:

@@ -19,7 +19,7 @@ GROUP_VALUES = 2**22
 
 
 class _Sink:
-    """What Parquet writes to, and the response takes from."""
+    """The file that Parquet is written to and that the response reads from."""
 
     closed = False
 
@@ -48,8 +48,10 @@ class _Sink:
 
 
 def parquet_chunks(reader: VersionReader) -> Iterator[bytes]:
-    """The version as Parquet: id, status (word), norm, count, vector; metadata names collection, version and anchor
-    generation. A reader that stops leaves nothing behind."""
+    """Yield the version as Parquet: id, status (word), norm, count, vector.
+
+    The metadata contains collection, version and anchor generation. A reader that stops leaves nothing behind.
+    """
     names = ("collection", "version", "anchor_generation")
     metadata = {f"evenkeel.{name}": str(reader.manifest[name]) for name in names}
     words = pa.array(list(STATUS_NAMES))
@@ -75,7 +77,10 @@ def parquet_chunks(reader: VersionReader) -> Iterator[bytes]:
 
 
 def identity_of(reader: VersionReader) -> str:
-    """A word for the rows of a version: another one where ids were erased from it, and in a store made anew."""
+    """Return a string that identifies the rows of a version.
+
+    It differs after ids were erased from the version, and in a store that was created anew.
+    """
     manifest = reader.manifest
     rows = (manifest["collection"], manifest["version"], manifest["created_at"], len(manifest.get("erasures", ())))
     return hashlib.blake2b(repr(rows).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""What the routes over the feature store share: calls off the event loop, and the store's errors as problem+json."""
+"""Helpers of the feature store's routes: calls off the event loop, and the store's errors as problem+json."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
 
 
 def store_of(request: Request) -> Store:
-    """The store of the tenant that the request is about. For routes that ask for a key."""
+    """Return the store of the tenant that the request is about, for routes that require a key."""
     return tenants.store_of(request.app.state.store, request.state.principal.tenant)
 
 
 async def in_store(call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-    """Runs ``call`` in a thread (it reads files), and turns what the store raises into the Problem it deserves."""
+    """Run ``call``, which reads files, in a thread, and turn the store's errors into the matching Problem."""
     with store_problems():
         return await run_in_threadpool(call, *args, **kwargs)
 
 
 @contextlib.contextmanager
 def store_problems() -> Iterator[None]:
-    """Turns what the store raises within into the Problem it deserves."""
+    """Turn errors that the store raises within the block into the matching Problem."""
     try:
         yield
     except ValueError as error:
@@ -67,10 +67,17 @@ def problem_of(error: ValueError) -> Problem:
 
 
 def ids_as(id_type: str, ids: list[Any]) -> list[Any]:
-    """``ids`` (all integers or all strings, as JSON has them) in the collection's own type.
+    """Return ``ids`` (all integers or all strings, as in JSON) in the collection's own type.
 
-    Decimal strings are taken for int64 ids, because JavaScript loses integers beyond 2^53; integers for string ids as
-    their decimals. Raises ItemIdError naming the first id that cannot be one.
+    Decimal strings are accepted for int64 ids, because JavaScript loses integers beyond 2^53; integers for string ids
+    become their decimals.
+
+    Args:
+        id_type: Type of the collection's ids.
+        ids: The ids as sent.
+
+    Raises:
+        ItemIdError: An id cannot be converted; the message names the first one.
     """
     kinds = set(map(type, ids))
     if kinds - {int, str} or len(kinds) > 1:
@@ -92,7 +99,15 @@ def not_acceptable(offered: tuple[str, ...]) -> Problem:
 
 
 def accepted(accept: str | None, offered: tuple[str, ...]) -> str:
-    """The offered media type that an Accept header prefers; the first offered for none or ``*/*``. Raises a 406."""
+    """Return the offered media type that an Accept header prefers.
+
+    Args:
+        accept: The header; None or ``*/*`` for the first type offered.
+        offered: Media types, the default first.
+
+    Raises:
+        Problem: 406 if none of them is acceptable.
+    """
     if not accept or not accept.strip():
         return offered[0]
     ranges: list[tuple[float, str]] = []
@@ -113,7 +128,7 @@ def accepted(accept: str | None, offered: tuple[str, ...]) -> str:
 
 
 def unchanged(request: Request, etag: str) -> bool:
-    """Whether If-None-Match says that the caller has this already (weak comparison, RFC 9110 section 13.1.2)."""
+    """Tell whether If-None-Match shows that the caller has this already (weak comparison, RFC 9110 section 13.1.2)."""
     given = request.headers.get("if-none-match")
     if given is None:
         return False
@@ -123,7 +138,7 @@ def unchanged(request: Request, etag: str) -> bool:
 def page_of(
     items: list[dict[str, Any]], limit: int, cursor: str | None, key: str, *, descending: bool
 ) -> dict[str, Any]:
-    """One page of a list that is whole in memory, in the form that every list has."""
+    """Return one page of a list that is entirely in memory, in the form that every list has."""
     from service.core import pagination
 
     if cursor is not None:

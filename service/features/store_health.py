@@ -1,4 +1,4 @@
-"""Whether the server of a store that lies elsewhere answers: asked all the time, told in the log and by /readyz."""
+"""Watches whether the server of a remote store answers, for the log and /readyz."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ SAID_AGAIN_SECONDS = 300.0
 
 
 class Answer(NamedTuple):
-    """``reached``: the server answers. ``serves``: fetches are answered, be it from what is on this machine.
-    ``message``: for everybody who asks /readyz; where the server is, and what it said, is for the log alone."""
+    """The state of a remote store.
+
+    ``reached``: the server answers. ``serves``: fetches are answered, possibly from data on this machine. ``message``:
+    for anyone who asks /readyz; the server's address and what it said appear only in the log.
+    """
 
     reached: bool
     serves: bool
@@ -29,8 +32,10 @@ NOT_ASKED = Answer(False, False, "has not answered yet")
 
 
 class StoreWatch:
-    """Asks in a thread of its own between ``start`` and ``stop``: a server that is away may take long to say so.
-    A store in a directory is not asked after: the disk is."""
+    """Queries the server in its own thread between ``start`` and ``stop``, since it may take long to fail.
+
+    A store in a directory is not watched; its disk is checked instead.
+    """
 
     def __init__(self, store: Store):
         self._store = store
@@ -47,7 +52,7 @@ class StoreWatch:
         self._stopped.set()
 
     def answer(self, timeout_seconds: float) -> Answer | None:
-        """The latest, None where nobody is asked. Waits for the first one."""
+        """Return the latest answer, waiting for the first one; None if no server is watched."""
         if not self._store.lies_elsewhere:
             return None
         self._asked.wait(timeout_seconds)

@@ -8,7 +8,7 @@ from embeddings.store import Collection, default_view
 
 
 def summary(collection: Collection) -> dict[str, Any]:
-    """A collection as lists show it; ``current`` is null before its first publication."""
+    """Return a collection as lists show it; ``current`` is null before its first publication."""
     current = collection.current()
     manifests = collection.versions()
     manifest = next((one for one in manifests if one["version"] == current), None)

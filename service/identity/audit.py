@@ -1,10 +1,10 @@
 """The audit log: who did what to which object, when, from where.
 
-Every request that needs a scope to change something is entered, refused ones too, before its answer leaves: what a
-caller knows to be done is in the log. Entries of requests that are answered at once are one transaction. While the
-database cannot be written, entries go to ``audit_pending.jsonl`` under ``EVENKEEL_HOME`` (0600); the next entry that
-reaches the database takes them along. What that file cannot take either, as on a full disk, is a line of the service's
-log, and the answer stays what it was.
+Every request that needs a scope to change something is recorded, refused ones too, before its response is sent: what a
+caller knows to be done is in the log. Entries of requests that are answered at the same time share one transaction.
+While the database cannot be written, entries go to ``audit_pending.jsonl`` under ``EVENKEEL_HOME`` (0600); the next
+entry that reaches the database transfers them. If that file cannot be written either, as on a full disk, the entry
+becomes a line of the service's log, and the response stays the same.
 """
 
 from __future__ import annotations
@@ -38,8 +38,16 @@ Row = dict[str, Any]
 
 
 def entry(principal: Principal, tenant: str, action: str, target: str, status: int, address: str) -> Row:
-    """A row of the table. ``tenant``: whose objects it was about. ``action``: method and route, such as
-    ``DELETE /v1/jobs/{job_id}``; ``target``: the path of what was made or changed."""
+    """Return a row of the table.
+
+    Args:
+        principal: Who sent the request.
+        tenant: The owner of the object that the request was about.
+        action: Method and route, such as ``DELETE /v1/jobs/{job_id}``.
+        target: The path of what was created or changed.
+        status: Status of the response.
+        address: The address that sent the request.
+    """
     return {
         "id": tables.new_id("audit"),
         "at": tables.now(),
@@ -54,7 +62,10 @@ def entry(principal: Principal, tenant: str, action: str, target: str, status: i
 
 
 class Audit:
-    """``record`` enters one request. ``file``: where entries wait that the database could not take."""
+    """Writes the audit log; ``record`` enters one request.
+
+    ``file`` holds the entries that the database could not accept.
+    """
 
     def __init__(self, database: Database, file: Path):
         self._database = database
@@ -63,7 +74,7 @@ class Audit:
         self._writing: asyncio.Task[None] | None = None
 
     async def record(self, row: Row) -> None:
-        """Never raises for a database or a disk that cannot take it."""
+        """Enter one request; never raises if the database or disk cannot accept it."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._entered(row)
@@ -80,7 +91,7 @@ class Audit:
                 await self._take_along()
 
     async def _entered(self, row: Row) -> None:
-        """Returns once the entry is committed; those that come while one commit is under way share the next."""
+        """Return once the entry is committed; entries that arrive while one commit is in progress share the next."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((row, done))
         if self._writing is None:
@@ -97,7 +108,7 @@ class Audit:
             self._writing = None
 
     async def _write(self, batch: list[tuple[Row, asyncio.Future[None]]]) -> None:
-        """Settles each future of the batch. An entry that the database refuses keeps no other out."""
+        """Settle each future of the batch; an entry that the database refuses does not block the others."""
         if not batch:
             return
         error: Exception | None = None
@@ -118,7 +129,7 @@ class Audit:
                 done.set_result(None) if error is None else done.set_exception(error)
 
     async def _insert(self, rows: list[Row]) -> None:
-        """Those that are there already stay as they are."""
+        """Insert rows; rows that exist already stay unchanged."""
         if rows:
             async with self._database.write() as connection:
                 await connection.execute(self._database.insert_new(tables.audit), rows)
@@ -144,7 +155,10 @@ class Audit:
                 raise
 
     async def _take_along(self) -> None:
-        """Enters what waits. Cut between commit and truncation, it is found entered the next time."""
+        """Enter the pending entries of the file.
+
+        If the process dies between commit and truncation, the next attempt finds that they are entered already.
+        """
         try:
             with _locked(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB) as descriptor:
                 waiting = [*_whole(os.pread(descriptor, os.fstat(descriptor).st_size, 0))]
@@ -161,8 +175,11 @@ class Audit:
 
 
 def _whole(text: bytes) -> Iterator[Row]:
-    """The entries of the file. One that was cut off had not been answered when its process was killed: it is a line of
-    the service's log."""
+    """Yield the complete entries of the file.
+
+    The request of a truncated entry had not been answered when its process was killed; it becomes a line of the
+    service's log.
+    """
     for line in text.splitlines():
         try:
             yield {**json.loads(line), "at": datetime.datetime.fromisoformat(json.loads(line)["at"])}
@@ -179,7 +196,7 @@ def _text(row: Row) -> str:
 
 @contextmanager
 def _locked(path: Path, how: int) -> Iterator[int]:
-    """The file, open and locked. Raises BlockingIOError where another holds it and ``how`` does not wait."""
+    """Open and lock the file; raise BlockingIOError if another process holds it and ``how`` does not wait."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, how)
@@ -191,7 +208,7 @@ def _locked(path: Path, how: int) -> Iterator[int]:
 def listing(
     tenant: str | None, key_id: str | None, since: datetime.datetime | None, until: datetime.datetime | None
 ) -> sa.Select[Any]:
-    """Entries by filter, of all tenants for None."""
+    """Return a query for entries by filter; ``tenant`` None selects all tenants."""
     table = tables.audit
     query = sa.select(table)
     for column, value in ((table.c.tenant, tenant), (table.c.key_id, key_id)):

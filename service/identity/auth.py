@@ -1,5 +1,4 @@
-"""From a request to a :class:`~service.identity.keys.Principal`: bearer key or session cookie, scope, and who may send
-a cookie.
+"""From a request to a :class:`~service.identity.keys.Principal`: bearer key or session cookie, scope, cookie origin.
 
 In a route: ``principal: Annotated[Principal, Depends(require("jobs:read"))]``.
 """
@@ -61,11 +60,12 @@ class _Known:
 
 
 class Authenticator:
-    """Looks credentials up, and remembers a bounded number of them, so that fetch goes on while the database is down.
+    """Looks credentials up and caches a bounded number, so that fetch continues while the database is down.
 
-    A remembered answer is taken for ``fresh_seconds`` (how late another process's revocation may be seen), and for
-    ``stale_seconds`` only while the database cannot be asked, which for a known key is tried for ``patience_seconds``
-    and not again before ``retry_seconds`` are over. ``file``: where :meth:`keep_informed` leaves what it learns.
+    A cached answer is valid for ``fresh_seconds`` (how late a revocation in another process may take effect). While the
+    database cannot be reached, it stays valid for ``stale_seconds``; for a known key the database is tried for
+    ``patience_seconds``, and not again within ``retry_seconds``. ``file`` is where :meth:`keep_informed` saves the
+    keys.
     """
 
     def __init__(
@@ -94,14 +94,23 @@ class Authenticator:
         self._wrong = RateLimit(WRONG_PER_SECOND, WRONG_AT_ONCE)
 
     def forget(self) -> None:
-        """After a revocation in this process."""
+        """Clear the cache after a revocation in this process."""
         self._forgotten += 1
         self._known.clear()
 
     async def principal(self, kind: str, secret: str, address: str = "") -> Principal | None:
-        """``kind``: ``key`` or ``session``; ``address``: who sends it. None: unknown, revoked or expired. Raises what
-        the database raises where it cannot be asked about a credential that is not remembered, ConnectionError where it
-        does not answer; 429 for one that is not remembered from an address that has sent too many wrong ones."""
+        """Return the principal of a credential; None if it is unknown, revoked or expired.
+
+        Args:
+            kind: ``key`` or ``session``.
+            secret: The credential itself.
+            address: The address that sent it.
+
+        Raises:
+            Problem: 429 for a credential that is not cached, from an address that has sent too many wrong ones.
+            ConnectionError: The credential is not cached and the database does not answer.
+            SQLAlchemyError: The credential is not cached and the database cannot be queried.
+        """
         name = f"{kind}:{keys.digest(secret)}"
         known = self._known.get(name)
         if known is not None and known.principal.expires_at is not None and known.principal.expires_at <= tables.now():
@@ -140,7 +149,7 @@ class Authenticator:
         return found
 
     def recall(self) -> None:
-        """Takes what ``file`` holds of an earlier process, in case the database is down."""
+        """Load the keys that an earlier process saved to ``file``, in case the database is down."""
         if self._file is not None:
             earlier = key_cache.load(self._file)
             now = time.time()
@@ -150,8 +159,11 @@ class Authenticator:
                 self._remember(f"key:{digest}", principal, confirmed)
 
     async def keep_informed(self) -> None:
-        """Reads the live keys every ``fresh_seconds``, until cancelled: whoever serves vectors then knows every key
-        before it is first used, forgets revoked ones, and never makes a request wait for the database."""
+        """Read the live keys every ``fresh_seconds``, until cancelled.
+
+        A process that serves vectors thus knows every key before its first use, forgets revoked ones, and never makes a
+        request wait for the database.
+        """
         trouble = False
         self._informing = True
         while True:
@@ -170,7 +182,11 @@ class Authenticator:
             await asyncio.sleep(self._retry_seconds if trouble else self._fresh_seconds)
 
     async def inform(self) -> None:
-        """One round of :meth:`keep_informed`. Raises what AWAY names."""
+        """Do one round of :meth:`keep_informed`.
+
+        Raises:
+            Exception: One of the errors in AWAY; the database cannot be reached.
+        """
         forgotten = self._forgotten
         async with self._in_time(ANSWER_SECONDS), self._database.read() as connection:
             live = await keys.live(connection, self._size)
@@ -218,12 +234,12 @@ def unauthorized(detail: str) -> Problem:
 
 
 def address_of(request: Request) -> str:
-    """The peer: a proxy's own, where one is in front."""
+    """Return the address of the peer, which is that of the proxy if there is one."""
     return request.client.host if request.client is not None else ""
 
 
 def network_of(address: str) -> str:
-    """What one sender can choose addresses from: of IPv6 the /64 that a host has to itself, else the address."""
+    """Return the range from which one sender can choose addresses: the /64 of an IPv6 address, else the address."""
     try:
         parsed = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
@@ -234,7 +250,7 @@ def network_of(address: str) -> str:
 
 
 def same_origin(request: Request) -> bool:
-    """Whether a browser says that the page behind this request is ours (host and port; a proxy may end TLS)."""
+    """Tell whether the browser sent the request from one of our pages (same host and port; a proxy may end TLS)."""
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
 
@@ -247,8 +263,12 @@ async def optional_principal(
         str | None, Header(alias=HEADER, pattern=NAME_PATTERN, description="The tenant that an operator acts for.")
     ] = None,
 ) -> Principal | None:
-    """Who sends the request, kept in ``request.state.principal``; None without credentials. Wrong ones are a 401, a
-    cross-site cookie a 403, and so is the name of another tenant from anybody but an operator."""
+    """Return the sender of the request, stored in ``request.state.principal``; None without credentials.
+
+    Raises:
+        Problem: 401 for wrong credentials; 403 for a cross-site cookie, or for another tenant's name from anyone but an
+            operator.
+    """
     principal = request.state.identified if hasattr(request.state, "identified") else await identify(request)
     if principal is not None and tenant is not None:
         if principal.is_operator:
@@ -261,7 +281,7 @@ async def optional_principal(
 
 
 async def identify(request: Request) -> Principal | None:
-    """Who sends the request, by its headers alone: before its body is read."""
+    """Return the sender of the request, using only its headers, before its body is read."""
     authenticator: Authenticator = request.app.state.authenticator
     authorization = request.headers.get("authorization")
     if authorization is not None:
@@ -284,8 +304,11 @@ async def identify(request: Request) -> Principal | None:
 
 
 def require(scope: str) -> Callable[..., Awaitable[Principal]]:
-    """A dependency that returns the principal, or raises 401 (none) or 403 (without ``scope``, which it names). A
-    request that needs a scope to change something goes into the audit log (service.identity.audit)."""
+    """Return a dependency that yields the principal if it has the scope.
+
+    It raises 401 without a principal and 403 without ``scope``, which the error names. A request that needs a scope to
+    change something is recorded in the audit log (service.identity.audit).
+    """
     assert scope in keys.SCOPES, scope
 
     async def dependency(request: Request, principal: Principal | None = Depends(optional_principal)) -> Principal:

@@ -1,9 +1,9 @@
-"""``Idempotency-Key``: the same key and body within 24 hours is done once, however often it is sent, also at once.
+"""``Idempotency-Key``: the same key and body take effect once within 24 hours, however often sent, also in parallel.
 
-A request whose work is one transaction takes its key in that (:func:`take`): one that is sent at once waits for it, and
-finds it done. Where the work is more, as a promotion, a request reserves its key in a transaction of its own, does its
-work, and completes the key in the transaction of that work. A reservation whose request died is overtaken after
-a minute; the overtaken one can no longer complete. A request that was refused frees its key.
+A request whose work is one transaction claims its key in that transaction (:func:`take`): a parallel one waits for it,
+and finds the work done. If the work needs more, as a promotion does, a request reserves its key in a transaction of its
+own, does its work, and completes the key in the transaction of that work. A reservation whose request died is taken
+over after a minute; the previous holder can then no longer complete it. A refused request frees its key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class Reservation(NamedTuple):
-    """A key that is taken: ``token`` completes or releases it."""
+    """A reserved key; ``token`` completes or releases it."""
 
     key_id: str
     key: str
@@ -42,7 +42,7 @@ class Reservation(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a key did before: the job that it made or moved, or else what was answered."""
+    """What an earlier request with the key did: the job that it created or changed, or else the response."""
 
     job_id: str | None
     answer: dict[str, Any] | None
@@ -59,9 +59,18 @@ async def once(
     body: str,
     act: Callable[[Reservation | None], Awaitable[Result]],
 ) -> Result | Done:
-    """What ``act`` gives, which completes the reservation that it is given; or what the key did before. Without a key,
-    ``act`` is called. ``body``: what was asked for, and of whom. Raises 422 where the key was used for another body,
-    409 where its first request is still in flight."""
+    """Return the result of ``act``, or what an earlier request with the key did.
+
+    Args:
+        database: Where keys are stored.
+        key_id: The API key of the request.
+        key: The idempotency key; without one, ``act`` is just called.
+        body: What was requested, and of which object.
+        act: Does the work and completes the reservation that it receives.
+
+    Raises:
+        Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
+    """
     if key is None:
         return await act(None)
     reserved = await reserve(database, key_id, key, body)
@@ -75,7 +84,11 @@ async def once(
 
 
 async def reserve(database: Database, key_id: str, key: str, body: str) -> Reservation | Done:
-    """Raises 422 where the key was used for another body, 409 where its first request is still in flight."""
+    """Reserve the key in a transaction of its own, or return what an earlier request with it did.
+
+    Raises:
+        Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
+    """
     async with database.write() as connection:
         return await take(database, connection, key_id, key, body)
 
@@ -83,9 +96,19 @@ async def reserve(database: Database, key_id: str, key: str, body: str) -> Reser
 async def take(
     database: Database, connection: AsyncConnection, key_id: str, key: str, body: str, job_id: str | None = None
 ) -> Reservation | Done:
-    """The key, until the transaction ends, for whoever comes first; another waits for that end. ``job_id``: the job
-    that is made in this transaction, with which the key is complete. Raises 422 where the key was used for another
-    body, 409 where its first request is still in flight."""
+    """Claim the key until the transaction ends; a parallel request waits for that end.
+
+    Args:
+        database: Where keys are stored.
+        connection: The transaction.
+        key_id: The API key of the request.
+        key: The idempotency key.
+        body: What was requested, and of which object.
+        job_id: The job that is created in this transaction, which completes the key.
+
+    Raises:
+        Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
+    """
     if not 1 <= len(key) <= MAX_LENGTH:
         raise Problem(422, "invalid-request", f"Idempotency-Key has 1 to {MAX_LENGTH} characters.")
     table = tables.idempotency
@@ -105,7 +128,7 @@ async def take(
 
 
 async def done_before(connection: AsyncConnection, key_id: str, key: str, body: str) -> Done | None:
-    """What the key did before; None where nothing came of it so far. Raises as :func:`take` does."""
+    """Return what an earlier request with the key did; None if it had no result so far. Raises as :func:`take` does."""
     return await _before(connection, key_id, key, digest(body), tables.now())
 
 
@@ -134,8 +157,17 @@ async def complete(
     job_id: str | None = None,
     answer: dict[str, Any] | None = None,
 ) -> None:
-    """In the transaction of the work; one of ``job_id`` and ``answer`` (JSON). Raises 409 where another request has
-    overtaken this one. Does nothing for a request without a key."""
+    """Complete the key in the transaction of the work; does nothing for a request without a key.
+
+    Args:
+        connection: The transaction of the work.
+        reservation: The reserved key; None for a request without a key.
+        job_id: The job that was created or changed; either this or ``answer`` is given.
+        answer: The response, as JSON.
+
+    Raises:
+        Problem: 409 if another request has taken over the key.
+    """
     if reservation is None:
         return
     table = tables.idempotency
@@ -147,7 +179,7 @@ async def complete(
 
 
 async def release(database: Database, reservation: Reservation) -> None:
-    """After a failed request, so that a corrected one may use the key."""
+    """Free the key after a failed request, so that a corrected one may use it."""
     table = tables.idempotency
     undone = sa.and_(table.c.job_id.is_(None), table.c.answer.is_(None))
     mine = sa.and_(_at(reservation.key_id, reservation.key), table.c.token == reservation.token, undone)

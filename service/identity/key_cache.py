@@ -1,7 +1,8 @@
-"""API keys as a file, so that a process that serves vectors knows them when it starts while the database is down.
+"""API keys as a file, so that a process that serves vectors knows them if it starts while the database is down.
 
-``$EVENKEEL_HOME/known_keys.json`` (0600) holds what the database held when it last answered: SHA-256 of each key, whose
-it is, its tenant, its scopes, its expiry. Never a key itself: one has 192 random bits, so its hash opens nothing.
+``$EVENKEEL_HOME/known_keys.json`` (0600) holds what the database contained when it last answered: SHA-256 of each key,
+its id, name, tenant, scopes and expiry. It never holds a key itself: a key has 192 random bits, so its hash gives no
+access.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ FILE_NAME = "known_keys.json"
 
 
 class KnownKeys(NamedTuple):
-    """``principals`` by the key's digest; ``confirmed_at``: when the database said so, seconds since 1970."""
+    """``principals`` by the key's digest; ``confirmed_at``: when the database confirmed them, seconds since 1970."""
 
     principals: dict[str, Principal]
     confirmed_at: float
 
 
 def load(path: Path) -> KnownKeys:
-    """What the file says; nothing where it is not there, or not whole (the database is asked then)."""
+    """Return the file's content; no keys if it is missing or incomplete (then the database is asked)."""
     try:
         document = json.loads(path.read_text("utf-8"))
         principals = {one["hash"]: _principal(one) for one in document["keys"]}
@@ -37,7 +38,11 @@ def load(path: Path) -> KnownKeys:
 
 
 def save(path: Path, principals: Mapping[str, Principal], confirmed_at: float) -> None:
-    """Replaces the file in one step. Raises OSError."""
+    """Replace the file atomically.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     rows = [
         {
             "hash": digest,

@@ -1,9 +1,10 @@
-"""API keys and dashboard sessions: created, hashed, looked up, rotated, revoked. Plain async functions over the
-database.
+"""API keys and dashboard sessions: created, hashed, looked up, rotated, revoked.
 
-A key is ``ek_<prefix>_<secret>`` with 192 random bits of secret, so a plain SHA-256 of it is enough (no dictionary to
-try); the prefix finds the row and may be shown and logged. A rotated key goes on by its previous secret for a while, so
-that whoever uses it can change over.
+These are plain async functions over the database.
+
+A key is ``ek_<prefix>_<secret>`` with 192 random bits of secret, so a plain SHA-256 of it is enough (a dictionary
+attack is impossible); the prefix finds the row and may be shown and logged. The previous secret of a rotated key stays
+valid for a while, to leave clients time to switch.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ FIRST_KEY_NAME = "admin"
 
 @dataclasses.dataclass(frozen=True)
 class Principal:
-    """Who a request comes from, and the tenant it is about. ``admin`` allows everything. ``acting``: an operator has
-    named a tenant, and sees what that one sees."""
+    """The sender of a request, and the tenant it is about.
+
+    The scope ``admin`` allows everything. ``acting``: an operator has named a tenant, and sees what that tenant sees.
+    """
 
     key_id: str
     name: str
@@ -51,7 +54,7 @@ class Principal:
 
     @property
     def sees(self) -> str | None:
-        """The tenant whose jobs and keys are seen; None for those of all."""
+        """The tenant whose jobs and keys are visible; None for all tenants."""
         return None if self.is_operator and not self.acting else self.tenant
 
 
@@ -60,7 +63,7 @@ def digest(secret: str) -> str:
 
 
 def _new_secret() -> tuple[str, dict[str, str]]:
-    """(the key itself, what is kept of it)."""
+    """Return a new key, and the columns that are stored for it."""
     prefix = secrets.token_hex(4)
     key = f"ek_{prefix}_{secrets.token_urlsafe(24)}"
     return key, {"prefix": prefix, "hash": digest(key)}
@@ -73,7 +76,7 @@ async def create(
     expires_at: datetime.datetime | None = None,
     tenant: str = DEFAULT_TENANT,
 ) -> tuple[str, dict[str, Any]]:
-    """A new key: (the key itself, shown once and not kept; its row)."""
+    """Create a key; return the key itself, which is shown once and not stored, and its row."""
     key, kept = _new_secret()
     row = {
         "id": tables.new_id("key"),
@@ -92,7 +95,7 @@ async def create(
 
 
 async def get(connection: AsyncConnection, key_id: str, tenant: str | None = None) -> dict[str, Any] | None:
-    """The row, locked until the transaction ends. ``tenant``: None where it may be any's."""
+    """Return the row, locked until the transaction ends, or None; ``tenant`` None allows any tenant."""
     query = sa.select(tables.api_key).where(tables.api_key.c.id == key_id).with_for_update()
     if tenant is not None:
         query = query.where(tables.api_key.c.tenant == tenant)
@@ -103,8 +106,10 @@ async def get(connection: AsyncConnection, key_id: str, tenant: str | None = Non
 async def rotate(
     connection: AsyncConnection, row: dict[str, Any], overlap: datetime.timedelta
 ) -> tuple[str, dict[str, Any]]:
-    """Another secret for a live key: (the key itself, its row). The one before goes on for ``overlap``; one that was
-    going on already ends. Without overlap its sessions end too."""
+    """Give a live key a new secret; return the key itself and its row.
+
+    The previous secret stays valid for ``overlap``; an even older one ends. Without overlap the key's sessions end too.
+    """
     key, kept = _new_secret()
     now = tables.now()
     old: dict[str, Any] = {"old_prefix": row["prefix"], "old_hash": row["hash"], "old_until": now + overlap}
@@ -117,12 +122,12 @@ async def rotate(
 
 
 def is_live(row: dict[str, Any]) -> bool:
-    """Whether the key can be used now."""
+    """Tell whether the key can be used now."""
     return row["revoked_at"] is None and (row["expires_at"] is None or row["expires_at"] > tables.now())
 
 
 def tenants(tenant: str | None = None) -> sa.Select[Any]:
-    """``name`` and ``num_keys`` (those that can be used) of every tenant that has had a key, or of one."""
+    """Return a query for ``name`` and ``num_keys`` (usable ones) of every tenant that has had a key, or of one."""
     key = tables.api_key.c
     live = sa.and_(key.revoked_at.is_(None), sa.or_(key.expires_at.is_(None), key.expires_at > tables.now()))
     query = sa.select(key.tenant.label("name"), sa.func.count(sa.case((live, 1))).label("num_keys"))
@@ -133,7 +138,7 @@ def tenants(tenant: str | None = None) -> sa.Select[Any]:
 
 
 async def revoke(connection: AsyncConnection, key_id: str) -> bool:
-    """Whether there is such a key. Its sessions end with it; revoking twice changes nothing."""
+    """Revoke a key and end its sessions; return whether it exists. Revoking twice changes nothing."""
     found = await connection.scalar(sa.select(tables.api_key.c.id).where(tables.api_key.c.id == key_id))
     if found is None:
         return False
@@ -144,7 +149,7 @@ async def revoke(connection: AsyncConnection, key_id: str) -> bool:
 
 
 async def find(connection: AsyncConnection, key: str) -> Principal | None:
-    """The principal of a key, if it is ours, not revoked and not expired."""
+    """Return the principal of a key if it is known, not revoked and not expired."""
     parts = key.split("_", 2)
     if len(parts) != 3 or parts[0] != "ek":
         return None
@@ -160,8 +165,10 @@ async def find(connection: AsyncConnection, key: str) -> Principal | None:
 
 
 async def live(connection: AsyncConnection, limit: int) -> dict[str, Principal]:
-    """The keys that may be used now, newest first, by their digests, previous secrets included; ``limit`` keys at
-    most."""
+    """Return the principals of usable keys by digest, previous secrets included.
+
+    The newest keys come first, at most ``limit`` of them.
+    """
     key = tables.api_key
     usable = sa.and_(key.c.revoked_at.is_(None), sa.or_(key.c.expires_at.is_(None), key.c.expires_at > tables.now()))
     rows = await connection.execute(sa.select(key).where(usable).order_by(key.c.created_at.desc()).limit(limit))
@@ -175,7 +182,7 @@ async def live(connection: AsyncConnection, limit: int) -> dict[str, Principal]:
 
 
 async def open_session(connection: AsyncConnection, principal: Principal, seconds: float) -> str:
-    """A session token for the dashboard's cookie; hashed in the database like a key."""
+    """Create a session and return the token for the dashboard's cookie; it is hashed in the database like a key."""
     token = secrets.token_urlsafe(32)
     now = tables.now()
     await connection.execute(tables.session.delete().where(tables.session.c.expires_at < now))
@@ -201,7 +208,7 @@ async def close_session(connection: AsyncConnection, token: str) -> None:
 
 
 def _principal(row: Any, until: datetime.datetime | None = None) -> Principal | None:
-    """None for a key that may not be used any more. ``until``: when the secret that was sent ends, where it does."""
+    """Return the principal, or None if the key is not usable any more; ``until``: expiry of the secret sent, if any."""
     ends = min((at for at in (row.expires_at, until) if at is not None), default=None)
     if row.revoked_at is not None or (ends is not None and ends <= tables.now()):
         return None
@@ -209,10 +216,10 @@ def _principal(row: Any, until: datetime.datetime | None = None) -> Principal | 
 
 
 async def create_first(database: Database, settings: Settings) -> str | None:
-    """On an empty database: one admin key, written to ``$EVENKEEL_HOME/admin.key``. Else None.
+    """Create one admin key in an empty database, written to ``$EVENKEEL_HOME/admin.key``; otherwise return None.
 
-    The file is written before the commit: a crash between the two leaves a file that the next start overwrites, never
-    a key that nobody knows.
+    The file is written before the commit: a crash between the two leaves a file that the next start overwrites, never a
+    key that nobody knows.
     """
     async with database.write() as connection:
         await database.exclusive(connection, "first key")
@@ -224,8 +231,10 @@ async def create_first(database: Database, settings: Settings) -> str | None:
 
 
 async def reset_admin(settings: Settings) -> str:
-    """Revokes the keys named ``admin`` and writes a new one to ``admin.key``: for whoever can read the database but
-    lost the key. Works with the service stopped or running."""
+    """Revoke the keys named ``admin`` and write a new one to ``admin.key``.
+
+    This is for users who can access the database but lost the key. It works with the service stopped or running.
+    """
     database = Database(settings.database_url)
     try:
         await database.start()
@@ -245,7 +254,7 @@ async def reset_admin(settings: Settings) -> str:
 
 
 def write_admin_key(settings: Settings, key: str) -> None:
-    """Atomically, readable by the owner alone from the first byte on."""
+    """Write the file atomically, readable only by its owner from the first byte on."""
     path = settings.admin_key_file
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, f"{key}\n".encode(), mode=0o600)

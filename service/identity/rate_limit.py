@@ -1,4 +1,4 @@
-"""How many requests a key may send, and how many wrong keys an address: a token bucket each, in this process."""
+"""Limits on a key's requests and an address's wrong keys: a token bucket each, in this process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ SIZE = 10_000
 
 
 class RateLimit:
-    """``per_second`` requests of one name, and at once ``burst``, or what falls due in two seconds; 0: any number.
+    """Allows ``per_second`` requests per name, and ``burst`` at once.
 
-    The latest ``SIZE`` names are remembered. With several processes behind one address each counts for itself.
+    The default burst is what two seconds allow; 0 per second means no limit. The latest ``SIZE`` names are remembered.
+    With several processes behind one address, each counts separately.
     """
 
     def __init__(self, per_second: float, burst: float | None = None):
@@ -21,8 +22,10 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_seconds(self, name: str, now: float | None = None, *, count: bool = True) -> float:
-        """0 where the request may be answered, which counts it, unless ``count`` is False; else how long to wait for
-        the next."""
+        """Return 0 if the request may be answered, else the seconds to wait for the next one.
+
+        An allowed request is counted unless ``count`` is False.
+        """
         if not self._per_second:
             return 0.0
         now = time.monotonic() if now is None else now

@@ -1,7 +1,7 @@
-"""Tokens of runs on other machines: each for one attempt of one run, signed, and good for nothing else.
+"""Tokens of runs on other machines: each is valid for one attempt of one run, signed, and grants nothing else.
 
-A token says what it is for and until when, under a signature with a secret of this EVENKEEL_HOME. It stops working when
-it expires, and when the job's row names another attempt or lease, or has none any more (:func:`holds`).
+A token contains its purpose and expiry, signed with a secret of this EVENKEEL_HOME. It becomes invalid when it expires,
+and when the job's row names another attempt or lease, or none any more (:func:`holds`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RENEW_SECONDS = 24 * 3600.0
 
 
 class Claim(NamedTuple):
-    """What a token says: this attempt of this run, under this lease, until then (seconds since 1970)."""
+    """Content of a token: the attempt of the run, its lease, and the expiry (seconds since 1970)."""
 
     run_id: str
     attempt: int
@@ -36,13 +36,13 @@ class Claim(NamedTuple):
 
 
 def issue(home: Path, run_id: str, attempt: int, lease: str) -> str:
-    """A token for this attempt. ``lease`` goes in as a hash."""
+    """Return a token for this attempt; ``lease`` is included as a hash."""
     payload = f"{run_id}.{attempt}.{_hashed(lease)}.{int(time.time() + TOKEN_SECONDS)}"
     return f"{PREFIX}{payload}.{_signature(home, payload)}"
 
 
 def read(home: Path, token: str) -> Claim | None:
-    """What a token of ours says; None for one that is not, or has expired."""
+    """Return the content of a token; None if it was not issued here or has expired."""
     payload, _, signature = token.removeprefix(PREFIX).rpartition(".")
     if not token.startswith(PREFIX) or not token.isascii() or not payload:
         return None
@@ -54,7 +54,7 @@ def read(home: Path, token: str) -> Claim | None:
 
 
 def holds(claim: Claim, row: Mapping[Any, Any] | None) -> bool:
-    """Whether the attempt is the job's still: not followed by another one, and not yet released."""
+    """Tell whether the attempt is still the job's current one: not followed by another, and not yet released."""
     if row is None or row["released"] or row["attempt"] != claim.attempt:
         return False
     return row["lease"] is not None and _hashed(row["lease"]) == claim.lease
@@ -69,7 +69,7 @@ def _signature(home: Path, payload: str) -> str:
 
 
 def _secret(home: Path) -> bytes:
-    """Made once per home, whoever comes first."""
+    """Return the secret of the home, created by the first process that needs it."""
     path = home / SECRET_FILE
     while True:
         try:

@@ -1,1 +1,1 @@
-"""Jobs from submission to their final state: records, admission, the runner, what runs report, executors."""
+"""Jobs from submission to their final state: records, admission, the runner, run events, executors."""

@@ -1,8 +1,8 @@
-"""Whether a run fits its host beside those that are there: what it needs, what the host has, and both in words.
+"""Whether a run fits its host beside the running ones: its needs, the host's resources, and messages about both.
 
-First come, first served: the job at the head of the queue waits until there is room for it, and nobody overtakes it, so
-that a large job is not starved by small ones. What a run needs is reserved from its claim until its last process is
-gone. Pure, but for :func:`host`.
+Jobs are served in order: the job at the head of the queue waits until there is room for it, and no other passes it, so
+that a large job is not starved by small ones. A run's needs are reserved from its claim until its last process has
+exited. All functions are pure except :func:`host`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from trainer.spec import JobSpec
 
 
 class Needs(NamedTuple):
-    """What the workers of a run take together, memory with what is beside them. ``counted``: its tables' rows were
-    counted; otherwise memory is what it needs at least."""
+    """Resources that all workers of a run use together; memory includes everything beside the workers.
+
+    ``counted``: the rows of its tables were counted; otherwise memory is a lower bound.
+    """
 
     workers: int
     cores: float
@@ -29,7 +31,7 @@ class Needs(NamedTuple):
     counted: bool
 
     def document(self) -> dict[str, Any]:
-        """As the job keeps it."""
+        """Return the form in which the job stores it."""
         return self._asdict()
 
 
@@ -46,7 +48,7 @@ def needs_of(spec: JobSpec, memory: RankMemory, counted: bool) -> Needs:
 
 
 def host(settings: Settings) -> Room:
-    """What of this machine runs may use: all of it, or what the settings say."""
+    """Return the resources of this machine that runs may use: all, or what the settings say."""
     cores = settings.host_cores
     gpus = settings.host_gpus
     return Room(
@@ -57,7 +59,7 @@ def host(settings: Settings) -> Room:
 
 
 def impossible(needs: Needs, room: Room) -> tuple[str, str] | None:
-    """(what could never fit this host, with the arithmetic; the remedy), or None."""
+    """Return what can never fit this host, with the arithmetic, and the remedy; or None."""
     # A bound on memory is no reason to refuse: the run counts its rows, and refuses then what does not fit.
     short = [one for one in _short(needs, room) if needs.counted or one[0] != "memory"]
     if not short:
@@ -74,8 +76,14 @@ def impossible(needs: Needs, room: Room) -> tuple[str, str] | None:
 
 
 def obstacle(needs: Needs, room: Room, held: Mapping[str, Needs], max_runs: int) -> str | None:
-    """Why a run cannot start now, with figures; None where it can. ``held``: by job, what those that have not gone yet
-    keep of the host."""
+    """Return why a run cannot start now, with figures; None if it can.
+
+    Args:
+        needs: What the run would use.
+        room: What runs may use of the host.
+        held: By job, what the runs that have not exited yet use of the host.
+        max_runs: Maximum number of simultaneous runs.
+    """
     if not held:
         return None  # one that fits alone is never kept waiting by rounding
     if len(held) >= max_runs:
@@ -99,8 +107,15 @@ def obstacle(needs: Needs, room: Room, held: Mapping[str, Needs], max_runs: int)
 def cluster_obstacle(
     needs: Needs, nodes: Sequence[Room] | None, held: Mapping[str, Needs], max_runs: int
 ) -> str | None:
-    """The same for a cluster: every worker needs a place on one of its nodes. ``nodes``: what is free on each; None
-    where the cluster does not tell, and only the number of runs is limited."""
+    """Return why a run cannot start on the cluster now; None if it can.
+
+    Args:
+        needs: What the run would use; every worker must fit on one node.
+        nodes: What is free on each node; None if the cluster does not report it, and only the number of runs is
+            limited.
+        held: By job, what the runs that have not exited yet use.
+        max_runs: Maximum number of simultaneous runs.
+    """
     if len(held) >= max_runs:
         return _too_many(held, max_runs)
     if nodes is None:
@@ -122,7 +137,7 @@ BEHIND_ANOTHER_TENANT = "after another tenant's job, which is first in line"
 
 
 def behind(head: str, obstacle_of_head: str) -> str:
-    """Why those wait that are not first."""
+    """Return why jobs wait that are not first in the queue."""
     return f"after {head}, which is first in line: {obstacle_of_head}"
 
 
@@ -136,7 +151,7 @@ def _holders(held: Mapping[str, Needs]) -> str:
 
 
 def _short(needs: Needs, room: Room) -> list[tuple[str, float, float]]:
-    """(what, wanted, there) of which there is too little."""
+    """Return (name, wanted, available) of each resource that is too scarce."""
     pairs = (
         ("cores", needs.cores, room.cpus),
         ("memory", float(needs.memory_bytes), float(room.memory_bytes)),

@@ -35,7 +35,11 @@ _DATASET = sa.select(tables.dataset.c.spec).where(
 
 
 async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> DatasetSpec:
-    """The tenant's dataset that the job names. Raises 422 naming each field that does not fit."""
+    """Return the tenant's dataset that the job names.
+
+    Raises:
+        Problem: 422 that names each field that does not fit.
+    """
     _refuse_unstorable(spec)
     name = spec.dataset.name
     document = await connection.scalar(_DATASET, {"tenant": tenant, "name": name})
@@ -52,13 +56,17 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
 
 
 def _refuse_unstorable(spec: JobSpec) -> None:
-    """Raises 422 for what a run could do with, and a database cannot."""
+    """Raise 422 for values that a run could use but a database cannot store."""
     if len(spec.labels) > MAX_LABELS:
         raise invalid([("labels", f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}")], "leave some out")
 
 
 async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:
-    """Raises 422 where the job that ``init_from`` names is not the tenant's. Until the transaction ends, it stays."""
+    """Check that the job named by ``init_from`` is the tenant's; it cannot be removed until the transaction ends.
+
+    Raises:
+        Problem: 422 if the tenant has no such job.
+    """
     if spec.init_from is None or spec.init_from.job is None:
         return
     held = _held(spec.init_from.job).where(tables.job.c.tenant == tenant)
@@ -67,7 +75,7 @@ async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -
 
 
 def _held(job_id: str) -> sa.Select[Any]:
-    """The id of a job whose checkpoints are not swept away until the transaction ends (service.ops.retention)."""
+    """Return a query for a job's id that keeps retention from removing its checkpoints until the transaction ends."""
     query = sa.select(tables.job.c.id).where(tables.job.c.id == job_id)
     return query.with_for_update(read=True, key_share=True)
 
@@ -78,8 +86,13 @@ def _field(problem: str) -> tuple[str, str]:
 
 
 async def refuse_too_many(database: Database, connection: AsyncConnection, settings: Settings, tenant: str) -> None:
-    """Raises 409 where one more job of the tenant would be more than its share. One at a time, until the transaction
-    ends: two would count the same."""
+    """Check that the tenant may have one more job.
+
+    Only one transaction at a time does this, until it ends: two would count the same number.
+
+    Raises:
+        Problem: 409 if one more job would exceed the tenant's limit.
+    """
     limit = settings.tenant_max_jobs
     if limit is None:
         return
@@ -93,7 +106,11 @@ async def refuse_too_many(database: Database, connection: AsyncConnection, setti
 
 
 def refuse_firing_date(spec: JobSpec) -> None:
-    """A job on its own has no firing: its window must name a date."""
+    """Check that the window of a job without a schedule names a date, since it has no firing to take one from.
+
+    Raises:
+        Problem: 422 if the window begins at the firing date.
+    """
     if spec.dataset.window is not None and spec.dataset.window.start == FIRING_DATE:
         remedy = "give a date (YYYY-MM-DD), or submit the job as a schedule"
         raise invalid([("dataset.window.start", f"{FIRING_DATE} is filled in by schedules only")], remedy)
@@ -110,8 +127,18 @@ async def create(
     needs: Row | None = None,
     beside: Sequence[tuple[sa.Table, Row]] = (),
 ) -> Row:
-    """A queued job. ``schedule``: id and name of the one that fired; ``needs``: of its host, where that is known;
-    ``beside``: rows that are written with it."""
+    """Create a queued job and return its row.
+
+    Args:
+        connection: The transaction.
+        spec: What to run.
+        dataset: The dataset that the spec names, a copy of which is stored.
+        tenant: The owner of the job.
+        schedule: Id and name of the schedule that fired it; None for a submitted job.
+        job_id: Its id; None for a new one.
+        needs: Resources that it needs of its host, if known.
+        beside: Further rows to write with it, each with its table.
+    """
     row: Row = {
         **dict.fromkeys(column.name for column in tables.job.c),
         "id": job_id or tables.new_id("job"),
@@ -140,12 +167,20 @@ async def create(
 
 
 async def get(connection: AsyncConnection, job_id: str) -> Row:
-    """The row as it is. Raises 404."""
+    """Return the row as it is.
+
+    Raises:
+        Problem: 404 if there is no such job.
+    """
     return await _one(connection, _BY_ID, job_id)
 
 
 async def locked(connection: AsyncConnection, job_id: str) -> Row:
-    """The row, which no other writer changes until this transaction ends. Raises 404."""
+    """Return the row, which no other writer changes until this transaction ends.
+
+    Raises:
+        Problem: 404 if there is no such job.
+    """
     return await _one(connection, _LOCKED_BY_ID, job_id)
 
 
@@ -157,18 +192,22 @@ async def _one(connection: AsyncConnection, query: sa.Select[Any], job_id: str) 
 
 
 async def change(connection: AsyncConnection, row: Row, **values: Any) -> None:
-    """Writes columns of a locked row, and the same into ``row``."""
+    """Write columns of a locked row, and the same values into ``row``."""
     await connection.execute(tables.job.update().where(tables.job.c.id == row["id"]).values(values))
     row.update(values)
 
 
 async def record(connection: AsyncConnection, job_id: str, kind: str, data: dict[str, Any]) -> None:
-    """An event for those who follow the job."""
+    """Write an event for clients that follow the job."""
     await connection.execute(_INSERT_EVENT, {"job_id": job_id, "type": kind, "data": data})
 
 
 async def move(connection: AsyncConnection, row: Row, happening: Happening, **values: Any) -> str | Refused:
-    """One transition of a locked row, with the columns that change with it, and its event. Refused: nothing changed."""
+    """Apply one transition to a locked row, with the columns that change with it, and record its event.
+
+    Returns:
+        The new state, or Refused, in which case nothing changed.
+    """
     state = transition(row["state"], happening)
     if isinstance(state, Refused):
         return state
@@ -185,7 +224,7 @@ async def move(connection: AsyncConnection, row: Row, happening: Happening, **va
 
 
 async def _tell(connection: AsyncConnection, row: Row) -> None:
-    """Owes the webhooks the end of a job, and what became of its vectors."""
+    """Queue webhook deliveries about the end of a job and the outcome of its publication."""
     told = {name: row[name] for name in ("name", "state", "attempt", "schedule", "error", "publication")}
     told = {"job": row["id"], **told, "labels": row["spec"]["labels"]}
     await webhook_records.tell(connection, row["tenant"], f"job.{row['state']}", told)  # type: ignore[arg-type]
@@ -195,7 +234,11 @@ async def _tell(connection: AsyncConnection, row: Row) -> None:
 
 
 async def cancel(connection: AsyncConnection, job_id: str) -> tuple[Row, bool]:
-    """(the job, whether this request changed it). Raises 409 for one that has succeeded or failed."""
+    """Cancel a job; return it, and whether this request changed it.
+
+    Raises:
+        Problem: 409 if the job has succeeded or failed.
+    """
     row = await locked(connection, job_id)
     state = await move(connection, row, "cancel", reason=None)
     if isinstance(state, Refused) and not state.ignored:
@@ -204,7 +247,11 @@ async def cancel(connection: AsyncConnection, job_id: str) -> tuple[Row, bool]:
 
 
 async def retry(connection: AsyncConnection, job_id: str) -> Row:
-    """Queues a failed or cancelled job again; it goes on from its last checkpoint. Raises 409 otherwise."""
+    """Queue a failed or cancelled job again; it continues from its last checkpoint.
+
+    Raises:
+        Problem: 409 for a job in any other state.
+    """
     row = await locked(connection, job_id)
     start = (row["spec"].get("init_from") or {}).get("job")
     if start is not None:
@@ -219,16 +266,28 @@ async def retry(connection: AsyncConnection, job_id: str) -> Row:
 
 
 async def starts(connection: AsyncConnection) -> set[str]:
-    """Jobs that ``init_from`` of a job that has not ended, or of a schedule, names. Of a job that is locked this
-    transaction can tell for sure: whoever names it holds it (:func:`check_start`)."""
+    """Return the jobs named by ``init_from`` of a schedule or of a job that has not ended.
+
+    For a job that this transaction has locked, the answer is reliable: a transaction that names it locks it too
+    (:func:`check_start`).
+    """
     waiting = sa.select(tables.job.c.spec).where(tables.job.c.state.not_in(TERMINAL))
     specs = [*await connection.scalars(waiting), *await connection.scalars(sa.select(tables.schedule.c.job))]
     return {spec["init_from"]["job"] for spec in specs if (spec.get("init_from") or {}).get("job")}
 
 
 async def delete(database: Database, settings: Settings, job_id: str, *, sweeping: bool = False) -> None:
-    """Removes an ended job, its checkpoints and its log. Versions that it published stay. Raises 409 while it runs.
-    ``sweeping``: also where something is to start from it."""
+    """Remove an ended job, its checkpoints and its log; versions that it published stay.
+
+    Args:
+        database: Where the job is stored.
+        settings: Where its run directory is.
+        job_id: The job.
+        sweeping: Whether retention removes it, which must keep a job that something is to start from.
+
+    Raises:
+        Problem: 409 while it runs or, with ``sweeping``, if something is to start from it.
+    """
     directory = settings.run_dir(job_id)
     doomed = directory.with_name(f"{DELETED}{job_id}")
     async with database.write() as connection:
@@ -247,7 +306,14 @@ async def delete(database: Database, settings: Settings, job_id: str, *, sweepin
 
 
 def listing(tenant: str | None, state: str | None, name: str | None, label: str | None) -> sa.Select[Any]:
-    """Jobs by filter, of all tenants for None. ``label`` is ``key=value`` or ``key``."""
+    """Return a query for jobs by filter.
+
+    Args:
+        tenant: The owner; None for all tenants.
+        state: Only jobs in this state, unless None.
+        name: Only jobs of this name, unless None.
+        label: Only jobs with this label, ``key=value`` or ``key``, unless None.
+    """
     query = _LISTED
     if tenant is not None:
         query = query.where(tables.job.c.tenant == tenant)
@@ -264,7 +330,7 @@ def listing(tenant: str | None, state: str | None, name: str | None, label: str 
 
 
 async def views(connection: AsyncConnection, rows: list[Row]) -> list[dict[str, Any]]:
-    """Jobs as users see them, with the metrics of each."""
+    """Return jobs as users see them, with their metrics."""
     found: dict[str, list[dict[str, Any]]] = {row["id"]: [] for row in rows}
     begun = [row["id"] for row in rows if row["attempt"]]
     for metric in (await connection.execute(_METRICS, {"ids": begun})).mappings() if begun else ():
@@ -279,7 +345,7 @@ async def view(connection: AsyncConnection, row: Row) -> dict[str, Any]:
 
 
 def view_of_new(row: Row) -> dict[str, Any]:
-    """Of a job that was made a moment ago: nothing has been measured."""
+    """Return the view of a job that was just created, which has no metrics yet."""
     return _view(row, [])
 
 
@@ -296,7 +362,7 @@ def _view(row: Row, metrics: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def active_of(connection: AsyncConnection, schedule_id: str) -> list[str]:
-    """The jobs of a schedule that have not ended."""
+    """Return the jobs of a schedule that have not ended."""
     ids = await connection.scalars(
         sa.select(tables.job.c.id)
         .where(tables.job.c.schedule_id == schedule_id, tables.job.c.state.in_(("queued", *ACTIVE)))

@@ -1,9 +1,9 @@
-"""How long a run has said nothing, and how long it has been running, by clocks that nobody sets and no sleep moves.
+"""How long a run has been silent and how long it has been running, independent of clock changes and machine sleep.
 
-Wall clocks are set forward and back, machines are suspended, the service itself may be stopped for an hour: none of it
-is the fault of a run. So what counts is the time in which this process came round and looked, on the monotonic clock,
-which stands still while the machine sleeps. Where the two clocks of the kernel say that it slept, or where no look was
-possible for long, every run is given a whole interval more.
+Wall clocks are set forward and back, machines are suspended, and the service itself may be stopped for an hour, none of
+which is the fault of a run. So the time that counts is the time in which this process was able to check, on the
+monotonic clock, which stops while the machine sleeps. If the kernel's two clocks show that it slept, or if no check was
+possible for long, every run is given another full interval.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLEPT_SECONDS = 1.0
 
 
 class Looked(NamedTuple):
-    """``silent_seconds`` since anything new came; ``running_seconds`` since the attempt was launched."""
+    """``silent_seconds`` since anything new was reported; ``running_seconds`` since the attempt was launched."""
 
     silent_seconds: float
     running_seconds: float
@@ -31,8 +31,10 @@ class _Seen:
 
 
 class Watch:
-    """One for all runs of a runner. ``interval_seconds``: what a run may be silent for; a gap of half of it between two
-    rounds begins the interval anew."""
+    """Watches all runs of a runner.
+
+    ``interval_seconds``: how long a run may be silent; a gap of half of it between two rounds restarts the interval.
+    """
 
     def __init__(
         self,
@@ -47,8 +49,11 @@ class Watch:
         self._slept = boottime() - self._last
 
     def begin_round(self, job_ids: set[str]) -> bool:
-        """Called at the start of each round with the jobs that are looked after. True: everyone's interval began anew,
-        because the machine or this process was away."""
+        """Start a round of checks on these jobs.
+
+        Returns:
+            True if every job's interval was restarted because the machine or this process was away.
+        """
         now = self._monotonic()
         slept = self._boottime() - now
         away = slept - self._slept > SLEPT_SECONDS or now - self._last > self._interval / 2
@@ -61,9 +66,15 @@ class Watch:
         return away
 
     def look(self, job_id: str, attempt: tuple[int, str | None], size: int, age_seconds: float) -> Looked:
-        """``attempt``: its number and lease. ``size``: of what the run has said so far. ``age_seconds``: by the wall
-        clock since the launch, which is asked once, when this attempt is first seen: by a service that was started
-        after it."""
+        """Return how long the run has been silent and running.
+
+        Args:
+            job_id: The job.
+            attempt: Its number and lease.
+            size: Size of what the run has reported so far.
+            age_seconds: Wall-clock time since the launch. It is used once, when this attempt is first seen, which may
+                be by a service that was started after it.
+        """
         now = self._monotonic()
         seen = self._runs.get(job_id)
         if seen is None or seen.attempt != attempt:

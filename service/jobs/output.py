@@ -1,4 +1,4 @@
-"""What a job says while it runs: its log by offset, and its events as a stream that a reader can resume."""
+"""Output of a running job: its log by offset, and its events as a stream that a reader can resume."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ KEEP_ALIVE_SECONDS = 15.0
 
 
 def read_log(run_dir: Path, offset: int, limit: int = LOG_BYTES) -> bytes:
-    """At most ``limit`` bytes of the log from byte ``offset`` on; nothing where there is none yet. A cut at the
-    limit is between two characters."""
+    """Return at most ``limit`` bytes of the log from byte ``offset`` on; nothing if there is no log yet.
+
+    A cut at the limit lies between two characters.
+    """
     try:
         with open(run_dir / LOG_FILE, "rb") as file:
             if offset >= os.fstat(file.fileno()).st_size:
@@ -42,7 +44,7 @@ def read_log(run_dir: Path, offset: int, limit: int = LOG_BYTES) -> bytes:
 
 
 def whole_characters(text: bytes) -> int:
-    """How many bytes of UTF-8 are before a character that ``text`` cuts off at its end."""
+    """Return the number of bytes before a UTF-8 character that ``text`` cuts off at its end."""
     for back in range(1, min(4, len(text) + 1)):
         byte = text[-back]
         if byte < 0x80:
@@ -54,7 +56,7 @@ def whole_characters(text: bytes) -> int:
 
 
 def log_offset(run_dir: Path, offset: int) -> int:
-    """``offset``, or the beginning where the log ends before it: its directory was removed, and another begun."""
+    """Return ``offset``, or 0 if the log ends before it: its directory was then removed, and a new one begun."""
     try:
         return offset if offset <= (run_dir / LOG_FILE).stat().st_size else 0
     except FileNotFoundError:
@@ -62,7 +64,7 @@ def log_offset(run_dir: Path, offset: int) -> int:
 
 
 class Position(NamedTuple):
-    """Where a reader of the stream is, as its Last-Event-ID ``<event>-<log offset>``."""
+    """A reader's position in the stream, written as its Last-Event-ID ``<event>-<log offset>``."""
 
     event: int = 0
     log: int = 0
@@ -72,7 +74,11 @@ class Position(NamedTuple):
 
 
 def position(last_event_id: str | None) -> Position:
-    """Raises 422 for an id that this stream did not give."""
+    """Parse a Last-Event-ID; None or an empty one is the beginning.
+
+    Raises:
+        Problem: 422 for an id that this stream did not issue.
+    """
     if not last_event_id:
         return Position()
     match = re.fullmatch(r"(\d{1,18})-(\d{1,18})", last_event_id)
@@ -92,7 +98,7 @@ class Batch(NamedTuple):
 
 
 async def batch(database: Database, settings: Settings, job_id: str, at: Position) -> Batch:
-    """What happened after ``at``: ``state``, ``metric`` and ``progress`` events, then ``log`` lines."""
+    """Return what happened after ``at``: ``state``, ``metric`` and ``progress`` events, then ``log`` lines."""
     events = tables.job_event.c
     query = sa.select(events.id, events.type, events.data).where(events.job_id == job_id, events.id > at.event)
     async with database.read() as connection:
@@ -117,7 +123,7 @@ async def batch(database: Database, settings: Settings, job_id: str, at: Positio
 
 
 async def stream(database: Database, settings: Settings, job_id: str, first: Batch) -> AsyncIterator[bytes]:
-    """Server-sent events until the job has ended and everything was said."""
+    """Yield server-sent events until the job has ended and everything was sent."""
     following, quiet_since = first, time.monotonic()
     while True:
         for chunk in following.chunks:

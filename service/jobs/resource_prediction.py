@@ -1,5 +1,8 @@
-"""What a job will need of its host: predicted from its dataset when it is submitted, or, where that takes long, before
-its turn comes. Blocking functions, for :mod:`service.core.thread_pools`."""
+"""Prediction of the resources that a job will need of its host, from its dataset.
+
+It is made when the job is submitted or, if that takes too long, before its turn comes. The functions block and are
+meant for :mod:`service.core.thread_pools`.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,15 @@ _counted: Remembered[Estimate] = Remembered()
 
 
 def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Needs | None:
-    """None for a dataset that is too large to be counted while a request waits, or that cannot be read as it should:
-    the run says then what is wrong with it. Raises 422, with the arithmetic, for a job that could never run here."""
+    """Predict the needs of a job while its submission waits.
+
+    Returns:
+        None for a dataset that is too large to be counted while a request waits, or that cannot be read; the run then
+        reports what is wrong with it.
+
+    Raises:
+        Problem: 422, with the arithmetic, for a job that could never run here.
+    """
     if _num_bytes(dataset.uri) > AT_ONCE_BYTES:
         return None
     try:
@@ -47,7 +57,7 @@ def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Needs | 
 
 
 def files_of(spec: DatasetSpec) -> list[Path]:
-    """Every file that a dataset names, unchecked; none where it names something else than local files."""
+    """Return every file that a dataset names, unchecked; none if it names anything but local files."""
     beside = [graph.uri for graph in spec.graphs.values()]
     beside += [feature.join.uri for feature in spec.features.values() if feature.join is not None]
     try:
@@ -64,8 +74,11 @@ def _estimated(spec: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None) -> Es
 
 
 def of_row(settings: Settings, row: dict[str, Any]) -> Needs:
-    """Of a queued job. What its dataset does not tell (files that are gone, rows that cannot be read) is for the run to
-    say: it is reckoned with empty tables."""
+    """Predict the needs of a queued job.
+
+    If its dataset cannot be read (missing files, unreadable rows), the prediction assumes empty tables; the run reports
+    the error.
+    """
     spec = JobSpec.model_validate(row["spec"])
     dataset = DatasetSpec.model_validate(row["dataset_spec"])
     try:

@@ -1,6 +1,8 @@
-"""What a run wrote into its event file, applied to its job's row: each event once, in the transaction that moves the
-offset. Events of an attempt that was given up are passed over: of another than the row's, and of one whose lease was
-taken away."""
+"""Applies the events in a run's event file to its job's row.
+
+Each event is applied once, in the transaction that moves the offset. Events of an attempt that was given up are
+ignored: those of an attempt other than the row's, and those of one whose lease was revoked.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,13 @@ METRIC_FIELDS = ("type", "time", "attempt", "epoch", "split")
 async def apply(
     connection: AsyncConnection, row: job_records.Row, run_dir: Path, alive: bool, backoff_base_seconds: float
 ) -> bool:
-    """Applies what follows the row's offset. True: there may be more, call again.
+    """Apply the events that follow the row's offset.
 
-    The run says ``failed`` a moment before ``exit.json`` says whether a retry may help: while it lives, that event
-    waits for the file.
+    The run reports ``failed`` a moment before ``exit.json`` tells whether a retry may help: while the run is alive,
+    that event waits for the file.
+
+    Returns:
+        True if there may be more events: call again.
     """
     offset, held = row["events_offset"], False
     if size(run_dir) < offset:
@@ -95,7 +100,7 @@ async def _one(
 
 
 async def _metric(connection: AsyncConnection, row: job_records.Row, fields: dict[str, Any]) -> None:
-    """An epoch done again after a resume replaces its figures."""
+    """Store the metrics of an epoch; an epoch repeated after a resume replaces its earlier values."""
     table = tables.job_metric
     epoch, split = int(fields["epoch"]), str(fields["split"])
     values = {name: value for name, value in fields.items() if name not in METRIC_FIELDS}
@@ -108,7 +113,7 @@ async def _metric(connection: AsyncConnection, row: job_records.Row, fields: dic
 async def fail(
     connection: AsyncConnection, row: job_records.Row, error: dict[str, Any], retryable: bool, base_seconds: float
 ) -> None:
-    """Ends an attempt that failed: queued again with backoff where a retry may help and one is left, else failed."""
+    """End a failed attempt: queue the job again with backoff if a retry may help and one is left, else fail it."""
     failures = row["failures"] + 1 if retryable else row["failures"]
     retries = row["spec"]["retries"]
     if retryable and failures <= retries:
@@ -122,7 +127,7 @@ async def fail(
 
 
 async def died(connection: AsyncConnection, row: job_records.Row, run_dir: Path, base_seconds: float) -> None:
-    """The run is gone without its last word: killed, out of memory, or the machine restarted."""
+    """End an attempt whose run is gone without reporting its end: killed, out of memory, or the machine restarted."""
     ended = read_exit(run_dir, row["attempt"])
     if ended is not None and ended.get("state") in TERMINAL_STATES and ended["state"] != "failed":
         # Its last event was lost (a full disk), its exit file was not.
@@ -145,21 +150,21 @@ async def died(connection: AsyncConnection, row: job_records.Row, run_dir: Path,
 
 
 def silent(seconds: float) -> dict[str, str]:
-    """The error of a run that lives and says nothing."""
+    """Return the error for a run that is alive but reports nothing."""
     message = f"no sign of life for {seconds:.0f} s: it hangs or is stopped, and was given up"
     remedy = "see the end of its log; a run that is rightly silent for longer needs EVENKEEL_SILENCE_SECONDS"
     return {"code": "run-silent", "message": message, "remedy": remedy}
 
 
 def timed_out(limit_seconds: float) -> dict[str, str]:
-    """The error of a run that has had its time and did not end itself, as it should have."""
+    """Return the error for a run that has exceeded its time limit and did not end itself, as it should have."""
     message = f"not done after {limit_seconds:g} seconds, and it did not stop by itself"
     remedy = "set resources.timeout_seconds higher, then retry: training goes on from the last checkpoint"
     return {"code": "timeout", "message": message, "remedy": remedy}
 
 
 def size(run_dir: Path) -> int:
-    """Bytes in the run's event file; 0 where there is none."""
+    """Return the number of bytes in the run's event file; 0 if there is none."""
     try:
         return (run_dir / EVENTS_FILE).stat().st_size
     except FileNotFoundError:
@@ -167,7 +172,7 @@ def size(run_dir: Path) -> int:
 
 
 def read_exit(run_dir: Path, attempt: int) -> dict[str, Any] | None:
-    """``exit.json`` of this attempt, if it is there."""
+    """Return ``exit.json`` of this attempt if it exists."""
     try:
         document = json.loads((run_dir / EXIT_FILE).read_text("utf-8"))
     except (OSError, ValueError):

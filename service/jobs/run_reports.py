@@ -1,5 +1,8 @@
-"""What runs on other machines report, written into the run directory here as if they had run in it: the same event
-file, followed by the same runner. Who calls holds the job's row: no attempt writes after the next one has begun."""
+"""Writes the reports of runs on other machines into the run directory here, as if they had run in it.
+
+The event file is the same, and so is the runner that follows it. The caller must hold the job's row, so that no attempt
+writes after the next one has begun.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,11 @@ from trainer.runs.protocol import EXIT_FILE
 
 
 def append_events(run_dir: Path, offset: int, lines: bytes) -> int:
-    """Appends whole ``lines`` that belong at byte ``offset``; what of them is there already is left out, and nothing is
-    written where something before them is missing. Returns where the file ends then. Durable on return; blocking."""
+    """Append whole ``lines`` that belong at byte ``offset`` and return where the file then ends.
+
+    Lines that exist already are skipped, and nothing is written if something before them is missing. The file is
+    durable on return; blocking.
+    """
     descriptor = os.open(run_dir / EVENTS_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         end = os.fstat(descriptor).st_size
@@ -30,5 +36,5 @@ def append_events(run_dir: Path, offset: int, lines: bytes) -> int:
 
 
 def write_exit(run_dir: Path, document: dict[str, object]) -> None:
-    """The attempt's last word. Blocking."""
+    """Write the attempt's ``exit.json``; blocking."""
     write_json(run_dir / EXIT_FILE, document)

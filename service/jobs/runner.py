@@ -1,9 +1,9 @@
-"""The background task that makes queued jobs run: claims, launches, follows, ends, and finds them after a restart.
+"""The background task that runs queued jobs: claims, launches, follows and ends them, and finds them after a restart.
 
-One runner is active per EVENKEEL_HOME: whoever holds the lock on ``runner.lock``, which the kernel takes back when its
-process dies. The runs are processes of their own and outlive it; what a run did while nobody looked stands in its event
-file. Each round is a few short steps that may be cut anywhere (kill -9) and done again: the offset into the event file
-moves in the transaction that applies the events, and the job's row says how far its launch had come.
+One runner is active per EVENKEEL_HOME: the process that holds the lock on ``runner.lock``, which the kernel releases
+when the process dies. The runs are processes of their own and outlive it; what a run did meanwhile is in its event
+file. Each round is a few short steps that may be interrupted anywhere (kill -9) and repeated: the offset into the event
+file moves in the transaction that applies the events, and the job's row shows how far its launch had progressed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STANDBY = "standby: another process runs the jobs of this EVENKEEL_HOME"
 
 
 class Runner:
-    """``await run()`` until cancelled; ``round()`` is one pass, for tests."""
+    """Runs queued jobs: ``await run()`` until cancelled; ``round()`` is one pass, for tests."""
 
     def __init__(self, database: Database, settings: Settings, store: Store, executor: Executor):
         self._database = database
@@ -65,7 +65,10 @@ class Runner:
         self._unanswered: dict[str, tuple[datetime.datetime, float]] = {}
 
     async def run(self, pulse: Pulse, on_error: Callable[[], None] = lambda: None) -> None:
-        """Rounds until cancelled. A failed round (database down, disk full) is tried again; ``pulse`` tells of it."""
+        """Repeat rounds until cancelled.
+
+        A failed round (database down, disk full) is tried again and reported to ``pulse``.
+        """
         try:
             while True:
                 try:
@@ -85,7 +88,7 @@ class Runner:
             self.close()
 
     def acquire(self) -> bool:
-        """Whether this is the active runner of its home; takes the lock where it is free."""
+        """Take the home's lock if it is free, and return whether this runner is the active one."""
         if self._lock is not None:
             return True
         descriptor = os.open(self._settings.home / "runner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -108,7 +111,7 @@ class Runner:
             self._lock = None
 
     async def round(self) -> bool:
-        """Every job that is ours, one step on; then those of the queue that there is room for, if any."""
+        """Advance each of our jobs by one step, then claim queued jobs that fit; return whether any was claimed."""
         async with self._database.read() as connection:
             job = tables.job
             mine = sa.select(job).where(job.c.home_id == self._home_id, job.c.released.is_(False)).order_by(job.c.id)
@@ -144,7 +147,7 @@ class Runner:
             logs.job_id.reset(named)
 
     async def _look_after(self, row: dict[str, Any]) -> None:
-        """What this row's state asks for."""
+        """Take the step that the row's state requires."""
         state = row["state"]
         if row["id"] in self._ending:
             await self._apply(row, alive=True)
@@ -162,8 +165,10 @@ class Runner:
         return self._settings.run_dir(row["id"])
 
     async def _wait_for_answer(self, row: dict[str, Any], error: Unknown) -> None:
-        """Nothing is known of the run: it keeps its place, and what it says itself still counts. After a while the job
-        tells why nothing else happens."""
+        """Keep a run whose state is unknown in its place, and apply what it reports itself.
+
+        After a while the job shows why nothing else happens.
+        """
         if row["state"] in ACTIVE and row["launched_at"] is not None:
             await self._follow(row, alive=True)
         since, asked = self._unanswered.setdefault(row["id"], (tables.now(), time.monotonic()))
@@ -178,11 +183,13 @@ class Runner:
                 await job_records.change(connection, current, reason=reason)
 
     async def _claim(self) -> bool:
-        """Takes the first in line if there is room for it; else says why it waits, and the others with it. True: there
-        may be room for one more.
+        """Take the first job in the queue if there is room for it, else record why it and the others wait.
 
-        Nobody is overtaken but who waits for a backoff to pass or for its last attempt to be gone: a large job gets its
-        room in the end, however many small ones come after it.
+        Jobs may only pass one that waits for a backoff to elapse or for its last attempt to be gone: a large job gets
+        its room in the end, however many small ones come after it.
+
+        Returns:
+            True if there may be room for one more.
         """
         job = tables.job.c
         now = tables.now()
@@ -235,7 +242,7 @@ class Runner:
         return admission.cluster_obstacle(needs, nodes, held, self._settings.max_runs)
 
     async def _explain(self, head: dict[str, Any], reason: str, waiting: sa.ColumnElement[bool]) -> None:
-        """Why each that waits does so, written where it is not known yet. Tenants hear nothing of each other's jobs."""
+        """Record why each waiting job waits, if it changed; tenants learn nothing of each other's jobs."""
         job = tables.job.c
         told = sa.case(
             (job.id == head["id"], reason),
@@ -250,7 +257,7 @@ class Runner:
             await connection.execute(tables.job.update().where(untold).values(reason=told))
 
     def _count(self, row: dict[str, Any]) -> None:
-        """Predicts in the background what a job needs: the queue waits for it, the runs that are there do not."""
+        """Predict in the background what a job needs: the queue waits for it, but existing runs do not."""
         if row["id"] not in self._counting:
             task = asyncio.create_task(self._counted(row))
             self._counting[row["id"]] = task
@@ -275,7 +282,7 @@ class Runner:
                 await run_events.fail(connection, current, error, False, self._settings.retry_backoff_seconds)
 
     async def _refuse_unreadable(self, job_id: str, failure: ValueError) -> None:
-        """Ends a job whose spec this version does not read any more: first in line, it would stop the queue."""
+        """End a job whose spec this version can no longer read: as the first in the queue, it would block it."""
         log.error("job %s: its spec cannot be read", job_id, exc_info=failure)
         remedy = "submit it again in the form that this version reads"
         error = {"code": "spec-unreadable", "message": str(failure).splitlines()[0], "remedy": remedy}
@@ -300,7 +307,11 @@ class Runner:
         await job_records.move(connection, row, "claimed", attempt=attempt, reason=None, not_before=None, **claimed)
 
     async def _launch(self, row: dict[str, Any]) -> None:
-        """Starts the attempt. Cut between launch and commit, the next round finds it alive, or ended, and adopts it."""
+        """Start the attempt.
+
+        If this is interrupted between launch and commit, the next round finds the attempt alive, or ended, and adopts
+        it.
+        """
         directory = self._dir(row)
         error, retryable = None, False
         values: dict[str, Any] = {"launched_at": tables.now(), "heartbeat_at": tables.now()}
@@ -327,8 +338,11 @@ class Runner:
                 await run_events.fail(connection, current, error, retryable, self._settings.retry_backoff_seconds)
 
     async def _follow(self, row: dict[str, Any], alive: bool) -> None:
-        """Applies what the run has said since; where it is gone without its last word, says so; and gives up one that
-        says nothing any more, or that has had its time."""
+        """Apply the run's new events, and end its attempt if necessary.
+
+        That is the case if the run is gone without reporting its end, has been silent for too long, or has exceeded its
+        time limit.
+        """
         said = run_events.size(self._dir(row))
         if not alive or said != row["events_offset"]:
             await self._apply(row, alive)
@@ -353,8 +367,11 @@ class Runner:
                 await run_events.died(connection, current, directory, self._settings.retry_backoff_seconds)
 
     async def _give_up(self, row: dict[str, Any], said: int, error: dict[str, str], retryable: bool) -> None:
-        """Ends an attempt that does not end itself. It loses its lease first, here and (before any signal, in
-        ``_release``) in its run directory: should it wake meanwhile, it can write nothing any more."""
+        """End an attempt that does not end itself.
+
+        It loses its lease first, here and (before any signal, in ``_release``) in its run directory: should it wake up
+        meanwhile, it cannot write anything any more.
+        """
         async with self._database.write() as connection:
             current = await job_records.locked(connection, row["id"])
             moved = (current["attempt"], current["lease"]) != (row["attempt"], row["lease"])
@@ -375,7 +392,7 @@ class Runner:
                 await job_records.change(connection, current, reason=reason)
 
     def _end(self, row: dict[str, Any]) -> None:
-        """Ends a run in the background: its grace must not hold up the others."""
+        """End a run in the background, so that its grace period does not delay the others."""
         task = asyncio.create_task(self._terminate(row))
         self._ending[row["id"]] = task
         task.add_done_callback(lambda done: self._done(self._ending, row["id"], done))
@@ -406,7 +423,7 @@ class Runner:
                 await job_records.move(connection, current, "cancelled")
 
     async def _release(self, row: dict[str, Any]) -> None:
-        """Once an ended attempt has left, or has had the time to, ends what is left of it and frees the place."""
+        """End what is left of an ended attempt once it has exited or had time to, and free its place."""
         directory = self._dir(row)
         if row["lease"] is None:
             await asyncio.to_thread(revoke, directory)
@@ -428,8 +445,10 @@ class Runner:
 
 
 async def in_daemon_thread(function: Callable[[], Any]) -> None:
-    """Like asyncio.to_thread, but the service's end does not wait for it: a grace of a minute must not hold up a
-    restart, after which the cancel is carried on with."""
+    """Call like asyncio.to_thread, but without delaying the end of the service.
+
+    A grace period of a minute must not delay a restart, after which the cancellation is continued.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -451,7 +470,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> None:
 
 
 def _home_id(home: Path) -> str:
-    """A name that the directory keeps, wherever it is mounted and whatever the host is called."""
+    """Return an id that stays with the directory, wherever it is mounted and whatever the host's name."""
     path = home / "home.id"
     with contextlib.suppress(FileNotFoundError):
         return path.read_text("ascii").strip()

@@ -1,4 +1,4 @@
-"""The states of a job and the one pure function that moves between them. No clock, no database."""
+"""The states of a job and the one pure function that moves between them; it uses neither clock nor database."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _FORWARD = {"starting": 0, "running": 1, "publishing": 2}
 
 
 class Refused(NamedTuple):
-    """The happening does not fit the state. ``ignored``: a late or repeated report, of no consequence."""
+    """The event does not fit the state. ``ignored``: a late or repeated report, without consequence."""
 
     ignored: bool
 
 
 def transition(state: str, happening: Happening) -> str | Refused:
-    """The state after ``happening``.
+    """Return the state after ``happening``.
 
-    A run never moves backward by its own report. A cancel that was accepted ends as cancelled, unless the run had
-    already succeeded when the cancel reached it: then what it published stands, and the job says so.
+    A run never moves backward by its own report. A cancellation that was accepted ends as cancelled, unless the run had
+    already succeeded when it arrived: then what was published stays, and the job shows it.
     """
     if happening == "cancel":
         if state == "queued":
@@ -55,5 +55,5 @@ def transition(state: str, happening: Happening) -> str | Refused:
 
 
 def backoff_seconds(failures: int, base_seconds: float) -> float:
-    """Wait before the attempt after the ``failures``-th failure: base, 2 base, 4 base, ... at most 64 base."""
+    """Return the wait after the ``failures``-th failure: base, 2 base, 4 base, ... at most 64 base."""
     return base_seconds * 2 ** min(failures - 1, 6)

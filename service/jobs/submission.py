@@ -41,11 +41,21 @@ async def submit(
     idempotency_key: str | None = None,
     entry: Callable[[str], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The job as shown; with a key that was seen before, the job that it made. Raises 422, or 409 while in flight.
+    """Create a job and return it as shown to users; for a key that was used before, return the job that it created.
 
-    Job and key are one transaction. It comes last: a key is looked up before only where the job would be refused, since
-    what was accepted once stays so, also if its dataset has gone since. ``entry``: from a job's id to its entry in the
-    audit log, written with the job.
+    Job and key are stored in one transaction at the end. A key is looked up earlier only if the job would be refused,
+    since an accepted job stays accepted even if its dataset is gone by now.
+
+    Args:
+        database: Where jobs and keys are stored.
+        settings: Data roots and limits.
+        spec: The job.
+        principal: Who submits it.
+        idempotency_key: Makes repeated submissions create one job.
+        entry: Returns the audit log entry, written with the job, for the job's id.
+
+    Raises:
+        Problem: 422 for a job that does not fit, 409 if the first request with the key is still in progress.
     """
     asked = f"submit {principal.tenant} {spec.model_dump_json()}"
     try:
@@ -92,7 +102,11 @@ async def _shown(connection: AsyncConnection, done: idempotency.Done) -> dict[st
 
 
 async def validate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> DatasetSpec:
-    """The job's dataset with absolute paths, once the job fits it and its files are there. Raises 422."""
+    """Return the job's dataset with absolute paths, after checking that the job fits it and its files exist.
+
+    Raises:
+        Problem: 422 that names the invalid fields.
+    """
     job_records.refuse_firing_date(spec)
     async with database.read() as connection:
         dataset = await job_records.check(connection, spec, tenant)
@@ -100,7 +114,7 @@ async def validate(database: Database, settings: Settings, spec: JobSpec, tenant
 
 
 def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> Needs | None:
-    """What the job needs, where that can be told at once, and its files are as they should be. Raises 422; blocking."""
+    """Check the dataset's files and return the job's needs if they can be predicted quickly; raises 422; blocking."""
     of_tenant = settings.for_tenant(tenant)
     same = (of_tenant.data_roots, dataset.model_dump_json())
     found = _passed.get(same, files_of(dataset), lambda: registry.check_files(of_tenant, dataset))
@@ -109,15 +123,19 @@ def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: st
 
 
 def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
-    """Raises 422 for ranks that could not hold even empty tables, whatever the size of the dataset."""
+    """Raise 422 for ranks that could not hold even empty tables, whatever the size of the dataset."""
     problem = memory_problem(spec, rank_memory(spec, {}, ids_per_example(spec, dataset)), None)
     if problem is not None:
         raise invalid([("resources", problem[0])], problem[1])
 
 
 async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> dict[str, Any]:
-    """Validates like a submission and predicts memory and time, without running anything. Raises 422, also for what
-    does not fit the memory that the job states or that this machine has."""
+    """Validate like a submission and predict memory and time, without running anything.
+
+    Raises:
+        Problem: 422 as for a submission, also for a job that does not fit the memory that it states or this machine
+            has.
+    """
     dataset = await validate(database, settings, spec, tenant)
     try:
         gpu_bytes = await thread_pools.in_thread(known_gpu_bytes, spec, settings.ray_address)
@@ -141,7 +159,13 @@ class Lineage(NamedTuple):
 
 
 def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
-    """Resolved when the run starts, not when it was submitted: ``current`` means current then. Raises 422; blocking."""
+    """Determine what the run starts from; blocking.
+
+    This is done when the run starts, not when it was submitted: ``current`` means current at that time.
+
+    Raises:
+        Problem: 422 if the version or the checkpoints to start from are missing.
+    """
     parent = None
     if spec.publish is not None and spec.publish.collection in store.collections():
         parent = store.collection(spec.publish.collection).current()
@@ -166,8 +190,10 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
 
 
 def _begun(directory: Path, store: Store, spec: JobSpec) -> Lineage | None:
-    """What an earlier attempt started from, if it died after it had written its version: the next one has to bring that
-    version to its end, not to refresh it once more by being published onto itself."""
+    """Return what an earlier attempt started from, if it died after it had written its version, else None.
+
+    The next attempt must complete that version, instead of refreshing it again by being published onto itself.
+    """
     if spec.publish is None or not (directory / rundir.RUN_FILE).exists():
         return None
     try:
@@ -182,8 +208,19 @@ def _begun(directory: Path, store: Store, spec: JobSpec) -> Lineage | None:
 
 
 def prepare_run(settings: Settings, store: Store, row: dict[str, Any]) -> None:
-    """Writes the run directory of an attempt: ``run.json`` with absolute, checked paths, and the store of the job's
-    tenant, which is all that the run writes to. ``store``: the service's. Raises 422; blocking."""
+    """Write the run directory of an attempt; blocking.
+
+    ``run.json`` has absolute, checked paths, and the store of the job's tenant, which is the only one that the run
+    writes to.
+
+    Args:
+        settings: The service's settings.
+        store: The service's store.
+        row: The job.
+
+    Raises:
+        Problem: 422 if its files or what it starts from are missing.
+    """
     settings, store = settings.for_tenant(row["tenant"]), tenants.store_of(store, row["tenant"])
     spec = JobSpec.model_validate(row["spec"])
     dataset = registry.check_files(settings, DatasetSpec.model_validate(row["dataset_spec"]))
@@ -207,7 +244,7 @@ def prepare_run(settings: Settings, store: Store, row: dict[str, Any]) -> None:
 
 
 def _report(settings: Settings, row: dict[str, Any]) -> rundir.Report | None:
-    """Where a run that does not share our directories tells what happens."""
+    """Return where a run that does not share our directories reports its events; None if it shares them."""
     if settings.internal_url is None:
         return None
     token = run_tokens.issue(settings.home, row["id"], row["attempt"], row["lease"])
@@ -216,6 +253,6 @@ def _report(settings: Settings, row: dict[str, Any]) -> rundir.Report | None:
 
 
 def problem_error(problem: Problem) -> dict[str, str]:
-    """A refusal at start as the ``error`` of a job."""
+    """Convert a refusal at the start of a run to the ``error`` of a job."""
     remedies = dict.fromkeys(error["remedy"] for error in problem.errors if error["remedy"])
     return {"code": problem.code, "message": problem.detail, "remedy": "; ".join(remedies)}

@@ -1,1 +1,1 @@
-"""For who runs the service: metrics, doctor, retention, backups, worker processes."""
+"""Operations: metrics, doctor, retention, backups, worker processes."""

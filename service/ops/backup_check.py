@@ -1,5 +1,8 @@
-"""Database, feature store and runs of one service that come from different moments, as after a restore: what each knows
-and the others do not. Asked of the service, so it is what its users see (docs/reliability.md, "Database")."""
+"""Check whether database, feature store and runs of a service are from the same moment, which a restore can break.
+
+It looks for things that one of them knows and the others do not. It queries the service, so it sees what users see
+(docs/reliability.md, "Database").
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ SHOWN = 5
 
 
 class OutOfStep(NamedTuple):
-    """One kind of trace that the other side does not know."""
+    """One kind of item that the other side does not know."""
 
     name: str
     message: str
@@ -24,7 +27,15 @@ class OutOfStep(NamedTuple):
 
 
 def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
-    """``runs``: the service's run directories, where they are on this machine. Raises ServiceError."""
+    """Yield the inconsistencies that were found.
+
+    Args:
+        client: A client of the service.
+        runs: The service's run directories, if they are on this machine.
+
+    Raises:
+        ServiceError: The service cannot be queried.
+    """
     newest: dict[str, str] = {}
     strangers = []
     for collection in client.collections():

@@ -1,4 +1,4 @@
-"""What one check of ``evenkeel doctor`` found."""
+"""The result type of the checks of ``evenkeel doctor``."""
 
 from __future__ import annotations
 

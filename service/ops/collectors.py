@@ -1,5 +1,8 @@
-"""What is so at the moment of a scrape: jobs, runs, schedules and their lateness from the database, versions and the
-gate's verdicts from the feature store, free disk. Read anew each time: no restart and no second replica distorts it."""
+"""Gauges computed at each scrape, from the database, the feature store and the disks.
+
+They cover jobs, runs, schedules and their lateness, versions and the gate's verdicts, and free disk space. They are
+read anew each time, so that neither a restart nor a second replica distorts them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
 
 
 async def of_database(database: Database) -> list[Metric]:
-    """Jobs by state, how long the oldest waits, signs of life, the runs under way, held-out figures, lateness."""
+    """Return jobs by state, the longest wait, heartbeats, current runs, held-out metrics and lateness."""
     now = tables.now()
     job, schedule = tables.job.c, tables.schedule.c
     async with database.read() as connection:
@@ -93,7 +96,7 @@ def _runs(active: list[dict[str, Any]], now: datetime.datetime) -> list[Metric]:
 
 
 async def _figures(connection: Any, now: datetime.datetime) -> Metric:
-    """Loss, AUC and the other figures of the last epoch of each job name's latest job that ended within a week."""
+    """Return the last epoch's loss, AUC and other metrics of each job name's latest job that ended within a week."""
     job, metric = tables.job.c, tables.job_metric.c
     ended = sa.and_(job.state.in_(TERMINAL), job.finished_at >= now - RECENT)
     measured = sa.exists().where(metric.job_id == job.id)
@@ -118,8 +121,10 @@ async def _figures(connection: Any, now: datetime.datetime) -> Metric:
 
 
 def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> list[Metric]:
-    """Versions by state, age of what is served, verdicts of the gate, damage. Blocking; a collection that cannot be
-    read is counted as such instead of hiding the others."""
+    """Return versions by state, age of what is served, verdicts of the gate and damage; blocking.
+
+    A collection that cannot be read is counted as such instead of hiding the others.
+    """
     now = tables.now()
     age = _gauge("evenkeel_collection_age_seconds", "Since the version served now was written.", ["collection"])
     rows = _gauge("evenkeel_collection_rows", "Items in the version served now.", ["collection"])
@@ -171,7 +176,7 @@ def _damaged(damaged: Mapping[str, Mapping[str, str]]) -> Metric:
 
 
 def of_disks(home: Path, store_url: str) -> list[Metric]:
-    """That of EVENKEEL_HOME, and that of the feature store where it is a directory on another one."""
+    """Return the free space of EVENKEEL_HOME, and of the feature store if it is a directory on another disk."""
     free = _gauge("evenkeel_disk_free_bytes", "Free space of the disk of EVENKEEL_HOME, and of the store's.", ["disk"])
     size = _gauge("evenkeel_disk_bytes", "Size of these disks.", ["disk"])
     store = Path(store_url)

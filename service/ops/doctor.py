@@ -1,6 +1,6 @@
 """``evenkeel doctor``: is this machine fit to train and serve? One line per check, each with a remedy.
 
-Imports no torch: whether torch and fbgemm load together, and what GPUs they see, is asked of a subprocess.
+Imports no torch: a subprocess tests whether torch and fbgemm load together, and which GPUs they see.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ print(json.dumps([torch.cuda.get_device_name(index) for index in range(count)]))
 
 
 def examine(spec: Path | None = None) -> list[Check]:
-    """All checks, in the order shown. Takes a few seconds: torch is loaded once, in another process."""
+    """Run all checks, in the order shown; takes a few seconds, because torch is loaded once, in another process."""
     checks = [check_python(), *check_packages()]
     if not any(check.level == "fail" for check in checks):
         checks += check_load()
@@ -65,7 +65,11 @@ def check_python() -> Check:
 
 
 def abi_partner(fbgemm: str) -> str:
-    """The torch release that an fbgemm release is built for: 1.X goes with 2.(X+5). ValueError for another scheme."""
+    """Return the torch release that an fbgemm release is built for: 1.X goes with 2.(X+5).
+
+    Raises:
+        ValueError: The release does not follow this scheme.
+    """
     major, minor = (int(part) for part in fbgemm.split("+")[0].split(".")[:2])
     if major != 1:
         raise ValueError(f"fbgemm {fbgemm} is not a 1.X release")
@@ -73,7 +77,7 @@ def abi_partner(fbgemm: str) -> str:
 
 
 def check_packages(version_of: Callable[[str], str] = importlib.metadata.version) -> Iterator[Check]:
-    """Installed versions, and the ABI pair. ``version_of`` raises PackageNotFoundError."""
+    """Check installed versions, and the ABI pair of torch and fbgemm; ``version_of`` raises PackageNotFoundError."""
     found: dict[str, str] = {}
     for package in (*PACKAGES, "fbgemm-gpu-cpu", "fbgemm-gpu"):
         try:
@@ -116,7 +120,7 @@ def check_packages(version_of: Callable[[str], str] = importlib.metadata.version
 
 
 def check_load() -> Iterator[Check]:
-    """Do torch and fbgemm load into one process, and which GPUs are there?"""
+    """Check whether torch and fbgemm load into one process, and which GPUs they see."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _LOAD],
@@ -154,7 +158,7 @@ def check_load() -> Iterator[Check]:
 
 
 def available_memory_bytes() -> int:
-    """Memory that can still be had, within the container's limit if there is one."""
+    """Return the memory that is still available, within the container's limit if there is one."""
     available = psutil.virtual_memory().available
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
@@ -202,7 +206,7 @@ def check_disk() -> Iterator[Check]:
 
 
 def check_data_roots() -> Iterator[Check]:
-    """Each of EVENKEEL_DATA_ROOTS is a directory that can be read."""
+    """Check that each of EVENKEEL_DATA_ROOTS is a readable directory."""
     roots = [root for root in os.environ.get("EVENKEEL_DATA_ROOTS", "").split(os.pathsep) if root] or ["."]
     bad = [root for root in roots if not os.path.isdir(root) or not os.access(root, os.R_OK | os.X_OK)]
     if bad:
@@ -217,7 +221,7 @@ def check_data_roots() -> Iterator[Check]:
 
 
 def check_ray() -> Iterator[Check]:
-    """Runs go without Ray, unless EVENKEEL_RAY_ADDRESS names a cluster."""
+    """Check the cluster that EVENKEEL_RAY_ADDRESS names; runs need no Ray without it."""
     if os.environ.get("EVENKEEL_EXECUTOR", "").strip() not in ("", "local"):
         from service.ops.doctor_cluster import check_ray_jobs
 
@@ -253,7 +257,7 @@ def check_ray() -> Iterator[Check]:
 
 
 def check_service() -> Iterator[Check]:
-    """Is the service up, or at least is its port free for one?"""
+    """Check whether the service is running, or at least whether its port is free for one."""
     with Client(timeout_seconds=5) as client:
         try:
             ready = client.ready()
@@ -316,7 +320,7 @@ def _port(url: str, error: Unreachable) -> Iterator[Check]:
 
 
 def check_spec(path: Path) -> Iterator[Check]:
-    """Would this job be accepted, and would it fit this machine?"""
+    """Check whether this job would be accepted and would fit this machine."""
     from trainer.spec import SpecError, load_documents
 
     try:
@@ -349,7 +353,7 @@ def check_spec(path: Path) -> Iterator[Check]:
 
 
 def _has_gpus(job: JobSpec) -> Iterator[Check]:
-    """Are the GPUs that the job asks for here, or in the cluster that runs join?"""
+    """Check whether the GPUs that the job asks for are here, or in the cluster that runs join."""
     from trainer.sizing.gpus import gpu_problem, is_dashboard
 
     address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip() or None

@@ -1,4 +1,4 @@
-"""``evenkeel doctor`` for runs that are jobs of a Ray cluster: settings, token, who is let in, what is free."""
+"""``evenkeel doctor`` for runs that are jobs of a Ray cluster: settings, token, access control, free resources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.ops.check import Check
 
 
 def check_ray_jobs() -> Iterator[Check]:
-    """With EVENKEEL_EXECUTOR=ray_jobs. Submits nothing."""
+    """Check the cluster if EVENKEEL_EXECUTOR=ray_jobs; submits nothing."""
     try:
         settings = Settings.from_environment()
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""Prometheus metrics: what is counted as it happens, and the page that shows it with :mod:`service.ops.collectors`
-beside it.
+"""Prometheus metrics: counters, and the page that shows them together with :mod:`service.ops.collectors`.
 
-With several workers behind one socket (:mod:`service.ops.workers`) each counts into a file of its own in a shared
-directory, and whichever is asked adds them up: a scrape describes all of them, also those that have died since.
+With several workers behind one socket (:mod:`service.ops.workers`), each counts into its own file in a shared
+directory, and the one that is scraped adds them up: a scrape describes all of them, including those that have died
+since.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_IDS = (1, 10, 100, 1000, 10000)
 
 
 class Metrics:
-    """Its own registry, so that several applications in one process do not share counts."""
+    """Metrics in a registry of their own, so that several applications in one process do not share counts."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -59,7 +59,7 @@ class Metrics:
         self._seconds.labels(method, route).observe(seconds)
 
     def render(self, gauges: Iterable[Metric] = ()) -> bytes:
-        """The text exposition: what this process, or all that share its directory, counted; then ``gauges``."""
+        """Return the text exposition: the counts of this process or all that share its directory, then ``gauges``."""
         directory = os.environ.get(_DIRECTORY_VARIABLE)
         if directory is None:
             counted: Collector = self.registry
@@ -84,7 +84,7 @@ class _Together(Collector):
 
 @contextlib.contextmanager
 def shared_by_workers() -> Iterator[None]:
-    """Until it ends, metrics made by this process and those forked from it count into one temporary directory."""
+    """Within this context, let metrics of this process and its forks count into one temporary directory."""
     with tempfile.TemporaryDirectory(prefix="evenkeel-metrics-") as directory:
         before = values.ValueClass
         os.environ[_DIRECTORY_VARIABLE] = directory

@@ -1,8 +1,8 @@
-"""What is old goes, once a day: ended jobs, their logs, checkpoints and events, firings, idempotency keys, sessions.
+"""Removal of old data, once a day: ended jobs, their logs, checkpoints and events, firings, idempotency keys, sessions.
 
-Of several processes on one database, or one EVENKEEL_HOME, the one that takes the day's row in ``sweep`` does it. Rows
-that belong to no home are one sweep, what jobs left under a home is that home's. A checkpoint stays, however old, while
-something could start from it: a version that is kept, a job that waits or runs, a schedule
+Of several processes on one database or EVENKEEL_HOME, the one that takes the day's row in ``sweep`` does it. Rows that
+belong to no home are one sweep; what jobs left under a home is that home's sweep. A checkpoint stays, however old,
+while something could start from it: a version that is kept, a job that waits or runs, a schedule
 (docs/adr/0027-schedules-and-clocks.md).
 """
 
@@ -41,7 +41,7 @@ ROWS = "rows"
 
 
 class Swept(NamedTuple):
-    """What went, or in a dry run would go."""
+    """What was removed, or in a dry run would be."""
 
     jobs: int = 0
     checkpoints: int = 0
@@ -59,7 +59,7 @@ class Swept(NamedTuple):
 async def run(
     database: Database, settings: Settings, store: Store, pulse: Pulse, on_error: Callable[[], None] = lambda: None
 ) -> None:
-    """Sweeps once a day until cancelled."""
+    """Sweep once a day until cancelled."""
     while True:
         try:
             await sweep_if_due(database, settings, store, tables.now())
@@ -71,7 +71,7 @@ async def run(
 
 
 async def sweep_if_due(database: Database, settings: Settings, store: Store, now: datetime.datetime) -> Swept | None:
-    """One day's sweep by whoever comes first; None where all of it has been taken by others."""
+    """Do the day's sweep unless another process does; return None if others have taken all of it."""
     swept = None
     if await _take(database, ROWS, now):
         swept = await sweep_rows(database, settings, now)
@@ -86,14 +86,14 @@ async def sweep_if_due(database: Database, settings: Settings, store: Store, now
 async def sweep(
     database: Database, settings: Settings, store: Store, now: datetime.datetime, dry_run: bool = False
 ) -> Swept:
-    """All of it now, whatever was swept today."""
+    """Sweep everything now, whatever was swept today."""
     swept = await sweep_rows(database, settings, now, dry_run)
     home = _home_id(settings)
     return swept if home is None else _sum(swept, await sweep_home(database, settings, store, home, now, dry_run))
 
 
 async def _take(database: Database, name: str, now: datetime.datetime) -> bool:
-    """Whether the sweep is due and ours: no other process takes it before tomorrow, also if this one is killed."""
+    """Claim the sweep if it is due; no other process then takes it before tomorrow, even if this one is killed."""
     table = tables.sweep
     mine = table.c.name == name
     async with database.read() as connection:
@@ -115,7 +115,7 @@ def _recent(began: datetime.datetime | None, now: datetime.datetime) -> bool:
 
 
 async def sweep_rows(database: Database, settings: Settings, now: datetime.datetime, dry_run: bool = False) -> Swept:
-    """Rows that no home keeps: firings, events of ended jobs but for their states, idempotency keys, sessions."""
+    """Remove rows that belong to no home: firings, events of ended jobs except states, idempotency keys, sessions."""
     kept = settings.kept
     event, firing, job = tables.job_event, tables.firing, tables.job
     ended = sa.select(job.c.id).where(job.c.state.in_(TERMINAL), job.c.finished_at < _before(now, kept.events))
@@ -140,7 +140,19 @@ async def sweep_rows(database: Database, settings: Settings, now: datetime.datet
 async def sweep_home(
     database: Database, settings: Settings, store: Store, home: str, now: datetime.datetime, dry_run: bool = False
 ) -> Swept:
-    """What ended jobs left under this home, and their rows. Raises where it cannot be known what is still needed."""
+    """Remove what ended jobs left under this home, and their rows.
+
+    Args:
+        database: Where jobs are stored.
+        settings: How long data is kept, and where.
+        store: The service's store.
+        home: The id of the home.
+        now: The time to measure ages from.
+        dry_run: Whether to remove nothing.
+
+    Raises:
+        StoreError: A collection cannot be read, so what is still needed is unknown.
+    """
     kept, job = settings.kept, tables.job.c
     youngest = _before(now, min(kept.jobs, kept.checkpoints, kept.logs))
     ended = sa.and_(job.state.in_(TERMINAL), job.released.is_(True), job.finished_at < youngest)
@@ -176,8 +188,10 @@ async def sweep_home(
 
 
 async def _give_up(database: Database, settings: Settings, job_id: str, name: str) -> bool:
-    """Removes a directory of an ended run: out of sight while its job can neither be queued again nor be named by
-    another, then file by file."""
+    """Remove a directory of an ended run; return whether that was allowed.
+
+    It is renamed while its job can neither be queued again nor be named by another, then deleted file by file.
+    """
     directory = settings.run_dir(job_id)
     doomed = directory.with_name(f"{job_records.DELETED}{job_id}-{name}")
     async with database.write() as connection:
@@ -193,7 +207,11 @@ async def _give_up(database: Database, settings: Settings, job_id: str, name: st
 
 
 async def needed_jobs(database: Database, settings: Settings, store: Store) -> set[str]:
-    """Jobs whose checkpoints something could start from. Raises StoreError where a collection cannot be read."""
+    """Return the jobs whose checkpoints something could start from.
+
+    Raises:
+        StoreError: A collection cannot be read.
+    """
     async with database.read() as connection:
         # Those of the jobs: an operator may act for one that has no key yet, or a job outlive what is known of keys.
         owners = list(await connection.scalars(sa.select(tables.job.c.tenant).distinct()))
@@ -205,7 +223,7 @@ async def needed_jobs(database: Database, settings: Settings, store: Store) -> s
 
 
 def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
-    """Jobs of versions that are served, or can be."""
+    """Return the jobs of versions that are served, or can be."""
     found = set()
     for tenant in owners:
         theirs = store_of(store, tenant)
@@ -216,7 +234,7 @@ def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
 
 
 def _begun_from(run_dir: Path) -> str | None:
-    """The job whose checkpoint a run that has not ended started from, whatever ``current`` means by now."""
+    """Return the job whose checkpoint a run that has not ended started from, whatever ``current`` means by now."""
     try:
         checkpoint = json.loads((run_dir / RUN_FILE).read_text("utf-8")).get("init_checkpoint")
     except (OSError, ValueError):
@@ -229,7 +247,7 @@ def _before(now: datetime.datetime, days: float) -> datetime.datetime:
 
 
 def _home_id(settings: Settings) -> str | None:
-    """None where no job has run under this home."""
+    """Return the id of the home; None if no job has run under it."""
     try:
         return (settings.home / "home.id").read_text("ascii").strip()
     except FileNotFoundError:

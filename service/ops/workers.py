@@ -1,4 +1,4 @@
-"""Several processes behind one listening socket: forked, so that they share what was imported and the mapped vectors.
+"""Several processes behind one listening socket: forked, so that they share imports and the mapped vectors.
 
 A worker that dies is replaced. SIGTERM and Ctrl-C end all of them in order; workers whose parent is killed end too.
 """
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run(num_workers: int, work: Callable[[], int]) -> int:
-    """Keeps ``num_workers`` processes at ``work`` until a signal comes. Returns 0; 1 where they cannot work."""
+    """Keep ``num_workers`` processes at ``work`` until a signal comes; return 0, or 1 if they cannot work."""
     started: dict[int, float] = {}
     stopping = False
     quick_deaths = 0
@@ -76,7 +76,7 @@ def run(num_workers: int, work: Callable[[], int]) -> int:
 
 
 def _work(work: Callable[[], int], parent: int) -> None:
-    """The life of a worker, from the fork to its exit."""
+    """Run a worker, from the fork to its exit."""
     code = 1
     try:
         for number in SIGNALS:

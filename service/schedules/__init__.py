@@ -1,1 +1,1 @@
-"""When jobs are fired by themselves: cron, firings, the background task."""
+"""Schedules that fire jobs: cron expressions, firings, the background task."""

@@ -1,8 +1,8 @@
-"""When a schedule fires. Pure: cron expression, zone and instants in, instants out.
+"""When a schedule fires. Pure functions from cron expression, time zone and times to times.
 
-When the clock changes this does as Debian's cron: a job at a fixed time that the spring change skips runs right after
-it, one that the autumn change repeats runs once; jobs with ``*`` in minute or hour follow real time. cronsim reads
-expressions and knows the calendar; what the wall clock shows is reckoned here (docs/adr/0027-schedules-and-clocks.md).
+Clock changes are handled as by Debian's cron: a job at a fixed time that the spring change skips runs right after it,
+and one that the autumn change repeats runs once; jobs with ``*`` in minute or hour follow real time. cronsim parses
+expressions and knows the calendar; local time is computed here (docs/adr/0027-schedules-and-clocks.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ Instant = datetime.datetime
 
 
 def zone_of(name: str) -> ZoneInfo:
-    """Raises ValueError, also for a zone that another machine knows and this one does not."""
+    """Return the time zone of this name.
+
+    Raises:
+        ValueError: It is not an IANA time zone, or this machine does not know it.
+    """
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -38,13 +42,21 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 def check_zone(name: str) -> str:
-    """The name, if it is an IANA time zone. Raises ValueError."""
+    """Return the name if it is an IANA time zone.
+
+    Raises:
+        ValueError: It is not.
+    """
     zone_of(name)
     return name
 
 
 def check_cron(expression: str) -> str:
-    """The expression, if it has five valid fields and ever fires. Raises ValueError."""
+    """Return the expression if it has five valid fields and ever fires.
+
+    Raises:
+        ValueError: It is invalid or never fires.
+    """
     if len(expression.split()) != 5:
         raise ValueError(f"'{expression}' does not have five fields: minute, hour, day of month, month, day of week")
     try:
@@ -57,7 +69,11 @@ def check_cron(expression: str) -> str:
 
 
 def firings(expression: str, timezone: str, after: Instant) -> Iterator[Instant]:
-    """Instants (UTC) strictly after ``after``, strictly increasing. Raises ValueError for a zone that is not known."""
+    """Yield the firings (UTC) strictly after ``after``, strictly increasing.
+
+    Raises:
+        ValueError: The time zone is unknown.
+    """
     zone = zone_of(timezone)
     minute, hour = expression.split()[:2]
     follows_real_time = minute.startswith("*") or hour.startswith("*")
@@ -69,8 +85,10 @@ def firings(expression: str, timezone: str, after: Instant) -> Iterator[Instant]
 
 
 def _once_each(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Instant]:
-    """For each minute of the calendar that matches, the moment at which clocks first show it or a later one. It may lie
-    before ``after``."""
+    """Yield, for each matching calendar minute, the moment at which clocks first show it or a later one.
+
+    The first may lie before ``after``.
+    """
     # Minutes up to one that is left out, or shown twice, are those of the hours before.
     for wall in CronSim(expression, _wall(after, zone) - SET_FAR):
         at = (wall.replace(tzinfo=zone)).astimezone(UTC)
@@ -85,7 +103,7 @@ def _once_each(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Inst
 
 
 def _at_matching_minutes(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Instant]:
-    """The minutes after ``after`` at which clocks show one that matches."""
+    """Yield the minutes after ``after`` at which clocks show a matching one."""
     begin = checked = after
     offset = _offset(after, zone)
     while True:
@@ -113,12 +131,12 @@ def _offset(at: Instant, zone: ZoneInfo) -> datetime.timedelta:
 
 
 def _wall(at: Instant, zone: ZoneInfo) -> Instant:
-    """What clocks in the zone show, as if it were UTC."""
+    """Return what clocks in the zone show, as if it were UTC."""
     return at + _offset(at, zone)
 
 
 def _change(zone: ZoneInfo, before: Instant, after: Instant) -> Instant:
-    """The second at which the clock changes, which it does once between the two."""
+    """Return the second at which the clock changes, which it does once between the two."""
     changed = _offset(after, zone)
     low, high = math.floor(before.timestamp()), math.ceil(after.timestamp())
     while high - low > 1:
@@ -135,12 +153,16 @@ def next_firing(expression: str, timezone: str, after: Instant) -> Instant | Non
 
 
 def firing_date(at: Instant, timezone: str) -> str:
-    """The date on the wall of the schedule's zone, YYYY-MM-DD. Raises ValueError for a zone that is not known."""
+    """Return the local date in the schedule's time zone, YYYY-MM-DD.
+
+    Raises:
+        ValueError: The time zone is unknown.
+    """
     return at.astimezone(zone_of(timezone)).date().isoformat()
 
 
 class Due(NamedTuple):
-    """A firing that has come due: ``missed`` says why it does not run, None that it runs."""
+    """A firing that has come due; ``missed`` is why it does not run, or None if it runs."""
 
     at: Instant
     missed: str | None
@@ -159,10 +181,11 @@ def plan(
     catchup: Literal["none", "last", "all"],
     misfire_grace_seconds: float,
 ) -> Plan:
-    """What to do with everything due from ``next_fire_at`` to ``now``, and when to look again.
+    """Decide what to do with everything due from ``next_fire_at`` to ``now``, and when to look again.
 
     ``all`` runs each, oldest first (a hundred at once); ``last`` runs the newest, however late; ``none`` runs the
-    newest if it is at most ``misfire_grace_seconds`` late. What does not run is listed as missed, the newest thousand.
+    newest if it is at most ``misfire_grace_seconds`` late. Firings that do not run are listed as missed, the newest
+    thousand.
     """
     before = next_fire_at - datetime.timedelta(seconds=1)
     if catchup == "all":
@@ -189,7 +212,10 @@ def plan(
 def _past(
     expression: str, timezone: str, after: Instant, now: Instant, limit: int | None
 ) -> tuple[list[Instant], Instant | None]:
-    """The newest firings up to ``now``, and the first that was not looked at: after ``now``, unless ``limit`` cut."""
+    """Return the newest firings up to ``now``, and the first one not examined.
+
+    The latter is after ``now`` unless ``limit`` was reached.
+    """
     past: deque[Instant] = deque(maxlen=MISSED_KEPT)
     for count, at in enumerate(firings(expression, timezone, after)):
         if at > now or count == limit:

@@ -1,5 +1,8 @@
-"""Schedules: created, changed, fired. A firing and the job it starts are one transaction, and a firing's primary key is
-(schedule, instant): whatever races or crashes, an instant fires once."""
+"""Schedules: created, changed, fired.
+
+A firing and the job that it starts are one transaction, and a firing's primary key is (schedule, time): in spite of
+races and crashes, a schedule fires once at each time.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class ScheduleSpec(BaseModel):
 
 
 class SchedulePatch(BaseModel):
-    """The fields to change. Null is not a value of any."""
+    """The fields to change; none of them accepts null."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +63,11 @@ class SchedulePatch(BaseModel):
 
 
 async def create(database: Database, connection: AsyncConnection, spec: ScheduleSpec, tenant: str) -> Row:
-    """Raises 409 for a name that is taken, 422 where the job does not fit its dataset."""
+    """Create a schedule.
+
+    Raises:
+        Problem: 409 if the name is in use, 422 if the job does not fit its dataset.
+    """
     await database.exclusive(connection, f"schedule {tenant} {spec.name}")
     if await connection.scalar(sa.select(tables.schedule.c.id).where(_at(tenant, spec.name))):
         detail = f"There is a schedule '{spec.name}' already. Change it with PATCH, or delete it first."
@@ -91,7 +98,7 @@ async def get(connection: AsyncConnection, tenant: str, name: str, lock: bool = 
 
 
 async def change(connection: AsyncConnection, tenant: str, name: str, patch: SchedulePatch) -> Row:
-    """Applies the fields that were sent. What was due while a schedule was paused is not caught up."""
+    """Apply the fields that were sent; firings that were due while the schedule was paused are not caught up."""
     row = await get(connection, tenant, name, lock=True)
     values = patch.model_dump(mode="json", exclude_unset=True)
     if "job" in values:
@@ -106,7 +113,7 @@ async def change(connection: AsyncConnection, tenant: str, name: str, patch: Sch
 
 
 async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
-    """Removes the schedule and its list of firings; the jobs it started stay."""
+    """Remove the schedule and its list of firings; the jobs it started stay."""
     row = await get(connection, tenant, name, lock=True)
     await connection.execute(tables.schedule.delete().where(tables.schedule.c.id == row["id"]))
 
@@ -120,7 +127,7 @@ def view(row: Row) -> dict[str, Any]:
 
 
 def next_firings(row: Row) -> list[datetime.datetime]:
-    """The firings to come, at most five; none while paused, and none where this machine does not know the zone."""
+    """Return at most five future firings; none while paused, or if this machine does not know the time zone."""
     if row["next_fire_at"] is None:
         return []
     before = row["next_fire_at"] - datetime.timedelta(seconds=1)
@@ -136,7 +143,7 @@ def firing_view(row: Row, schedule: str) -> dict[str, Any]:
 
 
 def job_of(row: Row, firing_date: str) -> JobSpec:
-    """The job of one firing: its window begins where the template says ``{firing_date}``."""
+    """Return the job of one firing: its window begins where the template has ``{firing_date}``."""
     document = dict(row["job"])
     window = document["dataset"].get("window")
     if window is not None and window["start"] == FIRING_DATE:
@@ -147,8 +154,18 @@ def job_of(row: Row, firing_date: str) -> JobSpec:
 async def trigger(
     connection: AsyncConnection, tenant: str, name: str, firing_date: datetime.date | None
 ) -> dict[str, Any]:
-    """Fires now, paused or not, for ``firing_date`` (default: today in the schedule's zone). Raises 409 where a job of
-    the schedule has not ended and overlap is ``forbid``, 422 where its job cannot be submitted any more."""
+    """Fire a schedule now, paused or not.
+
+    Args:
+        connection: The transaction.
+        tenant: The owner of the schedule.
+        name: The schedule.
+        firing_date: The date of the firing; None for today in the schedule's time zone.
+
+    Raises:
+        Problem: 409 if a job of the schedule has not ended and overlap is ``forbid``, 422 if its job can no longer be
+            submitted.
+    """
     row = await get(connection, tenant, name, lock=True)
     now = tables.now()
     try:
@@ -167,8 +184,13 @@ async def trigger(
 async def fire(
     connection: AsyncConnection, row: Row, at: datetime.datetime, kind: str, date: str, missed: str | None = None
 ) -> Row | None:
-    """Records the firing of a locked schedule at one instant, and starts its job unless it is ``missed``, of which
-    :func:`tell_missed` tells. None where that instant has fired."""
+    """Record the firing of a locked schedule at one time and start its job unless it was ``missed``.
+
+    Webhooks are told of missed firings by :func:`tell_missed`.
+
+    Returns:
+        The firing, or None if the schedule has already fired at that time.
+    """
     firing: Row = {
         "schedule_id": row["id"],
         "fire_at_utc": at,
@@ -194,8 +216,10 @@ async def fire(
 
 
 async def tell_missed(connection: AsyncConnection, row: Row, firings: Sequence[Row]) -> None:
-    """One event of all firings that one outage cost a schedule: the last of them, how many, and since when. A thousand
-    pages are not read."""
+    """Send one webhook event for all firings that a schedule missed in one outage.
+
+    It has the last of them, their number, and the time of the first: nobody reads a thousand messages.
+    """
     if firings:
         last = firing_view(firings[-1], row["name"])
         told = {**last, "num_missed": len(firings), "first_fire_at": firings[0]["fire_at_utc"]}
@@ -209,7 +233,7 @@ def _insert_once(connection: AsyncConnection, firing: Row) -> sa.Insert:
 
 
 async def _start(connection: AsyncConnection, row: Row, date: str) -> dict[str, Any]:
-    """The job of a firing, or why there is none."""
+    """Start the job of a firing; return the columns to store, with the reason if there is no job."""
     active = await job_records.active_of(connection, row["id"])
     if active and row["overlap"] == "forbid":
         return {"outcome": "skipped", "reason": f"job {active[0]} has not ended, and overlap is forbid"}

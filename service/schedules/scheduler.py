@@ -20,7 +20,10 @@ CLOCK_SET_BACK = datetime.timedelta(seconds=5)
 
 
 async def run(database: Database, seconds: float, pulse: Pulse, on_error: Callable[[], None] = lambda: None) -> None:
-    """Looks every ``seconds`` until cancelled. A failed look (database down) is tried again; ``pulse`` tells of it."""
+    """Fire due schedules every ``seconds`` until cancelled.
+
+    A failed round (database down) is tried again and reported to ``pulse``.
+    """
     seen: datetime.datetime | None = None
     while True:
         try:
@@ -37,9 +40,12 @@ async def run(database: Database, seconds: float, pulse: Pulse, on_error: Callab
 
 
 async def look_again(database: Database, now: datetime.datetime) -> int:
-    """At the start, and when the clock was set back: schedules whose next firing was reckoned by a clock that ran ahead
-    would sleep until then. Returns how many were corrected. An instant that has fired does not fire again; one that was
-    noted as missed and is yet to come was never missed."""
+    """Correct schedules at the start, and when the clock was set back; return how many were corrected.
+
+    A schedule whose next firing was computed by a clock that ran ahead would otherwise sleep until then. A time at
+    which it has fired does not fire again; a firing recorded as missed that is still to come is removed, since it was
+    never missed.
+    """
     table = tables.schedule
     ahead = sa.and_(table.c.paused.is_(False), table.c.next_fire_at > now)
     corrected = 0
@@ -60,9 +66,13 @@ async def look_again(database: Database, now: datetime.datetime) -> int:
 
 
 async def fire_due(database: Database, now: datetime.datetime) -> int:
-    """Fires every schedule that is due and returns the number of jobs started. Each schedule is a transaction of its
-    own: firings, their jobs and ``next_fire_at`` move together. Where one cannot be fired, raises what
-    it raised once the others have fired."""
+    """Fire every schedule that is due and return the number of jobs started.
+
+    Each schedule has its own transaction: firings, their jobs and ``next_fire_at`` move together.
+
+    Raises:
+        Exception: The first error of a schedule that cannot be fired, raised after the others have fired.
+    """
     table = tables.schedule
     due = sa.and_(table.c.paused.is_(False), table.c.next_fire_at <= now)
     async with database.read() as connection:

@@ -1,1 +1,1 @@
-"""The dashboard: what it shows, its templates, charts and static files."""
+"""The dashboard: its content, templates, charts and static files."""

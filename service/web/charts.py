@@ -23,7 +23,7 @@ class Series(NamedTuple):
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About ``count`` round values that enclose [low, high]: steps of 1, 2 or 5 times a power of ten."""
+    """Return about ``count`` round values that enclose [low, high]: steps of 1, 2 or 5 times a power of ten."""
     raw = max(high - low, 1e-9) / max(count - 1, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
@@ -33,9 +33,15 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def line_chart(series: Sequence[Series], title: str, unit: str = "AUC") -> Markup:
-    """``series`` over epochs; each point tells its values to a pointer. Markup without any style of its own.
+    """Draw ``series`` over epochs; each point shows its values under the pointer. The markup has no style of its own.
 
-    Raises ValueError without points.
+    Args:
+        series: The lines.
+        title: The heading.
+        unit: Label of the vertical axis.
+
+    Raises:
+        ValueError: There are no points.
     """
     values = [value for one in series for _, value in one.points]
     if not values:
@@ -84,8 +90,10 @@ def line_chart(series: Sequence[Series], title: str, unit: str = "AUC") -> Marku
 
 
 def calibration_chart(points: Sequence[tuple[float, float]], title: str) -> Markup:
-    """(mean prediction, share of positives) of each bin, and the diagonal on which they would lie if predictions were
-    right. Both axes are the same, from 0 to the largest value."""
+    """Draw the mean prediction and the share of positives of each bin, and the diagonal of perfect calibration.
+
+    Both axes are the same, from 0 to the largest value.
+    """
     ticks = nice_ticks(0.0, max([0.01, *(value for point in points for value in point)]))
     top = ticks[-1]
 
@@ -121,6 +129,6 @@ def calibration_chart(points: Sequence[tuple[float, float]], title: str) -> Mark
 
 
 def epoch_ticks(first: int, last: int, at_most: int = 10) -> list[int]:
-    """Whole epochs, never more than fit."""
+    """Return whole epochs as ticks, never more than fit."""
     step = max(1, math.ceil((last - first + 1) / at_most))
     return list(range(first, last + 1, step))

@@ -1,4 +1,4 @@
-"""What the dashboard shows, gathered and put into words; the templates only lay it out."""
+"""The content of the dashboard, gathered and put into words; the templates only lay it out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPLITS = ("validation", "test", "train")
 
 
 async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
-    """Everything on the page that this key may see; a part that it may not see is None."""
+    """Return everything on the page that this key may see; a part that it may not see is None."""
     found: dict[str, Any] = {
         "principal": principal,
         "jobs": None,
@@ -55,7 +55,7 @@ async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
 
 
 def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
-    """A job as its line in the table: percent done, seconds taken, last AUC per split, why held, what failed."""
+    """Return a job's row in the table: percent done, seconds taken, last AUC per split, why held, what failed."""
     progress, publication = job["progress"] or {}, job["publication"] or {}
     begun, ended = job["started_at"], job["finished_at"]
     return {
@@ -75,7 +75,7 @@ def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
 
 
 def percent_done(state: str, progress: dict[str, Any]) -> int | None:
-    """Share of the epochs done, in percent; within an epoch only where the run says how many steps there are."""
+    """Return the share of the epochs done, in percent; within an epoch only if the run reports its number of steps."""
     if state in ("succeeded", "publishing"):
         return 100
     epochs = progress.get("epochs")
@@ -87,12 +87,12 @@ def percent_done(state: str, progress: dict[str, Any]) -> int | None:
 
 
 def last_auc(metrics: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The latest epoch's AUC on the first of test, validation, train that has one."""
+    """Return the latest epoch's AUC on the first of test, validation, train that has one."""
     return last_value(metrics, "auc")
 
 
 def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """The same of any metric."""
+    """Return the latest epoch's value of any metric, chosen as in :func:`last_auc`."""
     for split in ("test", "validation", "train"):
         found = [one for one in metrics if one["split"] == split and one.get(name) is not None]
         if found:
@@ -101,7 +101,7 @@ def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | Non
 
 
 def charts(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One chart per dataset, newest first: AUC over epochs of its latest jobs, so that runs stand side by side."""
+    """Return one chart per dataset, newest first: AUC over epochs of its latest jobs, for comparing runs."""
     by_dataset: dict[str, list[dict[str, Any]]] = {}
     for job in shown:
         if any(metric.get("auc") is not None for metric in job["metrics"]):

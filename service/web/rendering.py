@@ -16,13 +16,13 @@ STATIC = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.
 
 
 def page(template: str, **values: Any) -> str:
-    """A template's HTML; every value is escaped."""
+    """Return a template's HTML; every value is escaped."""
     return _templates().get_template(template).render(values)
 
 
 @functools.cache
 def static_file(name: str) -> tuple[bytes, str]:
-    """A static file and the short hash in its address, by which a browser takes a new one at once."""
+    """Return a static file and the short hash in its address, which makes browsers load a new one at once."""
     body = (_HERE / "static" / name).read_bytes()
     return body, hashlib.sha256(body).hexdigest()[:12]
 
@@ -43,7 +43,7 @@ def _templates() -> jinja2.Environment:
 
 
 def instant(at: datetime.datetime | str) -> str:
-    """RFC 3339, for ``<time datetime>``."""
+    """Format a time as RFC 3339, for ``<time datetime>``."""
     return (
         at if isinstance(at, str) else at.astimezone(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     )
@@ -55,7 +55,7 @@ def utc(at: datetime.datetime | str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``47 s``, ``3 min 12 s``, ``2 h 5 min``."""
+    """Format a duration: ``47 s``, ``3 min 12 s``, ``2 h 5 min``."""
     if seconds is None:
         return "–"
     whole = int(seconds)
@@ -77,7 +77,7 @@ def figure(value: Any) -> str:
 
 
 def verdicts(gate: list[dict[str, Any]]) -> str:
-    """``6 passed`` or ``2 failed of 8``."""
+    """Summarize the gate's verdicts: ``6 passed`` or ``2 failed of 8``."""
     failed = sum(check.get("verdict") == "fail" for check in gate)
     return f"{failed} failed of {len(gate)}" if failed else f"{len(gate)} passed"
 

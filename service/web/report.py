@@ -1,4 +1,4 @@
-"""The report of a job: its metrics per epoch, whether more epochs helped, and what became of its vectors."""
+"""The report of a job: its metrics per epoch, whether more epochs helped, and what happened to its vectors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ OVERFIT = 0.002
 
 
 def report(job: dict[str, Any]) -> dict[str, Any]:
-    """From a job as shown: ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, and ``drift``,
-    what of the rows moved since the run that this one goes on from (None without one)."""
+    """Build the report of a job as shown to users.
+
+    Returns:
+        ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, and ``drift``, the drift of the
+        rows since the run that this one continues (None without one).
+    """
     name, sign = ("auc", 1.0) if any(one.get("auc") is not None for one in job["metrics"]) else ("rmse", -1.0)
     validation = [one for one in job["metrics"] if one["split"] == "validation" and one.get(name) is not None]
     best = max(validation, key=lambda one: sign * one[name], default=None)
@@ -46,7 +50,7 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chart(found: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
-    """The curves of one metric over epochs, None where there is no value."""
+    """Return the curves of one metric over epochs, None if there is no value."""
     curves = [
         Series(
             split,
@@ -61,7 +65,7 @@ def _chart(found: dict[str, Any], name: str, word: str) -> dict[str, Any] | None
 
 
 def _last_with(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Of each held-out split the figures of the last epoch that have the table ``name``."""
+    """Return, for each held-out split, the metrics of the last epoch that has the table ``name``."""
     last = {one["split"]: one for one in found["metrics"] if one.get(name)}
     return [last[split] for split in ("validation", "test") if split in last]
 
@@ -82,7 +86,7 @@ def _buckets(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_html(found: dict[str, Any]) -> str:
-    """The report as a page in the dashboard's style."""
+    """Return the report as a page in the dashboard's style."""
     charts = [_chart(found, name, word) for name, word in CHARTED.items()]
     columns = ["epoch", "split", *(name for one in found["metrics"] for name in one if name not in TABLES)]
     columns = list(dict.fromkeys(columns))

@@ -1,1 +1,1 @@
-"""Who is told of events, and how deliveries are made without reaching inside."""
+"""Webhooks: who is told of events, and how deliveries are made without reaching into the internal network."""

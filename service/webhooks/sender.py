@@ -1,6 +1,6 @@
 """The background task that makes webhook deliveries. Any number of processes may run it on one database.
 
-A delivery is taken under a lease (its next attempt is put off, in a transaction of its own), made without a
+A delivery is taken under a lease (its next attempt is postponed, in a transaction of its own), made outside any
 transaction, and its outcome written if the lease is still the same: a process that dies in between costs one
 repetition.
 """
@@ -47,8 +47,15 @@ async def run(
     count: Count = lambda outcome: None,
     on_error: Callable[[], None] = lambda: None,
 ) -> None:
-    """Looks every ``settings.webhook_seconds`` until cancelled. ``count`` is told of each attempt which of
-    :data:`OUTCOMES` it had. A failed look is tried again; ``pulse`` tells of it."""
+    """Make due deliveries every ``settings.webhook_seconds`` until cancelled; a failed round is tried again.
+
+    Args:
+        database: Where deliveries are stored.
+        settings: The interval, and the networks that may be called.
+        pulse: Told how each round went.
+        count: Called after each attempt with its outcome, one of :data:`OUTCOMES`.
+        on_error: Called after a failed round.
+    """
     swept = -SWEEP_SECONDS
     while True:
         try:
@@ -66,7 +73,7 @@ async def run(
 
 
 async def deliver_due(database: Database, allowed: Sequence[Network], count: Count = lambda outcome: None) -> int:
-    """One batch of what is due, at once; how many attempts were made."""
+    """Make one batch of due deliveries concurrently and return the number of attempts."""
     taken = await _take(database)
     if taken:
         limits = httpx.Timeout(TIMEOUT_SECONDS)
@@ -128,7 +135,7 @@ async def _deliver(
 async def _post(
     client: httpx.AsyncClient, row: dict[str, Any], allowed: Sequence[Network]
 ) -> tuple[int | None, str | None]:
-    """(status of the answer, what was wrong). No more of the answer is read than is shown."""
+    """Send a delivery; return (status of the response, error), reading no more of the response than is shown."""
     body = orjson.dumps(row["payload"])
     timestamp = int(time.time())
     headers = {

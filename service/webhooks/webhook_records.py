@@ -1,8 +1,9 @@
-"""Webhooks: who is told of which events, and the deliveries that are owed. :mod:`service.webhooks.sender` makes them.
+"""Webhooks: who is told of which events, and the pending deliveries; :mod:`service.webhooks.sender` makes them.
 
-A delivery is written in the transaction of what it tells of, so nothing that happened is left untold and nothing is
-told that did not happen, whoever is killed when. It is made at least once; its id stays, so a receiver can tell
-a repetition. Signed as `Standard Webhooks <https://www.standardwebhooks.com>`_ say, for which receivers have libraries.
+A delivery is written in the transaction of the event it reports, so no event is lost and none is reported that did not
+happen, whichever process is killed when. It is made at least once; its id stays the same, so a receiver can recognize a
+repetition. It is signed as in `Standard Webhooks <https://www.standardwebhooks.com>`_, for which receivers have
+libraries.
 """
 
 from __future__ import annotations
@@ -70,7 +71,11 @@ class WebhookPatch(BaseModel):
 
 
 async def create(database: Database, connection: AsyncConnection, tenant: str, spec: WebhookSpec) -> Row:
-    """The row, with the secret. Raises 409 where the tenant has too many."""
+    """Create a webhook and return its row, with the secret.
+
+    Raises:
+        Problem: 409 if the tenant has too many.
+    """
     table = tables.webhook
     await database.exclusive(connection, f"webhooks {tenant}")  # else two would count the same
     count = await connection.scalar(sa.select(sa.func.count()).select_from(table).where(table.c.tenant == tenant))
@@ -91,7 +96,11 @@ async def create(database: Database, connection: AsyncConnection, tenant: str, s
 
 
 async def get(connection: AsyncConnection, tenant: str, webhook_id: str) -> Row:
-    """Raises 404, also for another tenant's."""
+    """Return the row, locked.
+
+    Raises:
+        Problem: 404 if the tenant has no such webhook.
+    """
     table = tables.webhook
     mine = sa.and_(table.c.id == webhook_id, table.c.tenant == tenant)
     row = (await connection.execute(sa.select(table).where(mine).with_for_update())).mappings().first()
@@ -101,7 +110,7 @@ async def get(connection: AsyncConnection, tenant: str, webhook_id: str) -> Row:
 
 
 async def change(connection: AsyncConnection, tenant: str, webhook_id: str, patch: WebhookPatch) -> Row:
-    """Applies the fields that were sent. One that goes on after a pause is not told what it missed."""
+    """Apply the fields that were sent; a webhook resumed after a pause is not told what it missed."""
     row = await get(connection, tenant, webhook_id)
     values = patch.model_dump(exclude_unset=True)
     if "paused" in values:
@@ -112,13 +121,13 @@ async def change(connection: AsyncConnection, tenant: str, webhook_id: str, patc
 
 
 async def delete(connection: AsyncConnection, tenant: str, webhook_id: str) -> None:
-    """With its deliveries; what is owed is not made any more."""
+    """Delete a webhook with its deliveries; pending ones are not made any more."""
     await get(connection, tenant, webhook_id)
     await connection.execute(tables.webhook.delete().where(tables.webhook.c.id == webhook_id))
 
 
 async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Row) -> None:
-    """Owes ``event`` to every webhook of the tenant that asked for it. In the transaction of what happened."""
+    """Queue ``event`` for every webhook of the tenant that subscribes to it, in the transaction of what happened."""
     table = tables.webhook
     query = sa.select(table.c.id, table.c.events).where(table.c.tenant == tenant, table.c.paused.is_(False))
     # One that is being deleted is waited for: a delivery to it would fail the transaction.
@@ -128,7 +137,7 @@ async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Row
 
 
 async def owe(connection: AsyncConnection, webhook_id: str, event: Event, data: Row) -> Row:
-    """One delivery, due at once."""
+    """Queue one delivery, due at once."""
     now = tables.now()
     # Instants as the API's answers have them.
     payload = to_jsonable_python({"type": event, "timestamp": now, "data": data})
@@ -149,7 +158,11 @@ async def owe(connection: AsyncConnection, webhook_id: str, event: Event, data: 
 
 
 async def redeliver(connection: AsyncConnection, tenant: str, webhook_id: str, delivery_id: str) -> Row:
-    """Makes a delivery once more, whatever became of it, under the same id. Raises 404."""
+    """Queue a delivery once more under the same id, whatever its outcome was.
+
+    Raises:
+        Problem: 404 if there is no such delivery.
+    """
     await get(connection, tenant, webhook_id)
     table = tables.webhook_delivery
     this = sa.and_(table.c.id == delivery_id, table.c.webhook_id == webhook_id)
@@ -162,14 +175,14 @@ async def redeliver(connection: AsyncConnection, tenant: str, webhook_id: str, d
 
 
 async def forget_old(connection: AsyncConnection, now: datetime.datetime) -> int:
-    """Removes deliveries older than :data:`KEPT` that nothing more will become of."""
+    """Remove deliveries older than :data:`KEPT` that are final."""
     table = tables.webhook_delivery
     old = sa.and_(table.c.created_at < now - KEPT, table.c.next_at.is_(None))
     return (await connection.execute(table.delete().where(old))).rowcount
 
 
 def signature(secret: str, delivery_id: str, timestamp: int, body: bytes) -> str:
-    """The header ``webhook-signature``: ``v1,`` and the base64 of HMAC-SHA256 over ``id.timestamp.body``."""
+    """Return the header ``webhook-signature``: ``v1,`` and the base64 of HMAC-SHA256 over ``id.timestamp.body``."""
     key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
     signed = f"{delivery_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()

@@ -16,7 +16,7 @@ DONE, FULL_MAP, NO_ENTRY, FULL_COUNTERS = range(4)
 
 
 def find(ids: np.ndarray, entries: np.ndarray, slots: np.ndarray, shift: int, mask: int) -> None:
-    """Write the entry of each id, -1 for those that are not there."""
+    """Write the entry of each id, -1 for ids that are not there."""
     described = native.IdMap(slots=slots.ctypes.data, shift=shift, mask=mask)
     library().id_map_find(byref(described), ids.ctypes.data, len(ids), entries.ctypes.data)
 
@@ -25,7 +25,7 @@ def touch(
     ids: np.ndarray, entries: np.ndarray, slots: np.ndarray, shift: int, mask: int, last_seen: np.ndarray, step: int,
     misses: np.ndarray,
 ) -> int:  # fmt: skip
-    """Find, note the step at each entry found, and return how many ids have none: their positions go to ``misses``."""
+    """Find entries, note the step at each, and return how many ids have none: their positions go to ``misses``."""
     described = native.IdMap(
         slots=slots.ctypes.data, last_seen=last_seen.ctypes.data, shift=shift, mask=mask
     )  # fmt: skip
@@ -41,8 +41,10 @@ def admit(
     numbers: np.ndarray, new_entries: np.ndarray, admit_after: int, current: np.ndarray, previous: np.ndarray,
     block_shift: int, count_limit: int, refuse: bool,
 ) -> tuple[int, int]:  # fmt: skip
-    """Count the missing ids from ``misses[start]`` on, let those in that occurred often enough, and return the place in
-    ``misses`` where that stopped, and why."""
+    """Count the missing ids from ``misses[start]`` on, and admit the ids that occurred often enough.
+
+    Return the place in ``misses`` where that stopped, and why.
+    """
     described = native.IdMap(
         slots=slots.ctypes.data, ids_of=ids_of.ctypes.data, last_seen=last_seen.ctypes.data, free=free.ctypes.data,
         numbers=numbers.ctypes.data, current=current.ctypes.data, previous=previous.ctypes.data, mask=mask,

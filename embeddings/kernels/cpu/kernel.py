@@ -32,7 +32,7 @@ TABLED_POWERS = 4096
 
 
 class CpuKernel:
-    """See :class:`embeddings.kernels.layout.Kernel`."""
+    """The compiled kernels as a :class:`embeddings.kernels.layout.Kernel`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -152,12 +152,12 @@ class CpuKernel:
         )  # fmt: skip
 
     def _eps(self, optimizer: RowOptimizer) -> float:
-        """No smaller than what reading takes: a product of two roots must not vanish."""
+        """Return an eps no smaller than what reading takes: a product of two roots must not vanish."""
         power = 2 if getattr(optimizer, "eps_inside_root", False) else 1
         return max(float(getattr(optimizer, "eps", 0.0)), SMALLEST_FLOOR[self._real.name] ** power)
 
     def _num_bytes(self, num_ids: int) -> int:
-        """About the size of the rows of so many ids."""
+        """Return about the size of the rows of so many ids."""
         return num_ids * self._real.itemsize * self.layout.total_dim // len(self.layout.slots)
 
     def _scales(self, weights: torch.Tensor | None) -> torch.Tensor | None:
@@ -171,7 +171,7 @@ class CpuKernel:
         return self._draws[configs]
 
     def _tables(self, features: Any, firsts: Any, total_dim: int, pooled: bool) -> native.Tables:
-        """Made anew each time: what points to storage would stay behind when the tables are copied."""
+        """Describe the tables anew each time: pointers to storage would stay behind when the tables are copied."""
         layout = self.layout
         return native.Tables(
             weights=layout.weights.data_ptr(), vectors=layout.vectors.data_ptr(),
@@ -186,7 +186,7 @@ class CpuKernel:
         return self._tables(self._features, self._firsts, self.layout.total_dim, self.layout.pooled)
 
     def _one_table(self, t: int) -> native.Tables:
-        """Of one feature whose bags are sums, padding being a row like others."""
+        """Describe table ``t`` with one feature whose bags are sums, padding being a row like others."""
         feature = native.Feature.from_buffer_copy(self._firsts[t])
         feature.table = feature.column = feature.mean = feature.first_row = 0
         feature.num_live = feature.num_rows
@@ -242,7 +242,7 @@ class _Batch:
 
 
 class Scratch:
-    """Memory of the compiled update, kept from step to step. A copy is a new one."""
+    """Memory of the compiled update, kept from step to step; a copy is a new one."""
 
     def __init__(self) -> None:
         self.handle = library().scratch_new()

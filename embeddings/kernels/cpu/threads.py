@@ -9,5 +9,8 @@ BYTES_PER_THREAD = 1 << 18
 
 
 def num_threads(num_bytes: int) -> int:
-    """Return one, or where there is work for two all that torch uses: OpenMP ends those that a call leaves out."""
+    """Return one, or where there is work for two all threads that torch uses.
+
+    OpenMP ends the threads that a call leaves out.
+    """
     return torch.get_num_threads() if num_bytes >= 2 * BYTES_PER_THREAD else 1

@@ -1,6 +1,7 @@
-"""FBGEMM behind the kernel interface: its CPU kernels on our storage, its own module on GPUs, its cache of tables.
+"""FBGEMM behind the kernel interface: its CPU kernels, its own module on GPUs, its cache of tables.
 
-Made by :mod:`embeddings.embedding_tables` and the sharding layer alone.
+The CPU kernels run on the storage of :mod:`embeddings.kernels.layout`. Made by :mod:`embeddings.embedding_tables` and
+the sharding layer alone.
 """
 
 from __future__ import annotations

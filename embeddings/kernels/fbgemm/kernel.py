@@ -1,4 +1,4 @@
-"""FBGEMM's compiled CPU kernels on our storage: fused SGD, exact Adagrad and exact rowwise Adagrad.
+"""FBGEMM's compiled CPU kernels on the layout's storage: fused SGD, exact Adagrad and exact rowwise Adagrad.
 
 FBGEMM's module (``SplitTableBatchedEmbeddingBagsCodegen``) applies its optimizer inside ``backward``, once for each
 backward, keeps rows of its own, and takes dims that are multiples of 4. The operators under it have none of these
@@ -29,7 +29,7 @@ OPTIMIZERS = (SGD, Adagrad, RowwiseAdagrad)
 
 
 class Bags(NamedTuple):
-    """What FBGEMM is given for a group: ids without those that add nothing, and their weights."""
+    """The bags of a group as FBGEMM takes them: ids without the ones that add nothing, and their weights."""
 
     indices: torch.Tensor  # int32 or int64 [m]
     lengths: torch.Tensor  # int64 [F, B]
@@ -37,7 +37,7 @@ class Bags(NamedTuple):
 
     @property
     def offsets(self) -> torch.Tensor:
-        """Where each bag starts, of the type of the indices [F * B + 1]."""
+        """The offset of each bag, of the type of the indices [F * B + 1]."""
         ends = self.lengths.reshape(-1).cumsum(0, dtype=self.indices.dtype)
         return torch.cat([ends.new_zeros(1), ends])
 
@@ -66,9 +66,12 @@ class Group:
 
 
 class FbgemmKernel:
-    """See :class:`embeddings.kernels.layout.Kernel`. Raises ValueError for what FBGEMM's CPU kernels cannot do.
+    """FBGEMM's CPU operators as a :class:`embeddings.kernels.layout.Kernel`.
 
     All tables are one call; without pooling each table is one, every id being a bag of its own.
+
+    Raises:
+        ValueError: what FBGEMM's CPU kernels cannot do.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -100,7 +103,7 @@ class FbgemmKernel:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), used
 
     def _look_up(self, group: Group, bags: Bags) -> torch.Tensor:
-        """Weighted sums of the bags, [B, columns of the group]."""
+        """Return the weighted sums of the bags, [B, columns of the group]."""
         output: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
             self.layout.weights, group.weight_offsets, group.column_offsets, group.total_dim, group.row_starts,
             bags.indices, bags.offsets, _SUM, bags.shares, _FP32,
@@ -108,7 +111,7 @@ class FbgemmKernel:
         return output
 
     def _check(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
-        """That bags and ids exist: FBGEMM would read whatever memory they point to."""
+        """Raise an error unless bags and ids exist: FBGEMM would read whatever memory they point to."""
         layout = self.layout
         if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
             raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
@@ -124,7 +127,10 @@ class FbgemmKernel:
                 raise layout.bad_id(slot, low if low < 0 else high)
 
     def _swapped(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int, swaps: Swaps) -> torch.Tensor:
-        """The ids after SSE, which FBGEMM knows nothing of: the same bits as inside the other backends' lookups."""
+        """Return the ids after SSE, the same bits as inside the other backends' lookups.
+
+        FBGEMM itself knows nothing of SSE.
+        """
         used = indices.clone()
         for slot, config in zip(self.layout.slots, swaps.configs, strict=True):
             if config.probability == 0.0:
@@ -143,7 +149,7 @@ class FbgemmKernel:
     def _bags(
         self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int
     ) -> list[Bags]:
-        """For each group, the ids that add something, with their weights."""
+        """Return for each group the ids that add something, with their weights."""
         layout = self.layout
         lengths = offsets.diff().view(len(layout.slots), batch_size).long()
         real = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
@@ -201,7 +207,7 @@ class FbgemmKernel:
             ops.split_embedding_backward_codegen_sgd_cpu(*batch, rate)
 
     def squared_norm(self, records: Sequence[Record]) -> float:
-        """Sum over touched rows of the squared length of their gradient, in float64."""
+        """Return the sum over touched rows of the squared length of their gradient, in float64."""
         total = 0.0
         for group, bags, grad in self._joined(records):
             parts: dict[int, list[torch.Tensor]] = {}
@@ -219,7 +225,10 @@ class FbgemmKernel:
         return total
 
     def _joined(self, records: Sequence[Record]) -> Iterator[tuple[Group, Bags, torch.Tensor]]:
-        """For each group all records as one batch, and its output gradient [samples or ids of all records, columns]."""
+        """Yield for each group all records as one batch, and its output gradient.
+
+        The gradient is [samples or ids of all records, columns].
+        """
         num_features = len(self.layout.slots)
         batches = [
             self._bags(record.indices, record.offsets, record.weights, record.batch_size(num_features))
@@ -248,7 +257,7 @@ class FbgemmKernel:
             yield group, joined, torch.cat(grads)
 
     def _touched(self, group: Group, bags: Bags) -> Iterator[tuple[int, torch.Tensor]]:
-        """(table, its ids in the batch)."""
+        """Yield (table, its ids in the batch)."""
         ends = [0, *bags.lengths.sum(dim=1).cumsum(0).tolist()]
         for t in dict.fromkeys(slot.table for slot in group.slots):
             places = [place for place, slot in enumerate(group.slots) if slot.table == t]
@@ -256,7 +265,7 @@ class FbgemmKernel:
 
 
 def refuse(layout: Layout) -> None:
-    """Raises ValueError, with the remedy, for what FBGEMM's fused CPU kernels have no form of."""
+    """Raise ValueError, with the remedy, for what FBGEMM's fused CPU kernels have no form of."""
     optimizer, kind = layout.optimizer, type(layout.optimizer)
     remedy = "use backend 'cpu' (kernel: evenkeel)"
     if kind not in OPTIMIZERS:
@@ -273,7 +282,7 @@ def refuse(layout: Layout) -> None:
 
 
 def _sums(flags: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """How many of ``flags`` are set in each of the consecutive runs of these lengths, int64."""
+    """Return how many of ``flags`` are set in each of the consecutive runs of these lengths, int64."""
     before = torch.nn.functional.pad(flags.cumsum(0), (1, 0))
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     return before[ends[1:]] - before[ends[:-1]]

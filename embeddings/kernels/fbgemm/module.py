@@ -32,9 +32,12 @@ _OPTIMIZERS = {
 
 
 class FbgemmModuleKernel(FbgemmKernel):
-    """See :class:`embeddings.kernels.layout.Kernel`. Takes the rows and state of ``layout`` over, and then holds them.
+    """FBGEMM's module as a :class:`embeddings.kernels.layout.Kernel`.
 
-    Raises ValueError for what the module cannot do beyond :class:`FbgemmKernel`: dims that are no multiples of 4.
+    It takes the rows and state of ``layout`` over, and then holds them.
+
+    Raises:
+        ValueError: what the module cannot do beyond :class:`FbgemmKernel`: dims that are no multiples of 4.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -59,7 +62,7 @@ class FbgemmModuleKernel(FbgemmKernel):
         return module_of(layout, self._device, location, ComputeDevice.CUDA, sets)
 
     def _adopt(self) -> None:
-        """The module's storage, with what the layout holds in it, in the place of the layout's."""
+        """Put the module's storage, with what the layout holds in it, in the place of the layout's."""
         layout, module = self.layout, self._module
         tables = range(len(layout.tables))
         weights = [layout.weight(t) for t in tables]
@@ -84,7 +87,7 @@ class FbgemmModuleKernel(FbgemmKernel):
                 layout.row_value(t, "sum").copy_(numbers[t])
 
     def _write_back(self) -> None:
-        """Cached rows to where the layout sees them; the cache is empty then, so that what is written there is read."""
+        """Write cached rows to where the layout sees them, and empty the cache, so that writes there are read."""
         self._module.flush()
         self._module.reset_cache_states()
 
@@ -120,7 +123,7 @@ class FbgemmModuleKernel(FbgemmKernel):
 def module_of(
     layout: Layout, device: torch.device, location: EmbeddingLocation, compute: ComputeDevice, cache_sets: int = 0
 ) -> Any:
-    """FBGEMM's module for the tables of ``layout``, all in one place; rows and state are 0."""
+    """Return FBGEMM's module for the tables of ``layout``, all in one place; rows and state are 0."""
     by_table = [[slot.table for slot in layout.slots if slot.table == t] for t in range(len(layout.tables))]
     return SplitTableBatchedEmbeddingBagsCodegen(
         # A table without rows would be taken for a part of the next one, which starts at the same number.
@@ -137,14 +140,16 @@ def module_of(
 
 
 def bytes_for_tables(device: torch.device) -> int:
-    """What tables may take of the GPU's memory that is free now. The last fifth of all of it is left alone, however
-    many groups of tables come one after the other."""
+    """Return how many bytes tables may take of the GPU's memory that is free now.
+
+    The last fifth of all of it is left alone, however many groups of tables come one after the other.
+    """
     free, total = torch.cuda.mem_get_info(device)
     return max(0, int(free - (1 - FOR_TABLES) * total))
 
 
 def _storage(module: Any, prefix: str) -> tuple[torch.Tensor, np.ndarray]:
-    """The flat tensor that holds ``prefix`` (all tables are in one place), and where each table starts in it."""
+    """Return the flat tensor that holds ``prefix`` (all tables are in one place), and where each table starts in it."""
     held = [getattr(module, f"{prefix}_{place}") for place in ("host", "dev", "uvm")]
     (tensor,) = [each for each in held if each.numel()]
     return tensor.detach(), np.array(getattr(module, f"{prefix}_physical_offsets"), dtype=np.int64)

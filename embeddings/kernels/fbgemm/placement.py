@@ -25,8 +25,12 @@ _STEP_BYTES = _FLOAT_BYTES = 4
 
 
 class Placement(NamedTuple):
-    """``cache_sets``: of FBGEMM's cache, 32 rows each; 0 where tables lie on the GPU and nothing is cached.
-    ``gpu_bytes``, ``host_bytes``: what tables, state and cache take where."""
+    """Where FBGEMM's module keeps tables, and what that takes.
+
+    Attributes:
+        cache_sets: the sets of FBGEMM's cache, 32 rows each; 0 where tables lie on the GPU and nothing is cached.
+        gpu_bytes, host_bytes: what tables, state and cache take in each memory.
+    """
 
     cache_sets: int
     gpu_bytes: int
@@ -34,13 +38,16 @@ class Placement(NamedTuple):
 
 
 def place(shapes: Sequence[tuple[int, int]], num_vectors: int, num_numbers: int, gpu_bytes: int) -> Placement:
-    """Tables of ``shapes`` (rows, dim) where a GPU has so many bytes for them.
+    """Place tables of ``shapes`` (rows, dim) where a GPU has ``gpu_bytes`` for them.
 
-    All on the GPU if they fit. Else rows and state vectors are in the host's memory, and a fifth of the rows on the
+    All are on the GPU if they fit. Else rows and state vectors are in the host's memory, and a fifth of the rows on the
     GPU too, or as many as fit, and one set at least; there ``gpu_bytes`` of the result may be more than there are.
 
     Args:
-        num_vectors, num_numbers: state for each row: vectors as wide as the row, and single numbers.
+        shapes: (number of rows, dim) of each table.
+        num_vectors: state vectors for each row, as wide as the row.
+        num_numbers: single numbers of state for each row.
+        gpu_bytes: bytes of GPU memory that tables may take.
     """
     rows = sum(count for count, _ in shapes)
     wide = sum(count * dim for count, dim in shapes) * _FLOAT_BYTES * (1 + num_vectors)

@@ -1,4 +1,4 @@
-"""The GPU kernel, in Triton: what the reference does, bit for bit where bits are drawn, else to rounding."""
+"""The GPU kernel, in Triton: the reference's bits where bits are drawn, else its values up to rounding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 def triton_kernel(layout: Layout) -> TritonKernel:
-    """The kernel over ``layout``; ValueError where Triton is not installed or can't run there."""
+    """Return the kernel over ``layout``.
+
+    Raises:
+        ValueError: Triton is not installed or can't run there.
+    """
     if importlib.util.find_spec("triton") is None:
         raise ValueError(
             "backend 'triton' needs the package triton, which is not installed: it comes with torch for CUDA "

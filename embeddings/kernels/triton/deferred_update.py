@@ -1,5 +1,4 @@
-"""What dense semantics owe an idle row: the tables of :mod:`embeddings.optim.deferred_update` on the device, and
-reading them."""
+"""Deferred updates of rows: the tables of :mod:`embeddings.optim.deferred_update` on the device, and reading them."""
 
 from __future__ import annotations
 
@@ -18,14 +17,12 @@ def owed(
     last, completed, near, num_near, decay, num_decay, logs, num_logs, now,
     MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
 ):  # fmt: skip
-    """(P, moved, floor, taken, its floor) of rows last touched at the int32 steps ``last``.
+    """Return (P, moved, floor, taken, its floor) of rows last touched at the int32 steps ``last``.
 
-    See embeddings.optim.deferred_update.IdleCoefficients.
-
-    Args:
-        near: ``moved`` of rows idle for J < num_near steps, then ``floor``, ``taken`` and ``taken_floor``.
-        decay: P without the constant decay for J < num_decay; the last entry holds for every later J.
-        logs: float64 L[s] for s < num_logs, read if LOGS; ``now``: float64 L[K], and what a later step adds.
+    See embeddings.optim.deferred_update.IdleCoefficients. ``near`` holds ``moved`` of rows that were not touched for J
+    < num_near steps, then ``floor``, ``taken`` and ``taken_floor``. ``decay`` is P without the constant decay for J <
+    num_decay; the last entry holds for every later J. ``logs`` is float64 L[s] for s < num_logs, read if LOGS; ``now``
+    is float64 L[K], and what a later step adds.
     """
     owing = last > 0
     if FROM_START:
@@ -52,14 +49,14 @@ def owed(
 
 @triton.jit
 def movement(m, v, moved, floor, taken, taken_floor, INSIDE: tl.constexpr):
-    """What is subtracted from rows [n, BLOCK] with these moments: moved m / root - taken m / taken_root."""
+    """Return what is subtracted from rows [n, BLOCK] with these moments: moved m / root - taken m / taken_root."""
     first, second = root(v, floor[:, None], INSIDE), root(v, taken_floor[:, None], INSIDE)
     return m * ((moved[:, None] * second - taken[:, None] * first) / (first * second))
 
 
 @triton.jit
 def root(square, eps, INSIDE: tl.constexpr):
-    """What Adam and Adagrad divide by."""
+    """Return what Adam and Adagrad divide by."""
     if INSIDE:
         return tl.sqrt(square + eps)
     else:
@@ -79,7 +76,7 @@ class IdleTables(NamedTuple):
 
 
 class IdleSource:
-    """Carries IdleCoefficients over to the device: what changes at each step, and, where it has grown, the rest."""
+    """Copies of IdleCoefficients on the device: what changes at each step, and, where it has grown, the rest."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
@@ -89,7 +86,7 @@ class IdleSource:
         self._now: tuple[int, torch.Tensor] = (-1, self._no_logs)
 
     def at(self, idle: IdleCoefficients | None) -> IdleTables:
-        """The tables as ``idle`` is now."""
+        """Return the tables as ``idle`` is now."""
         if idle is None:
             return IdleTables(self._nothing, 1, self._nothing, 1, self._no_logs, 1, self._no_logs)
         if self._decay[0] is not idle.decay:
@@ -108,7 +105,7 @@ class IdleSource:
         )  # fmt: skip
 
     def carry(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-        """``values`` on the device, without waiting for what runs there."""
+        """Return ``values`` on the device, without waiting for what runs there."""
         tensor = torch.from_numpy(values).to(dtype)
         # From pinned memory the copy waits for nothing, and the allocator keeps the memory until it is done.
         return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)

@@ -18,12 +18,12 @@ def entries(
     keys, places, shares, slots, indices, offsets, scales, num_keys, batch_size, total_dim, first_entry, first_place,
     TILE: tl.constexpr, POSITIONS: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: features times tiles of bags, as in the lookup.
+    """Write row number, gradient place and weight of each looked-up id.
 
-    Args:
-        keys: for each id the number of its row among the rows of all tables, or num_keys where it is not touched.
-        places: where its gradient starts, and its table.
-        shares: what its gradient is multiplied with, written if SHARED: its weight, over the bag's count for a mean.
+    Grid: features times tiles of bags, as in the lookup. ``keys`` gets for each id the number of its row among the rows
+    of all tables, or num_keys where it is not touched. ``places`` gets where its gradient starts, and its table.
+    ``shares`` gets what its gradient is multiplied with, written if SHARED: its weight, over the bag's count for a
+    mean.
     """
     num_tiles = tl.cdiv(batch_size, TILE)
     slot = slots + (tl.program_id(0) // num_tiles) * ENTRY_WORDS

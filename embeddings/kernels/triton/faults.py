@@ -10,7 +10,7 @@ from embeddings.kernels.layout import Layout
 
 
 class Lookup(NamedTuple):
-    """A lookup whose ids the device may not have looked at yet."""
+    """A lookup whose ids the device may not have checked yet."""
 
     done: torch.cuda.Event
     found: torch.Tensor  # int32 [1], pinned
@@ -32,7 +32,7 @@ class Faults:
         self._known: str | None = None
 
     def watch(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
-        """Has the lookup just started looked after. On the CPU, where it is over: raises what :meth:`check` does."""
+        """Watch the lookup that was just started; on the CPU, where it is over, raise what :meth:`check` does."""
         if self.layout.device.type == "cpu":
             if int(self.flag):
                 self._report(indices, offsets)
@@ -46,14 +46,14 @@ class Faults:
             self._look_at_first()
 
     def check(self) -> None:
-        """Waits for the lookups until now; raises ValueError for an id or an offset that was bad."""
+        """Wait for the lookups until now; raise ValueError for an id or an offset that was bad."""
         if self._known is not None:
             raise ValueError(self._known)
         while self._pending:
             self._look_at_first()
 
     def forget(self) -> None:
-        """What was looked up until now will not be applied."""
+        """Forget the lookups until now: they will not be applied."""
         self._pending.clear()
         self._known = None
         self.flag.zero_()

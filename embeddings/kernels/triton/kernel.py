@@ -48,15 +48,17 @@ class Group:
 
     @property
     def block(self) -> int:
-        """Columns of a tile."""
+        """The number of columns of a tile."""
         return int(triton.next_power_of_2(self.dim))
 
 
 class Tiling(NamedTuple):
     """How much of the work a program does at a time.
 
-    ``elements`` of rows, at most ``rows`` rows; ``drawn``: ids whose swaps are drawn at a time; ``window``: blocks of
-    ``split`` entries that one program of the finish looks through.
+    Attributes:
+        elements: elements of rows, at most ``rows`` rows.
+        drawn: ids whose swaps are drawn at a time.
+        window: blocks of ``split`` entries that one program of the finish looks through.
     """
 
     elements: int
@@ -83,15 +85,15 @@ class Sorted(NamedTuple):
 
 
 class TritonKernel:
-    """See :class:`embeddings.kernels.layout.Kernel`.
+    """The Triton kernels as a :class:`embeddings.kernels.layout.Kernel`.
 
-    On a GPU nothing waits for the device but :meth:`update`, and that for the lookups before it alone, which the
-    backward has left behind: a bad id or offset is reported by :meth:`update`, before any row is changed, or by a later
-    lookup, or by :meth:`check`; not by :meth:`forward`.
+    On a GPU only :meth:`update` waits for the device, and for the lookups before it alone, which the backward has left
+    behind: a bad id or offset is reported by :meth:`update`, before any row is changed, or by a later lookup, or by
+    :meth:`check`; not by :meth:`forward`.
 
     Attributes:
         tiling: how much a program does at a time.
-        split: see embeddings.kernels.triton.update.
+        split: the most entries of a row that one program sums, see embeddings.kernels.triton.update.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -122,11 +124,11 @@ class TritonKernel:
         return twin
 
     def check(self) -> None:
-        """Waits for the lookups until now; raises ValueError for an id or an offset that was bad."""
+        """Wait for the lookups until now; raise ValueError for an id or an offset that was bad."""
         self._faults.check()
 
     def forget(self) -> None:
-        """Nothing that was looked up until now will be given to :meth:`update`."""
+        """Forget the lookups until now: none of them will be given to :meth:`update`."""
         self._faults.forget()
 
     # --- lookup ------------------------------------------------------------------------------------------------------
@@ -198,11 +200,11 @@ class TritonKernel:
         )  # fmt: skip
 
     def _tile(self, group: Group, limit: int) -> int:
-        """Bags of a program."""
+        """Return the number of bags of a program."""
         return int(max(1, min(self.tiling.elements // group.block, self.tiling.rows, triton.next_power_of_2(limit))))
 
     def _positions(self, num_ids: int, num_bags: int, tile: int) -> int:
-        """Positions of the bags of a tile that are looked at together: about as many as bags have."""
+        """Return how many positions of the bags of a tile are looked at together: about as many as bags have."""
         mean = triton.next_power_of_2(max(1, -(-num_ids // num_bags)))
         return int(max(1, min(MAX_POSITIONS, self.tiling.drawn // tile, mean)))
 
@@ -215,13 +217,13 @@ class TritonKernel:
         self._last_sorted = None
 
     def squared_norm(self, records: Sequence[Record]) -> float:
-        """The sum over touched rows of the square of the norm of the summed gradient."""
+        """Return the sum over touched rows of the square of the norm of the summed gradient."""
         self.check()
         with self._on_device():
             return float(self._apply(self._sorted_once(records), rules.NORM, 0, None, 1.0))
 
     def _sorted_once(self, records: Sequence[Record]) -> Sorted:
-        """:meth:`_sorted`; the update of a step whose gradient was clipped finds what the norm had sorted."""
+        """Return :meth:`_sorted`: the update of a step whose gradient was clipped finds what the norm had sorted."""
         kept, found = self._last_sorted or ((), None)
         if found is None or len(kept) != len(records) or any(a is not b for a, b in zip(kept, records, strict=True)):
             found = self._sorted(records)
@@ -305,7 +307,7 @@ class TritonKernel:
         return next(rule for kind, rule in RULES.items() if isinstance(self.layout.optimizer, kind))
 
     def _settings(self, step: int, scale: float, idle: IdleCoefficients | None) -> torch.Tensor:
-        """rules.SETTINGS on the device."""
+        """Return rules.SETTINGS on the device."""
         optimizer, k = self.layout.optimizer, max(step, 1)
         rate = optimizer.rate(k)
         values = {
@@ -335,7 +337,7 @@ class TritonKernel:
         }
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
-        """Triton launches on the current device, whatever the tensors are on."""
+        """Make the tables' device current: Triton launches on the current device, whatever the tensors are on."""
         device = self.layout.weights.device
         return contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device)
 
@@ -375,7 +377,7 @@ class TritonKernel:
         return self._nothing if weights is None else weights.to(self.layout.compute_dtype).contiguous()
 
     def _swap_draws(self, swaps: Swaps | None) -> tuple[tuple[torch.Tensor, ...], bool]:
-        """embeddings.sse.SwapDraws on the device, words as int64, and whether there is a graph."""
+        """Return embeddings.sse.SwapDraws on the device, words as int64, and whether there is a graph."""
         if swaps is None:
             return (self._nothing,) * 4, False
         if swaps.configs not in self._draws:
@@ -400,10 +402,10 @@ def _check_device(device: torch.device, interpreted: bool) -> None:
 
 
 def _warps(elements: int) -> int:
-    """Warps of a program with tiles of so many elements: four of them are in registers at a time."""
+    """Return the warps of a program with tiles of so many elements: four of them are in registers at a time."""
     return max(4, min(16, elements // 512))
 
 
 def _power_of_two_in(number: int, limit: int = 16) -> int:
-    """The largest power of two, at most ``limit``, that divides ``number``."""
+    """Return the largest power of two, at most ``limit``, that divides ``number``."""
     return limit if number == 0 else min(limit, number & -number)

@@ -1,4 +1,4 @@
-"""Lookup in Triton: swap, gather, correct for idleness and pool in one kernel.
+"""Lookup in Triton: swap, gather, apply deferred updates and pool in one kernel.
 
 A program takes TILE bags of one feature. First it swaps all their ids and writes them to ``used``, one thread for each
 id: a draw is some hundred instructions, and where rows are gathered every id is known to a whole warp. Then it walks
@@ -33,7 +33,10 @@ def lookup(
     GRAPH: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
     INSIDE: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
-    """Grid: features times tiles. ``fault`` gets a 1 where an id or an offset is bad; such an id adds nothing."""
+    """Look up and pool; grid: features times tiles.
+
+    ``fault`` gets a 1 where an id or an offset is bad; such an id adds nothing.
+    """
     compute = output.dtype.element_ty
     num_tiles = tl.cdiv(batch_size, TILE)
     slot = slots + (tl.program_id(0) // num_tiles) * SLOT_WORDS

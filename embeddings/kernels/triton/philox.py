@@ -1,7 +1,7 @@
 """Philox4x32-10 in Triton, with the keys and counters of :mod:`embeddings.tables.philox`: the same words, bit for bit.
 
 ``tl.philox_impl`` is the published generator (the tests hold it against the known-answer vectors). ``tl.randint4x`` is
-not used: its counter is one offset, ours are four words.
+not used: its counter is one offset, the counter here is four words.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ _ONE_WORD_LIMIT = tl.constexpr(ONE_WORD_LIMIT)
 
 @triton.jit
 def four_words(c0, c1, c2, c3, key0, key1):
-    """The uint32 output words of each counter: ``c1`` is a uint32 tensor, the others are as well or are scalars."""
+    """Return the uint32 output words of each counter.
+
+    ``c1`` is a uint32 tensor, the others are as well or are scalars.
+    """
     zero = c1 * 0
     return tl.philox_impl(zero + c0, c1, zero + c2, zero + c3, zero + key0, zero + key1)
 
 
 @triton.jit
 def one_word(c0, c1, c2, stream, key0, key1, lane):
-    """Word ``lane`` (0 to 3) of each counter, uint32."""
+    """Return word ``lane`` (0 to 3) of each counter, uint32."""
     w0, w1, w2, w3 = four_words(c0, c1, c2, stream, key0, key1)
     return tl.where(lane < 2, tl.where(lane == 0, w0, w1), tl.where(lane == 2, w2, w3))
 
 
 @triton.jit
 def below(n, c0, c1, c2, stream, key0, key1, lane):
-    """Uniform integers in [0, n), int64: embeddings.tables.philox.uniform_below of the words of ``stream``.
+    """Return uniform integers in [0, n), int64: embeddings.tables.philox.uniform_below of the words of ``stream``.
 
     ``n`` is an int64 tensor of numbers from 1 to 2^32. Up to 2^22 one word is enough; above, the high part of the
     product of n and the word with that of stream + 2^31 behind it.

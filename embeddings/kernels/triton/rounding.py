@@ -16,10 +16,9 @@ def store(
     at, theta, writing, row, table_words, mask, step,
     STORED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
-    """Stores ``theta`` [TILE, BLOCK] of the local rows ``row`` [TILE] as STORED.
+    """Store ``theta`` [TILE, BLOCK] of the local rows ``row`` [TILE] as STORED.
 
-    Args:
-        table_words: where the descriptions of the rows' tables are: see embeddings.kernels.triton.rules.
+    ``table_words`` is where the descriptions of the rows' tables are: see embeddings.kernels.triton.rules.
     """
     if (STORED == tl.bfloat16) or (STORED == tl.float16):  # noqa: SIM300
         key0 = tl.load(table_words + 6, mask=mask, other=0).to(tl.uint32)
@@ -39,7 +38,7 @@ def store(
 
 @triton.jit
 def draws(row, column_start, step, key0, key1, TILE: tl.constexpr, BLOCK: tl.constexpr, QUADS: tl.constexpr):
-    """A uint32 word for each element, [TILE, BLOCK].
+    """Return a uint32 word for each element, [TILE, BLOCK].
 
     Counter (step, row, row >> 32 << 16 | column >> 2, stream), lane column & 3, of rows and columns of the whole table.
     QUADS: every column_start is a multiple of 4, so that one draw serves four elements, and these are of one thread.
@@ -62,7 +61,7 @@ def draws(row, column_start, step, key0, key1, TILE: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def _to_half(x, word):
-    """embeddings.optim.stochastic_rounding.to_float16."""
+    """Round as embeddings.optim.stochastic_rounding.to_float16."""
     bits = x.to(tl.uint32, bitcast=True)
     exponent = ((bits >> 23) & 0xFF).to(tl.int32)
     finite = exponent < 255

@@ -30,7 +30,7 @@ def apply(
     VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr, DECAY: tl.constexpr, AHEAD: tl.constexpr,
     IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
-    """Updates the rows ``key`` [TILE] of ``table`` [TILE] where ``mask``, with the summed gradients [TILE, BLOCK].
+    """Update the rows ``key`` [TILE] of ``table`` [TILE] where ``mask``, with the summed gradients [TILE, BLOCK].
 
     Returns:
         For RULE NORM, which changes nothing, the sum of the squared gradients, float64; else 0.

@@ -16,13 +16,12 @@ DRAW_WORDS = tl.constexpr(9)
 
 @triton.jit
 def swap(ids, live, samples, positions, step, draws, graph_offsets, neighbours, thresholds, GRAPH: tl.constexpr):
-    """The ids of one feature after SSE.
+    """Return the ids of one feature after SSE.
 
-    Args:
-        ids, samples, positions: int64 tensors of one shape; samples count in the global batch.
-        live: which of them are rows of the table.
-        draws: pointer to the feature's SwapDraws.words, as int64; the last three are the rest of SwapDraws.
-        GRAPH: whether any feature of the launch has a graph.
+    ``ids``, ``samples`` and ``positions`` are int64 tensors of one shape; samples count in the global batch. ``live``
+    says which of the ids are rows of the table. ``draws`` points to the feature's SwapDraws.words, as int64;
+    ``graph_offsets``, ``neighbours`` and ``thresholds`` are the rest of SwapDraws. GRAPH: whether any feature of the
+    launch has a graph.
     """
     threshold, place = tl.load(draws), tl.load(draws + 1).to(tl.uint32)
     key0, key1 = tl.load(draws + 2).to(tl.uint32), tl.load(draws + 3).to(tl.uint32)
@@ -69,7 +68,10 @@ def swap(ids, live, samples, positions, step, draws, graph_offsets, neighbours, 
 def _walk(
     ids, swapped, walking, stop, start, end, step, group, place, key0, key1, lane, graph_offsets, neighbours,
 ):  # fmt: skip
-    """``swapped`` with the end of a walk with restart from each id that is ``walking``; its list is [start, end)."""
+    """Return ``swapped`` with the end of a walk with restart from each id that is ``walking``.
+
+    The list of an id is [start, end).
+    """
     first, last = start, end
     stream = tl.full([], 0, tl.uint32)
     while tl.max(walking.to(tl.int32)) > 0:
@@ -89,7 +91,10 @@ def _walk(
 
 @triton.jit
 def _contains(neighbours, start, end, wanted, asked):
-    """Whether the ascending list neighbours[start:end] holds ``wanted``, by binary search in all lists at once."""
+    """Return whether the ascending list neighbours[start:end] holds ``wanted``.
+
+    All lists are searched at once, by bisection.
+    """
     low, high = start, end
     while tl.max((asked & (low < high)).to(tl.int32)) > 0:
         middle = (low + high) >> 1

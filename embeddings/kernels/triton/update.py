@@ -33,14 +33,13 @@ def update(
     INSIDE: tl.constexpr, DECAY: tl.constexpr, AHEAD: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr,
     FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: tiles of entries. Serves the tables whose keys lie in [first_key, end_key), all of one dim.
+    """Sum gradients and update rows of the tables whose keys lie in [first_key, end_key), all of one dim.
 
-    Args:
-        keys: sorted row numbers over all tables; ``order``: which entry each was.
-        partials: [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has place
-            2 i / SPLIT, the first piece of a split run place 2 floor(i / SPLIT) + 1: a block of SPLIT entries has at
-            most one of each, as a split run is longer than SPLIT.
-        norms: float64 [programs], for RULE NORM: the sum of squares of the rows that the program would have updated.
+    Grid: tiles of entries. ``keys`` are sorted row numbers over all tables, ``order`` says which entry each was.
+    ``partials`` is [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has place 2 i /
+    SPLIT, the first piece of a split run place 2 floor(i / SPLIT) + 1: a block of SPLIT entries has at most one of
+    each, as a split run is longer than SPLIT. ``norms`` is float64 [programs], for RULE NORM: the sum of squares of the
+    rows that the program would have updated.
     """
     compute = grads.dtype.element_ty
     tile_start = tl.program_id(0) * TILE
@@ -97,7 +96,7 @@ def finish(
     DECAY: tl.constexpr, AHEAD: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr,
     LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
-    """Rows whose run was split. Grid: windows of WINDOW blocks of SPLIT entries.
+    """Update the rows whose run was split; grid: windows of WINDOW blocks of SPLIT entries.
 
     A run is served where its first split is. The sums of its pieces are added DEPTH at a time.
     """
@@ -145,7 +144,7 @@ def finish(
 def _gradient(
     grads, order, places, shares, at, mask, d, DIM: tl.constexpr, ALIGNMENT: tl.constexpr, SHARED: tl.constexpr
 ):  # fmt: skip
-    """What the sorted entries ``at`` add to their rows, [len(at), BLOCK]."""
+    """Return what the sorted entries ``at`` add to their rows, [len(at), BLOCK]."""
     entry = tl.load(order + at, mask=mask, other=0)
     place = tl.load(places + entry, mask=mask, other=0) & _PLACE_MASK
     # Output columns are multiples of ALIGNMENT: without the hint rows would be read in pieces of 4 bytes.
@@ -158,5 +157,5 @@ def _gradient(
 
 @triton.jit
 def _table(order, places, at, mask):
-    """The table of the sorted entries ``at``."""
+    """Return the table of the sorted entries ``at``."""
     return tl.load(places + tl.load(order + at, mask=mask, other=0), mask=mask, other=0) >> PLACE_BITS

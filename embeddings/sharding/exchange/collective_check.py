@@ -1,4 +1,4 @@
-"""Bad input on one rank, told to all before anybody waits for it.
+"""Bad input on one rank, reported to all before any of them waits for it.
 
 A rank that raises inside ``forward`` leaves the others in a collective until the process group's timeout. So input is
 checked before it is distributed; a rank with bad input distributes an empty batch instead, all vote while ids travel,
@@ -22,7 +22,10 @@ class OtherRankFailed(RuntimeError):
 
 
 class Vote:
-    """Whether every rank can go on: begun where input is distributed, counted before the lookup. Collective."""
+    """A collective vote on whether every rank can go on.
+
+    It begins where input is distributed, and is counted before the lookup.
+    """
 
     def __init__(self, problem: str | None, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self._problem = problem
@@ -38,7 +41,7 @@ class Vote:
             self._work = dist.all_reduce(self._highest, dist.ReduceOp.MAX, group=group, async_op=True)
 
     def count(self) -> None:
-        """Raises ValueError with this rank's problem, or OtherRankFailed if only others have one."""
+        """Raise ValueError with this rank's problem, or OtherRankFailed if only others have one."""
         if self._work is not None:
             self._work.wait()
         if self._problem is not None:
@@ -48,9 +51,10 @@ class Vote:
 
 
 def problem_of(features: KeyedJaggedTensor, readers: Mapping[str, Sequence[TableConfig]], fatal: bool) -> str | None:
-    """What is wrong with this rank's input, in words.
+    """Return what is wrong with this rank's input, in words.
 
     Args:
+        features: this rank's input.
         readers: the tables that a feature is looked up in.
         fatal: whether an id outside its table is wrong (``bounds="fatal"``), or counts as padding.
     """
@@ -91,7 +95,7 @@ def problem_of(features: KeyedJaggedTensor, readers: Mapping[str, Sequence[Table
 
 
 def emptied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The same samples without an id."""
+    """Return the same samples without an id."""
     size = 0 if features.variable_stride_per_key() else features.stride()
     weights = features.weights_or_none()
     return KeyedJaggedTensor(

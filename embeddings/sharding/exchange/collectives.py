@@ -1,5 +1,8 @@
-"""Collectives of tensors whose sizes may differ between ranks, in memory that ranks of one host share, else by gloo or
-NCCL. Both give the same bits, as sums are made in rank order; NCCL's all-reduce alone has an order of its own."""
+"""Collectives of tensors whose sizes may differ between ranks.
+
+They run in memory that ranks of one host share, else by gloo or NCCL. Both give the same bits, as sums are made in rank
+order; NCCL's all-reduce alone has an order of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from embeddings.sharding.exchange.shm_transport import Part, host_memory, joined
 def all_to_all(
     what: str, parts: Sequence[Part], shapes: Sequence[Sequence[int]], group: dist.ProcessGroup
 ) -> list[Tensor]:
-    """``parts[r]`` goes to rank r; what came from each rank, by rank. Collective.
+    """Send ``parts[r]`` to rank r, and return what came from each rank, by rank; collective.
 
     What came from others must be read before the next collective, not kept.
 
@@ -24,6 +27,7 @@ def all_to_all(
         what: the exchange's name, the same on every rank.
         parts: a tensor, or matrices to stand side by side, for each rank.
         shapes: of what comes from each rank. All have the dtype of ``parts``.
+        group: the ranks that take part.
     """
     rank, own = dist.get_rank(group), joined(parts[dist.get_rank(group)])
     if len(parts) == 1:
@@ -39,7 +43,10 @@ def all_to_all(
 
 
 def all_gather(what: str, mine: Tensor, shapes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> list[Tensor]:
-    """``mine`` of each rank, by rank. Collective. Arguments and what may be done with it: as :func:`all_to_all`."""
+    """Return ``mine`` of each rank, by rank; collective.
+
+    Arguments and what may be done with the result are those of :func:`all_to_all`.
+    """
     shared = host_memory(group) if mine.device.type == "cpu" else None
     if shared is not None:
         return [joined(theirs) for (theirs,) in shared.share(what, mine)]
@@ -48,7 +55,7 @@ def all_gather(what: str, mine: Tensor, shapes: Sequence[Sequence[int]], group: 
 
 
 def sum_in_rank_order(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of the parts, one after another: the same bits wherever they are summed."""
+    """Return the sum of the parts, one after another: the same bits wherever they are summed."""
     if len(parts) == 1:
         return parts[0].clone()
     total = parts[0] + parts[1]
@@ -58,7 +65,10 @@ def sum_in_rank_order(parts: Sequence[Tensor]) -> Tensor:
 
 
 def all_reduce(what: str, mine: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The sum of ``mine``, which has the same shape everywhere, over all ranks: the same bits on each. Collective."""
+    """Return the sum of ``mine`` over all ranks, the same bits on each; collective.
+
+    ``mine`` has the same shape everywhere.
+    """
     group = group if group is not None else dist.distributed_c10d._get_default_group()
     world_size = dist.get_world_size(group)
     if world_size == 1:

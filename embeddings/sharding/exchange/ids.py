@@ -16,14 +16,14 @@ from embeddings.sharding.exchange.shm_transport import host_memory
 
 
 def in_one_exchange(distribution: Any) -> Any:
-    """A distribution of features of TorchRec's; an all-to-all in it is replaced by :class:`IdExchange`."""
+    """Return a distribution of features of TorchRec's in which :class:`IdExchange` replaces an all-to-all."""
     if isinstance(getattr(distribution, "_dist", None), KJTAllToAll):
         distribution._dist = IdExchange(distribution._dist)
     return distribution
 
 
 class IdExchange(nn.Module):
-    """What TorchRec's KJTAllToAll does, from which it takes its arguments: each rank's features to their ranks."""
+    """The work of TorchRec's KJTAllToAll, whose arguments it takes: each rank's features go to their ranks."""
 
     def __init__(self, torchrecs: KJTAllToAll) -> None:
         super().__init__()
@@ -72,7 +72,10 @@ class IdExchange(nn.Module):
 
 
 class Received(KJTAllToAllTensorsAwaitable):
-    """Features that are here. TorchRec reads numbers of ids and samples, by rank, from an object of this class."""
+    """Features that have arrived.
+
+    TorchRec reads numbers of ids and samples, by rank, from an object of this class.
+    """
 
     def __init__(
         self, features: KeyedJaggedTensor, *, sent: list[int], received: list[int], batch_sizes: list[int]
@@ -88,7 +91,10 @@ class Received(KJTAllToAllTensorsAwaitable):
 
 
 def _order(world_size: int, stagger: int) -> list[int]:
-    """Ranks in the order in which their samples stand side by side: all of one place on their hosts, then the next."""
+    """Return ranks in the order in which their samples stand side by side.
+
+    All ranks of one place on their hosts come first, then those of the next.
+    """
     on_host = world_size // stagger
     return [place + on_host * host for place in range(on_host) for host in range(stagger)]
 

@@ -10,7 +10,7 @@ from embeddings.tables.config import TableConfig
 
 
 def num_ids(features: KeyedJaggedTensor, feature: str, table: TableConfig) -> Tensor:
-    """How many ids of ``feature`` are rows of ``table`` other than padding, at least 1: [B] int64."""
+    """Return how many ids of ``feature`` are rows of ``table`` other than padding, at least 1: [B] int64."""
     bag = features[feature]
     ids, offsets = bag.values(), bag.offsets().long()
     counted = (ids >= 0) & (ids < table.num_rows) & (ids != table.padding_row)
@@ -19,7 +19,7 @@ def num_ids(features: KeyedJaggedTensor, feature: str, table: TableConfig) -> Te
 
 
 def divide(pooled: KeyedTensor, names: list[str], divisor: Tensor) -> KeyedTensor:
-    """Sums to means: block ``names[i]`` divided by divisor[:, i]."""
+    """Divide sums to means: block ``names[i]`` by divisor[:, i]."""
     blocks = list(pooled.values().split(pooled.length_per_key(), dim=1))
     for column, name in enumerate(names):
         number = pooled.keys().index(name)

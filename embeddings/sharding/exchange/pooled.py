@@ -34,7 +34,7 @@ class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
         self._set_order(order)
 
     def sort(self, names: Sequence[str], wanted: Sequence[str]) -> None:
-        """Blocks come in the order of ``wanted``; ``names`` are those of the blocks, rank by rank."""
+        """Put blocks in the order of ``wanted``; ``names`` are those of the blocks, rank by rank."""
         place = {name: number for number, name in enumerate(wanted)}
         self._set_order(sorted(self._order, key=lambda block: place[names[block]]))
 
@@ -96,7 +96,7 @@ class PooledExchange(torch.autograd.Function):
 
 
 def _merged(runs: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Runs (where, start, end), those joined that go on where the one before ended."""
+    """Return the runs (where, start, end), joined where one goes on where the one before ended."""
     found: list[tuple[int, int, int]] = []
     for where, start, end in runs:
         if found and found[-1][0] == where and found[-1][2] == start:

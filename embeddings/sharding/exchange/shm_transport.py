@@ -4,9 +4,9 @@ gloo sends through the loopback device also what stays on the host: four copies,
 that polls. Here a rank copies what others want into memory of its own that they have mapped, tells them where with one
 small message, and they read it in place.
 
-* The memory is anonymous (memfd_create) and handed over with a file descriptor: nothing has a name, nothing is left
-  behind, whoever is killed.
-* Messages go through Unix sockets (SOCK_SEQPACKET, one for each pair), so a rank that dies ends everybody's waiting at
+* The memory is anonymous (memfd_create) and handed over with a file descriptor: nothing has a name, and nothing is left
+  behind by a rank that is killed.
+* Messages go through Unix sockets (SOCK_SEQPACKET, one for each pair), so a rank that dies ends the waiting of all at
   once: a socket that is closed reads as such.
 * Only ranks of the same user, kernel and network namespace connect. If any two cannot, no rank does, and the exchanges
   are gloo's (:mod:`embeddings.sharding.exchange.collectives`).
@@ -55,9 +55,9 @@ _by_network = False
 
 
 def host_memory(group: dist.ProcessGroup) -> HostMemory | None:
-    """The memory that the ranks of ``group`` share; None where it has one rank, or they are not all on one host.
+    """Return the memory that the ranks of ``group`` share.
 
-    The first call for a group is collective.
+    None where the group has one rank, or its ranks are not all on one host. The first call for a group is collective.
     """
     if _by_network:
         return None
@@ -68,7 +68,10 @@ def host_memory(group: dist.ProcessGroup) -> HostMemory | None:
 
 @contextlib.contextmanager
 def exchanges_by_network() -> Iterator[None]:
-    """Inside, no rank shares memory, as if each had a host of its own. Every rank must do so alike."""
+    """Let no rank share memory inside this context, as if each had a host of its own.
+
+    Every rank must enter it alike.
+    """
     global _by_network
     before, _by_network = _by_network, True
     try:
@@ -88,7 +91,7 @@ class HostMemory:
         self._set_timeout(timeout_seconds)
 
     def share(self, what: str, *parts: Part) -> list[tuple[Tensor, ...]]:
-        """The tensors of each rank, by rank. Collective.
+        """Return the tensors of each rank, by rank; collective.
 
         They may differ between ranks in number, shape and dtype, and need not be contiguous. Those of others are to be
         read only, and until the next call: copy what is to be kept.
@@ -137,7 +140,7 @@ class HostMemory:
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
 
     def _grow(self, slot: int, num_bytes: int) -> int:
-        """Larger memory for ``slot``; the file descriptor to hand over."""
+        """Make larger memory for ``slot``, and return the file descriptor to hand over."""
         size = -(-max(_SMALLEST, num_bytes + num_bytes // 4) // mmap.PAGESIZE) * mmap.PAGESIZE
         descriptor = os.memfd_create("evenkeel", os.MFD_CLOEXEC)
         # Said here if there is no such memory: a page that cannot be had later is a SIGBUS.
@@ -200,7 +203,7 @@ def _gone(rank: int) -> ConnectionResetError:
 
 
 def joined(part: Part) -> Tensor:
-    """The tensor that ``part`` is."""
+    """Return the tensor that ``part`` is."""
     if isinstance(part, Tensor):
         return part
     return part[0] if len(part) == 1 else torch.cat(list(part), dim=1)
@@ -256,7 +259,7 @@ def _connect(group: dist.ProcessGroup) -> HostMemory | None:
 
 
 def _host() -> list[Any] | None:
-    """What ranks must have in common to connect; None where they are told not to."""
+    """Return what ranks must have in common to connect; None where they are told not to."""
     if os.environ.get(SWITCH, "1") == "0":
         return None
     try:
@@ -269,7 +272,7 @@ def _host() -> list[Any] | None:
 def _peers(
     rank: int, listener: socket.socket, addresses: Sequence[bytes]
 ) -> tuple[list[socket.socket | None], str | None]:
-    """A socket to every other rank, and what went wrong. Higher ranks come to lower ones."""
+    """Return a socket to every other rank, and what went wrong; higher ranks connect to lower ones."""
     peers: list[socket.socket | None] = [None] * len(addresses)
     problem = None
     for number in range(len(addresses)):

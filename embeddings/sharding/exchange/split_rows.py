@@ -39,7 +39,7 @@ class Swapper:
         ]
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The same bags, in training with some ids swapped; int64."""
+        """Return the same bags, in training with some ids swapped; int64."""
         values = features.values().long()
         if self._bounds == "ignore":
             bounded = zip(self._pieces(features, values), self._tables, strict=True)
@@ -57,7 +57,7 @@ class Swapper:
         )
 
     def _pieces(self, features: KeyedJaggedTensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each feature its ids and the offsets of its bags in them."""
+        """Yield for each feature its ids and the offsets of its bags in them."""
         size, offsets = features.stride(), features.offsets().long()
         offsets = offsets - offsets[0]
         for number in range(len(self._tables)):
@@ -96,7 +96,7 @@ class SummingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
 
 
 def sum_over_ranks(partial_sums: Tensor, batch_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Partial sums [samples of all ranks of ``group``, D] -> sums [own samples, D]."""
+    """Sum partial sums [samples of all ranks of ``group``, D] over ranks, and return sums [own samples, D]."""
     if len(batch_sizes) == 1:
         return partial_sums
     found: Tensor = SumExchange.apply(partial_sums, batch_sizes, group)
@@ -142,7 +142,10 @@ class SequenceDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):
 
 
 def _order_by_rank(lengths: Tensor, batch_sizes: list[int]) -> Tensor:
-    """Where the rows of each rank are, rank by rank, among those of [F, samples of all ranks] bags: int64 [n]."""
+    """Return where the rows of each rank are, rank by rank, int64 [n].
+
+    The rows are those of [F, samples of all ranks] bags.
+    """
     bags = lengths.long()
     counts = torch.stack([part.sum(1) for part in bags.split(batch_sizes, dim=1)])
     starts = (counts.T.reshape(-1).cumsum(0) - counts.T.reshape(-1)).view(counts.T.shape).T.reshape(-1)

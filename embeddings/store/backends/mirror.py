@@ -1,13 +1,13 @@
-"""A collection that lies elsewhere: a mirror of its documents here, and there an index whose replacement is the switch.
+"""A collection in a remote store: a local mirror of its documents, and there an index whose replacement is the switch.
 
 The mirror is a directory of the embedded store, so everything that is done to a collection is done to the mirror, by
-the same code. What lies elsewhere are the same files as objects that are never changed (an object's name holds the
-sha256 of its content), and the *index*: which object each file is.
+the same code. The remote store has the same files as objects that are never changed (an object's name holds the sha256
+of its content), and the *index*: which object each file is.
 
     reading   the index is asked for when it is older than ``follow_seconds``; a new one's documents are fetched,
               checked, and put in place, CURRENT last. Files of a version are fetched when it is opened.
     writing   under the writer lock there: bring the mirror up to date, do what is to be done to it, put the files that
-              are new, replace the index. Before that nobody elsewhere sees anything, and CURRENT is replaced here only
+              are new, replace the index. Before that no other machine sees anything, and CURRENT is replaced here only
               after it. What failed on the way is taken out of the mirror again.
 
 Readers therefore see one index or the next, never a mix; a writer that dies leaves objects which no index names, and
@@ -60,48 +60,52 @@ Files = dict[str, dict[str, Any]]
 
 
 class Remote(Protocol):
-    """Where one collection lies: objects, the index, a lock. Each call raises StoreUnavailable."""
+    """The remote side of one collection: objects, the index, a lock; each call raises StoreUnavailable."""
 
     items_stay_there: bool
     """Whether item rows are read where they lie, instead of being fetched with the other files of a version."""
 
     def index(self) -> bytes | None:
-        """The index, None before the first commit."""
+        """Return the index, None before the first commit."""
         ...
 
     def commit(self, index: bytes, lease: Lease) -> None:
-        """Replaces the index in one step. Raises StoreBusy if the lock is not ours any more."""
+        """Replace the index in one step; raise StoreBusy if this writer does not hold the lock any more."""
         ...
 
     def put(self, path: str, file: Path, sha256: str, parent: str | None) -> str:
-        """Puts a file's content there; the object's name. ``parent``: the object of the same file in the version before
-        this one."""
+        """Put a file's content there, and return the object's name.
+
+        ``parent`` is the object of the same file in the version before this one.
+        """
         ...
 
     def fetch(self, name: str, to: Path) -> None:
-        """Writes an object to a file. Raises FileNotFoundError."""
+        """Write an object to a file; raise FileNotFoundError where there is none."""
         ...
 
     def sweep(self, kept: set[str]) -> None:
-        """Removes objects but ``kept``; only under the lock."""
+        """Remove all objects but ``kept``; only under the lock."""
         ...
 
     def lock(self) -> contextlib.AbstractContextManager[Lease]:
-        """The lock of the collection's one writer. Raises StoreBusy."""
+        """Return the lock of the collection's one writer; entering it raises StoreBusy."""
         ...
 
     def reader(self, manifest: dict[str, Any], name: str) -> VersionReader:
-        """A reader of item rows that stay there."""
+        """Return a reader of item rows that stay there."""
         ...
 
     def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
-        """``reader.lookup(ids)`` of item rows that stay there, if the index still is ``index``: asked in the same round
-        trip. None if it is another."""
+        """Return ``reader.lookup(ids)`` of item rows that stay there, if the index still is ``index``.
+
+        Both are asked in the same round trip. None if the index is another.
+        """
         ...
 
 
 class RemoteStore(Store):
-    """A store elsewhere, through mirrors of its collections under ``cache``."""
+    """A store that is not a local folder, through mirrors of its collections under ``cache``."""
 
     lies_elsewhere = True
 
@@ -141,7 +145,7 @@ class RemoteStore(Store):
 
 
 class MirroredPointer(Pointer):
-    """CURRENT of the mirror: up to date when it is read, committed elsewhere before it is replaced here."""
+    """CURRENT of the mirror: up to date when it is read, committed in the remote store before it is replaced here."""
 
     def __init__(self, path: Path, follow: Callable[[], None], commit: Callable[[bytes], None]):
         super().__init__(path)
@@ -158,7 +162,7 @@ class MirroredPointer(Pointer):
 
 
 class MirroredCollection(Collection):
-    """A collection elsewhere, through its mirror under ``store.root``. Processes may share a mirror."""
+    """A collection that is not local, through its mirror under ``store.root``; processes may share a mirror."""
 
     def __init__(self, store: Store, name: str, remote: Remote, follow_seconds: float):
         super().__init__(store, name)
@@ -181,7 +185,7 @@ class MirroredCollection(Collection):
     # --- following -------------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Brings the mirror up to date, if it was not looked at for ``follow_seconds``."""
+        """Bring the mirror up to date, if it was not looked at for ``follow_seconds``."""
         if self._writer == threading.get_ident() or time.monotonic() < self._next_look:
             return
         if getattr(self._steady, "within", False):
@@ -258,7 +262,7 @@ class MirroredCollection(Collection):
                 self._pull(self._remote.index() or data)
 
     def _remember(self) -> bool:
-        """Takes up what the mirror was the last time, for when the store cannot be reached."""
+        """Take up the last state of the mirror, for when the store cannot be reached; return whether there is one."""
         with contextlib.suppress(FileNotFoundError, CorruptStore):
             self._adopt(self._index_file.read_bytes())
         return self._seen is not None
@@ -268,7 +272,11 @@ class MirroredCollection(Collection):
         self._seen = data
 
     def _pull(self, data: bytes | None) -> None:
-        """Makes the mirror equal to what lies elsewhere, of which ``data`` is the index; under the mirror's lock."""
+        """Make the mirror equal to the store, whose index is ``data``; under the mirror's lock.
+
+        Raises:
+            CorruptStore: an object that the index names is gone or damaged.
+        """
         for attempt in range(_ATTEMPTS):
             files: Files = {} if data is None else files_of(data, Path(self._index_name()))
             try:
@@ -309,7 +317,7 @@ class MirroredCollection(Collection):
                 )
 
     def _prune(self, files: Files) -> None:
-        """Removes what the index does not name."""
+        """Remove what the index does not name."""
         for path in self._local_files():
             if path not in files:
                 (self.directory / path).unlink(missing_ok=True)
@@ -349,7 +357,7 @@ class MirroredCollection(Collection):
             temporary.unlink(missing_ok=True)
 
     def _push(self, replaced: dict[str, Path] | None = None) -> None:
-        """Puts what is new in the mirror, and ``replaced`` in place of what is there, and commits."""
+        """Upload what is new in the mirror, with ``replaced`` in place of the files there, and commit."""
         local = {**self._local_files(), **(replaced or {})}
         files: Files = {}
         for path, file in local.items():
@@ -403,7 +411,7 @@ class MirroredCollection(Collection):
         return None if found is None else str(found["object"])
 
     def _named(self, path: str) -> dict[str, Any] | None:
-        """What the index says of a file, None for one that it does not name."""
+        """Return what the index says of a file, None for one that it does not name."""
         found = self._files.get(path)
         if found is None and self._writer != threading.get_ident():
             # Another process may have brought their common mirror further than this one has looked.
@@ -414,7 +422,10 @@ class MirroredCollection(Collection):
         return found
 
     def _expired(self, path: str, local: dict[str, Path]) -> bool:
-        """Whether nothing names a file of a version any more: it was expired, or has other rows since an erasure."""
+        """Return whether nothing names a file of a version any more.
+
+        The version was expired, or has other rows since an erasure.
+        """
         version = PurePosixPath(path).parent.name
         if f"versions/{version}/{MANIFEST_FILE}" not in local:
             return True
@@ -423,8 +434,10 @@ class MirroredCollection(Collection):
         return self._is_expired(version)
 
     def _revert(self) -> None:
-        """Takes what was not committed out of the mirror, as far as that can be done now; the rest when the store can
-        be reached again."""
+        """Take what was not committed out of the mirror, as far as that can be done now.
+
+        The rest is done when the store can be reached again.
+        """
         self._is_dirty = True
         try:
             self._pull(self._remote.index())
@@ -472,7 +485,11 @@ class MirroredCollection(Collection):
         return self._remote.reader(manifest, item_rows)
 
     def _have(self, directory: Path, entry: dict[str, Any]) -> None:
-        """Fetches a file of a version, unless it is here and whole."""
+        """Fetch a file of a version, unless it is here and whole.
+
+        Raises:
+            CorruptStore: the index does not name the file, or its object is gone.
+        """
         path = directory / entry["name"]
         with contextlib.suppress(CorruptStore):
             verify_file(directory, entry)
@@ -489,7 +506,7 @@ class MirroredCollection(Collection):
     # --- names -----------------------------------------------------------------------------------------------------
 
     def _local_files(self) -> dict[str, Path]:
-        """Files of the mirror by their path in it, without what is being written."""
+        """Return files of the mirror by their path in it, without what is being written."""
         found = {}
         for folder, folders, names in os.walk(self.directory):
             folders[:] = [name for name in folders if not name.startswith(".")]
@@ -505,8 +522,12 @@ class MirroredCollection(Collection):
 
 
 def files_of(index: bytes, where: Path) -> Files:
-    """What an index names. Raises CorruptStore for a damaged one, and for a path that leaves the mirror: who can write
-    to the store must not write elsewhere on the machines that read it."""
+    """Return the files that an index names.
+
+    Raises:
+        CorruptStore: a damaged index, or a path that leaves the mirror: someone who can write to the store must not be
+            able to write to other places on the machines that read it.
+    """
     files: Files = decode_document(index, where)["files"]
     for path in files:
         if path.startswith("/") or ".." in PurePosixPath(path).parts:
@@ -515,11 +536,14 @@ def files_of(index: bytes, where: Path) -> Files:
 
 
 def _is_data(path: str) -> bool:
-    """Whether a path is a file of a version, which is fetched when it is needed, and not a document."""
+    """Return whether a path is a file of a version, which is fetched when it is needed, and not a document."""
     return path.startswith("versions/") and not path.endswith("/" + MANIFEST_FILE)
 
 
 def content_name(path: str, sha256: str) -> str:
-    """The name of the object of a file: what it is called, and what is in it, so that objects are never changed."""
+    """Return the name of the object of a file.
+
+    It says what the file is called, and what is in it, so that objects are never changed.
+    """
     place = PurePosixPath(path)
     return str(place.with_name(f"{place.stem}-{sha256[:16]}{place.suffix}"))

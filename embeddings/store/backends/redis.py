@@ -6,7 +6,7 @@
     PREFIXNAME:LOCK                         token of the one writer, with an end
     PREFIXNAME:objects                      set of objects
     PREFIXNAME:object:OBJECT                a document or file, in pieces
-    PREFIXNAME:rows.TOKEN:WHAT, PREFIX.TOKEN:ID     what is said of item rows, and each row (store_redis_rows.py)
+    PREFIXNAME:rows.TOKEN:WHAT, PREFIX.TOKEN:ID     what is said of item rows, and each row (redis_rows.py)
 
 The index is replaced by a script that looks at the lock first, so a writer that lost it commits nothing. A server that
 was restarted while rows were loaded may have lost some of them: its run id is compared before the commit. See
@@ -59,9 +59,15 @@ _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL
 
 
 def open_redis(text: str) -> RemoteStore:
-    """The store at ``redis://HOST:PORT/DB``. Options: ``prefix`` of all keys (``evenkeel:``), ``grace_seconds`` for
-    which rows of a version outlive it (600), ``rows`` in which versions are loaded: ``keys``, one for each item, or
-    ``packed``, for readers that hold the ids (store_redis_packed.py); and those of every store elsewhere."""
+    """Return the store at ``redis://HOST:PORT/DB``.
+
+    Options: ``prefix`` of all keys (``evenkeel:``), ``grace_seconds`` for which rows of a version outlive it (600),
+    ``rows`` in which versions are loaded: ``keys``, one for each item, or ``packed``, for readers that hold the ids
+    (redis_packed.py); and the options of every remote store.
+
+    Raises:
+        ValueError: an option that does not exist, or a value that cannot be.
+    """
     url = parse_store_url(text, FOLLOW_SECONDS, OPTIONS)
     prefix = url.options.get("prefix", REDIS_PREFIX)
     try:
@@ -93,7 +99,7 @@ def open_redis(text: str) -> RemoteStore:
 
 
 def connect(address: str) -> Client:
-    """A client that connects when it is first used, and again with growing pauses when the connection is lost."""
+    """Return a client that connects when it is first used, and reconnects with growing pauses."""
     backoff = ExponentialBackoff(cap=_LONGEST_WAIT_SECONDS, base=0.05)
     return redis.Redis.from_url(
         address,
@@ -107,8 +113,15 @@ def connect(address: str) -> Client:
 
 @contextlib.contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Turns what the client raises about a server that is away, or full, or only to be read, into the store's
-    errors."""
+    """Turn the client's errors into the store's.
+
+    The client raises them about a server that is away, or full, or read-only, or that refuses.
+
+    Raises:
+        StoreFull: Redis has reached its memory limit.
+        StoreUnavailable: Redis cannot be reached or takes no writes.
+        StoreError: Redis refused.
+    """
     unchanged = "nothing was published and what is served is unchanged"
     try:
         yield

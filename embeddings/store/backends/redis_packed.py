@@ -1,12 +1,13 @@
 """Item rows in Redis as a few long strings, for readers that hold the ids: less memory there, and fewer places to look.
 
-    BASE            as in store_redis_rows.py, with info, chunks (ids and statuses) and alive; info says ``blocks`` and
+    BASE            as in redis_rows.py, with info, chunks (ids and statuses) and alive; info says ``blocks`` and
                     ``block_rows``, how many vectors are in each but the last
     BASE:block:K    the vectors of some thousand items, one after the other, in the order of the chunks
 
 A reader takes the ids of a version when it first looks something up, some 25 bytes an item for integers, and asks for
-ranges of blocks: all of a lookup in one round trip, with ``alive`` asked behind them. ``alive`` goes before the blocks
-do: whoever sees it had everything that was loaded. docs/adr/0024-reading-rows.md has what it saves and what it costs.
+ranges of blocks: all of a lookup in one round trip, with ``alive`` asked behind them. ``alive`` is removed before the
+blocks are: a reader that sees it had everything that was loaded. docs/adr/0024-reading-rows.md has what it saves and
+what it costs.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ PIPELINE_ROWS = 2048
 
 
 def block_rows(row_bytes: int) -> int:
-    """How many vectors of so many bytes are in a block."""
+    """Return how many vectors of so many bytes are in a block."""
     return max(BLOCK_BYTES // row_bytes, 1)
 
 
 def load_packed(client: Client, keys: RowKeys, file: Path) -> None:
-    """Loads the rows of ``items.arrow``. Raises the client's errors."""
+    """Load the rows of ``items.arrow``; raise the client's errors."""
     batch = read_arrow(file)
     vectors = stored_vectors(batch)
     size = block_rows(vectors.shape[1] * vectors.itemsize)
@@ -86,7 +87,7 @@ class PackedReader(RedisReader):
         return status, vectors
 
     def _read(self, rows: Array, given: Given | None) -> Array:
-        """Vectors as they are stored, [n, d], of rows int64 [n]. Raises UnknownVersion, Switched."""
+        """Return vectors as they are stored, [n, d], of rows int64 [n]; raise UnknownVersion, Switched."""
         with self._reach():
             parts = [
                 self._read_part(rows[start : start + PIPELINE_ROWS], given)
@@ -149,7 +150,7 @@ class PackedReader(RedisReader):
 
 @functools.lru_cache(maxsize=8)
 def _ranges(row_bytes: int, num_rows: int) -> Array:
-    """The end of a GETRANGE of each row of a block, [rows of a block]."""
+    """Return the end of a GETRANGE of each row of a block, [rows of a block]."""
     found = []
     for row in range(num_rows):
         first, last = (b"%d" % place for place in (row * row_bytes, (row + 1) * row_bytes - 1))
@@ -158,8 +159,10 @@ def _ranges(row_bytes: int, num_rows: int) -> Array:
 
 
 def _receive(connection: Any, num_rows: int, row_bytes: int) -> Array | None:
-    """So many answers of ``row_bytes`` each, uint8 [n, row_bytes], without an object for each; None where one has
-    another size. What comes behind them is left to be read."""
+    """Return so many answers of ``row_bytes`` each, uint8 [n, row_bytes], without an object for each.
+
+    None where one has another size. What comes behind them is left to be read.
+    """
     head = b"$%d\r\n" % row_bytes
     stride = len(head) + row_bytes + 2
     buffer = bytearray(num_rows * stride)

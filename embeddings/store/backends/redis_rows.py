@@ -2,7 +2,7 @@
 
     BASE            of a version's rows, PREFIXNAME:rows.TOKEN; the token is drawn anew for every load
     BASE:info       JSON: rows, dim, dtype, chunks, base (the rows this one rests on, or null), row_keys (what is before
-                    the ids in their keys), blocks (0; more where vectors lie as store_redis_packed.py has it)
+                    the ids in their keys), blocks (0; more where vectors lie as redis_packed.py has it)
     BASE:chunk:K    everything of some thousand items but their vectors, as an Arrow stream, ids ascending
     BASE:gone       ids that the base has and this version has not, as an Arrow stream
     BASE:alive      there from the end of the load until the rows may go
@@ -85,7 +85,7 @@ class RowKeys(NamedTuple):
 
 
 def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None) -> None:
-    """Loads the rows of ``items.arrow``, as a delta on ``parent``'s where few differ. Raises the client's errors."""
+    """Load the rows of ``items.arrow``, as a delta on ``parent``'s where few differ; raise the client's errors."""
     batch = read_arrow(file)
     items = items_of(batch)
     vectors = stored_vectors(batch)
@@ -120,7 +120,7 @@ def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None)
 
 
 def _base_for(client: Client, parent: RowKeys, items: ItemVectors, vectors: Array) -> RowKeys | None:
-    """The rows that a delta may rest on, None where the version is better loaded whole."""
+    """Return the rows that a delta may rest on, None where the version is better loaded whole."""
     info = rows_info(client, parent)
     if info["blocks"]:
         return None
@@ -140,14 +140,17 @@ def _base_for(client: Client, parent: RowKeys, items: ItemVectors, vectors: Arra
 
 
 def row_values(vectors: Array, statuses: Array) -> Array:
-    """The bytes that are stored, uint8 [n, bytes of a vector + 1]."""
+    """Return the bytes that are stored, uint8 [n, bytes of a vector + 1]."""
     raw = np.ascontiguousarray(vectors).view(np.uint8)
     return np.concatenate([raw, statuses.reshape(-1, 1)], axis=1)
 
 
 class Loader:
-    """Sends many commands before it asks for their answers. A lost connection ends the load: a server that comes back
-    may have lost what was sent before, so there is no going on from there."""
+    """Sends many commands before it asks for their answers.
+
+    A lost connection ends the load: a server that comes back may have lost what was sent before, so there is no going
+    on from there.
+    """
 
     def __init__(self, client: Client):
         self._pool = client.connection_pool
@@ -189,8 +192,10 @@ class Loader:
 
 
 def packed_rows(prefix: bytes, ids: Array, values: Array) -> Iterator[bytes]:
-    """Key and value of each row as Redis' protocol has them: $LENGTH, bytes, twice. Ids of one length at a time: then
-    it is a matrix."""
+    """Yield key and value of each row as Redis' protocol has them: $LENGTH, bytes, twice.
+
+    Ids of one length are packed at a time: then it is a matrix.
+    """
     names = id_bytes(ids)
     lengths = np.char.str_len(names)
     width = values.shape[1]
@@ -216,7 +221,7 @@ def packed_rows(prefix: bytes, ids: Array, values: Array) -> Iterator[bytes]:
 
 
 def id_bytes(keys: Array) -> Array:
-    """Ids as they stand in Redis' keys, bytes ``S`` [n]."""
+    """Return ids as they stand in Redis' keys, bytes ``S`` [n]."""
     return keys.astype("S20") if keys.dtype.kind == "i" else keys
 
 
@@ -224,8 +229,10 @@ _EXPIRE = "for i = 2, #ARGV do redis.call('PEXPIRE', KEYS[1] .. ARGV[i], ARGV[1]
 
 
 def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
-    """Lets the rows go after ``grace_seconds``, in which open readers may still look them up; at once those that were
-    never complete. Redis removes them, whatever becomes of this process."""
+    """Let the rows expire after ``grace_seconds``, in which open readers may still look them up.
+
+    Rows that were never complete expire at once. Redis removes them, whatever becomes of this process.
+    """
     try:
         info = rows_info(client, keys)
     except UnknownVersion:
@@ -265,14 +272,17 @@ def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
 
 
 class Columns(NamedTuple):
-    """What is known of all items without their vectors. ``batch``: key, status, norm, count and so on."""
+    """Everything about all items but their vectors.
+
+    ``batch``: key, status, norm, count and so on.
+    """
 
     keys: Array
     batch: pa.RecordBatch
 
 
 def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
-    """BASE:info. Raises UnknownVersion."""
+    """Return BASE:info; raise UnknownVersion."""
     info = client.get(keys.info())
     if info is None:
         raise gone(keys)
@@ -282,7 +292,7 @@ def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
 
 
 def gone(keys: RowKeys) -> UnknownVersion:
-    """What a reader is told whose rows are not there any more."""
+    """Return the error of a reader whose rows are not there any more."""
     return UnknownVersion(
         f"{keys.base}: the item rows are gone: their version has expired and its time of grace is over, or Redis lost "
         "them; open the current version, or publish again"
@@ -297,7 +307,7 @@ class Given(NamedTuple):
 
 
 class Switched(Exception):
-    """It has another."""
+    """The key has another value."""
 
 
 class RowsReader:
@@ -317,8 +327,12 @@ class RowsReader:
         self._base = None if info["base"] is None else RowsReader(client, keys.sibling(info["base"]))
 
     def values(self, ids: Array, given: Given | None = None) -> Array:
-        """Stored bytes uint8 [n, width] of keys, zero (status missing) where there is none. Raises UnknownVersion, and
-        Switched where ``given`` is not so any more."""
+        """Return the stored bytes of keys, uint8 [n, width], zero (status missing) where there is none.
+
+        Raises:
+            UnknownVersion: the rows are gone.
+            Switched: ``given`` does not hold any more.
+        """
         found = self._get(ids, given)
         if self._base is not None:
             absent = [number for number, value in enumerate(found) if value is None]
@@ -346,12 +360,12 @@ class RowsReader:
         return found
 
     def split(self, values: Array) -> tuple[Array, Array]:
-        """(statuses uint8 [n], vectors [n, dim] as stored) of stored bytes."""
+        """Return (statuses uint8 [n], vectors [n, dim] as stored) of stored bytes."""
         vectors = np.ascontiguousarray(values[:, :-1]).view(self.dtype)
         return values[:, -1].copy(), vectors
 
     def columns(self) -> Columns:
-        """Everything but the vectors, of all items. Raises UnknownVersion."""
+        """Return everything but the vectors, of all items; raise UnknownVersion."""
         names = [self.keys.chunk(number) for number in range(self._num_chunks)]
         found = [self.client.get(name) for name in names]
         if None in found or not self.client.exists(self.keys.alive()):
@@ -363,8 +377,10 @@ class RowsReader:
 
 
 def packed_mget(first: Sequence[bytes], row: bytes, ids: Array) -> bytes:
-    """MGET of the keys ``first`` and of ``row + id``, as Redis' protocol has it; one formatting of all of them takes a
-    fraction of the time of the client's own packing."""
+    """Return MGET of the keys ``first`` and of ``row + id``, as Redis' protocol has it.
+
+    One formatting of all of them takes a fraction of the time of the client's own packing.
+    """
     if ids.dtype.kind == "i":
         lengths, form = decimal_lengths(ids), b"%d"
     else:
@@ -378,7 +394,7 @@ def packed_mget(first: Sequence[bytes], row: bytes, ids: Array) -> bytes:
 
 
 def decimal_lengths(numbers: Array) -> Array:
-    """How many characters each int64 has in decimals, int64 [n]."""
+    """Return how many characters each int64 has in decimals, int64 [n]."""
     # The smallest has no absolute value in int64; its neighbour is as long.
     sizes = np.abs(np.maximum(numbers, -np.iinfo(np.int64).max))
     return np.searchsorted(_POWERS_OF_TEN, sizes, side="right") + (numbers < 0) + 1
@@ -388,8 +404,11 @@ _POWERS_OF_TEN = 10 ** np.arange(1, 19, dtype=np.int64)
 
 
 def ask(client: Client, command: bytes, read: Callable[[Any], Any] | None = None) -> Any:
-    """The answer to a packed command, or what ``read`` takes from the connection. Straight over a connection, because
-    the client's own way there takes as long as Redis does; a lost one is made again, with the client's own pauses."""
+    """Return the answer to a packed command, or what ``read`` takes from the connection.
+
+    It goes straight over a connection, because the client's own way there takes as long as Redis does; a lost
+    connection is made again, with the client's own pauses.
+    """
     retry: Retry = client.get_retry() or Retry(NoBackoff(), 0)
 
     def once() -> Any:
@@ -408,8 +427,10 @@ def ask(client: Client, command: bytes, read: Callable[[Any], Any] | None = None
 
 
 class RedisReader(VersionReader):
-    """Reads one version whose rows are in Redis: a lookup is one MGET. Ids, statuses, norms and vectors of the whole
-    version are read when they are first asked for, into memory."""
+    """Reads one version whose rows are in Redis: a lookup is one MGET.
+
+    Ids, statuses, norms and vectors of the whole version are read when they are first asked for, into memory.
+    """
 
     def __init__(
         self,
@@ -431,7 +452,10 @@ class RedisReader(VersionReader):
         return self._lookup(ids, None)
 
     def lookup_given(self, ids: Any, key: bytes, value: bytes) -> tuple[Array, Array] | None:
-        """:meth:`lookup` if Redis has ``value`` at ``key``, asked in the same command; None if it has another."""
+        """Return :meth:`lookup` if Redis has ``value`` at ``key``, else None.
+
+        Both are asked in the same command.
+        """
         try:
             return self._lookup(ids, Given(key, value))
         except Switched:
@@ -487,7 +511,7 @@ class RedisReader(VersionReader):
         return self._columns.batch.append_column("vector", column)
 
     def _all_vectors(self) -> Array:
-        """As they are stored, [n, d]."""
+        """Return all vectors as they are stored, [n, d]."""
         vectors = np.empty((len(self.keys), self.dim), dtype=self._rows.dtype)
         for start in range(0, len(vectors), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
@@ -501,14 +525,14 @@ class RedisReader(VersionReader):
 
 
 def stored_vectors(batch: pa.RecordBatch) -> Array:
-    """The vectors of ``items.arrow`` as they are stored, [n, d]."""
+    """Return the vectors of ``items.arrow`` as they are stored, [n, d]."""
     column = batch.column("vector")
     rows: Array = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
     return rows
 
 
 def columns_stream(batch: pa.RecordBatch) -> bytes:
-    """A batch without its vectors, as an Arrow stream."""
+    """Return a batch without its vectors, as an Arrow stream."""
     batch = batch.select([name for name in batch.schema.names if name != "vector"])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:

@@ -6,9 +6,9 @@
                                         LOCKS/TOKEN                           who writes, or wants to
 
 An object is there whole or not at all, and a listing shows every one that is there (Amazon has promised both since
-2020), so the lock is a marker that is alone: everybody puts a marker and then looks; who sees no other has the lock,
-who does takes his away and tries again. A marker that was not put again for a lease belongs to somebody dead. Ages are
-by the server's clock. See docs/adr/0019-object-storage.md.
+2020), so the lock is a marker that is alone: every writer puts a marker and then looks; one that sees no other has the
+lock, one that does removes its own and tries again. A marker that was not put again for a lease belongs to a dead
+writer. Ages are by the server's clock. See docs/adr/0019-object-storage.md.
 """
 
 from __future__ import annotations
@@ -41,8 +41,14 @@ _ATTEMPTS = 20
 
 
 def open_objects(text: str) -> RemoteStore:
-    """The store at ``s3://BUCKET/PREFIX``. Options: ``endpoint_override``, ``scheme``, ``region``, ``anonymous``, and
-    those of every store elsewhere. Credentials come from where AWS' own tools look for them, never from the URL."""
+    """Return the store at ``s3://BUCKET/PREFIX``.
+
+    Options: ``endpoint_override``, ``scheme``, ``region``, ``anonymous``, and the options of every remote store.
+    Credentials come from where AWS' own tools look for them, never from the URL.
+
+    Raises:
+        ValueError: a URL without a bucket, or an option that does not exist.
+    """
     url = parse_store_url(text, FOLLOW_SECONDS, OPTIONS)
     root = url.address.removeprefix("s3://").strip("/")
     bucket = urlsplit(url.address).netloc
@@ -87,7 +93,7 @@ def _file_system(url: StoreUrl) -> fs.FileSystem:
 
 @contextlib.contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Turns what Arrow raises about a server that is away, or that refuses, into StoreUnavailable."""
+    """Turn what Arrow raises about a server that is away, or that refuses, into StoreUnavailable."""
     try:
         yield
     except FileNotFoundError:
@@ -203,7 +209,7 @@ class Objects:
             self._connected().delete_file(f"{self._base}/{name}")
 
     def _names(self, folder: str) -> dict[str, float]:
-        """Objects below ``folder`` and when each was put, in seconds."""
+        """Return the objects below ``folder`` and when each was put, in seconds."""
         selector = fs.FileSelector(f"{self._base}/{folder}".rstrip("/"), allow_not_found=True, recursive=True)
         found = self._connected().get_file_info(selector)
         start = len(self._base) + 1

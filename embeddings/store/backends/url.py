@@ -1,4 +1,4 @@
-"""The URL of a store that lies elsewhere: where it is, and the options that are ours."""
+"""The URL of a remote store: where it is, and the options that this package reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ REDIS_PREFIX = "evenkeel:"
 
 
 class StoreUrl(NamedTuple):
-    """``url`` as errors show it (no password), ``address`` without the query, and the options."""
+    """A store's URL in parts.
+
+    ``url`` is as errors show it (no password), ``address`` without the query; the options follow.
+    """
 
     url: str
     address: str
@@ -25,9 +28,15 @@ class StoreUrl(NamedTuple):
 
 
 def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) -> StoreUrl:
-    """Takes a URL apart. Of every store: ``cache`` (directory of the mirror; ``EVENKEEL_HOME/cache/...`` if left out),
+    """Split the URL of a remote store into its parts.
+
+    Options of every store: ``cache`` (directory of the mirror; ``EVENKEEL_HOME/cache/...`` if left out),
     ``follow_seconds`` (how old what it says may be), ``lease_seconds`` (how long a dead writer keeps others out);
-    ``known`` are those of the kind. Raises ValueError."""
+    ``known`` are those of the kind.
+
+    Raises:
+        ValueError: an option that does not exist, or a value that cannot be.
+    """
     parts = urlsplit(text)
     host = parts.netloc.rpartition("@")[2]
     shown = urlunsplit(parts._replace(netloc=host, query=""))
@@ -57,8 +66,10 @@ def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) ->
 
 
 def namespaced(text: str, name: str) -> str:
-    """The URL of a store within the one at ``text``: its collections and views are its own, and so is its mirror.
-    ``STORE/namespaces/NAME``, in Redis ``PREFIX@NAME:`` (no name of a collection has an @)."""
+    """Return the URL of a store within the one at ``text``: its collections, views and mirror are its own.
+
+    The URL is ``STORE/namespaces/NAME``, in Redis ``PREFIX@NAME:`` (no name of a collection has an @).
+    """
     if "://" not in text:
         return str(Path(text) / "namespaces" / name)
     parts = urlsplit(text)

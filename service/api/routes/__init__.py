@@ -1,4 +1,4 @@
-"""HTTP routes, one module per kind of object; each exposes ``router``. :data:`MODULES` is what the app includes."""
+"""HTTP routes, one module per kind of object; each exposes ``router``. The app includes those in :data:`MODULES`."""
 
 MODULES: tuple[str, ...] = (
     "vectors",  # first: routes are tried in this order, and of all requests these must wait least
@@ -20,7 +20,7 @@ FEATURE_MODULES: tuple[str, ...] = ("vectors", "health", "collections", "views")
 
 
 def for_role(role: str) -> tuple[str, ...]:
-    """The modules that a process in this role answers with: a scheduler health alone, ``vectors`` what fetch needs."""
+    """Return the route modules for a role: only health for ``scheduler``, only what fetch needs for ``vectors``."""
     if role == "scheduler":
         return ("health",)
     if role == "vectors":

@@ -1,4 +1,4 @@
-"""The audit log, for admins."""
+"""Routes of the audit log, for admins."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ router = APIRouter(prefix="/v1/audit", tags=["audit"])
 
 
 class AuditEntry(BaseModel):
-    """One request that was to change something. ``action``: method and route; ``object``: what was made or changed;
-    ``status``: of the answer, so 403 and 409 changed nothing; ``address``: whence it came."""
+    """One request that was meant to change something.
+
+    ``action``: method and route; ``object``: what was created or changed; ``status``: status of the response, so 403
+    and 409 changed nothing; ``address``: the address that sent the request.
+    """
 
     id: str
     at: AwareDatetime
@@ -41,7 +44,7 @@ async def list_entries(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str | None = None,
 ) -> Page[AuditEntry]:
-    """Newest first; of all tenants for an operator, of an admin's own else."""
+    """List entries, newest first: those of all tenants for an operator, otherwise those of the admin's own tenant."""
     query = audit.listing(admin.sees, key, since, until)
     async with request.app.state.database.read() as connection:
         rows, following = await pagination.newest_first(connection, query, tables.audit.c.id, limit, cursor)

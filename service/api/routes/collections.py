@@ -1,4 +1,4 @@
-"""Collections and their versions: manifests, promote, snapshot, neighbours. All of it lives in the feature store."""
+"""Collections and their versions in the feature store: manifests, promotion, snapshots and neighbours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Limit = Annotated[int, Query(ge=1, le=200)]
 
 
 class Promotion(BaseModel):
-    """Why a version is made current; ``if_current`` refuses when another one is current by now."""
+    """Why a version is made current; with ``if_current``, refused if another version is current by now."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,7 +36,7 @@ class Promotion(BaseModel):
 
 
 class NeighborsRequest(BaseModel):
-    """An id, or a vector of the collection's dim; how many, at most."""
+    """An id, or a vector of the collection's dimension, and the maximum number of neighbours."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -78,7 +78,7 @@ async def list_versions(
 
 @router.get("/{collection}/versions/{version}", dependencies=[read_features], responses=errors.responses(404))
 async def get_version(request: Request, collection: str, version: str) -> dict[str, Any]:
-    """The manifest; ``current`` is the version that is served."""
+    """Return the manifest of a version; ``current`` means the version that is served."""
     return await in_store(lambda: existing(request, collection).manifest(version))
 
 
@@ -91,8 +91,11 @@ async def promote(
     principal: Annotated[Principal, Depends(require("features:write"))],
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
-    """Makes a version the current one, atomically; an older one is the rollback. Answers with its manifest. Reason and
-    key id are kept: in the collection's history, and in the manifest of a version that was promoted over the gate."""
+    """Make a version the current one, atomically, and return its manifest.
+
+    Promoting an older version is a rollback. The reason and the key's id are kept in the collection's history, and also
+    in the manifest if the version was promoted despite the gate.
+    """
 
     def switch() -> dict[str, Any]:
         found = existing(request, collection)
@@ -121,7 +124,7 @@ async def promote(
     responses={200: {"content": {PARQUET: {}}}, **errors.also(304, "Unchanged."), **errors.responses(404)},
 )
 async def snapshot(request: Request, collection: str, version: str) -> Response:
-    """Every vector of a version as Parquet, in a stream of row groups: id, status, norm, count, vector."""
+    """Stream every vector of a version as Parquet, row group by row group: id, status, norm, count, vector."""
     reader = await in_store(lambda: existing(request, collection).open(version))
     etag = f'"{collection}-{reader.version}-{identity_of(reader)}-parquet"'
     headers = {"Evenkeel-Version": reader.version, "ETag": etag}
@@ -133,8 +136,10 @@ async def snapshot(request: Request, collection: str, version: str) -> Response:
 
 @router.post("/{collection}/neighbors", dependencies=[read_features], responses=errors.responses(404))
 async def neighbors(request: Request, collection: str, body: NeighborsRequest) -> dict[str, Any]:
-    """The items of highest cosine to an id or a vector, best first, by the published vectors themselves. ``exact`` is
-    false where an index chose the candidates: it may overlook some."""
+    """Return the items with the highest cosine to an id or a vector, best first, computed from the published vectors.
+
+    If ``exact`` is false, an index chose the candidates and may have missed some.
+    """
     if (body.id is None) == (body.vector is None):
         raise errors.invalid([("id", "give id or vector, one of them")])
 
@@ -160,7 +165,11 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
 
 
 def existing(request: Request, name: str) -> Collection:
-    """The collection of that name. Raises UnknownCollection."""
+    """Return the collection of this name.
+
+    Raises:
+        UnknownCollection: No such collection exists.
+    """
     store = store_of(request)
     collection = store.collection(name)
     if not collection.exists():

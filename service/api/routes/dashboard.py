@@ -1,4 +1,4 @@
-"""The dashboard at ``/``: pages made on the server, and a script that asks for their content again."""
+"""The dashboard at ``/``: pages rendered on the server, and the content that their script refreshes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MaybePrincipal = Annotated[Principal | None, Depends(optional_principal)]
 
 @router.get("/")
 async def page(request: Request, principal: MaybePrincipal) -> Response:
-    """The dashboard, or the form that exchanges a key for its cookie."""
+    """Return the dashboard, or the form that exchanges a key for a session cookie."""
     if principal is None:
         html = rendering.page("login.html")
     else:
@@ -32,7 +32,7 @@ async def page(request: Request, principal: MaybePrincipal) -> Response:
 
 @router.get("/dashboard/content")
 async def content(request: Request, principal: MaybePrincipal) -> Response:
-    """What changes on the page; 304 while nothing does."""
+    """Return the part of the page that changes; 304 while it is unchanged."""
     if principal is None:
         raise unauthorized("The session has ended.")
     html = rendering.page("content.html", **await gather(request.app, principal))

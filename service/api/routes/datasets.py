@@ -1,4 +1,4 @@
-"""Datasets: registered, listed, profiled, proposed from a file."""
+"""Routes to register, list, profile and delete datasets, and to propose one from a file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def list_datasets(
 
 @router.post("/infer")
 async def propose(request: Request, body: InferRequest, principal: Writer) -> dict[str, Any]:
-    """A manifest proposed for a file under the data roots, to read and correct before it is registered."""
+    """Propose a manifest for a file under the data roots; review and correct it before registering it."""
     settings = request.app.state.settings.for_tenant(principal.tenant)
     return await thread_pools.in_thread(registry.propose, settings, body.uri, body.name)
 
@@ -69,7 +69,7 @@ async def get(request: Request, name: str, principal: Reader) -> dict[str, Any]:
 
 @router.get("/{name}/profile", responses=errors.responses(404))
 async def profile(request: Request, name: str, principal: Reader) -> dict[str, Any]:
-    """Rows, label rate, and each column's type, nulls, distinct values and range."""
+    """Return the number of rows, the label rate, and each column's type, nulls, distinct values and range."""
     async with request.app.state.database.read() as connection:
         row = await registry.get(connection, principal.tenant, name)
     spec = DatasetSpec.model_validate(row["spec"])

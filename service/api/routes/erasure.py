@@ -1,4 +1,4 @@
-"""Erasing ids from a collection's versions, and letting them in again."""
+"""Routes to erase ids from a collection's versions and to readmit them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Writer = Annotated[Principal, Depends(require("features:write"))]
 
 
 class Ids(BaseModel):
-    """Which ids, and why; the reason is kept, the ids as hashes."""
+    """The ids and the reason. The reason is kept; the ids are kept only as hashes."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -35,7 +35,7 @@ class Ids(BaseModel):
 
 
 class Erased(BaseModel):
-    """The versions that were rewritten, and how many rows they lost in all."""
+    """The versions that were rewritten, and the total number of rows removed from them."""
 
     versions: list[str]
     rows: int
@@ -48,7 +48,7 @@ class Readmitted(BaseModel):
 
 
 async def _in_turn(call: Callable[[], Result]) -> Result:
-    """``in_store`` in a thread of its own kind."""
+    """Make ``call`` as ``in_store`` does, in a thread reserved for this kind of work."""
     context = contextvars.copy_context()
     try:
         return await asyncio.get_running_loop().run_in_executor(_threads, lambda: context.run(call))
@@ -58,7 +58,7 @@ async def _in_turn(call: Callable[[], Result]) -> Result:
 
 @router.post("/{collection}/erase", responses=errors.responses(404, 507))
 async def erase(request: Request, collection: str, body: Ids, principal: Writer) -> Erased:
-    """Removes the rows of ids from every kept version; they stay out until they are readmitted."""
+    """Remove the rows of the ids from every kept version; they stay out until they are readmitted."""
 
     def remove() -> dict[str, Any]:
         found = existing(request, collection)
@@ -71,7 +71,7 @@ async def erase(request: Request, collection: str, body: Ids, principal: Writer)
 
 @router.post("/{collection}/readmit", responses=errors.responses(404, 507))
 async def readmit(request: Request, collection: str, body: Ids, principal: Writer) -> Readmitted:
-    """Lets erased ids be published again, by the next run that finds them."""
+    """Allow erased ids to be published again, by the next run that finds them."""
 
     def admit() -> int:
         found = existing(request, collection)
@@ -82,5 +82,5 @@ async def readmit(request: Request, collection: str, body: Ids, principal: Write
 
 @router.get("/{collection}/erasures", dependencies=[Depends(require("features:read"))], responses=errors.responses(404))
 async def erasures(request: Request, collection: str) -> dict[str, Any]:
-    """What was erased and readmitted, newest first: when, why, by which key, how many ids and rows; never which."""
+    """List erasures and readmissions, newest first: time, reason, key, number of ids and of rows, but never the ids."""
     return {"items": await in_store(lambda: existing(request, collection).erasures()[::-1]), "next_cursor": None}

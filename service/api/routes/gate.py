@@ -1,4 +1,4 @@
-"""The gate of a collection: its canaries, and limits from null refreshes."""
+"""Routes of a collection's gate: its canaries, and its calibration by null refreshes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]
 
 
 class CanaryRequest(BaseModel):
-    """A Parquet file of columns id and label under the data roots; or the collection whose canaries to take over."""
+    """A Parquet file with columns id and label under the data roots, or the collection whose canaries to copy."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,8 +36,11 @@ class CanaryRequest(BaseModel):
 
 
 class CalibrationRequest(BaseModel):
-    """Versions of the scratch collection ``nulls``, each a null refresh measured against the one before it; limits by
-    metric that are put in place of what is found."""
+    """The null refreshes to calibrate with, and limits to set by hand.
+
+    ``versions`` belong to the scratch collection ``nulls``; each is a null refresh that is compared with the one before
+    it. ``limits`` by metric replace the measured ones.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,14 +51,16 @@ class CalibrationRequest(BaseModel):
 
 @router.get("/calibration", dependencies=[read_features], responses=errors.responses(404))
 async def get_calibrations(request: Request, collection: str) -> dict[str, Any]:
-    """Limits and nulls by model family; none before a calibration."""
+    """Return limits and null measurements by model family; empty before the first calibration."""
     return await in_store(lambda: {"items": _settings(request, collection, calibration.SETTINGS)})
 
 
 @router.post("/calibration", dependencies=[write_features], responses=errors.responses(404, 507))
 async def calibrate(request: Request, collection: str, body: CalibrationRequest) -> dict[str, Any]:
-    """Calibrates the gate by null refreshes that have been published to a scratch collection, whose older versions are
-    then given up."""
+    """Calibrate the gate with null refreshes that were published to a scratch collection.
+
+    The older versions of the scratch collection are deleted afterwards.
+    """
 
     if body.nulls == collection:
         # Its versions would be given up: what it could be rolled back to.
@@ -82,7 +87,7 @@ async def list_canaries(request: Request, collection: str) -> dict[str, Any]:
 
 @router.post("/canaries", status_code=201, dependencies=[write_features], responses=errors.responses(404, 507))
 async def add_canaries(request: Request, collection: str, body: CanaryRequest) -> dict[str, Any]:
-    """Fits a canary on the current version and has it read every candidate from now on."""
+    """Fit a canary on the current version; it is evaluated on every candidate from now on."""
     given = (body.name is not None, body.uri is not None, body.copy_from is not None)
     if given not in ((True, True, False), (False, False, True)):
         raise errors.invalid([("name", "give name and uri, or copy_from")])

@@ -1,4 +1,4 @@
-"""Liveness, readiness, Prometheus metrics."""
+"""Routes for liveness, readiness and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ async def healthz() -> dict[str, str]:
     "/readyz", summary="Database and disk are usable; how the background tasks do", responses=errors.responses(503)
 )
 async def readyz(request: Request) -> dict[str, Any]:
-    """``degraded``: requests are answered, vectors are served, but jobs or schedules are not looked after, or wait for
-    room on the disk, or the feature store's server is away; in the role ``vectors``, that the database is down, which
-    it does without. That role is not ready while it has no vectors to serve."""
+    """Report whether the service is ready, and the state of its background tasks.
+
+    ``degraded``: requests are answered and vectors are served, but jobs or schedules are not being processed or wait
+    for free disk space, or the feature store's server is unreachable. In the role ``vectors`` it means that the
+    database is down, which this role does not need. That role is not ready while it has no vectors to serve.
+    """
     level, said_of_disk = _disk(request)
     checks = {"database": await _database(request), "disk": said_of_disk}
     fit_for_requests = {
@@ -78,7 +81,7 @@ async def metrics(request: Request, principal: Annotated[Principal | None, Depen
 
 
 async def _tenants(state: State) -> list[str]:
-    """Those whose collections are told of: all that have had a key; without the database those that are served here."""
+    """Return the tenants to report: all that have had a key, or without the database those served by this process."""
     if state.settings.role == "vectors":
         return [DEFAULT_TENANT, *state.store.namespaces()]
     async with state.database.read() as connection:
@@ -86,7 +89,7 @@ async def _tenants(state: State) -> list[str]:
 
 
 def from_loopback(request: Request) -> bool:
-    """Whether the peer is this machine itself and no proxy says that it speaks for another."""
+    """Tell whether the peer is this machine and no proxy header says that the request was forwarded."""
     if request.client is None or "forwarded" in request.headers or "x-forwarded-for" in request.headers:
         return False
     try:

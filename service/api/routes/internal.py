@@ -1,7 +1,7 @@
-"""For runs on other machines alone, with the token of their attempt (service.identity.run_tokens); not in the public
-document.
+"""Routes for runs on other machines, authorized by the token of their attempt; not in the public document.
 
-Each route is about one run. A token of another one is refused with 403, one of an attempt that was given up with 409.
+Each route concerns one run. A token of another run is refused with 403, a token of an attempt that was given up with
+409. Tokens are those of :mod:`service.identity.run_tokens`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ Result = TypeVar("Result")
 
 
 def claim_of(request: Request, run_id: str) -> Claim:
-    """What the request's token is for. Raises 401, and 403 for another run's."""
+    """Return the claim of the request's token.
+
+    Raises:
+        Problem: 401 without a valid token, 403 for the token of another run.
+    """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     claim = run_tokens.read(request.app.state.settings.home, token.strip()) if scheme.lower() == "bearer" else None
     if claim is None:
@@ -44,7 +48,7 @@ Claimed = Annotated[Claim, Depends(claim_of)]
 
 @router.get("")
 async def run_document(request: Request, claim: Claimed) -> Response:
-    """``run.json`` of the attempt."""
+    """Return the attempt's ``run.json``."""
     async with request.app.state.database.read() as connection:
         await _held(connection, claim)
     path = request.app.state.settings.run_dir(claim.run_id) / RUN_FILE
@@ -56,7 +60,7 @@ async def run_document(request: Request, claim: Claimed) -> Response:
 
 @router.get("/current", status_code=204)
 async def current(request: Request, claim: Claimed) -> None:
-    """204 while the attempt may publish."""
+    """Return 204 while the attempt may publish."""
     async with request.app.state.database.read() as connection:
         row = await _held(connection, claim)
     if row["state"] not in ACTIVE:
@@ -67,8 +71,10 @@ async def current(request: Request, claim: Claimed) -> None:
 async def events(
     request: Request, claim: Claimed, offset: Annotated[int, Query(ge=0, lt=2**63)]
 ) -> dict[str, int | str | None]:
-    """Lines of the run's event file that belong at byte ``offset``. Answers where the file ends now, and with a new
-    token when the old one has seen a day."""
+    """Append lines of the run's event file that belong at byte ``offset``.
+
+    Returns where the file ends now, and a new token if the old one is more than a day old.
+    """
     lines = await request.body()
     if not lines.endswith(b"\n"):
         raise invalid([("body", "events come in whole lines")], "send up to the last line's end")
@@ -82,7 +88,7 @@ async def events(
 
 @router.put("/exit", status_code=204)
 async def last_word(request: Request, claim: Claimed) -> None:
-    """``exit.json`` of the attempt."""
+    """Store the attempt's ``exit.json``."""
     try:
         document = json.loads(await request.body())
     except ValueError:
@@ -94,7 +100,7 @@ async def last_word(request: Request, claim: Claimed) -> None:
 
 
 async def _written(request: Request, claim: Claim, write: Callable[[], Result]) -> tuple[Result, Any]:
-    """What ``write`` returns, called while nobody else changes the job's row."""
+    """Return what ``write`` returns, called while the job's row is locked, and the row."""
     async with request.app.state.database.write() as connection:
         row = await _held(connection, claim)
         try:
@@ -105,7 +111,7 @@ async def _written(request: Request, claim: Claim, write: Callable[[], Result]) 
 
 
 async def _held(connection: AsyncConnection, claim: Claim) -> Any:
-    """The job's row, locked in a write. Raises 409 where the attempt is not its any more."""
+    """Return the job's row, locked for writing; raise 409 if the attempt is no longer the job's current one."""
     query = sa.select(tables.job).where(tables.job.c.id == claim.run_id).with_for_update()
     row = (await connection.execute(query)).mappings().first()
     if not run_tokens.holds(claim, row):

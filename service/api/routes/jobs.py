@@ -1,4 +1,4 @@
-"""Training jobs: submitted, listed, cancelled, retried, followed."""
+"""Routes to submit, list, cancel, retry and follow training jobs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from trainer.spec import JobSpec
 
 
 def own(scope: str) -> Any:
-    """Asks for the scope, and answers 404 for a job of another tenant, as for one that is not there. The row is left in
-    ``request.state.job``."""
+    """Require the scope, and respond 404 for another tenant's job as for a missing one.
+
+    The row is stored in ``request.state.job``.
+    """
 
     async def dependency(request: Request, job_id: str, principal: Principal = Depends(require(scope))) -> None:
         async with request.app.state.database.read() as connection:
@@ -43,9 +45,12 @@ State = Literal["queued", "starting", "running", "publishing", "cancelling", "su
 
 
 class JobView(BaseModel):
-    """A job. ``reason`` says why it waits; ``progress`` and ``metrics`` come from the run's own events, and so does
-    ``lineage``: fingerprint of the dataset, hash of the spec, versions of packages, git commit, parent version, warm
-    start. ``needs``: what it was predicted to take of its host, once that was counted."""
+    """A training job.
+
+    ``reason``: why it is waiting. ``progress`` and ``metrics`` come from the run's own events, and so does ``lineage``:
+    fingerprint of the dataset, hash of the spec, package versions, git commit, parent version, warm start. ``needs``:
+    the resources it is predicted to use on its host, once they have been computed.
+    """
 
     id: str
     tenant: str
@@ -70,7 +75,7 @@ class JobView(BaseModel):
 
 
 class DryRun(BaseModel):
-    """The job would be accepted; what it is predicted to take."""
+    """The job would be accepted; the resources that it is predicted to use."""
 
     valid: Literal[True] = True
     estimate: dict[str, Any]
@@ -137,7 +142,7 @@ async def get(request: Request, job_id: str) -> JobView:
     responses={200: {"model": JobView, "description": "Cancelled before."}, **errors.responses(404, 409)},
 )
 async def cancel(request: Request, response: Response, job_id: str) -> JobView:
-    """202; 200 where it was cancelled before; 409 where it has succeeded or failed."""
+    """Cancel a job: 202; 200 if it was cancelled before; 409 if it has succeeded or failed."""
     async with request.app.state.database.write() as connection:
         row, changed = await job_records.cancel(connection, job_id)
         shown = await job_records.view(connection, row)
@@ -152,7 +157,7 @@ async def retry(
     principal: Annotated[Principal, Depends(require("jobs:write"))],
     idempotency_key: IdempotencyKey = None,
 ) -> JobView:
-    """Queues a failed or cancelled job again, from its last checkpoint."""
+    """Queue a failed or cancelled job again; it continues from its last checkpoint."""
     database = request.app.state.database
 
     async def act(reservation: idempotency.Reservation | None) -> None:
@@ -174,8 +179,11 @@ async def delete(request: Request, job_id: str) -> None:
 
 @router.get("/{job_id}/logs", dependencies=READ, response_class=Response, responses=errors.responses(404))
 async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Response:
-    """The log from byte ``offset`` on, at most 1 MiB; ``Evenkeel-Next-Offset`` says where to go on: at the beginning
-    where the log ends before ``offset``, since another took its place."""
+    """Return the log from byte ``offset`` on, at most 1 MiB.
+
+    ``Evenkeel-Next-Offset`` is the offset for the next request. It is 0 if the log ends before ``offset``: a new log
+    has then replaced the previous one.
+    """
     directory = request.app.state.settings.run_dir(job_id)
     text = await asyncio.to_thread(output.read_log, directory, offset)
     following = await asyncio.to_thread(output.log_offset, directory, offset + len(text))
@@ -190,7 +198,7 @@ async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0,
     responses=errors.also(204, "The job has ended and all was said.") | errors.responses(404),
 )
 async def events(request: Request, job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
-    """``state``, ``metric``, ``progress`` and ``log`` events; 204 where the job has ended and all was said."""
+    """Stream ``state``, ``metric``, ``progress`` and ``log`` events; 204 if the job has ended and all were sent."""
     at = output.position(last_event_id)
     state = request.app.state
     first = await output.batch(state.database, state.settings, job_id, at)
@@ -202,13 +210,13 @@ async def events(request: Request, job_id: str, last_event_id: Annotated[str | N
 
 @router.get("/{job_id}/report", dependencies=READ, response_model=None, responses=errors.responses(404))
 async def get_report(request: Request, job_id: str) -> Response | dict[str, Any]:
-    """JSON, or HTML where Accept prefers it."""
+    """Return the report as JSON, or as HTML if the Accept header prefers it."""
     found = report(JobView(**await _shown(request)).model_dump(mode="json"))
     return HTMLResponse(as_html(found)) if "text/html" in request.headers.get("accept", "") else found
 
 
 async def _shown(request: Request) -> dict[str, Any]:
-    """The job that :func:`own` has read."""
+    """Return the job that :func:`own` has read, as users see it."""
     row = request.state.job
     if not row["attempt"]:
         return job_records.view_of_new(row)

@@ -1,4 +1,4 @@
-"""API keys and the tenants they belong to, and the exchange of a key for the dashboard's session cookie."""
+"""Routes for API keys and tenants, and to exchange a key for the dashboard's session cookie."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KeyRequest(BaseModel):
 
 
 class Rotation(BaseModel):
-    """How long the secret before goes on; 0: it ends at once, and the sessions it opened with it."""
+    """How long the previous secret stays valid; 0 ends it at once, together with the sessions opened with it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,7 +38,7 @@ class Rotation(BaseModel):
 
 
 class KeyView(BaseModel):
-    """A key without its secret. ``old_until``: how long the secret before its last rotation goes on."""
+    """A key without its secret. ``old_until``: until when the secret before the last rotation stays valid."""
 
     id: str
     tenant: str
@@ -57,7 +57,7 @@ class NewKey(KeyView):
 
 
 class Tenant(BaseModel):
-    """A tenant, and how many of its keys can be used."""
+    """A tenant, and the number of its usable keys."""
 
     name: str
     num_keys: int
@@ -71,7 +71,7 @@ class SessionRequest(BaseModel):
 
 @router.post("/v1/keys", status_code=201)
 async def create(request: Request, response: Response, body: KeyRequest, admin: Admin) -> NewKey:
-    """A key of the admin's own tenant, or of the one that an operator acts for."""
+    """Create a key in the admin's own tenant, or in the tenant that an operator acts for."""
     if body.expires_at is not None and body.expires_at <= tables.now():
         raise errors.invalid([("expires_at", "lies in the past")], "give a later time, or none")
     async with request.app.state.database.write() as connection:
@@ -96,8 +96,11 @@ async def list_keys(
 
 @router.post("/v1/keys/{key_id}/rotate", responses=errors.responses(404, 409))
 async def rotate(request: Request, key_id: str, admin: Admin, body: Rotation | None = None) -> NewKey:
-    """Another secret for the same key; the one before goes on for `overlap_seconds` (a day), so that whoever uses it
-    can change over. Id, scopes and expiry stay. 409 for a key that is revoked or has expired."""
+    """Give a key a new secret; the previous one stays valid for `overlap_seconds` (default: a day).
+
+    This leaves clients time to switch. Id, scopes and expiry stay the same. 409 for a key that is revoked or has
+    expired.
+    """
     overlap = datetime.timedelta(seconds=(body or Rotation()).overlap_seconds)
     async with request.app.state.database.write() as connection:
         row = await keys.get(connection, key_id, admin.sees)
@@ -123,7 +126,7 @@ async def revoke(request: Request, key_id: str, admin: Admin) -> None:
 async def list_tenants(
     request: Request, admin: Admin, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
 ) -> Page[Tenant]:
-    """Tenants by name: all for an operator, an admin's own else. Each has come into being with its first key."""
+    """List tenants by name: all for an operator, otherwise the admin's own. A tenant is created with its first key."""
     query = keys.tenants(admin.sees)
     async with request.app.state.database.read() as connection:
         rows, following = await pagination.by_name(connection, query, query.selected_columns.name, limit, cursor)

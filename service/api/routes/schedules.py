@@ -1,4 +1,4 @@
-"""Schedules: created, changed, triggered; what they fired."""
+"""Routes to create, change and trigger schedules, and to list their firings."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ class ScheduleView(BaseModel):
 
 
 class FiringView(BaseModel):
-    """One instant of a schedule. ``missed``: not run at all; ``skipped``: its overlap forbade it; ``failed``: its job
-    could not be submitted."""
+    """One firing of a schedule.
+
+    ``missed``: it was not run at all; ``skipped``: the schedule's overlap setting forbade it; ``failed``: its job could
+    not be submitted.
+    """
 
     schedule: str
     fire_at: AwareDatetime
@@ -107,7 +110,7 @@ async def trigger(
     body: TriggerRequest | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> FiringView:
-    """Fires now, also while paused; 409 where its last job has not ended and overlap is ``forbid``."""
+    """Fire a schedule now, even if it is paused; 409 if its last job has not ended and overlap is ``forbid``."""
     database, date = request.app.state.database, body.firing_date if body else None
 
     async def act(reservation: idempotency.Reservation | None) -> FiringView:
@@ -132,7 +135,7 @@ async def firings(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str | None = None,
 ) -> Page[FiringView]:
-    """Newest first."""
+    """List the firings of a schedule, newest first."""
     table = tables.firing
     async with request.app.state.database.read() as connection:
         schedule = await schedule_records.get(connection, principal.tenant, name)

@@ -1,7 +1,7 @@
-"""Fetching vectors by id, as an Arrow stream or as JSON: of a collection (its default view) or of a view.
+"""Routes that fetch vectors by id, as an Arrow stream or JSON, from a view or a collection's default view.
 
-Touches the feature store's mapped files alone; the key comes from a bounded cache. The body is read by hand and the
-answer written by Arrow or orjson: a response model would take longer than everything else together.
+They read only the feature store's mapped files; the key comes from a bounded cache. The body is parsed by hand and the
+response written by Arrow or orjson, because a response model would take longer than everything else together.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _STATUSES = pa.array(list(STATUS_NAMES))
 
 
 class Wanted(NamedTuple):
-    """A request's body."""
+    """The fields of a request's body."""
 
     ids: list[Any]
     version: str
@@ -81,7 +81,7 @@ class Wanted(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What is sent: ids in the collection's type, status uint8 [n], vectors [n, dim] (zero where missing)."""
+    """The data to send: ids in the collection's type, status uint8 [n], vectors [n, dim] (zero for missing ids)."""
 
     id_type: str
     ids: list[Any]
@@ -91,13 +91,13 @@ class Fetched(NamedTuple):
 
 @router.post("/collections/{collection}/vectors", openapi_extra=_DOCUMENTED, responses=_ANSWERS)
 async def of_collection(request: Request, collection: str) -> Response:
-    """Vectors of a collection's default view."""
+    """Return vectors of a collection's default view."""
     return await _fetch(request, default_view(collection), collection)
 
 
 @router.post("/views/{name}/vectors", openapi_extra=_DOCUMENTED, responses=_ANSWERS)
 async def of_view(request: Request, name: str) -> Response:
-    """Vectors of a view; an identity view gives the published vectors themselves."""
+    """Return vectors of a view; an identity view returns the published vectors unchanged."""
     return await _fetch(request, name, None)
 
 
@@ -145,7 +145,7 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
 
 
 def is_brief(request: Request, view: str, collection: str | None, wanted: Wanted, media_type: str) -> bool:
-    """Whether the answer is made of a few rows of memory, with nothing to open or to check."""
+    """Tell whether the response needs only a few rows of memory, and nothing to open or check."""
     with contextlib.suppress(ValueError):  # whoever makes the answer finds it again, and says it
         store = store_of(request)
         found = store.collection(collection) if collection is not None else store.seen_view_collection(view)
@@ -158,7 +158,11 @@ def is_brief(request: Request, view: str, collection: str | None, wanted: Wanted
 
 
 def parse(body: bytes) -> Wanted:
-    """The body's fields. Raises a 422 that names the field."""
+    """Parse the fields of the body.
+
+    Raises:
+        Problem: 422 that names the invalid field.
+    """
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -182,7 +186,11 @@ def parse(body: bytes) -> Wanted:
 
 
 def check_size(num_ids: int, dim: int, media_type: str) -> None:
-    """Raises a 422 for an answer that would take memory (Arrow) or hold up the others (JSON) beyond measure."""
+    """Check that the response is not too large.
+
+    Raises:
+        Problem: 422 for a response that would use too much memory (Arrow) or delay other requests too long (JSON).
+    """
     at_most = MAX_VALUES[media_type] // dim
     if num_ids > at_most:
         instead = ", or ask for Arrow" if media_type == JSON else ""
@@ -191,7 +199,7 @@ def check_size(num_ids: int, dim: int, media_type: str) -> None:
 
 
 def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[str, Any]) -> str:
-    """Same request, same version, same view: same bytes."""
+    """Return the ETag: the same request for the same version and view always gives the same bytes."""
     served = (
         media_type,
         manifest["collection"],
@@ -207,7 +215,7 @@ def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[
 
 
 def arrow_stream(fetched: Fetched, version: str, view: str) -> bytes:
-    """An Arrow IPC stream of one record batch: id, status, vector (null where missing)."""
+    """Return an Arrow IPC stream of one record batch: id, status, vector (null where missing)."""
     missing = fetched.status == MISSING
     schema = _schema(fetched.id_type, fetched.vectors.dtype, fetched.vectors.shape[1], version, view)
     flat = pa.array(fetched.vectors.reshape(-1))
@@ -225,7 +233,7 @@ def arrow_stream(fetched: Fetched, version: str, view: str) -> bytes:
 
 @functools.lru_cache(256)
 def _schema(id_type: str, dtype: np.dtype[Any], dim: int, version: str, view: str) -> pa.Schema:
-    """Of the stream. Making one takes as long as all of its columns."""
+    """Return the schema of the stream, cached because creating it takes as long as creating all of its columns."""
     fields = [
         ("id", pa.int64() if id_type == "int64" else pa.string()),
         ("status", pa.dictionary(pa.int8(), pa.string())),
@@ -235,7 +243,7 @@ def _schema(id_type: str, dtype: np.dtype[Any], dim: int, version: str, view: st
 
 
 def json_body(fetched: Fetched, version: str, view: str) -> bytes:
-    """The same as JSON; a missing id's vector is null."""
+    """Return the content of :func:`arrow_stream` as JSON; the vector of a missing id is null."""
     items = [
         {"id": one, "status": STATUS_NAMES[status], "vector": vector if status != MISSING else None}
         for one, status, vector in zip(fetched.ids, fetched.status.tolist(), fetched.vectors, strict=True)

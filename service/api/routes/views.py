@@ -1,4 +1,4 @@
-"""Feature views: created, listed, deleted, and handed out as the first layer of a frontend model."""
+"""Routes to create, list and delete feature views, and to export one as the first layer of a frontend model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LAYERS = {SAFETENSORS: ("safetensors", safetensors_layer), ONNX: ("onnx", onnx_l
 
 
 class ViewRequest(View):
-    """A view as a job spec has it, and the collection it is of."""
+    """A view as in a job spec, and the collection that it belongs to."""
 
     collection: Name
 
@@ -51,11 +51,13 @@ async def create(
         float, Query(ge=MIN_EPSILON, lt=1, description="With dry_run: the kernel error that advice is to reach.")
     ] = 0.05,
 ) -> Response:
-    """201 for a new view; 200 for one that exists just so. Frequencies are drawn and published now; the rows of a
-    materialized view are stored with every version published from now on.
+    """Create a view: 201 for a new one, 200 if an identical one exists.
 
-    A dry run answers 200 with `view`, `exists`, `advice` (kernel errors by dim, measured on the current version's own
-    vectors; the smallest dim within `epsilon`; beside it the dim of the printed bound) and `warnings`.
+    Frequencies are drawn and published now. The rows of a materialized view are stored with every version published
+    from now on.
+
+    A dry run returns 200 with `view`, `exists`, `advice` (kernel errors by dimension, measured on the current version's
+    own vectors; the smallest dimension within `epsilon`; and the dimension given by the printed bound) and `warnings`.
     """
     parameters = body.model_dump(exclude={"collection"})
 
@@ -84,14 +86,14 @@ def _preview(collection: Collection, parameters: dict[str, Any], epsilon: float)
 
 
 def _sampled(collection: Collection, version: str) -> Array:
-    """Vectors of items that are spread evenly over a version, [<= 1024, d]."""
+    """Return vectors of items spread evenly over a version, [<= 1024, d]."""
     reader = collection.open(version)
     rows = np.unique(np.linspace(0, len(reader) - 1, min(len(reader), 2 * SAMPLED_ROWS)).astype(np.int64))
     return reader.lookup(reader.keys[rows])[1]
 
 
 def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -> dict[str, Any]:
-    """The view with what its consumers should know, measured on the version's vectors."""
+    """Return the view with warnings for its consumers, measured on the version's vectors."""
     if view["kind"] != "rff":
         return {**view, "warnings": []}
     drawn = collection.frequencies(view["name"], version)
@@ -106,7 +108,7 @@ async def list_views(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str | None = None,
 ) -> dict[str, Any]:
-    """Views that the current versions can be fetched through."""
+    """List the views through which the current versions can be fetched."""
     store = store_of(request)
 
     def collect() -> list[dict[str, Any]]:
@@ -120,7 +122,7 @@ async def list_views(
 
 @router.get("/{name}", dependencies=[read_features], responses=errors.responses(404))
 async def get_view(request: Request, name: str) -> dict[str, Any]:
-    """The view, with `warnings`: what its consumers should know, each with a remedy."""
+    """Return the view, with `warnings` for its consumers, each with a remedy."""
 
     def read() -> dict[str, Any]:
         collection = store_of(request).view_collection(name)
@@ -161,13 +163,15 @@ async def layer(
         Query(description="Vectors as they are served, or those of the model behind the version."),
     ] = "published",
 ) -> Response:
-    """The view as the first layer of a frontend model, as safetensors or, by Accept, as ONNX (opset 17, any batch):
-    phi(h) = [cos(U h), sin(U h)] / sqrt(m), with h brought to unit length. It gives what is served to 1e-6.
+    """Return the view as the first layer of a frontend model: safetensors or, by Accept, ONNX (opset 17, any batch).
+
+    The layer is phi(h) = [cos(U h), sin(U h)] / sqrt(m), with h scaled to unit length. It matches the served features
+    to 1e-6.
 
     `takes=model`: the version's alignment R is folded into U, so that the layer takes the raw vectors of the model that
-    was published. Where the version is a moving average (`averaged` in the metadata) the layer gives features of the
-    day's vectors, not of the average. The metadata has the view, the formula and the sha256 of U; the header
-    Content-Digest has that of the body.
+    was published. If the version is a moving average (`averaged` in the metadata), the layer gives features of the
+    day's vectors, not of the average. The metadata contains the view, the formula and the sha256 of U; the header
+    Content-Digest contains that of the body.
     """
     media_type = accepted(request.headers.get("accept"), tuple(LAYERS))
     body, version, sha256 = await in_store(_layer, store_of(request), name, version, takes, media_type)
@@ -186,7 +190,7 @@ async def layer(
 
 
 def _layer(store: Store, name: str, version: str, takes: str, media_type: str) -> tuple[bytes, str, str]:
-    """(the file, the version it is of, the sha256 of the view's U)."""
+    """Return the file, the version it was made from, and the sha256 of the view's U."""
     collection = store.view_collection(name)
     manifest = collection.manifest(version)
     version = manifest["version"]

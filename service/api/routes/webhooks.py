@@ -1,4 +1,4 @@
-"""Webhooks: who is told when a job fails, a version is held, a firing is missed; and what was sent."""
+"""Routes for webhooks (notified when a job fails, a version is held or a firing is missed) and their deliveries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Admin = Annotated[Principal, Depends(require("admin"))]
 
 
 class WebhookView(BaseModel):
-    """``reason``: why it was paused by itself, if it was."""
+    """A webhook. ``reason``: why the service paused it, if it did."""
 
     id: str
     url: str
@@ -38,7 +38,11 @@ class NewWebhook(WebhookView):
 
 
 class DeliveryView(BaseModel):
-    """``next_at``: when it is tried (again); null once it was delivered or given up. ``status``: of the last answer."""
+    """A delivery of one event.
+
+    ``next_at``: when it is attempted next; null once it was delivered or given up. ``status``: status of the last
+    response.
+    """
 
     id: str
     event: str
@@ -68,7 +72,7 @@ async def _refuse_private(request: Request, url: str) -> None:
 
 @router.post("", status_code=201, responses=errors.responses(409))
 async def create(request: Request, response: Response, body: WebhookSpec, admin: Admin) -> NewWebhook:
-    """Registers an address. It must be a public one, unless the operator has allowed its network."""
+    """Register an address. It must be public unless the operator has allowed its network."""
     await _refuse_private(request, body.url)
     database = request.app.state.database
     async with database.write() as connection:
@@ -96,7 +100,7 @@ async def get(request: Request, webhook_id: str, admin: Admin) -> WebhookView:
 
 @router.patch("/{webhook_id}", responses=errors.responses(404))
 async def change(request: Request, webhook_id: str, body: WebhookPatch, admin: Admin) -> WebhookView:
-    """Changes address or events, pauses, or goes on after a pause: what happened meanwhile is not told."""
+    """Change the address or the events, pause, or resume; events that occurred during a pause are not sent."""
     if body.url:
         await _refuse_private(request, body.url)
     async with request.app.state.database.write() as connection:
@@ -105,14 +109,14 @@ async def change(request: Request, webhook_id: str, body: WebhookPatch, admin: A
 
 @router.delete("/{webhook_id}", status_code=204, responses=errors.responses(404))
 async def delete(request: Request, webhook_id: str, admin: Admin) -> None:
-    """Deletes it with its deliveries."""
+    """Delete a webhook and its deliveries."""
     async with request.app.state.database.write() as connection:
         await webhook_records.delete(connection, admin.tenant, webhook_id)
 
 
 @router.post("/{webhook_id}/ping", status_code=202, responses=errors.responses(404))
 async def ping(request: Request, webhook_id: str, admin: Admin) -> DeliveryView:
-    """Sends an event ``ping``, to try the address and the receiver's check of the signature."""
+    """Send a `ping` event, to test the address and the receiver's signature check."""
     async with request.app.state.database.write() as connection:
         row = await webhook_records.get(connection, admin.tenant, webhook_id)
         return _delivery(await webhook_records.owe(connection, row["id"], "ping", {"webhook": row["id"]}))
@@ -126,7 +130,7 @@ async def deliveries(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str | None = None,
 ) -> Page[DeliveryView]:
-    """What was sent, newest first, for thirty days."""
+    """List deliveries, newest first; they are kept for thirty days."""
     table = tables.webhook_delivery
     async with request.app.state.database.read() as connection:
         await webhook_records.get(connection, admin.tenant, webhook_id)
@@ -137,6 +141,6 @@ async def deliveries(
 
 @router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202, responses=errors.responses(404))
 async def redeliver(request: Request, webhook_id: str, delivery_id: str, admin: Admin) -> DeliveryView:
-    """Makes a delivery once more, under the same id."""
+    """Repeat a delivery under the same id."""
     async with request.app.state.database.write() as connection:
         return _delivery(await webhook_records.redeliver(connection, admin.tenant, webhook_id, delivery_id))

@@ -1,1 +1,1 @@
-"""How runs are started, watched and ended: on this host, or on a cluster. One protocol, one contract suite."""
+"""How runs are started, watched and ended: on this host or a cluster, with one protocol and contract test suite."""

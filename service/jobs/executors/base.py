@@ -1,4 +1,4 @@
-"""What the runner asks of whatever runs its runs. ``tests/contracts/test_executor.py`` says it by example."""
+"""The interface between the runner and what executes runs; ``tests/contracts/test_executor.py`` shows it by example."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import NamedTuple, Protocol
 
 
 class Unknown(Exception):
-    """The executor cannot be asked just now (its cluster does not answer), so nothing is known of the run: neither that
-    it lives nor that it is gone. Nothing is given up for it; what was asked is to be asked again."""
+    """The executor cannot be reached now (its cluster does not answer), so the state of the run is unknown.
+
+    It may be alive or gone: do not give it up, and ask again later.
+    """
 
 
 class Room(NamedTuple):
-    """What is free on one machine."""
+    """Free resources of one machine."""
 
     cpus: float
     memory_bytes: int
@@ -20,27 +22,40 @@ class Room(NamedTuple):
 
 
 class Executor(Protocol):
-    """Runs are named by their run directory, with ``run.json`` in it. Each call may block, and may raise
-    :class:`Unknown`."""
+    """Executes runs, each identified by its run directory, which contains ``run.json``.
+
+    Each call may block, and may raise :class:`Unknown`.
+    """
 
     def launch(self, run_dir: Path, /) -> object:
-        """Starts the attempt that ``run.json`` names. Raises RuntimeError where a run of this directory is alive,
-        OSError or ValueError where it cannot be started, Problem where trying again would not help either."""
+        """Start the attempt that ``run.json`` names.
+
+        Raises:
+            RuntimeError: A run of this directory is alive.
+            OSError: The attempt cannot be started.
+            ValueError: The attempt cannot be started.
+            Problem: The attempt cannot be started, and trying again would not help.
+        """
 
     def is_alive(self, run_dir: Path, /) -> bool:
-        """Whether the attempt that was launched last still runs, or waits to; brings its log up to date. False for one
-        that never was."""
+        """Tell whether the attempt launched last is running or waiting to run, and update its log.
+
+        The answer is False for an attempt that was never launched.
+        """
 
     def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
-        """Ends it and all that it left: asked first, forced after ``grace_seconds``. True if it ended by itself. Again,
-        or for one that is gone or never was, it clears what is left and returns True."""
+        """End the attempt and everything it left behind; return True if it ended by itself.
+
+        The attempt is first asked to end, then forced after ``grace_seconds``. A repeated call, or one for an attempt
+        that is gone or never existed, removes what is left and returns True.
+        """
 
     def close(self) -> None:
-        """Ends what it keeps beside the runs, which go on. The owner calls it last."""
+        """Release what the executor holds beside the runs, which continue; the owner calls this last."""
 
 
 class Cluster(Executor, Protocol):
-    """An executor whose runs are elsewhere: what is free there is not to be seen from here."""
+    """An executor whose runs are elsewhere, so that free resources cannot be seen from this machine."""
 
     def room(self) -> list[Room] | None:
-        """What is free now, machine by machine; None where the cluster does not tell."""
+        """Return what is free now on each machine; None if the cluster does not report it."""

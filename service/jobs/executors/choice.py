@@ -1,4 +1,4 @@
-"""Which executor the settings ask for."""
+"""The choice of the executor by the settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from service.jobs.executors.ray_jobs import RayJobs
 
 
 def executor_of(settings: Settings) -> Executor:
-    """Raises ValueError where ``ray_jobs`` is asked for and there is no token to submit with."""
+    """Return the executor that the settings name.
+
+    Raises:
+        ValueError: It is ``ray_jobs`` and there is no token to submit with.
+    """
     if settings.executor == "local":
         return LocalRuns()
     token = ray_token()

@@ -10,8 +10,11 @@ from trainer.runs.standby import Standby
 
 
 class LocalRuns:
-    """``command``: what is started in the place of a training, followed by ``--run-dir D``: each time anew, where a
-    training is forked from a process that stands by."""
+    """Executes runs on this host.
+
+    ``command`` is started in place of a training, followed by ``--run-dir D``; it is started anew each time, while a
+    training is forked from a standby process.
+    """
 
     def __init__(self, command: Sequence[str] = run_process.COMMAND):
         self._command = tuple(command)

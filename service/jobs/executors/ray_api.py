@@ -1,7 +1,7 @@
-"""The HTTP interface of a Ray cluster's dashboard: jobs, and what is free. Without Ray's own client, which imports Ray.
+"""The HTTP interface of a Ray cluster's dashboard (jobs, free resources), without Ray's own client, which imports Ray.
 
-Measured on Ray 2.60: a submission id that was used before is answered with 500; a job that has not started cannot be
-deleted (500) and is not stopped, but starts and is ended at once when its turn comes; the log comes whole each time.
+Measured on Ray 2.60: a submission id that was used before gives 500; a job that has not started cannot be deleted (500)
+and is not stopped, but starts and is ended at once when its turn comes; the log is always returned whole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOKEN_REMEDY = (
 
 
 def ray_token(environment: Mapping[str, str] | None = None) -> str | None:
-    """The cluster's token where Ray itself looks: RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
+    """Return the cluster's token, searched as by Ray: RAY_AUTH_TOKEN, file RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
     source = os.environ if environment is None else environment
     if source.get("RAY_AUTH_TOKEN", "").strip():
         return source["RAY_AUTH_TOKEN"].strip()
@@ -41,7 +41,10 @@ def ray_token(environment: Mapping[str, str] | None = None) -> str | None:
 
 
 class RayApi:
-    """``address``: ``http://HOST:8265``. Each call raises Unknown where the cluster does not answer as it should."""
+    """A client for ``address``, ``http://HOST:8265``.
+
+    Each call raises Unknown if the cluster does not answer as expected.
+    """
 
     def __init__(self, address: str, token: str):
         self.address = address.rstrip("/")
@@ -49,7 +52,11 @@ class RayApi:
         self._certificates = ssl.create_default_context()
 
     def refuse_open_cluster(self) -> None:
-        """Raises Problem for a cluster that answers whoever asks: anyone who reaches it can run code on it."""
+        """Check that the cluster demands a token; if it does not, anyone who reaches it can run code on it.
+
+        Raises:
+            Problem: The cluster answers without a token.
+        """
         try:
             answer = self._request("GET", "/api/version")
         except httpx.HTTPError as error:
@@ -60,25 +67,32 @@ class RayApi:
             raise Problem(503, "open-cluster", detail, [wrong])
 
     def job(self, submission_id: str) -> dict[str, Any] | None:
-        """What the cluster knows of a job (``status``: PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED); None: nothing."""
+        """Return the cluster's record of a job, or None if it has none.
+
+        Its ``status`` is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
+        """
         answer = self._ask("GET", _path(submission_id))
         return None if answer.status_code == 404 else dict(answer.json())
 
     def submit(self, document: Mapping[str, Any]) -> None:
-        """Hands in a job. Raises Unknown also where its id was used before: ask :meth:`job`."""
+        """Submit a job.
+
+        Raises:
+            Unknown: The cluster did not accept it, possibly because its id was used before: ask :meth:`job`.
+        """
         self._ask("POST", "/api/jobs/", json=document, timeout=SUBMIT_SECONDS)
 
     def stop(self, submission_id: str) -> None:
-        """Asks a job to stop: SIGTERM, and SIGKILL after its RAY_JOB_STOP_WAIT_TIME_S."""
+        """Ask a job to stop: SIGTERM, and SIGKILL after its RAY_JOB_STOP_WAIT_TIME_S."""
         self._ask("POST", _path(submission_id, "/stop"))
 
     def log(self, submission_id: str) -> bytes:
-        """All that the job has said."""
+        """Return the job's whole log."""
         answer = self._ask("GET", _path(submission_id, "/logs"))
         return b"" if answer.status_code == 404 else str(answer.json()["logs"]).encode()
 
     def room(self) -> list[Room] | None:
-        """What is free on each node, as the cluster knew some seconds ago; None where it has no such report."""
+        """Return what is free on each node, as of some seconds ago; None if the cluster has no such report."""
         answer = self._ask("GET", "/api/cluster_status").json()
         report = ((answer.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
         nodes = report.get("usageByNode")

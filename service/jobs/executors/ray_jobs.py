@@ -1,6 +1,6 @@
 """Runs as jobs of a Ray cluster, through its dashboard: the same entrypoint, on other machines (docs/adr/0026).
 
-One submission per attempt, named ``RUN-ATTEMPT``. What was submitted stands in ``ray_job.json`` of the run directory
+There is one submission per attempt, named ``RUN-ATTEMPT``. It is recorded in ``ray_job.json`` of the run directory
 before it is submitted, so that after a crash at any point the run is found again.
 """
 
@@ -45,10 +45,12 @@ POLL_SECONDS = 0.2
 
 
 class RayJobs:
-    """``stop_seconds`` from SIGTERM to SIGKILL: Ray takes it with the submission, so every ending has the same.
+    """Executes runs as jobs of a Ray cluster.
 
-    ``cluster_runs``: where run directories lie on the cluster, if not where they lie here. ``resources``: custom Ray
-    resources that place the driver (on the head where empty; always 0 CPUs: ranks of a small cluster need all).
+    ``stop_seconds``: time from SIGTERM to SIGKILL. Ray takes it with the submission, so it is the same for every
+    ending. ``cluster_runs``: location of the run directories on the cluster, if it differs from here. ``resources``:
+    custom Ray resources that place the driver (on the head node if empty; always 0 CPUs, because the ranks of a small
+    cluster need them all).
     """
 
     def __init__(
@@ -71,7 +73,10 @@ class RayJobs:
         return self._api.room()
 
     def launch(self, run_dir: Path, /) -> str:
-        """The submission's id. One that was made and whose answer was lost is found, not made again."""
+        """Submit the attempt and return the submission's id.
+
+        A submission whose response was lost is found, not made again.
+        """
         run = json.loads((run_dir / RUN_FILE).read_text("utf-8"))
         submission_id = f"{run['run_id']}-{run.get('attempt', 1)}"
         self._api.refuse_open_cluster()
@@ -97,7 +102,7 @@ class RayJobs:
         return alive
 
     def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
-        """The grace is the one of the submission, whatever is asked for here (see the class)."""
+        """End the attempt; the grace is that of the submission, whatever ``grace_seconds`` says (see the class)."""
         record = _read(run_dir)
         if record is None or not self.is_alive(run_dir):
             return True
@@ -119,11 +124,14 @@ class RayJobs:
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Each question to the cluster is a connection of its own."""
+        """Do nothing: each request to the cluster uses a connection of its own."""
 
     def _submission(self, submission_id: str, run_dir: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-        """No code travels: the cluster's image has it. A ``report`` in run.json says that the run is to fetch the rest
-        from the service, and to tell it what happens."""
+        """Return the document to submit.
+
+        It contains no code: the cluster's image has it. A ``report`` in run.json means that the run fetches the rest
+        from the service and reports its events to it.
+        """
         directory = self._cluster_runs / run["run_id"] if self._cluster_runs is not None else run_dir.resolve()
         variables = {
             RUN_ID_VARIABLE: str(run["run_id"]),
@@ -144,7 +152,7 @@ class RayJobs:
         }
 
     def _fetch_log(self, run_dir: Path, record: dict[str, Any], last: bool) -> None:
-        """Appends what the job has said since. A crash in between repeats lines, and loses none."""
+        """Append what the job has logged since; a crash in between repeats lines, and loses none."""
         submission_id, started = record["submission_id"], time.monotonic()
         if record.get("log_ended") or (not last and started < self._log_due.get(submission_id, 0.0)):
             return
