@@ -66,7 +66,8 @@ def profile_of(
     plan: DataPlan, encoded: Encoded, row_counts: Mapping[str, npt.NDArray[np.int64]], label_mean: float
 ) -> dict[str, Any]:
     """Return what runs are compared by.
-     These are the types of the columns that are read and the names of all, the number of rows, the mean label and the
+
+    These are the types of the columns that are read and the names of all, the number of rows, the mean label and the
     shares of missing ids of the training rows, and for every numeric feature the shares of all rows between deciles.
     """
     read = {name: str(plan.source.column_type(name)) for name in plan.columns()}

@@ -220,7 +220,7 @@ class ExampleRows:
     # --- splits
 
     def _sides_of_rows(self) -> npt.NDArray[np.uint8] | None:
-        """Return the sides by a column or a row's time; None for the random split, which looks at the example's pair."""
+        """Return the sides by a column or a row's time; None for the random split, which looks at an example's pair."""
         split, ordering = self._plan.job.evaluation.split, self._plan.dataset.ordering
         if split.kind == "random":
             return None

@@ -70,7 +70,8 @@ def write_graph(
     edges: EdgeFile, kind: Kind, vocabulary: pa.Array, directory: Path, log: Callable[[str], Any]
 ) -> dict[str, Any]:
     """Write ``<name>.offsets.bin`` and ``<name>.neighbours.bin`` under ``directory``.
-     Edges count in both directions. Edges with an id that ``vocabulary`` (row r >= 2 is entry r - 2) does not have are
+
+    Edges count in both directions. Edges with an id that ``vocabulary`` (row r >= 2 is entry r - 2) does not have are
     left out, counted and logged.
 
     Returns:

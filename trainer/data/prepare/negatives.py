@@ -96,7 +96,8 @@ class PopularUnseen:
 
 def popularity_weights(counts: npt.NDArray[np.integer], power: float) -> Int64s:
     """Return counts^power as integers whose sum is below 2^32.
-     A weight is at least 1 where an item occurs, and 0 where it does not. Rounding moves the probability of an item by
+
+    A weight is at least 1 where an item occurs, and 0 where it does not. Rounding moves the probability of an item by
     less than num_items / 2^32.
     """
     wanted = np.where(counts > 0, counts.astype(np.float64) ** power, 0.0)

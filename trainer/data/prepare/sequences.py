@@ -93,7 +93,7 @@ class SequenceRows:
 class Sequences:
     """The sequences of all users, memory-mapped.
 
-    Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` says of which split each is.
+    Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` says of which split each of the items is.
     ``train``: the items of the training split alone. ``held``: by split, the places in ``items`` of the examples to
     evaluate, those with a history.
     """

@@ -18,7 +18,7 @@ def sides_of(chunk: Chunk, column: str) -> npt.NDArray[np.uint8]:
     """Return the side of each row: by the names of splits, or TEST where a number or truth value is 1.
 
     Raises:
-        DataError: a value is neither.
+        DataError: a value names no split.
     """
     array = chunk.column(column)
     if pa.types.is_dictionary(array.type):

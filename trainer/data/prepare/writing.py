@@ -42,7 +42,8 @@ RAW_NUMBERS = "numeric.raw"
 
 class SplitWriter:
     """Files of one split, to which examples are appended.
-     They are ``labels.bin``, and ``<feature>.bin`` or ``<feature>.{values,offsets}.bin``. Where evaluation asks for
+
+    They are ``labels.bin``, and ``<feature>.bin`` or ``<feature>.{values,offsets}.bin``. Where evaluation asks for
     users also USER_CODES: a number for each user, known in training or not, -1 for none.
     """
 
@@ -178,7 +179,8 @@ class SeenPairs:
         row_counts: Mapping[str, npt.NDArray[np.int64]],
     ) -> None:
         """Write the items to draw negatives from, and what each user had.
-         ``seen.items.bin``: the rows that negatives are drawn from (items that occur in this training split: a row that
+
+        ``seen.items.bin``: the rows that negatives are drawn from (items that occur in this training split: a row that
         only a warm start brought is left alone); ``seen.{shifted,starts}.bin``: SeenItems by user row.
         """
         if not self._enabled:

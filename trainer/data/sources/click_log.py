@@ -155,7 +155,7 @@ class ClickLog:
 
     @cached_property
     def _birth_days(self) -> Int64s:
-        """Return the day each item first appears: the first for nine tenths, and for the most popular of each cluster."""
+        """Return the day each item first appears, the first for nine tenths and for the most popular of a cluster."""
         late = self._world(1, self.num_items) < 0.1
         late[: self.num_clusters] = False
         day = 1 + (self._world(2, self.num_items) * max(1, self.num_days - 1)).astype(np.int64)

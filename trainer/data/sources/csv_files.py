@@ -32,7 +32,7 @@ def column_names(path: FilePath) -> list[str]:
 def infer_types(paths: Sequence[FilePath], columns: Sequence[str]) -> dict[str, pa.DataType]:
     """Return the narrowest type of each column that fits every value of every file.
 
-    One pass over the files, and one more for each value that does not fit the type found so far.
+    Reads each file once, and once more for each column in which a value does not fit the type taken so far.
     """
     found: dict[str, pa.DataType] = {}
     for path in paths:

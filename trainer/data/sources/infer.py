@@ -127,7 +127,8 @@ def column_names(uri: str | Path) -> list[str]:
 
 def profile(spec: DatasetSpec) -> dict[str, Any]:
     """Return figures of a dataset; reads every row, in a stream.
-     They are the number of rows, the label rate or the range of its values, the range of the order, and nulls and
+
+    They are the number of rows, the label rate or the range of its values, the range of the order, and nulls and
     distinct ids per feature column. ``label_problem`` says what would keep a job from training, where a label is not
     one.
     """

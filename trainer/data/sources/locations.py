@@ -32,7 +32,10 @@ class Stat(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectPath:
-    """A file in object storage: ``key`` is BUCKET/KEY. Has the part of :class:`pathlib.Path` that readers of rows use."""
+    """A file in object storage, with the part of :class:`pathlib.Path` that readers of rows use.
+
+    ``key`` is BUCKET/KEY.
+    """
 
     key: str
     status: Stat

@@ -24,11 +24,12 @@ def are_events(source: Source, dataset: DatasetSpec) -> bool:
 
 def users_of(source: Source, dataset: DatasetSpec) -> pa.Table:
     """Return columns of the features user and item: each user once, with a list of items by time (then by row).
-     Users are in the order of first appearance. As in training, rows without a user or an item are in no list, nor are
+
+    Users are in the order of first appearance. As in training, rows without a user or an item are in no list, nor are
     rows that the dataset's label, where the rows have its column, says are no positives.
 
     Raises:
-        DataError: the rows cannot be read so.
+        DataError: ids or times cannot be read.
     """
     user, item, order = columns = _columns(dataset)
     label = dataset.label.column or (parse_rule(dataset.label.rule)[0] if dataset.label.rule is not None else None)
