@@ -48,9 +48,9 @@ def start_ranks(run: Run) -> None:
 
 
 def forked_ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
-    """Fork ranks that have imported what this process has and wait to train, and give the function that lets them.
+    """Return a context of ranks that wait, and whose function lets them train.
 
-    If it is not called, they go at the end of the block.
+    They have imported what this process has. If the function is not called, they go at the end of the block.
 
     To be called before this process has started a thread: a fork has only the one that called it. A process that is
     forked cannot use CUDA where its parent has touched it, as libraries do when they are imported: ranks with GPUs are
@@ -155,7 +155,7 @@ def leave(code: int) -> NoReturn:
 
 
 def default_directory(name: str) -> Path:
-    """Return where ``evenkeel train`` keeps a run that was given no directory: ``$EVENKEEL_HOME/runs/NAME-N``, N fresh."""
+    """Return where ``evenkeel train`` keeps a run without a directory: ``$EVENKEEL_HOME/runs/NAME-N``, N fresh."""
     runs = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel")) / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     number = 1

@@ -37,8 +37,8 @@ UNFINISHED = (".*.tmp", ".*.preparing", f"{CHECKPOINTS}/{WRITING}*", f"{BEST}/{W
 class Report(NamedTuple):
     """Where a run on another machine reports what happens (trainer.runs.uplink).
 
-    ``url`` is the service's own route for it, ``token`` the attempt's; the third field is the size of the service's
-    event file, after which the events of this attempt go.
+    ``url`` is the service's own route for it, ``token`` the attempt's; ``offset`` is the size of the service's event
+    file, after which the events of this attempt go.
     """
 
     url: str
