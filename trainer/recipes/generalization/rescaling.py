@@ -17,7 +17,7 @@ ALPHA = 32.0
 
 
 def rescalable(model: nn.Module) -> list[tuple[nn.Linear, nn.Linear]]:
-    """Pairs of linear layers with nothing but a ReLU between them."""
+    """Return pairs of linear layers with nothing but a ReLU between them."""
     pairs = []
     for module in model.modules():
         if isinstance(module, nn.Sequential):
@@ -32,8 +32,10 @@ def rescalable(model: nn.Module) -> list[tuple[nn.Linear, nn.Linear]]:
 
 @contextlib.contextmanager
 def rescaled(pairs: list[tuple[nn.Linear, nn.Linear]], alpha: float = ALPHA) -> Iterator[None]:
-    """Inside, T_alpha is applied to each pair, first to last: (W_1, b_1) times alpha, W_2 divided by it. After it,
-    every parameter is what it was, bit for bit. ``alpha`` > 0; a power of two rounds nothing."""
+    """Apply T_alpha to each pair, first to last, within the block: (W_1, b_1) times alpha, W_2 divided by it.
+
+    After it, every parameter is what it was, bit for bit. ``alpha`` > 0; a power of two rounds nothing.
+    """
     parameters = [parameter for pair in pairs for layer in pair for parameter in layer.parameters()]
     before = [parameter.detach().clone() for parameter in parameters]
     try:

@@ -17,9 +17,11 @@ Floats = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Distance:
-    """Between two trained models. ``epsilon``: the largest difference of the loss of one example; ``mean``: the mean
-    one (both absolute); ``risk``: difference of the mean losses, which the mean bounds; ``parameters``: |a - b| /
-    |a|."""
+    """Distances between two trained models.
+
+    ``epsilon``: the largest difference of the loss of one example; ``mean``: the mean one (both absolute); ``risk``:
+    difference of the mean losses, which the mean bounds; ``parameters``: |a - b| / |a|.
+    """
 
     epsilon: float
     mean: float
@@ -30,7 +32,10 @@ class Distance:
 def distance(
     losses: Floats, other_losses: Floats, parameters: dict[str, Floats], other_parameters: dict[str, Floats]
 ) -> Distance:
-    """Of models A(S) and A(S'): losses [n] of the same held-out examples, parameters by name."""
+    """Return the distances of models A(S) and A(S').
+
+    Losses are [n], of the same held-out examples; parameters are by name.
+    """
     apart = np.abs(losses.astype(np.float64) - other_losses)
     return Distance(
         float(apart.max()),

@@ -24,8 +24,10 @@ from trainer.training.regularizers.rows import RowsOnce
 
 
 class LaplacianPenalty:
-    """strength |e_j - e_k|^2 of a job's samples; ``data`` (trainer.data.batches.prepared.PreparedData) has the
-    graph."""
+    """The penalty strength |e_j - e_k|^2 of a job's samples.
+
+    ``data`` (trainer.data.batches.prepared.PreparedData) has the graph.
+    """
 
     def __init__(self, settings: Laplacian, data: Any, seed: int, dim: int):
         self._settings, self._seed, self._dim = settings, seed, dim
@@ -38,7 +40,7 @@ class LaplacianPenalty:
         self._config = SSEConfig(1.0, graph, restart=1.0)
 
     def __call__(self, batch: Any, rows: RowsOnce, step: int) -> Tensor:
-        """[b]. Looks the neighbours up: every rank takes part, also one without samples."""
+        """Return the penalty [b]. Looks the neighbours up: every rank takes part, also one without samples."""
         feature, features = self._settings.feature, batch.features
         ids = features[feature].values().cpu()
         drawn = swap(
