@@ -118,7 +118,7 @@ class HeldOut:
         return self._cut(self._excluded, first, last)
 
     def relevant_of(self, first: int, last: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return (number of the user from ``first``, place, number of the pair) that users [first, last) should find."""
+        """Return (number of the user from ``first``, place, number of the pair) for users [first, last) to find."""
         begin, end = np.searchsorted(self.relevant, (first * len(self.items), last * len(self.items)))
         return *self._cut(self.relevant, first, last), self.numbers[begin:end]
 

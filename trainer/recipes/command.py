@@ -37,7 +37,11 @@ QUICK_SEEDS = {"rff": 3}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if every trial ended well and every claim that could be judged holds, 1 if not so or on bad arguments."""
+    """Run the command.
+
+    Returns:
+        0: every trial ended well and every claim that could be judged holds; 1: not so, or bad arguments.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(arguments)
     command = shlex.join(["evenkeel", "recipe", *arguments])

@@ -33,7 +33,7 @@ def unit(vectors: Array) -> Array:
 
 
 def features_of(dim_in: int, dim: int, sigma: float) -> Features:
-    """Return phi of the paper: Gaussian frequencies, drawn once."""
+    """Return phi of Xu et al., random Fourier features: Gaussian frequencies, drawn once."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # phi of the vectors' own dim has half as many directions: the paper's
         view = RandomFourierFeatures(dim_in, dim, sigma, 0, "gaussian")
@@ -49,9 +49,10 @@ def percent(values: Sequence[float]) -> str:
 
 
 def spread(runs: Array) -> float:
-    """Return the mean over all numbers [runs, ...] of their variance over runs (n - 1), as a share of their mean square.
+    """Return the mean over all numbers [runs, ...] of their variance over runs, as a share of their mean square.
 
-    It is 1 for numbers of mean 0 that every run draws anew, 0 for numbers that are the same in each.
+    The variance is that of a sample (n - 1). The share is 1 for numbers of mean 0 that every run draws anew, 0 for
+    numbers that are the same in each.
     """
     return float(runs.var(axis=0, ddof=1).mean() / np.square(runs).mean())
 

@@ -183,7 +183,7 @@ class Trainer:
         self.checkpoint()
 
     def batches(self) -> Iterator[tuple[Any, ...]]:
-        """Yield this rank's part of every batch from ``position`` on, over all epochs that are left: its micro-batches."""
+        """Yield the micro-batches of this rank's part of every batch from ``position`` on, over all epochs left."""
         upcoming: Iterator[Any] | None = None
         try:
             while self.position.step < self.num_steps and not self.position.stopped:
@@ -206,7 +206,7 @@ class Trainer:
         return iter(self.data.train_batches(epoch, start, self.rank, self.world_size, self.job.micro_batches))
 
     def _next(self, parts: Iterator[Any]) -> tuple[Any, ...]:
-        """Return the micro-batches of the next step, () at the end of the epoch; count how long they were waited for."""
+        """Return the micro-batches of the next step, () at the end of the epoch; add up the time spent waiting."""
         begun = time.monotonic()
         found = tuple(itertools.islice(parts, self.job.micro_batches))
         self.waited_seconds += time.monotonic() - begun
@@ -417,7 +417,10 @@ class Trainer:
         return decision
 
     def evaluate(self, split: str) -> dict[str, Any]:
-        """Return the model's metrics over the whole split, exact, on rank 0 ({} elsewhere); one without a value is None."""
+        """Return the model's metrics over the whole split, exact, on rank 0 ({} elsewhere).
+
+        A metric without a value is None.
+        """
         self.sharded.eval()
         with phase(self._tell, "evaluation"):
             return self.evaluator.evaluate(split)

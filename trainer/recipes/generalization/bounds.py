@@ -1,4 +1,4 @@
-"""Bounds on the generalization gap: by Rademacher complexity and PAC-Bayes (lecture, sections 3 and 4).
+"""Bounds on the generalization gap: by Rademacher complexity and PAC-Bayes (Mądry's lecture, sections 3 and 4).
 
 Both ask for a loss in [0, 1]. It is the probability that a model gives to the wrong label, 1 - e^(-l) of a log loss l:
 half of 1 - sigma f with f = 2 p - 1 in [-1, 1] and the label as a sign sigma.

@@ -1,4 +1,7 @@
-"""What a model loses where one matrix, or all of them, keep a part of their rank (lecture, section 7: truncated SVD)."""
+"""What a model loses where one matrix, or all of them, keep a part of their rank.
+
+By truncated SVD (Mądry's lecture, section 7).
+"""
 
 from __future__ import annotations
 

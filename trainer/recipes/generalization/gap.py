@@ -1,4 +1,7 @@
-"""The generalization gap after each epoch (lecture, section 2): Delta = L_D - L_S, the test split standing for D."""
+"""The generalization gap after each epoch: Delta = L_D - L_S, the test split standing for D.
+
+Mądry's lecture, section 2.
+"""
 
 from __future__ import annotations
 

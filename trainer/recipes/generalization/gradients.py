@@ -1,4 +1,4 @@
-"""Norms of gradients by layer, which show whether they vanish or explode (lecture, section 1, equation 1)."""
+"""Norms of gradients by layer, which show whether they vanish or explode (Mądry's lecture, section 1, equation 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest eigenvalues of a loss's Hessian by Lanczos' method: how sharp a point is (lecture, section 6).
+"""The largest eigenvalues of a loss's Hessian by Lanczos' method: how sharp a point is (Mądry's lecture, section 6).
 
 Keskar et al. 2016 call a minimum sharp where the loss rises quickly around it; along the steepest direction it rises by
 lambda_max / 2 times the square of the distance. With ``scale`` s, one number for each parameter, the eigenvalues are

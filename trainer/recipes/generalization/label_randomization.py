@@ -1,6 +1,6 @@
 """The rows of a dataset with other labels: permuted, those of fair coins, or a few of them changed.
 
-Permuted: Zhang et al. 2016; lecture, section 5. Fair coins: section 3.
+Permuted: Zhang et al. 2016; Mądry's lecture, section 5. Fair coins: section 3 of it.
 
 What is written is a file like any other, so that the same job on it is the same training on other labels: rows, their
 order, their split and every draw stay.

@@ -1,4 +1,4 @@
-"""A loss as a function of named parameters, moved and put back: what measures of a point in parameter space ask for."""
+"""A loss as a function of named parameters, which measures of a point in parameter space move and put back."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Point:
                     leaf.copy_(one)
 
     def magnitudes(self) -> list[Tensor]:
-        """Return abs(theta), element by element: the scale in which a measure does not notice that layers are rescaled."""
+        """Return abs(theta), element by element: the scale in which a measure is blind to rescaled layers."""
         return [leaf.detach().abs() for leaf in self.leaves]
 
 

@@ -1,4 +1,6 @@
-"""The reparametrisation check (Dinh et al. 2017; lecture, section 6.1): layers rescaled so that the function stays.
+"""The reparametrisation check: layers rescaled so that the function stays.
+
+Dinh et al. 2017; Mądry's lecture, section 6.1.
 
 T_alpha (definition 3): (theta_1, theta_2) -> (alpha theta_1, theta_2 / alpha). ReLU is non-negative homogeneous
 (theorem 2), so a network computes the same with both, while curvatures along theta_1 shrink by alpha^2 and those along

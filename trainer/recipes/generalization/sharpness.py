@@ -1,4 +1,4 @@
-"""Rise of a loss near a point: along its gradient, and under Gaussian noise (lecture, section 6, figure 2).
+"""Rise of a loss near a point: along its gradient, and under Gaussian noise (Mądry's lecture, section 6, figure 2).
 
 Both also in the scale abs(theta) of the parameters, where rescaled layers change nothing (Kwon et al. 2021, ASAM,
 definition 1: T = diag(abs(theta))).
@@ -44,9 +44,9 @@ def noise_rise(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> float:
-    """Return the mean of L(theta + z) - L(theta) over draws of z ~ N(0, sigma^2), or sigma s N(0, 1) with a ``scale`` s.
+    """Return the mean of L(theta + z) - L(theta) over draws of z ~ N(0, sigma^2), or sigma s N(0, 1) with a scale.
 
-    Each draw is used with its opposite: what is linear in z cancels.
+    The scale is s. Each draw is used with its opposite: what is linear in z cancels.
     """
     generator = torch.Generator().manual_seed(seed)
     before, rises = point.value(), []

@@ -1,6 +1,6 @@
 """Spectra of weight matrices and tables: stable rank, and what is left of a matrix of which a rank is kept.
 
-Lecture, sections 7 and 7.2, figure 6; Arora et al. 2018.
+Mądry's lecture, sections 7 and 7.2, figure 6; Arora et al. 2018.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Spectrum:
     def stable_rank(self) -> float:
         """|M|_F^2 / |M|_2^2, at most the rank. NaN for a matrix of zeros.
 
-        The lecture prints the ratio without the squares; its source, and the bound of :meth:`num_above`, are of this
-        one.
+        Mądry's lecture prints the ratio without the squares; its source, and the bound of :meth:`num_above`, are of
+        this one.
         """
         top = self.values[0] ** 2
         return float(np.square(self.values).sum() / top) if top > 0 else float("nan")

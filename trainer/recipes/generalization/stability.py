@@ -1,4 +1,6 @@
-"""Uniform stability (Bousquet and Elisseeff 2002; Hardt et al. 2015; lecture, section 8), measured on two trainings.
+"""Uniform stability, measured on two trainings.
+
+Bousquet and Elisseeff 2002; Hardt et al. 2015; Mądry's lecture, section 8.
 
 An algorithm is uniformly stable with epsilon if sup_z |loss(A(S), z) - loss(A(S'), z)| <= epsilon for every S, S' that
 differ in one example. Of one pair S, S' and the z of a held-out split this gives a lower bound of epsilon. Draws and

@@ -150,12 +150,18 @@ class Subject:
         return self.losses().sum() / self.num_rows
 
     def matrices(self) -> dict[str, Tensor]:
-        """Return weight matrices of the dense part and whole tables (float32, without padding and unknown), [n, d] each."""
+        """Return weight matrices of the dense part and whole tables, [n, d] each.
+
+        Tables are float32, without the rows of padding and the unknown id.
+        """
         found = {name: one for name, one in self.model.dense_parameters() if one.ndim == 2 and min(one.shape) > 1}
         return found | {f"table {name}": self.read.tables.weight(name)[2:] for name in self.data.tables}
 
     def split_losses(self, split: str) -> npt.NDArray[np.float64]:
-        """Return the loss of each example of a split, in row order; for models of labelled rows (``is_labelled``) alone."""
+        """Return the loss of each example of a split, in row order.
+
+        For models of labelled rows (``is_labelled``) alone.
+        """
         whole, self.model.embeddings = self.model.embeddings, self.read
         try:
             with torch.no_grad():

@@ -28,9 +28,9 @@ def job(name: str, of: DatasetSpec, **fields: Any) -> JobSpec:
 
 
 def amazon_sports(data: Path) -> DatasetSpec:
-    """Return one uniform negative for each positive, drawn once; user, item, last attribute, mean of the last five.
+    """Return Amazon Sports with one uniform negative for each positive, drawn once.
 
-    The mean is over the last five items.
+    The features are user, item, last attribute, and the mean of the last five items.
     """
     return dataset(
         "amazon_sports",
@@ -64,13 +64,13 @@ def epinions(data: Path, label: dict[str, Any]) -> DatasetSpec:
 
 
 def epinions_ratings(data: Path) -> DatasetSpec:
-    """Return the ratings themselves, with the users' graph of trust."""
+    """Return the ratings of Epinions themselves, with the users' graph of trust."""
     graphs = {"trust": {"uri": "epinions_trust.parquet", "source": "src", "target": "dst", "of": "user"}}
     return dataset("epinions_ratings", data / "epinions.parquet", {"value": "rating"}, graphs=graphs)
 
 
 def amazon_beauty(data: Path) -> DatasetSpec:
-    """Return rows each of which is an item that a user had."""
+    """Return Amazon Beauty, each row of which is an item that a user had."""
     negatives = {"per_positive": 1, "of": "item", "distribution": "uniform", "seed": 7}
     return dataset("amazon_beauty", data / "amazon_beauty.parquet", {"negatives": negatives}, order="pos")
 

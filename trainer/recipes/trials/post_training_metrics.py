@@ -1,4 +1,4 @@
-"""Measures that recipes take of a trained model before its run directory goes: figures for the record, arrays in a file."""
+"""Measures of a trained model, taken before its run directory goes: figures for the record, arrays in a file."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class GeneratorDraws:
 def multipliers(draws: Draws, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
     """Return 1 + eta: 0 with probability q = ``rate``, else 1 / (1 - q), of mean 1.
 
-    The paper prints eta = q / (q - 1) for what is kept, a slip of the sign: of mean zero is q / (1 - q).
+    Wei, Kakade and Ma print eta = q / (q - 1) for what is kept, a slip of the sign: of mean zero is q / (1 - q).
     """
     return draws.kept(draw, site, like, rate).to(like.dtype) / (1.0 - rate)
 

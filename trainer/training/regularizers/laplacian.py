@@ -1,4 +1,6 @@
-"""Graph Laplacian regularization of rows, by sampled neighbours: what SSE-Graph is compared with (Wu et al., table 1).
+"""Graph Laplacian regularization of rows, by sampled neighbours.
+
+Wu et al., Stochastic Shared Embeddings, table 1, compare SSE-Graph with it.
 
 tr(E^T L E) = 1/2 sum over edges |e_j - e_k|^2 draws the rows of neighbours together (Cai et al. 2011; Rao et al. 2015,
 who solve it by alternating least squares). Here each sample adds strength |e_j - e_k|^2, j the row it looks up and k a

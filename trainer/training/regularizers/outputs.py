@@ -3,6 +3,9 @@
 A Factor is one term: ``value`` [b] whose derivative by the outputs is a_y, and ``weight`` [b]. With J_i the Jacobian of
 the outputs with respect to h_i, a_y^T J_i is the derivative of ``value`` by h_i, so that no Jacobian is ever formed:
 <J_i^T H_out J_i, diag(h_i^2)> = sum_y w_y |(D_{h_i} value_y) * h_i|^2.
+
+Equations, claims and notes are those of Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of
+Dropout.
 """
 
 from __future__ import annotations
