@@ -439,8 +439,7 @@ def latest_valid(directory: Path | str) -> Checkpoint | None:
 
     Raises:
         FormatVersionError: one is of another format: nothing is wrong with it, and a run that began anew beside it
-            would
-            remove it in time.
+            would remove it in time.
     """
     for path in checkpoints_in(Path(directory)):
         try:

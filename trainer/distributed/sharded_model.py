@@ -89,8 +89,7 @@ def shard_model(
             decides for tables left out.
         seed: of initial rows and SSE draws. Dense parameters are taken from rank 0.
         backend: of the tables' kernel, as of :class:`embeddings.embedding_tables.EmbeddingTables`; left out, that of
-            the
-            device.
+            the device.
         dtype: of stored rows; the dense parameters have its compute type, float32 for half rows.
         state_dtype: of optimizer state; left out: that of the dense parameters.
         dtypes: ``dtype`` by table, where some have others.

@@ -177,8 +177,7 @@ class ShardedState:
 
         Raises:
             CheckpointError: on every rank if it is damaged or of other tables, another model or another row optimizer
-                on any;
-                the model's state is then undefined.
+                on any; the model's state is then undefined.
         """
         where = f"{checkpoint.path} cannot be loaded"
         if verify:

@@ -53,7 +53,7 @@ def export(run_dir: Path | str, directory: Path | str, *, checkpoint: str = LAST
     Raises:
         SpecError: the directory is not that of a run.
         CheckpointError: there is no such checkpoint, or it is damaged.
-        DataError: the folder is there already, or a joined file is not.
+        DataError: the folder is there already, or a joined file is missing.
     """
     directory = Path(directory)
     if directory.exists():

@@ -2,6 +2,7 @@
 
 ``python -m trainer.inference.predict RUN_DIR ROWS.parquet [--output O] [--columns a,b] [--checkpoint best|last|STEP]
 [--k 10]``.
+
 In this process, on its CPU, without Ray and without a process group; what wrote the checkpoint does not matter.
 """
 

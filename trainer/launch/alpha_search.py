@@ -6,6 +6,7 @@ hump on every data set that was examined, so the search begins at the grid value
 over its first SHORT_EPOCHS epochs, or all where it has fewer, as what alpha is about does not show within the first
 one; its score is the metric that early stopping watches (AUC where nothing else is said) on the validation split, after
 the last of them.
+
 All of it is a function of the job and its data, and what is found is kept in the run directory, so that a run that is
 tried again goes on with the search where it was.
 """

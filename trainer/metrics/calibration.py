@@ -1,4 +1,4 @@
-"""Whether predicted probabilities are the shares that occur: calibration curve and expected calibration error (ECE)."""
+"""Calibration of predicted probabilities: calibration curve and expected calibration error (ECE)."""
 
 from __future__ import annotations
 

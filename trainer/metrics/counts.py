@@ -1,8 +1,7 @@
 """Rows of a split with 0/1 labels, counted by score: all that AUC, logloss and calibration need of them.
 
 Counts of parts of a split add up, so that the same figures come out of one array, of pieces in ascending order
-(:mod:`trainer.metrics.streaming`), and of rows with multiplicities
-(:mod:`trainer.metrics.intervals`).
+(:mod:`trainer.metrics.streaming`), and of rows with multiplicities (:mod:`trainer.metrics.intervals`).
 """
 
 from __future__ import annotations

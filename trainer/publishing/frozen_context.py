@@ -107,7 +107,7 @@ def _take_context(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data:
 
 
 def freeze_dense(sharded: ShardedModel) -> None:
-    """Let what of the model is no table get no gradient."""
+    """Turn off gradients of everything in the model that is no table."""
     for _, parameter in sharded.dense_parameters():
         parameter.requires_grad_(False)
 

@@ -92,8 +92,7 @@ def await_name(run_dir: Path | str, seconds: float = 30.0) -> bool:
 
     Returns:
         True once the file names it, and at once in a process that was not launched. False: it never did, as the
-        launcher
-        died in between; nobody knows of this process, and the run will be started again, so it must leave.
+        launcher died in between; nobody knows of this process, and the run will be started again, so it must leave.
     """
     if os.environ.pop(LAUNCHED_VARIABLE, None) is None:
         return True

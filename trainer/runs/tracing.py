@@ -74,7 +74,7 @@ def traceparent() -> str | None:
 
 
 class Outcome:
-    """How what a span stands for ended, where no exception says so."""
+    """How the work of a span ended, where no exception says so."""
 
     error: str | None = None
 

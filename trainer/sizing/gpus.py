@@ -36,8 +36,7 @@ def device_of_rank(
         local_rank: number of the rank on its host. Ranks of a host take its GPUs in order.
         visible: the GPUs that the process sees, in CUDA's order (:func:`visible_gpus`).
         assigned: the GPUs that Ray gave to this rank, by the same names. It lets the ranks of a host see each other's,
-            as
-            NCCL needs it, so that the rank's number alone does not say which is its own.
+            as NCCL needs it, so that the rank's number alone does not say which is its own.
 
     Raises:
         ValueError: there is none for this rank.

@@ -57,7 +57,7 @@ class Position:
 
 
 class Model(Protocol):
-    """What the loop needs of a model on many ranks.
+    """The interface that the loop needs of a model on many ranks.
 
     It is trainer.distributed.sharded_model.ShardedModel, or a baseline of benchmarks.
     """

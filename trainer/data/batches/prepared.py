@@ -64,15 +64,15 @@ class PreparedData:
     directory: Path
     tables: dict[str, TableInfo]
     keys: tuple[Key, ...]
-    """In the order of the batches: the dataset's features, then ``item__negative`` for BPR. Models of sequences have
+    """In the order of the batches: the dataset's features, then ``item__negative`` for BPR. Sequence models have
     those of :mod:`trainer.data.batches.sequence_batches`."""
     sequence: dict[str, Any] | None
-    """For a model of sequences how its batches are cut, None for others."""
+    """How the batches of a sequence model are cut, None for other models."""
     sampling: str
     """Distribution of the negatives that are drawn anew in each epoch, and its power."""
     sampling_power: float
     unread: list[str]
-    """Features of the dataset that a model of sequences has no use for."""
+    """Features of the dataset that a sequence model has no use for."""
     num_examples: dict[str, int]
     """By split: train, validation, test."""
     num_positives: dict[str, int]

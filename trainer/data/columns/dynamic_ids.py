@@ -1,4 +1,4 @@
-"""Which raw id each row of a table stands for, from one run of a warm-start chain to the next. Torch-free.
+"""Map from rows of a table to raw ids, from one run of a warm-start chain to the next. Torch-free.
 
 A warm start takes new ids and gives up ids that have not occurred for too long (docs/adr/0010-growth.md): every id
 carries the number of the run whose training split last had it. Rows of ids that stay keep their order and close the

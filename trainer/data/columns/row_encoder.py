@@ -34,8 +34,8 @@ Int64s = npt.NDArray[np.int64]
 class Coded:
     """Some rows as a model reads them: for each feature their table rows, int64 [b], or lists of them.
 
-    ``weights``: by list feature that has them, what each of its rows is multiplied with. ``dense``: float32 [b, numeric
-    features], None without any.
+    ``weights``: by list feature that has them, what each of its rows is multiplied with.
+    ``dense``: float32 [b, numeric features], None without any.
     ``unknown`` and ``missing``: by feature, how many ids the vocabulary does not have, and how many are null.
     """
 

@@ -1,4 +1,4 @@
-"""How a refresh's rows differ from those of the run that it goes on from: reported, never refused. Torch-free.
+"""Comparison of a refresh's rows with those of the run that it goes on from: reported, never refused. Torch-free.
 
 What cannot be trained on is refused where it is read: a column that is missing, ids that were integers and are text,
 numbers that are none. What is found here is for a person to look at.

@@ -13,8 +13,8 @@ class SeenItems:
     """Which items each user had, as one sorted array of ``user * num_items + item``; may be memory-mapped.
 
     With a user's items sorted as s_0 < s_1 < ..., the k-th item (from 0) that is not among them is
-    k + |{i: s_i - i <= k}|. ``shifted`` holds user * num_items + (s_i - i), which is sorted
-    too, so one binary search per draw answers it.
+    k + |{i: s_i - i <= k}|. ``shifted`` holds user * num_items + (s_i - i), which is sorted too, so one binary search
+    per draw answers it.
     """
 
     def __init__(self, shifted: Int64s, starts: Int64s, num_items: int):

@@ -1,4 +1,4 @@
-"""What a model loses where one matrix, or all of them, keep a part of their rank.
+"""Loss of a model of which one matrix, or all of them, keep a part of their rank.
 
 By truncated SVD (Mądry's lecture, section 7).
 """

@@ -56,7 +56,7 @@ def random_fit(run: Run, kept: Path) -> dict[str, Any]:
 
 
 def outputs(run: Run, kept: Path) -> dict[str, Any]:
-    """Keep arrays alone.
+    """Keep arrays, and return no figures.
 
     They are what uniform stability compares (:func:`trainer.recipes.generalization.subject.arrays_of`).
     """
