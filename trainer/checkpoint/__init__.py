@@ -1,1 +1,1 @@
-"""Checkpoints that know nothing of the sharding plan: written, chosen, read, gone on from."""
+"""Checkpoints that know nothing of the sharding plan: to write, to choose, to read, to go on from."""

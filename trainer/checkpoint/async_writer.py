@@ -69,10 +69,12 @@ class BackgroundSaver:
         keep_last: int = 3,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes a copy of everything and returns; arguments as those of :func:`trainer.checkpoint.format.save`.
-        Collective.
+        """Take a copy of everything and return.
 
-        Raises CheckpointError, on every rank, if the previous save failed; nothing is begun then.
+        The arguments are those of :func:`trainer.checkpoint.format.save`. Collective.
+
+        Raises:
+            CheckpointError: on every rank, if the previous save failed; nothing is begun then.
         """
         start = time.perf_counter()
         self.wait()
@@ -92,8 +94,11 @@ class BackgroundSaver:
         self.total_stall_seconds += self.stall_seconds
 
     def wait(self) -> Path | None:
-        """Waits for the save in flight; the path of the last one, None if there was none. Raises CheckpointError if it
-        failed, once."""
+        """Wait for the save in flight; return the path of the last one, None if there was none.
+
+        Raises:
+            CheckpointError: the save failed; raised once.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -103,7 +108,7 @@ class BackgroundSaver:
         return self._path
 
     def close(self) -> None:
-        """:meth:`wait`, and gives memory and process group back."""
+        """Call :meth:`wait`, and give memory and process group back."""
         try:
             self.wait()
         finally:
@@ -116,7 +121,7 @@ class BackgroundSaver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """:meth:`close`; where an error is on its way already, one of a save is only warned of."""
+        """Call :meth:`close`; where an error is on its way already, one of a save is only warned of."""
         try:
             self.close()
         except CheckpointError as error:
@@ -125,7 +130,7 @@ class BackgroundSaver:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
     def _staged(self, table: TableShard) -> TableShard:
-        """The shard over copies in the memory of the CPU."""
+        """Return the shard over copies in the memory of the CPU."""
 
         def copied(name: str, value: Tensor) -> Tensor:
             key = (table.name, table.row_start, table.column_start, name)
@@ -145,7 +150,7 @@ class BackgroundSaver:
 
 
 def _group_of_same_ranks(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup | None, bool]:
-    """A group of the ranks of ``group``, and whether it is a new one. A group of one sends no messages."""
+    """Return a group of the ranks of ``group``, and whether it is a new one; a group of one sends no messages."""
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return group, False
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)

@@ -94,13 +94,26 @@ def save(
     group: dist.ProcessGroup | None = None,
     fence: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Writes the checkpoint of ``step`` under ``directory``, a folder that all ranks see. Collective.
+    """Write the checkpoint of ``step`` under ``directory``. Collective.
 
-    ``dense`` and ``attached`` are taken from rank 0. ``extra`` is JSON: completed steps, data position, spec.
-    Copies of ``attached`` files become part of the checkpoint under the given names. The ``keep_last`` newest
-    checkpoints stay; checkpoints of later steps, from which a resume has turned back, go. ``fence`` is called on rank 0
-    before anything is made and before the checkpoint gets its name: what it raises ends the save. Raises
-    CheckpointError on every rank if any rank failed; the previous checkpoints are then untouched.
+    Args:
+        directory: a folder that all ranks see.
+        step: number of the step that the checkpoint is of.
+        tables: this rank's rows.
+        dense: dense tensors by name, taken from rank 0.
+        extra: JSON: completed steps, data position, spec.
+        attached: files whose copies become part of the checkpoint under the given names, taken from rank 0.
+        keep_last: how many of the newest checkpoints stay; checkpoints of later steps, from which a resume has turned
+            back, go.
+        group: the ranks that save; None: all of them.
+        fence: called on rank 0 before anything is made and before the checkpoint gets its name: what it raises ends the
+            save.
+
+    Returns:
+        The path of the checkpoint.
+
+    Raises:
+        CheckpointError: on every rank if any rank failed; the previous checkpoints are then untouched.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
@@ -134,7 +147,7 @@ def _make_temporary(directory: Path, fence: Callable[[], None]) -> str:
 
 
 def _write_shards(folder: Path, rank: int, tables: Sequence[TableShard]) -> list[dict[str, Any]]:
-    """Writes this rank's rows; returns one manifest entry per file."""
+    """Write this rank's rows; return one manifest entry per file."""
     entries = []
     for number, table in enumerate(tables):
         state = _state_to_write(table)
@@ -160,9 +173,10 @@ def _write_shards(folder: Path, rank: int, tables: Sequence[TableShard]) -> list
 
 
 def _state_to_write(table: TableShard) -> dict[str, Tensor]:
-    """The state of a piece, values that are one for each row only from the piece of the first column.
+    """Return the state of a piece, with values that are one for each row only from the piece of the first column.
 
-    Raises ValueError for one that is a sum over columns: no column piece knows it for the whole row.
+    Raises:
+        ValueError: a value is a sum over columns: no column piece knows it for the whole row.
     """
     whole = table.weight.shape[1] == table.num_columns
     for name, value in table.state.items():
@@ -184,7 +198,7 @@ def _finish(
     keep_last: int,
     fence: Callable[[], None],
 ) -> str:
-    """Dense tensors, attached files, manifest, rename; returns the name that the checkpoint got."""
+    """Write dense tensors, attached files and manifest, and rename; return the name that the checkpoint got."""
     shards = [entry for entries in written for entry in entries]
     _check_cover(shards)
     body = {
@@ -224,7 +238,7 @@ def _attach(path: Path, source: Path) -> dict[str, Any]:
 
 
 def _replaced_by(newest: Path, keep_last: int) -> list[Path]:
-    """What goes once ``newest`` is there: checkpoints of later steps, and the oldest."""
+    """Return what goes once ``newest`` is there: checkpoints of later steps, and the oldest."""
     found = sorted([*checkpoints_in(newest.parent), newest], key=_order, reverse=True)
     position = found.index(newest)
     return [*found[:position], *found[position + keep_last :]]
@@ -236,7 +250,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    """Makes a written file durable; what the manifest says of it."""
+    """Make a written file durable; return what the manifest says of it."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         return {
@@ -247,7 +261,7 @@ def _entry(path: Path) -> dict[str, Any]:
 
 
 def _manifest_bytes(body: dict[str, Any]) -> bytes:
-    """Canonical JSON of the manifest, its own sha256 in it, so that a changed byte shows."""
+    """Return canonical JSON of the manifest, its own sha256 in it, so that a changed byte shows."""
     try:
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -257,7 +271,11 @@ def _manifest_bytes(body: dict[str, Any]) -> bytes:
 
 
 def _check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
-    """Every element of every table exactly once, or ValueError: a plan that holds a row twice is the caller's fault."""
+    """Check that the pieces hold every element of every table exactly once.
+
+    Raises:
+        ValueError: they do not; a plan that holds a row twice is the caller's fault.
+    """
     pieces: dict[str, list[Mapping[str, Any]]] = {}
     for shard in shards:
         pieces.setdefault(shard["table"], []).append(shard)
@@ -288,7 +306,7 @@ def _check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _by_row(pieces: Sequence[Mapping[str, Any]], edge: str) -> dict[int, list[int]]:
-    """Numbers of the pieces that have rows, by their first row or by the row after their last."""
+    """Return the numbers of the pieces that have rows, by their first row or by the row after their last."""
     found: dict[int, list[int]] = {}
     for number, piece in enumerate(pieces):
         if piece["row_count"]:
@@ -322,7 +340,11 @@ class Checkpoint:
         return {name: shards[0]["num_rows"] for name, shards in self._shards.items()}
 
     def verify(self) -> None:
-        """Raises CheckpointError naming the first file that is missing, truncated or changed."""
+        """Read every byte and check it against the manifest.
+
+        Raises:
+            CheckpointError: naming the first file that is missing, truncated or changed.
+        """
         for entry in _entries(self._body):
             path = self.path / entry["file"]
             try:
@@ -337,7 +359,7 @@ class Checkpoint:
                 raise CheckpointError(f"{path} was changed after it was written: its sha256 is not the manifest's")
 
     def attached(self, name: str) -> Path | None:
-        """Where the file is that was attached under this name, None if there was none."""
+        """Return the path of the file that was attached under this name, None if there was none."""
         known = {entry["file"] for entry in self._body["attached"]}
         return self.path / name if name in known else None
 
@@ -349,8 +371,13 @@ class Checkpoint:
         column_start: int = 0,
         column_count: int | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Weight [row_count, column_count] and state of these rows and columns, whichever ranks wrote them; state that
-        is one value for each row comes whole with any columns. Raises CheckpointError."""
+        """Return weight [row_count, column_count] and state of these rows and columns, whichever ranks wrote them.
+
+        State that is one value for each row comes whole with any columns.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
         shards = self._shards.get(table)
         if shards is None:
             raise CheckpointError(f"{self.path} holds no table '{table}' (there are {', '.join(sorted(self._shards))})")
@@ -386,7 +413,7 @@ class Checkpoint:
         return weight, {name.removeprefix("state."): value for name, value in found.items()}
 
     def _empty(self, shards: Sequence[Mapping[str, Any]], num_rows: int, num_columns: int) -> dict[str, Tensor]:
-        """A tensor for the weight and each state of a table, of the stored dtype."""
+        """Return a tensor for the weight and each state of a table, of the stored dtype."""
         whole = next(shard for shard in shards if shard["column_start"] == 0)
         with self._open(whole["file"]) as file:
             stored = {name: file.get_slice(name)[0:0] for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -396,7 +423,7 @@ class Checkpoint:
         }
 
     def read_dense(self) -> dict[str, Tensor]:
-        """The dense tensors that rank 0 saved."""
+        """Return the dense tensors that rank 0 saved."""
         with self._open(self._body["dense"]["file"]) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
@@ -408,10 +435,12 @@ class Checkpoint:
 
 
 def latest_valid(directory: Path | str) -> Checkpoint | None:
-    """The newest checkpoint whose every byte is as written, or None. Warns of each newer one that is not.
+    """Return the newest checkpoint whose every byte is as written, or None; warn of each newer one that is not.
 
-    Raises FormatVersionError for one of another format: nothing is wrong with it, and a run that began anew beside it
-    would remove it in time."""
+    Raises:
+        FormatVersionError: one is of another format: nothing is wrong with it, and a run that began anew beside it
+            would remove it in time.
+    """
     for path in checkpoints_in(Path(directory)):
         try:
             checkpoint = Checkpoint(path)
@@ -426,7 +455,7 @@ def latest_valid(directory: Path | str) -> Checkpoint | None:
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """Checkpoints by step, newest first."""
+    """Return the checkpoints by step, newest first."""
     if not directory.is_dir():
         return []
     return sorted((path for path in directory.iterdir() if _NAME.match(path.name)), key=_order, reverse=True)
@@ -439,7 +468,7 @@ def _order(path: Path) -> tuple[int, int]:
 
 
 def _entries(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every file that a manifest names."""
+    """Return every file that a manifest names."""
     return [*body["shards"], body["dense"], *body["attached"]]
 
 
@@ -474,7 +503,7 @@ def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 
 def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | None, str | None]:
-    """The result, or the words of what went wrong: ranks tell each other before any of them raises."""
+    """Return the result, or the words of what went wrong: ranks tell each other before any of them raises."""
     try:
         return function(*arguments), None
     except (OSError, SafetensorError) as error:
@@ -486,7 +515,11 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result |
 
 
 def agree(mine: tuple[Result, str | None], where: str, group: dist.ProcessGroup | None = None) -> list[Result]:
-    """Every rank's result in rank order, or CheckpointError on all of them if one has a problem. Collective."""
+    """Return every rank's result in rank order. Collective.
+
+    Raises:
+        CheckpointError: on all ranks, if one has a problem.
+    """
     _, world_size = _place(group)
     everyone: list[Any] = [mine]
     if world_size > 1:
@@ -499,5 +532,5 @@ def agree(mine: tuple[Result, str | None], where: str, group: dist.ProcessGroup 
 
 
 def _share(mine: tuple[Any, str | None] | None, where: str, group: dist.ProcessGroup | None) -> Any:
-    """Rank 0's result on every rank."""
+    """Return rank 0's result on every rank."""
     return agree(mine if mine is not None else (None, None), where, group)[0]

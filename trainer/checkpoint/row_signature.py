@@ -1,4 +1,4 @@
-"""What the stored rows of a checkpoint mean: the optimizer that trained them, its schedule, and their dtypes.
+"""Meaning of the stored rows of a checkpoint: the optimizer that trained them, its schedule, and their dtypes.
 
 Rows are stored as they were when they were last touched. What idleness did to them since is computed when they are read
 (:mod:`embeddings.optim.deferred_update`), from the optimizer's settings: with others every idle row would move at once,
@@ -29,7 +29,7 @@ _TOLERANCE = 1e-9
 
 
 def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, Any]:
-    """The settings as JSON, and what they come to.
+    """Return the settings as JSON, and what they come to.
 
     ``optimizer`` (its kind), ``dtype``, ``state_dtype`` (by table, where tables differ) and each field of the
     optimizer; ``ahead``: whether rows are stored with the movement to come (:mod:`embeddings.optim.deferred_update`);
@@ -56,7 +56,7 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
 
 
 def owed_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
-    """The fields of the signature that stored rows depend on: a warm start may change the others."""
+    """Return the fields of the signature that stored rows depend on: a warm start may change the others."""
     fields = ["optimizer", "dtype", "state_dtype", "ahead", "moments", "first_touch"]
     if optimizer.idle_alpha:
         fields += ["alpha", "decay"]
@@ -70,7 +70,10 @@ def owed_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
 def differences(
     saved: Mapping[str, Any] | None, mine: Mapping[str, Any], fields: Sequence[str] | None = None
 ) -> list[str]:
-    """In words, the fields (all, if None) in which the checkpoint's signature differs; none if it has no signature."""
+    """Return, in words, the fields (all, if None) in which the checkpoint's signature differs.
+
+    There are none if it has no signature.
+    """
     if saved is None:
         return []
     return [
@@ -87,7 +90,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _by_table(settings: TableSettings, dtype_of: Callable[[str], torch.dtype]) -> Any:
-    """The type of all tables, or where they differ that of each."""
+    """Return the type of all tables, or where they differ the type of each."""
     found = {name: str(dtype_of(name)) for name in sorted(settings.tables)}
     return found if len(set(found.values())) > 1 else next(iter(found.values()))
 

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is read by those who use its model: the last, the best, or that of a step."""
+"""Choice of the checkpoint of a run for those who use its model: the last, the best, or that of a step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ LAST, BEST = "last", "best"
 
 
 def pick(run: Run, which: str = LAST) -> tuple[Checkpoint, list[str]]:
-    """(the checkpoint, every byte of it as written; what its user should know, in words).
+    """Return (the checkpoint, every byte of it as written; what its user should know, in words).
 
     ``last``: the newest that is whole. ``best``: what early stopping has kept, else that of the epoch with the best
-    validation metric, the first of ``evaluation.metrics``. A number: that of this step. Raises CheckpointError, with
-    the remedy.
+    validation metric, the first of ``evaluation.metrics``. A number: that of this step.
+
+    Raises:
+        CheckpointError: with the remedy, where there is none such.
     """
     steps = sorted({_step(path) for path in checkpoints_in(run.checkpoints)})
     if not steps:
@@ -56,7 +58,11 @@ def _last(run: Run) -> tuple[Checkpoint, list[str]]:
 
 
 def _best(run: Run) -> Checkpoint:
-    """Raises CheckpointError where the best epoch's checkpoint is not there: another would be taken for it."""
+    """Return the checkpoint of the best epoch.
+
+    Raises:
+        CheckpointError: it is not there: another would be taken for it.
+    """
     kept_apart = latest_valid(run.best)
     if kept_apart is not None:
         return kept_apart
@@ -104,7 +110,7 @@ def _whole(path: Path) -> Checkpoint:
 
 
 def _state(run: Run, checkpoint: Checkpoint) -> list[str]:
-    """A word on a job that did not end well, or has not ended."""
+    """Return a note on a job that did not end well, or has not ended."""
     try:
         ended: dict[str, Any] = json.loads((run.directory / EXIT_FILE).read_text("utf-8"))
     except (OSError, ValueError):

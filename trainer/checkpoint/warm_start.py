@@ -1,4 +1,4 @@
-"""``init_from``: a job that goes on from another's last checkpoint (methods, section 3: how vectors are refreshed).
+"""``init_from``: a job that goes on from another's last checkpoint.
 
 Old rows keep weight, moments and last_update_step, the step counter goes on, and the MLP with its optimizer is taken
 over, so that what a row lost while it was idle in the old job still counts. Rows of new ids start from hash(id, seed),
@@ -33,8 +33,13 @@ _FREE_OF_MODEL = (
 
 
 def parent_checkpoint(run: Run) -> Checkpoint | None:
-    """The checkpoint that the run starts from, if any. ``init_checkpoint`` names it, or a folder of checkpoints, of
-    which the newest valid one is taken. Raises CheckpointError, with the remedy, where there is none."""
+    """Return the checkpoint that the run starts from, if any.
+
+    ``init_checkpoint`` names it, or a folder of checkpoints, of which the newest valid one is taken.
+
+    Raises:
+        CheckpointError: with the remedy, where there is none.
+    """
     if run.init_checkpoint is None:
         return None
     path = Path(run.init_checkpoint)
@@ -50,31 +55,35 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
 
 
 def id_map_file(table: str) -> str:
-    """The name under which a checkpoint has the id map of a table."""
+    """Return the name under which a checkpoint has the id map of a table."""
     return f"ids-{table}.arrow"
 
 
 def id_map_files(data: PreparedData) -> dict[str, Path]:
-    """Id maps of tables, statistics of numeric features and the profile of the rows, by their names in checkpoints."""
+    """Return id maps of tables, statistics of numeric features and the profile of the rows, by name in checkpoints."""
     found = {id_map_file(name): table.vocabulary_path for name, table in data.tables.items()}
     others = {NUMERIC_FILE: data.numeric_path, PROFILE_FILE: data.profile_path}
     return found | {name: path for name, path in others.items() if path is not None}
 
 
 def numeric_features(checkpoint: Checkpoint) -> tuple[Numeric, ...]:
-    """The numeric features that the checkpoint's model reads, with their statistics."""
+    """Return the numeric features that the checkpoint's model reads, with their statistics."""
     path = checkpoint.attached(NUMERIC_FILE)
     return () if path is None else open_numeric(path)
 
 
 def profile_of_rows(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """What the rows were like that the checkpoint was trained on, None where an older version wrote it."""
+    """Return the profile of the rows that the checkpoint was trained on, None where an older version wrote it."""
     path = checkpoint.attached(PROFILE_FILE)
     return None if path is None else open_profile(path)
 
 
 def id_maps(checkpoint: Checkpoint) -> dict[str, IdMap]:
-    """By table, the ids that its rows stand for. Raises CheckpointError where the checkpoint has none."""
+    """Return, by table, the ids that its rows stand for.
+
+    Raises:
+        CheckpointError: the checkpoint has none.
+    """
     found = {}
     for name in checkpoint.tables:
         path = checkpoint.attached(id_map_file(name))
@@ -88,8 +97,10 @@ def id_maps(checkpoint: Checkpoint) -> dict[str, IdMap]:
 
 
 def rows_of_parent(job: JobSpec, data: PreparedData) -> dict[str, torch.Tensor]:
-    """By table, the parent's row that each row continues, int64 [num_rows], -1 for rows of new ids. Rows of growing
-    tables are the parent's, all of them: who has which goes on with them."""
+    """Return, by table, the parent's row that each row continues, int64 [num_rows], -1 for rows of new ids.
+
+    Rows of dynamic tables are the parent's, all of them: the map from ids to rows goes on with them.
+    """
     growths = {name: table.growth for name, table in job.tables.items() if table.growth is not None}
     return {
         name: torch.arange(growths[name].num_rows)
@@ -100,7 +111,11 @@ def rows_of_parent(job: JobSpec, data: PreparedData) -> dict[str, torch.Tensor]:
 
 
 def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
-    """That the job's model can take over the parent's rows and MLP. Raises ValueError naming the field."""
+    """Check that the job's model can take over the parent's rows and MLP.
+
+    Raises:
+        ValueError: naming the field.
+    """
     # Fields that came after the parent's version have their defaults.
     theirs, mine = parse_model(parent.extra["job"]["model"]), job.model
     # The constant of mf, which is the parent's, is that of its loss.
@@ -130,9 +145,14 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
 
 
 def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
-    """The alpha of adaptive regularization of a warm start: the tables' own, since what an idle row lost depends on it.
-    ``parent`` is the checkpoint's ``extra``. Raises ValueError where the job asks for another optimizer, batch size or
-    alpha, or for other settings of what idle rows owe."""
+    """Return the alpha of adaptive regularization of a warm start.
+
+    It is the tables' own, since what an idle row lost depends on it. ``parent`` is the checkpoint's ``extra``.
+
+    Raises:
+        ValueError: the job asks for another optimizer, batch size or alpha, or for other settings of what idle rows
+            owe.
+    """
     if job.optimizer.kind != parent["optimizer"]:
         raise ValueError(
             f"optimizer.kind: the parent's rows were trained with {parent['optimizer']} and keep its state, "
@@ -157,7 +177,10 @@ def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
 
 
 def _check_idle(job: JobSpec, theirs: dict[str, Any]) -> None:
-    """What idle rows owe is computed when they are read: other settings would move every idle row at once."""
+    """Check that settings of what idle rows owe are the parent's.
+
+    What they owe is computed when they are read: other settings would move every idle row at once.
+    """
     mine = job.optimizer.model_dump(mode="json")
     kind, fields = job.optimizer.kind, []
     if kind in supported.AVERAGING:

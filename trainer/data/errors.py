@@ -1,4 +1,4 @@
-"""What is wrong with the user's data: what, where, and the remedy. Torch-free."""
+"""The error for the user's data: what is wrong, where, and the remedy. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a job and its prepared data to a sharded model: the only place where spec words become objects."""
+"""Construction of a sharded model from a job and its data: the only place where spec words become objects."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def build(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> ShardedModel:
-    """The job's model over this rank's rows, at its initial values. Collective. ``alpha`` is that of AdamAR.
+    """Return the job's model over this rank's rows, at its initial values. Collective.
 
-    ``backend`` of the tables is that of the job's kernel unless given, ``device`` the CPU.
+    ``alpha`` is that of AdamAR. ``backend`` of the tables is that of the job's kernel unless given, ``device`` the CPU.
     """
     tables = table_configs(job, data)
     ids_per_example = {key.name: 5.0 if key.is_list else 1.0 for key in data.keys} | sequence_ids(job)
@@ -85,7 +85,7 @@ def model_of(
     num_dense: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> RankingModel:
-    """The job's model around embeddings of these keys, its dense part at initial values. On one device."""
+    """Return the job's model around embeddings of these keys, its dense part at initial values. On one device."""
     kind = MODELS[job.model.kind]
     model = kind(
         embeddings,
@@ -103,17 +103,20 @@ def model_of(
 
 
 def _half(dtypes: Mapping[str, str]) -> dict[str, torch.dtype]:
-    """What a job stores in half precision; the rest has the type that :func:`build` is asked for."""
+    """Return what a job stores in half precision; the rest has the type that :func:`build` is asked for."""
     return {name: getattr(torch, dtype) for name, dtype in dtypes.items() if dtype != "float32"}
 
 
 def _default_plan(tables: list[TableConfig]) -> dict[str, str]:
-    """On one rank nothing is split, so whole tables, which swap inside the lookup; on several the planner decides."""
+    """Return the plan of a job that has none.
+
+    On one rank nothing is split, so whole tables, which swap inside the lookup; on several the planner decides.
+    """
     return {table.name: "table_wise" for table in tables} if dist.get_world_size() == 1 else {}
 
 
 def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
-    """One table for each vocabulary of the data, as wide as the model wants it."""
+    """Return one table for each vocabulary of the data, as wide as the model wants it."""
     init = job.model.effective_init
     rows = table_rows(job, {name: table.num_rows for name, table in data.tables.items()})
     grows = {name for name, table in job.tables.items() if table.growth is not None}
@@ -133,14 +136,14 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
 
 
 def pooling_of(job: JobSpec, key: Key) -> Pooling:
-    """How the table of a key pools what it looks up for it: not at all where the model takes a row for each id."""
+    """Return how a key's table pools what it looks up for it: not at all where the model takes a row for each id."""
     if not job.model.pools:
         return "none"
     return "mean" if key.is_list and key.pooling == "mean" else "sum"
 
 
 def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
-    """SSE by key of the batches, where it is on: a feature's own, its drawn negatives', and that of targets."""
+    """Return SSE by key of the batches, where it is on: a feature's own, its drawn negatives', and that of targets."""
     names = {key.name for key in data.keys}
     # Those of growing tables swap among the rows that are somebody's (trainer.distributed.dynamic_tables).
     grows = {key.name for key in data.keys if key.table in job.tables and job.tables[key.table].growth is not None}
@@ -160,7 +163,11 @@ def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
 
 
 def row_optimizer(job: JobSpec, alpha: float | None) -> RowOptimizer:
-    """The optimizer of the embedding tables. Raises ValueError for a combination that has no meaning."""
+    """Return the optimizer of the embedding tables.
+
+    Raises:
+        ValueError: a combination that has no meaning.
+    """
     spec = job.optimizer
     settings: dict[str, Any] = {
         "learning_rate": spec.learning_rate,
@@ -191,7 +198,7 @@ DEFAULT_HALF_LIFE = 0.3
 
 
 def default_alpha(steps_per_epoch: int) -> float:
-    """alpha where the job says ``default``: an idle row loses half its norm in DEFAULT_HALF_LIFE of an epoch.
+    """Return alpha where the job says ``default``: an idle row loses half its norm in DEFAULT_HALF_LIFE of an epoch.
 
     exp(-alpha n^2 / 2) = 1/2 at n = 0.3 steps_per_epoch gives alpha = 1.386 / n^2. Where rows overfit the best
     half-life was 0.1 to 0.6 of an epoch, and 0.3 within .007 AUC of it; where they do not, longer ones gain .0007.
@@ -200,7 +207,7 @@ def default_alpha(steps_per_epoch: int) -> float:
 
 
 def choose_alpha(job: JobSpec, steps_per_epoch: int) -> float | None:
-    """The alpha of adaptive regularization of a table's first training; None for optimizers without it."""
+    """Return the alpha of adaptive regularization of a table's first training; None for optimizers without it."""
     if job.optimizer.kind not in supported.ADAPTIVE_DECAY:
         return None
     assert job.optimizer.alpha != "auto"

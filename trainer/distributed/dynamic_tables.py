@@ -1,9 +1,9 @@
-"""Growing tables of a job (``tables: {NAME: {capacity: N}}``): ids get rows as training meets them, and lose them.
+"""Dynamic tables of a job (``tables: {NAME: {capacity: N}}``): ids get rows as training meets them, and lose them.
 
 The prepared data has codes, one for each id that there is; here, between a batch and the model, codes become rows.
-Every rank goes through the ids of the whole batch, in one order, so that all have the same map without a word, whatever
-their number; which rows changed hands each tells the tables that it holds. The map is as of a step, like the rows, and
-is saved with them. SSE-SE swaps here too, among the rows that are somebody's.
+Every rank goes through the ids of the whole batch, in one order, so that all have the same map without communication,
+whatever their number; which rows changed hands each tells the tables that it holds. The map is as of a step, like the
+rows, and is saved with them. SSE-SE swaps here too, among the rows that belong to an id.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ Int64s = npt.NDArray[np.int64]
 
 
 def state_file(table: str) -> str:
-    """The name under which a checkpoint has the state of a growing table's ids."""
+    """Return the name under which a checkpoint has the state of a dynamic table's ids."""
     return f"growing-{table}.safetensors"
 
 
 class GrowingRows:
-    """The rows of a job's growing tables on this rank. Of a job without any, everything is passed on as it is.
+    """The rows of a job's dynamic tables on this rank. For a job without any, everything is passed on as it is.
 
     Attributes:
-        ids: by table, who has which row: row e + 2 is entry e.
+        ids: by table, the map from ids to rows: row e + 2 is entry e.
     """
 
     def __init__(self, job: JobSpec, data: Any, sharded: Any) -> None:
@@ -70,11 +70,13 @@ class GrowingRows:
         self._columns = {key.name: data.checked_column("train", key) for keys in self._keys.values() for key in keys}
 
     def admit(self, parts: tuple[AnyBatch, ...], position: int, step: int) -> tuple[AnyBatch, ...]:
-        """This rank's part of a batch with rows for codes; ids of the whole batch get rows, others may lose theirs.
+        """Return this rank's part of a batch with rows for codes.
+
+        Ids of the whole batch get rows, others may lose theirs.
 
         Args:
             parts: its micro-batches.
-            position: steps of this job before it.
+            position: number of steps of this job before it.
             step: the number of the step that the tables take.
         """
         if not self.ids:
@@ -92,7 +94,7 @@ class GrowingRows:
         return tuple(self._swapped(part, step, taken) for part in rows)
 
     def known(self, batch: AnyBatch) -> AnyBatch:
-        """A batch with rows for codes, those of unknown ids where there are none; nothing changes."""
+        """Return a batch with rows for codes, those of unknown ids where there are none; nothing changes."""
         if not self.ids:
             return batch
         features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
@@ -107,8 +109,10 @@ class GrowingRows:
         return _with_values(batch, values)
 
     def _swapped(self, batch: AnyBatch, step: int, taken: Mapping[str, Int64s]) -> AnyBatch:
-        """SSE of features of growing tables: among the ids that have a row, ``taken`` by table, as if there were no
-        others."""
+        """Apply SSE to features of dynamic tables.
+
+        It swaps among the ids that have a row, ``taken`` by table, as if there were no others.
+        """
         features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
         values, offsets, stride = features.values().numpy().copy(), features.offsets(), features.stride()
         for number, name in enumerate(features.keys()):
@@ -125,7 +129,7 @@ class GrowingRows:
         return _with_values(batch, values)
 
     def in_words(self) -> str:
-        """How full the tables are; "" where none grows."""
+        """Return how full the tables are; "" where none is dynamic."""
         found = [
             f"{name}: {len(ids):,} of {ids.growth.capacity:,} rows taken"
             + (f", {ids.num_refused:,} occurrences found none free" if ids.num_refused else "")
@@ -150,8 +154,10 @@ class GrowingRows:
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def write(self, directory: Path) -> dict[str, Path]:
-        """Files for a checkpoint by their names in it: of each growing table the state of its ids, and the ids that
-        have a row, in the order of their rows."""
+        """Write files for a checkpoint, and return them by their names in it.
+
+        They are, of each dynamic table, the state of its ids, and the ids that have a row, in the order of their rows.
+        """
         found: dict[str, Path] = {}
         for table, ids in self.ids.items():
             directory.mkdir(parents=True, exist_ok=True)
@@ -162,8 +168,10 @@ class GrowingRows:
         return found
 
     def _id_map(self, table: str) -> IdMap:
-        """The ids that have a row, and tombstones: ids that had one at the end of an earlier run of the chain, and are
-        served from there perhaps."""
+        """Return the ids that have a row, and tombstones.
+
+        The latter are ids that had one at the end of an earlier run of the chain, and are served from there perhaps.
+        """
         whole, (_, live) = self._data.id_map(table), self.ids[table].ids()
         places = codes_of(self._data, table, live.view(np.uint64)) - FIRST_ROW
         had_one = self._data.parent_rows(table)[FIRST_ROW:] >= 0
@@ -179,7 +187,11 @@ class GrowingRows:
         )
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Goes on from a checkpoint with this job's tables. Raises CheckpointError where it does not fit."""
+        """Go on from a checkpoint with this job's tables.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
         for table, state in states(checkpoint, self.ids).items():
             try:
                 self.ids[table].load(state)
@@ -188,7 +200,11 @@ class GrowingRows:
 
 
 def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """By table, the state of the ids of those that grow. Raises CheckpointError where one is missing."""
+    """Return, by table, the state of the ids of dynamic tables.
+
+    Raises:
+        CheckpointError: one is missing.
+    """
     found = {}
     for table in tables:
         path = checkpoint.attached(state_file(table))
@@ -199,15 +215,17 @@ def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[
 
 
 def codes_of(data: Any, table: str, keys: npt.NDArray[np.uint64]) -> Int64s:
-    """The codes of ids of the data, by the hashes of their raw ids: int64 [n]."""
+    """Return the codes of ids of the data, by the hashes of their raw ids: int64 [n]."""
     known = data.row_keys(table)[FIRST_ROW:]
     order = np.argsort(known)
     return order[np.searchsorted(known, keys, sorter=order)] + FIRST_ROW
 
 
 def taken_rows(checkpoint: Checkpoint, table: str) -> Int64s | None:
-    """The rows of a growing table that are padding, the unknown id's, or an id's, in the order of the checkpoint's id
-    map; None of other tables."""
+    """Return the rows of a dynamic table that are padding, the unknown id's, or an id's; None for other tables.
+
+    They are in the order of the checkpoint's id map.
+    """
     path = checkpoint.attached(state_file(table))
     if path is None:
         return None
@@ -215,12 +233,12 @@ def taken_rows(checkpoint: Checkpoint, table: str) -> Int64s | None:
 
 
 def _taken(entries: Int64s) -> Int64s:
-    """The rows of padding, the unknown id and these entries."""
+    """Return the rows of padding, the unknown id and these entries."""
     return np.concatenate([np.arange(FIRST_ROW), entries + FIRST_ROW])
 
 
 def _with_values(batch: AnyBatch, values: Int64s) -> AnyBatch:
-    """The batch with other rows in the same bags."""
+    """Return the batch with other rows in the same bags."""
     features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
     found = KeyedJaggedTensor(
         keys=features.keys(),

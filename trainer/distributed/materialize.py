@@ -23,7 +23,7 @@ CHUNK_ROWS = 1 << 18
 
 
 def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, count: int) -> EmbeddingTables:
-    """Rows [start, start + count) of the checkpoint, in tables that can read them as of its step."""
+    """Return rows [start, start + count) of the checkpoint, in tables that can read them as of its step."""
     weight, state = checkpoint.read_rows(table, start, count)
     tables = EmbeddingTables(
         [TableConfig(table, count, weight.shape[1], (table,), first_live_row=0)],
@@ -38,8 +38,10 @@ def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, co
 
 
 def read_rows(job: JobSpec, checkpoint: Checkpoint, table: str) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows [n, dim] of the compute type) piece by piece: what a lookup in evaluation reads. Of a growing
-    table those that are an id's, without gaps."""
+    """Yield (first row, rows [n, dim] of the compute type) piece by piece: what a lookup in evaluation reads.
+
+    For a dynamic table only rows that are an id's, without gaps.
+    """
     num_rows, taken = checkpoint.tables[table], taken_rows(checkpoint, table)
     done = 0
     for start in range(0, num_rows, CHUNK_ROWS):
@@ -53,7 +55,7 @@ def read_rows(job: JobSpec, checkpoint: Checkpoint, table: str) -> Iterator[tupl
 
 
 class ReadTables(nn.Module):
-    """Stands where a model has its embeddings: looks rows up and pools them with the kernel of training.
+    """Stand-in for a model's embeddings: looks rows up and pools them with the kernel of training.
 
     A KeyedJaggedTensor with the features of ``keys`` gives a KeyedTensor of pooled rows, or {feature: JaggedTensor}
     where they are not pooled. Memory: float32 rows, and 4 bytes for each.

@@ -44,10 +44,16 @@ def make_plan(
     memory_bytes: int | None = None,
     shard_columns: Mapping[str, int] | None = None,
 ) -> ShardingPlan:
-    """Plans the tables of ``model``; rank 0 for all. Collective.
+    """Plan the tables of ``model``; rank 0 for all. Collective.
 
     Args:
+        model: holds the tables.
+        sharders: TorchRec's, for the collections of the model.
+        settings: how tables are stored and trained, which says what a row takes.
         wanted: the sharding of some tables; the planner decides for the others.
+        device: where this rank's tables are put.
+        group: the ranks to plan for.
+        workload: what a step looks like.
         memory_bytes: what a rank may use for tables; left out: its share of what the host has free, or of its GPU.
         shard_columns: columns of a shard by table, where columns are split; left out: one shard for each rank (or
             host), if the columns can be divided so.
@@ -80,7 +86,7 @@ def make_plan(
 
 
 def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
-    """Says of every shard that it lies on its rank's own device, ``devices[rank]``.
+    """Set in every shard that it lies on its rank's own device, ``devices[rank]``.
 
     TorchRec's planner takes GPU i of a host for that of its i-th rank, whatever GPU the rank was given.
     """
@@ -92,7 +98,11 @@ def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
 
 
 def check_wanted(wanted: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
-    """Raises ValueError for a sharding of no table, or one that is not available for it."""
+    """Check the wanted shardings.
+
+    Raises:
+        ValueError: a sharding of no table, or one that is not available for it.
+    """
     local_size = get_local_size(world_size)
     for name, kind in wanted.items():
         if name not in tables:
@@ -118,8 +128,11 @@ def _check_columns(shard_columns: Mapping[str, int], tables: Mapping[str, TableC
 
 
 def free_bytes_per_rank(device: torch.device, world_size: int, backend: Backend | None = None) -> int:
-    """The memory that a rank may use for tables: most of its GPU, or of an equal share of what its host has free; of
-    both where FBGEMM keeps in the host's memory what a GPU cannot hold."""
+    """Return the memory that a rank may use for tables.
+
+    It is most of its GPU, or of an equal share of what its host has free; of both where FBGEMM keeps in the host's
+    memory what a GPU cannot hold.
+    """
     on_gpu = 0 if device.type == "cpu" else int(FOR_TABLES * torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu" and backend != "fbgemm":
         return on_gpu
@@ -128,7 +141,7 @@ def free_bytes_per_rank(device: torch.device, world_size: int, backend: Backend 
 
 
 def sharding_name(torchrec_name: str) -> str:
-    """Our word for a sharding of TorchRec."""
+    """Return our word for a sharding of TorchRec."""
     ours = {theirs: word for word, theirs in _TORCHREC_NAMES.items()}
     return ours.get(torchrec_name, torchrec_name)
 
@@ -171,15 +184,17 @@ def _planner(
 
 
 def _num_shards(kind: str | None, world_size: int, local_size: int) -> int:
-    """Into how many the columns of a table of this sharding are to be split."""
+    """Return into how many the columns of a table of this sharding are to be split."""
     if kind == ShardingType.TABLE_COLUMN_WISE.value:
         return local_size
     return world_size // local_size if kind == ShardingType.GRID_SHARD.value else world_size
 
 
 def _even_columns(dim: int, num_shards: int) -> int:
-    """The fewest columns of equal shards, of which there are at most ``num_shards``: a multiple of four, as TorchRec
-    wants it, or all of them."""
+    """Return the fewest columns of equal shards, of which there are at most ``num_shards``.
+
+    It is a multiple of four, as TorchRec wants it, or all of them.
+    """
     fits = (width for width in range(math.ceil(dim / num_shards), dim) if dim % width == 0 and width % 4 == 0)
     return next(fits, dim)
 
@@ -187,7 +202,7 @@ def _even_columns(dim: int, num_shards: int) -> int:
 def _why_not(
     settings: TableSettings, wanted: Mapping[str, str], capacity: int, world_size: int, error: PlannerError
 ) -> str:
-    """Why no plan was found, with the bytes of each table."""
+    """Return why no plan was found, with the bytes of each table."""
     lines, total = [], 0
     for name, table in sorted(settings.tables.items()):
         per_row = row_bytes(settings, name, table.dim)

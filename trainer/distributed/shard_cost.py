@@ -1,4 +1,4 @@
-"""What a shard costs on its rank: bytes it keeps, and the time that a step spends on it. What the planner is told.
+"""Cost of a shard on its rank, for the planner: bytes it keeps, and the time that a step spends on it.
 
 Per rank and step, with B samples on each of W ranks, F features that read the table, n ids per sample over all of
 them, d columns of the shard:
@@ -39,13 +39,13 @@ class Workload:
     ids_per_sample: Mapping[str, float] | None = None
 
     def ids(self, features: tuple[str, ...]) -> float:
-        """Ids per sample over all of ``features``."""
+        """Return the ids per sample over all of ``features``."""
         known = self.ids_per_sample or {}
         return sum(known.get(feature, 1.0) for feature in features)
 
 
 def row_bytes(settings: TableSettings, table: str, columns: int) -> int:
-    """Bytes of so many columns of a row of a table, with its optimizer state and the step of its last touch."""
+    """Return the bytes of so many columns of a table's row, with optimizer state and the step of its last touch."""
     optimizer = settings.optimizer
     weight, state = settings.dtype_of(table).itemsize, settings.state_dtype_of(table).itemsize
     per_row = len(optimizer.row_state_names)
@@ -54,7 +54,7 @@ def row_bytes(settings: TableSettings, table: str, columns: int) -> int:
 
 
 class ShardCost(ShardEstimator):
-    """Fills storage and time of TorchRec's sharding options by the formulas above."""
+    """Estimator that fills storage and time of TorchRec's sharding options by the module's formulas."""
 
     def __init__(
         self, settings: TableSettings, workload: Workload, world_size: int, local_world_size: int, device: torch.device

@@ -77,23 +77,29 @@ def shard_model(
     memory_bytes: int | None = None,
     shard_columns: Mapping[str, int] | None = None,
 ) -> ShardedModel:
-    """Shards the model's embeddings over the ranks of the process group, in place. Collective.
+    """Shard the model's embeddings over the ranks of the process group, in place. Collective.
 
     Args:
         model: holds the tables on the meta device, each in one collection: the pooled ones of
             :func:`embedding_bag_collection`, sequences of :func:`embedding_collection`.
+        tables: the tables of the model.
+        optimizer: that of the tables.
         sse: swap probability and graph by feature.
         plan: ``table_wise``, ``row_wise``, ``column_wise``, ``data_parallel`` and so on by table; TorchRec's planner
             decides for tables left out.
         seed: of initial rows and SSE draws. Dense parameters are taken from rank 0.
-        backend: of the tables' kernel, as of :class:`embeddings.embedding_tables.EmbeddingTables`; left out,
-        that of the device.
+        backend: of the tables' kernel, as of :class:`embeddings.embedding_tables.EmbeddingTables`; left out, that of
+            the device.
         dtype: of stored rows; the dense parameters have its compute type, float32 for half rows.
         state_dtype: of optimizer state; left out: that of the dense parameters.
-        dtypes, state_dtypes: the same by table, where some have others.
+        dtypes: ``dtype`` by table, where some have others.
+        state_dtypes: ``state_dtype`` by table, where some have others.
         bounds: an id outside its table is an error on every rank (``fatal``), or counts as padding (``ignore``).
         device: where this rank's rows and dense parameters are put; left out: the CPU.
-        workload, memory_bytes, shard_columns: what the planner is told (:func:`trainer.distributed.planner.make_plan`).
+        group: the ranks to shard over; left out: all of them.
+        workload: what the planner is told of a step (:func:`trainer.distributed.planner.make_plan`).
+        memory_bytes: what the planner is told of a rank's memory.
+        shard_columns: what the planner is told of columns of a shard.
 
     Raises:
         ValueError: a plan that names no table or no available sharding, tables that are not the model's, or that do not
@@ -166,12 +172,12 @@ class ShardedModel(ShardedState):
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None:
-        """Before each training forward.
+        """Set what a training forward depends on; to be called before each.
 
         Args:
             step: the step that is computed, ``completed_steps + 1``.
             sample_offset: index in the global batch of this rank's first sample; ranks hold consecutive slices.
-            global_size: samples in the global batch.
+            global_size: number of samples in the global batch.
             part_offset: index in the global batch of rank 0's first sample: not 0 where a step has micro-batches.
         """
         if not 0 <= part_offset <= sample_offset <= global_size:
@@ -184,7 +190,7 @@ class ShardedModel(ShardedState):
         self._sharded.set_context(step, sample_offset, part_offset)
 
     def all_reduce_gradients(self) -> None:
-        """Sums the gradients of the dense parameters over ranks, in place. Collective."""
+        """Sum the gradients of the dense parameters over ranks, in place. Collective."""
         parameters = [parameter for _, parameter in self.dense_parameters() if parameter.requires_grad]
         if self._world_size == 1 or not parameters:
             return
@@ -194,46 +200,54 @@ class ShardedModel(ShardedState):
             parameter.grad = total.view_as(parameter)
 
     def non_finite_tables(self) -> list[str]:
-        """Tables with a gradient, recorded on this rank, that is not finite. Ranks may differ: let them agree."""
+        """Return tables with a gradient, recorded on this rank, that is not finite.
+
+        Ranks may differ: let them agree.
+        """
         return self._sharded.non_finite_tables()
 
     def gradient_squared_norm(self) -> float:
-        """This rank's part of the squared norm of the tables' gradient; ranks must add theirs up."""
+        """Return this rank's part of the squared norm of the tables' gradient; ranks must add theirs up."""
         return self._sharded.gradient_squared_norm()
 
     def step_tables(self, k: int, scale: float = 1.0) -> None:
-        """Applies what backward recorded on this rank's rows, times ``scale``, as step ``k`` = completed_steps + 1."""
+        """Apply what backward recorded on this rank's rows, times ``scale``, as step ``k`` = completed_steps + 1."""
         if k != self._completed_steps + 1:
             raise ValueError(f"step {k} does not follow {self._completed_steps} completed steps")
         self._sharded.step(k, scale)
         self._completed_steps = k
 
     def discard(self) -> None:
-        """Drops what backward recorded on this rank's rows."""
+        """Drop what backward recorded on this rank's rows."""
         self._sharded.discard()
 
     def perturb_tables(self, scale: float) -> None:
-        """Moves rows by ``scale`` times what backward recorded for them, for lookups of the same step, until
-        :meth:`restore_tables` (trainer.training.regularizers.sam)."""
+        """Move rows by ``scale`` times what backward recorded for them.
+
+        Lookups of the same step see it, until :meth:`restore_tables` (trainer.training.regularizers.sam).
+        """
         self._perturbed = self._sharded.perturbed(scale)
 
     def restore_tables(self) -> None:
-        """Undoes :meth:`perturb_tables`, to the last bit; nothing where nothing is to be undone."""
+        """Undo :meth:`perturb_tables`, to the last bit; nothing where nothing is to be undone."""
         while self._perturbed:
             self._perturbed.pop().restore()
 
     def reset_tables(self) -> None:
-        """Initial rows and optimizer state, whose steps count from now on; the dense part and ``completed_steps`` stay
-        (MEDA)."""
+        """Reset rows and optimizer state to initial ones, whose steps count from now on (MEDA).
+
+        The dense part and ``completed_steps`` stay.
+        """
         self._birth_step = self._completed_steps
         self._sharded.reset(self._birth_step)
 
     # --- what is where -----------------------------------------------------------------------------------------------
 
     def shares(self) -> dict[str, list[list[Rectangle]]]:
-        """By table, what each rank holds of it, by row and column; empty shards are left out. Collective.
+        """Return, by table, what each rank holds of it, by row and column; empty shards are left out. Collective.
 
-        Raises AssertionError if that is not what the plan says, or does not make up each table exactly.
+        Raises:
+            AssertionError: that is not what the plan says, or does not make up each table exactly.
         """
         mine = [(piece.name, Rectangle(*piece[2:6])) for piece in self._sharded.local_pieces() if piece.row_count]
         for piece in self._sharded.local_pieces():
@@ -262,12 +276,12 @@ class ShardedModel(ShardedState):
         return [sorted(held) for held in planned]
 
     def plan(self) -> dict[str, str]:
-        """``table_wise``, ``row_wise`` and so on by table, as the live plan has it."""
+        """Return ``table_wise``, ``row_wise`` and so on by table, as the live plan has it."""
         return {name: sharding_name(self._sharded.module_sharding_plan[name].sharding_type) for name in self.tables}
 
 
 def _placed(model: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The model with everything but its tables, which are on the meta device yet, on ``device``."""
+    """Return the model with everything but its tables, which are on the meta device yet, on ``device``."""
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
         where = tensor.device if tensor.is_meta else device
@@ -277,7 +291,7 @@ def _placed(model: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Mo
 
 
 class _NoWrapper(DataParallelWrapper):
-    """Leaves dense parameters alone: DDP would average, and hide the order of its sums."""
+    """Wrapper that leaves dense parameters alone: DDP would average, and hide the order of its sums."""
 
     def wrap(self, dmp: Any, env: Any, device: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What a sharded model holds on this rank, and how it leaves and comes back: gathered on rank 0, saved, loaded.
+"""State of a sharded model on this rank: gathered on rank 0, saved, loaded.
 
 A checkpoint knows nothing of the plan (:mod:`trainer.checkpoint.format`); this is the side that does. Calls marked
 *collective* must be made by every rank, in the same order.
@@ -56,7 +56,7 @@ class ShardedState:
         return self._completed_steps
 
     def dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) outside the tables, in the model's order."""
+        """Return (name, parameter) outside the tables, in the model's order."""
         return list(self._dense_parameters)
 
     @cached_property
@@ -65,11 +65,11 @@ class ShardedState:
         return [(name, p) for name, p in self.module.named_parameters() if not self._of_tables(name)]
 
     def local_pieces(self) -> list[LocalPiece]:
-        """What this rank holds of every table, sorted by name, row_start and column_start."""
+        """Return what this rank holds of every table, sorted by name, row_start and column_start."""
         return self._sharded.local_pieces()
 
     def gather_table(self, name: str, decay: bool = True) -> GatheredTable | None:
-        """The whole table as of now on rank 0, None elsewhere. Collective.
+        """Return the whole table as of now on rank 0, None elsewhere. Collective.
 
         ``decay=False``: with the movement of idle momentum but without pending decay, as directions are published.
         """
@@ -105,7 +105,7 @@ class ShardedState:
     def state_for_checkpoint(
         self, dense_optimizer: torch.optim.Optimizer | None = None
     ) -> tuple[list[TableShard], dict[str, Tensor]]:
-        """This rank's rows with their state, and the dense tensors of model and optimizer."""
+        """Return this rank's rows with their state, and the dense tensors of model and optimizer."""
         shards = [
             TableShard(
                 piece.name,
@@ -135,9 +135,10 @@ class ShardedState:
         saver: BackgroundSaver | None = None,
         fence: Callable[[], None] = lambda: None,
     ) -> Path | None:
-        """Writes a checkpoint of ``completed_steps`` (:func:`trainer.checkpoint.format.save`); its path. Collective.
+        """Write a checkpoint of ``completed_steps``, and return its path. Collective.
 
-        With a ``saver`` only a copy is made before this returns, None then: the saver writes it.
+        The arguments are those of :func:`trainer.checkpoint.format.save`. With a ``saver`` only a copy is made before
+        this returns, None then: the saver writes it.
         """
         shards, dense = self.state_for_checkpoint(dense_optimizer)
         rows = row_signature(self._sharded.settings, self._completed_steps)
@@ -163,15 +164,20 @@ class ShardedState:
         verify: bool = True,
         parent_rows: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Any]:
-        """Takes rows, state, dense tensors and the number of completed steps; returns the checkpoint's ``extra``.
+        """Take rows, state, dense tensors and the number of completed steps; return the checkpoint's ``extra``.
 
-        Each rank reads the rows and columns that it holds, whatever plan wrote them. With ``verify`` rank 0 has every
-        byte checked first. Collective. Raises CheckpointError on every rank if it is damaged or of other tables,
-        another model or another row optimizer on any; the model's state is then undefined.
+        Each rank reads the rows and columns that it holds, whatever plan wrote them. Collective.
 
         Args:
+            checkpoint: what to read.
+            dense_optimizer: takes its state too; None: that is left out.
+            verify: rank 0 has every byte checked first.
             parent_rows: for a warm start, by table the checkpoint's row that each row continues, int64 [num_rows],
                 ascending, -1 for rows that are new: those stay as they are. Without it the rows are the same.
+
+        Raises:
+            CheckpointError: on every rank if it is damaged or of other tables, another model or another row optimizer
+                on any; the model's state is then undefined.
         """
         where = f"{checkpoint.path} cannot be loaded"
         if verify:
@@ -180,12 +186,19 @@ class ShardedState:
         return checkpoint.extra
 
     def load_dense(self, checkpoint: Checkpoint) -> None:
-        """Takes the dense tensors alone. Raises CheckpointError if they are of another model."""
+        """Take the dense tensors alone.
+
+        Raises:
+            CheckpointError: they are of another model.
+        """
         self._load_dense(checkpoint.read_dense(), None)
 
     def agreed(self, where: str, function: Callable[[], None]) -> None:
-        """Calls ``function`` on every rank. Collective. Raises CheckpointError, which begins with ``where``, on every
-        rank if it fails on any."""
+        """Call ``function`` on every rank. Collective.
+
+        Raises:
+            CheckpointError: on every rank if the call fails on any; the message begins with ``where``.
+        """
         agree((None, _problem(function)), where, self._group)
 
     def _load(
@@ -257,21 +270,24 @@ class ShardedState:
                 optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
 
     def dense_buffers(self) -> list[Tensor]:
-        """Buffers outside the tables, such as running moments."""
+        """Return the buffers outside the tables, such as running moments."""
         return [value for name, value in self.module.named_buffers() if not self._of_tables(name)]
 
     def _steps(self) -> dict[str, int]:
-        """Completed steps, and after how many rows were initial, where that is not 0 (MEDA)."""
+        """Return completed steps, and after how many rows were initial, where that is not 0 (MEDA)."""
         found = {"completed_steps": self._completed_steps}
         return found | ({"birth_step": self._birth_step} if self._birth_step else {})
 
     def _dense_tensors(self) -> list[tuple[str, Tensor]]:
-        """(name, tensor) of parameters and buffers outside the tables."""
+        """Return (name, tensor) of parameters and buffers outside the tables."""
         buffers = [(name, value) for name, value in self.module.named_buffers() if not self._of_tables(name)]
         return [*((name, parameter.data) for name, parameter in self.dense_parameters()), *buffers]
 
     def _optimizer_tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """State of a dense optimizer by parameter name. Its hyperparameters are the job's, not the checkpoint's."""
+        """Return the state of a dense optimizer by parameter name.
+
+        Its hyperparameters are the job's, not the checkpoint's.
+        """
         names = {id(parameter): name for name, parameter in self.dense_parameters()}
         found: dict[str, Tensor] = {}
         for parameter, state in optimizer.state.items():
@@ -305,7 +321,7 @@ def _put(
     taken: Tensor | None,
     into: Tensor | None,
 ) -> None:
-    """Writes the read rows into ``rows`` of the piece; with ``taken`` some of them, into the rows ``into`` of those."""
+    """Write the read rows into ``rows`` of the piece; with ``taken`` some of them, into the rows ``into`` of those."""
     weight, state = found
     mine = {"weight": piece.tables.weight(piece.name), **piece.tables.state(piece.name)}
     given = {"weight": weight, **state}
@@ -324,7 +340,7 @@ def _put(
 
 
 def _problem(function: Callable[..., None], *arguments: Any) -> str | None:
-    """What went wrong in the call, in words."""
+    """Return what went wrong in the call, in words."""
     try:
         function(*arguments)
     except (CheckpointError, ValueError) as error:

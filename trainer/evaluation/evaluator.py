@@ -33,7 +33,7 @@ NORM_ROWS_AT_ONCE = 1 << 16
 
 
 def wanted_metrics(job: JobSpec, is_value: bool) -> tuple[str, ...]:
-    """The names of ``evaluation.metrics``, or, left out, what the model has."""
+    """Return the names of ``evaluation.metrics``, or, left out, what the model has."""
     wanted, loss = job.evaluation.metrics, loss_of(job)
     sequence = job.model.reads_sequences
     if wanted != DEFAULT_METRICS:
@@ -46,9 +46,9 @@ def wanted_metrics(job: JobSpec, is_value: bool) -> tuple[str, ...]:
 
 
 class Evaluator:
-    """Evaluates a model on the rows of one prepared data set. Every method is collective.
+    """Evaluation of a model on the rows of one prepared data set. Every method is collective.
 
-    ``gather_rows``: a split of more rows is counted in pieces, not gathered. ``growing``: the rows of growing tables.
+    ``gather_rows``: a split of more rows is counted in pieces, not gathered. ``growing``: the rows of dynamic tables.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, Any]:
-        """What is wanted of the whole split on rank 0, {} elsewhere. A figure without a value is None."""
+        """Return the wanted figures of the whole split on rank 0, {} elsewhere; a figure without a value is None."""
         found = self._next_items(split) if self._sequence else self._scored(split)
         if ranks_catalogue(self.job):
             found |= self._ranked(split)
@@ -102,7 +102,7 @@ class Evaluator:
         return found
 
     def _rows(self, split: str) -> tuple[Rows, npt.NDArray[np.int64]]:
-        """This rank's rows, and the place of each in the split."""
+        """Return this rank's rows, and the place of each in the split."""
         users = self.data.user_codes(split) if self._needs_users else None
         buckets = self._buckets() if "frequency_buckets" in self.wanted else None
         parts: list[tuple[npt.NDArray[Any], ...]] = []
@@ -126,7 +126,7 @@ class Evaluator:
         return "gauc" in self.wanted or (asked is not None and asked.by == "user")
 
     def _in_order(self, rows: Rows, places: npt.NDArray[np.int64]) -> Rows | None:
-        """All ranks' rows in the order of the split on rank 0, None elsewhere."""
+        """Return all ranks' rows in the order of the split on rank 0, None elsewhere."""
         columns = self._gathered([places, rows.scores, rows.labels, rows.users, rows.buckets])
         if columns is None:
             return None
@@ -137,7 +137,7 @@ class Evaluator:
         return Rows(scores, labels, users, buckets)
 
     def _gathered(self, columns: list[Any]) -> list[Any] | None:
-        """Columns (or None) of all ranks below each other on rank 0, None elsewhere."""
+        """Return the columns (or None) of all ranks below each other on rank 0, None elsewhere."""
         if self._group is None:
             return columns
         everyone: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
@@ -147,7 +147,7 @@ class Evaluator:
         return [None if part[0] is None else np.concatenate(part) for part in zip(*everyone, strict=True)]
 
     def _evaluated(self, split: str) -> Iterator[tuple[npt.NDArray[np.int64], Any, tuple[npt.NDArray[Any], ...]]]:
-        """(places in the split, batch, what the model gives of it) of this rank's slice of every batch."""
+        """Yield (places in the split, batch, what the model gives of it) of this rank's slice of every batch."""
         catalogue = self.model.catalogue(self.data, self.device)
         for batch in self.data.eval_batches(split, BATCH_SIZE, self.rank, self.world_size):
             start = batch.step * self._batch_size + batch.sample_offset
@@ -193,7 +193,7 @@ class Evaluator:
         return {**self._means(self._by_unit(alone, full)), "users": len(all_ranks.num_relevant)}
 
     def _by_unit(self, sampled: Ranking | None, full: Ranking) -> dict[str, npt.NDArray[np.float64]]:
-        """What is wanted, for each user or example."""
+        """Return the wanted figures for each user or example."""
         found = {}
         for name in self.wanted:
             parts = ranking_parts(name)
@@ -217,7 +217,7 @@ class Evaluator:
         return frequency_buckets(self._counts())
 
     def _counts(self) -> npt.NDArray[np.int64]:
-        """Training occurrences of each row of the item table, none of its special ones."""
+        """Return the training occurrences of each row of the item table, 0 for its special ones."""
         counts = np.array(self.data.row_counts(self._item_table))
         counts[:NUM_SPECIAL_ROWS] = 0
         return counts
@@ -228,8 +228,10 @@ class Evaluator:
         return table
 
     def _norms(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8], npt.NDArray[np.float64]]:
-        """(occurrences, bucket) of each row of the item table, and by bucket the sum of the norms of their vectors, as
-        they are read. Each rank reads its share of the rows."""
+        """Return (occurrences, bucket) of each row of the item table, and by bucket the sum of the vectors' norms.
+
+        The vectors are taken as they are read. Each rank reads its share of the rows.
+        """
         counts, buckets = self._counts(), self._buckets()
         seen = np.flatnonzero(counts)
         first, last = rank_slice(len(seen), self.rank, self.world_size)

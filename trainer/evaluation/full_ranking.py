@@ -1,4 +1,4 @@
-"""All items ranked for each user of a held-out split, for models whose score is a product <user side, item side>.
+"""Ranking of all items for each user of a held-out split, for models whose score is <user side, item side>.
 
 Candidates are the items that were trained on, but those that the user had in training (and, before a test, what was
 validated on). Relevant are the user's held-out positives; one that is no candidate, because no training row has it, is
@@ -37,7 +37,7 @@ MAX_CANDIDATES_BYTES = 1 << 30
 
 
 class Ranks(NamedTuple):
-    """Of a rank's relevant items.
+    """Ranks of a rank's relevant items.
 
     ``users``: table row of the user of each [m]; ``ranks``: among all candidates, from 0, inf beyond the largest cutoff
     asked for; ``sampled``: among NUM_EVALUATION_NEGATIVES items that the user never had, or None; ``relevant_users``
@@ -78,8 +78,10 @@ class HeldOut:
         self.num_relevant = np.bincount(self.relevant // len(self.items), minlength=len(self.users)) + misses
 
     def _positives(self, split: str) -> tuple[Int64s, Int64s, Int64s]:
-        """(user rows, places of their items among the candidates) of a split's positives, and the user rows of those
-        whose item is no candidate."""
+        """Return (user rows, places of their items among the candidates) of a split's positives, and other user rows.
+
+        The latter are the user rows of positives whose item is no candidate.
+        """
         data = self._data
         users = np.asarray(data.column(split, self.user_key)).astype(np.int64)
         places = self._position[np.asarray(data.column(split, self.item_key))]
@@ -91,12 +93,12 @@ class HeldOut:
         return users[np.isin(users, self.users)]
 
     def _of_own(self, users: Int64s, places: Int64s) -> Int64s:
-        """Ascending (number of the user among this rank's) * candidates + place, of this rank's users."""
+        """Return ascending (number of the user among this rank's) * candidates + place, of this rank's users."""
         own = np.isin(users, self.users)
         return sorted_unique(np.searchsorted(self.users, users[own]) * len(self.items) + places[own])
 
     def _numbered(self, users: Int64s, places: Int64s) -> tuple[Int64s, Int64s]:
-        """:meth:`_of_own`, and the number of each pair among those of all ranks: its negatives are drawn by that."""
+        """Return :meth:`_of_own`, and the number of each pair among those of all ranks, for draws of negatives."""
         pairs = sorted_unique(users * len(self.items) + places)
         user = pairs // len(self.items)
         own = np.isin(user, self.users)
@@ -112,11 +114,11 @@ class HeldOut:
         return counts * len(self.items) + (had.values + rank_of_item - self.users[counts] * len(self.items))
 
     def excluded(self, first: int, last: int) -> tuple[Int64s, Int64s]:
-        """(number of the user from ``first``, place) of what users [first, last) are not shown."""
+        """Return (number of the user from ``first``, place) of what users [first, last) are not shown."""
         return self._cut(self._excluded, first, last)
 
     def relevant_of(self, first: int, last: int) -> tuple[Int64s, Int64s, Int64s]:
-        """(number of the user from ``first``, place, number of the pair) of what users [first, last) are to find."""
+        """Return (number of the user from ``first``, place, number of the pair) for users [first, last) to find."""
         begin, end = np.searchsorted(self.relevant, (first * len(self.items), last * len(self.items)))
         return *self._cut(self.relevant, first, last), self.numbers[begin:end]
 
@@ -125,7 +127,7 @@ class HeldOut:
         return pairs[begin:end] // len(self.items) - first, pairs[begin:end] % len(self.items)
 
     def unseen(self) -> SeenItems:
-        """What to draw from that a user never had, in no split: as those of sequences are."""
+        """Return what to draw items from that a user never had, in no split, as for sequence models."""
         every = [self._excluded, *(self._of_own(*self._positives(split)[:2]) for split in ("validation", "test"))]
         pairs = np.concatenate(every)
         return SeenItems.from_pairs(pairs // len(self.items), pairs % len(self.items), len(self.users), len(self.items))
@@ -136,7 +138,7 @@ def catalogue_ranks(
     model: Any, data: Any, split: str, *, largest_k: int, sampled: bool, rank: int = 0, world_size: int = 1,
     device: torch.device | None = None,
 ) -> Ranks | None:  # fmt: skip
-    """Ranks of this rank's users; None on every rank where the catalogue is too large. Collective.
+    """Return the ranks of this rank's users; None on every rank where the catalogue is too large. Collective.
 
     ``model`` has ``user_side`` and ``item_side`` (trainer.models.base). Ties are against the relevant item, so that a
     model that scores all alike finds nothing; relevant items of equal score share their places.
@@ -183,11 +185,12 @@ def catalogue_ranks(
 def ranks_of_relevant(
     scores: Tensor, user: Int64s, place: Int64s, largest_k: int
 ) -> tuple[Int64s, npt.NDArray[np.float64]]:
-    """The order in which relevant items are ranked, by user and then best first, and their ranks [m].
+    """Return the order in which relevant items are ranked, by user and then best first, and their ranks [m].
 
     Args:
         scores: [users, candidates], -inf what is left out.
-        user, place: of the relevant items [m], users ascending.
+        user: user of each relevant item [m], ascending.
+        place: candidate of each relevant item [m].
         largest_k: ranks of a user's items behind one that has a rank of at least this are not counted: inf.
     """
     target = scores[torch.from_numpy(user).to(scores.device), torch.from_numpy(place).to(scores.device)].cpu().numpy()
@@ -216,7 +219,7 @@ def ranks_of_relevant(
 
 
 def _num_below(rows: Tensor, goal: Tensor) -> Int64s:
-    """How many entries of each row [n, m] are below its goal [n]."""
+    """Return how many entries of each row [n, m] are below its goal [n]."""
     if rows.device.type != "cpu":
         return (rows < goal[:, None]).sum(1).cpu().numpy()
     # torch's sum of booleans takes eight times as long on a CPU.
@@ -239,7 +242,7 @@ def _bags(data: Any, name: str, rows: Int64s, device: torch.device) -> KeyedJagg
 
 
 def single_bags(names: list[str], name: str, rows: npt.NDArray[np.integer]) -> KeyedJaggedTensor:
-    """Samples that have one row of feature ``name`` each, and nothing of the others."""
+    """Return samples that have one row of feature ``name`` each, and nothing of the others."""
     lengths = np.zeros((len(names), len(rows)), dtype=np.int64)
     lengths[names.index(name)] = 1
     return KeyedJaggedTensor(

@@ -1,5 +1,7 @@
-"""Figures of held-out rows that have one score each: on rank 0, from all ranks' rows gathered, or, where they are too
-many, from their counts in pieces (:mod:`trainer.metrics.streaming`). Both give the same figures.
+"""Figures of held-out rows that have one score each.
+
+They come, on rank 0, from all ranks' rows gathered, or, where they are too many, from their counts in pieces
+(:mod:`trainer.metrics.streaming`). Both give the same figures.
 """
 
 from __future__ import annotations
@@ -42,8 +44,11 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rows:
-    """Held-out rows. ``scores`` and ``labels`` float32 [n]; where they are asked for ``users`` int32 [n] (a number for
-    each user, -1 for none) and ``buckets`` int8 [n], the frequency bucket of each row's item."""
+    """Held-out rows with their scores.
+
+    ``scores`` and ``labels`` float32 [n]; where they are asked for ``users`` int32 [n] (a number for each user, -1 for
+    none) and ``buckets`` int8 [n], the frequency bucket of each row's item.
+    """
 
     scores: npt.NDArray[np.float32]
     labels: npt.NDArray[np.float32]
@@ -59,7 +64,7 @@ class Rows:
 
 
 def predictions(scores: npt.NDArray[np.floating], loss: str) -> npt.NDArray[np.float64]:
-    """What a score predicts of the label: the probability of 1 where it is a logit, else the label itself."""
+    """Return what a score predicts of the label: the probability of 1 where it is a logit, else the label itself."""
     return sigmoid(scores) if loss == "bce" else np.asarray(scores, np.float64)
 
 
@@ -67,7 +72,10 @@ def predictions(scores: npt.NDArray[np.floating], loss: str) -> npt.NDArray[np.f
 
 
 def gathered(wanted: Iterable[str], rows: Rows, loss: str) -> Figures:
-    """By name what is wanted of all rows. ``calibration`` is a curve, ``frequency_buckets`` (rows, AUC) by bucket."""
+    """Return by name the wanted figures of all rows.
+
+    ``calibration`` is a curve, ``frequency_buckets`` (rows, AUC) by bucket.
+    """
     scores, labels = rows.scores, rows.labels
     made = {
         "auc": lambda: auc(scores, labels),
@@ -107,7 +115,7 @@ def _by_bucket(rows: Rows, area: Any) -> tuple[Int64s, list[float]]:
 
 
 def intervals(wanted: Iterable[str], rows: Rows, loss: str, asked: Intervals, seed: int) -> dict[str, Any]:
-    """(low, high) of those of the gathered rows' figures that have them. Users are units of GAUC in any case."""
+    """Return (low, high) of the gathered rows' figures that have intervals; GAUC always resamples users."""
     names = [name for name in _WITH_INTERVALS if name in wanted]
     settings: dict[str, Any] = {"replicates": asked.replicates, "seed": seed, "level": asked.level}
     found: dict[str, Any] = {}
@@ -139,7 +147,7 @@ def intervals(wanted: Iterable[str], rows: Rows, loss: str, asked: Intervals, se
 
 
 def _units(users: npt.NDArray[np.int32]) -> Int64s:
-    """A number from 0 for each user; a row without one is a user of its own."""
+    """Return a number from 0 for each user; a row without one is a user of its own."""
     known = users >= 0
     units = np.empty(len(users), np.int64)
     _, units[known] = np.unique(users[known], return_inverse=True)
@@ -151,8 +159,10 @@ def _units(users: npt.NDArray[np.int32]) -> Int64s:
 
 
 def streamed(wanted: Sequence[str], rows: Rows, loss: str, group: dist.ProcessGroup | None) -> Figures:
-    """:func:`gathered` of all ranks' rows, of which ``rows`` are this rank's; right on rank 0. Collective. ``group``:
-    None for one rank alone."""
+    """Return :func:`gathered` of all ranks' rows, of which ``rows`` are this rank's; right on rank 0. Collective.
+
+    ``group``: None for one rank alone.
+    """
     num_rows, num_nan = _total([len(rows), int(np.isnan(rows.scores).sum())], group)
     found: Figures = {}
     if "rmse" in wanted or "mae" in wanted:

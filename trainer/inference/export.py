@@ -47,9 +47,12 @@ TOLERANCE = 1e-5
 
 
 def export(run_dir: Path | str, directory: Path | str, *, checkpoint: str = LAST) -> dict[str, Any]:
-    """Writes the folder, whole or not at all; returns what the command prints as JSON.
+    """Write the folder, whole or not at all; return what the command prints as JSON.
 
-    Raises SpecError, CheckpointError, and DataError where the folder is there already or a joined file is not.
+    Raises:
+        SpecError: the directory is not that of a run.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+        DataError: the folder is there already, or a joined file is missing.
     """
     directory = Path(directory)
     if directory.exists():
@@ -112,7 +115,7 @@ def _write(predictor: Predictor, work: Path) -> dict[str, Any]:
 
 
 def dense_part(predictor: Predictor) -> DensePart:
-    """The predictor's model without its tables."""
+    """Return the predictor's model without its tables."""
     columns = {key.name: predictor.tables.weight(key.table).shape[1] for key in predictor.keys}
     features = {name: columns[name] for name in read_features(predictor.run.dataset, predictor.job)}
     length = max(1, predictor.job.model.history_length)
@@ -121,7 +124,7 @@ def dense_part(predictor: Predictor) -> DensePart:
 
 
 def _write_table(path: Path, ids: pa.Array, columns: dict[str, np.ndarray[Any, Any]]) -> None:
-    """An Arrow file of one batch: ``id``, null for rows 0 (padding) and 1 (unknown), and lists of float32."""
+    """Write an Arrow file of one batch: ``id``, null for rows 0 (padding) and 1 (unknown), and lists of float32."""
     special = pa.nulls(2, ids.type)
     arrays = [pa.concat_arrays([special, ids])]
     for values in columns.values():
@@ -145,7 +148,10 @@ def _write_join(path: Path, join: Any, uri: str) -> None:
 
 
 def _write_onnx(part: DensePart, path: Path) -> dict[str, Any]:
-    """What the manifest says of it: ``written``; ``difference`` from torch (None: not checked), or the ``reason``."""
+    """Write the dense part as ONNX, and return what the manifest says of it.
+
+    These are ``written``; ``difference`` from torch (None: not checked), or the ``reason``.
+    """
     try:
         model = onnx_bytes(part)
         difference = onnx_difference(part, model)

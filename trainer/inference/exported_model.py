@@ -1,4 +1,4 @@
-"""Reads what ``evenkeel export`` wrote, and scores rows with it: numpy, pyarrow and onnxruntime, no torch.
+"""Reader of what ``evenkeel export`` wrote, which scores rows with numpy, pyarrow and onnxruntime, without torch.
 
 model = Exported("my-export")
 scores = model.predict(table)        # logit and probability for each row
@@ -36,7 +36,7 @@ class Exported(RowScorer):
     Args:
         sha256: that of the manifest, as ``evenkeel export`` printed it; left out, only that the files are those of the
             manifest beside them.
-        k: items for each user, of a model of sequences.
+        k: items for each user, for a sequence model.
 
     Raises:
         SealError: a file is missing or not as it was written, or the folder is of another version.
@@ -98,8 +98,10 @@ class Exported(RowScorer):
 def pooled(
     vectors: Float32s, rows: npt.NDArray[np.int64] | Jagged, pooling: str, weights: Float32s | None = None
 ) -> Float32s:
-    """One row for each sample [b, dim]: its own, or the sum or the mean of its list's, each multiplied with its weight;
-    of an empty list zeros."""
+    """Return one row for each sample [b, dim]: its own, or the sum or the mean of its list's.
+
+    Each row of a list is multiplied with its weight; an empty list gives zeros.
+    """
     if not isinstance(rows, Jagged):
         return np.asarray(vectors[rows])
     lengths = rows.lengths
@@ -113,7 +115,7 @@ def pooled(
 
 
 def padded(vectors: Float32s, rows: Jagged, length: int) -> Float32s:
-    """Rows of lists [b, length, dim], the oldest first, zeros behind."""
+    """Return the rows of lists [b, length, dim], the oldest first, zeros behind."""
     lengths = rows.lengths
     found = np.zeros((len(lengths), length, vectors.shape[1]), dtype=np.float32)
     owner = np.repeat(np.arange(len(lengths)), lengths)

@@ -19,8 +19,10 @@ class SealError(ValueError):
 
 
 def seal(folder: Path, body: Mapping[str, Any], files: Iterable[str]) -> str:
-    """Writes the manifest of ``body`` and the named files; everything is on disk when it returns. Returns the sha256
-    of the manifest's content."""
+    """Write the manifest of ``body`` and the named files; return the sha256 of the manifest's content.
+
+    Everything is on disk when it returns.
+    """
     listed = []
     for name in sorted(files):
         with open(folder / name, "rb") as file:
@@ -35,8 +37,14 @@ def seal(folder: Path, body: Mapping[str, Any], files: Iterable[str]) -> str:
 
 
 def unseal(folder: Path, sha256: str | None = None) -> dict[str, Any]:
-    """The manifest's content, once every file is seen to be as written. ``sha256``: what it must be, known from
-    elsewhere; who can write to the folder can write a manifest of his own. Raises SealError."""
+    """Return the manifest's content, once every file is seen to be as written.
+
+    ``sha256``: what it must be, known from elsewhere; whoever can write to the folder can write a manifest of their
+    own.
+
+    Raises:
+        SealError: a file is missing or changed, or the manifest is another.
+    """
     path = folder / MANIFEST
     try:
         document = json.loads(path.read_text("utf-8"))

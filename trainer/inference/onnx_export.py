@@ -26,7 +26,10 @@ _EXAMPLE_ROWS = 3
 
 
 class Given:
-    """What a model asks of what its embeddings give: blocks [b, dim] by feature, or rows of every id with lengths."""
+    """The output of a model's embeddings, as far as a model asks for it.
+
+    It gives blocks [b, dim] by feature, or rows of every id with lengths.
+    """
 
     def __init__(self, found: Mapping[str, Any]):
         self._found = dict(found)
@@ -68,7 +71,7 @@ class DensePart(nn.Module):
     Last ``dense`` [b, n], where it reads numeric features.
 
     Args:
-        features: those that it scores with, and their columns. Other features of the model have zeros.
+        features: the features that it scores with, and their columns. Other features of the model have zeros.
         keys: all of its features, and their columns.
         lists: which of them are lists.
         length: l of a sequence.
@@ -132,7 +135,7 @@ class DensePart(nn.Module):
         }
 
     def example(self, rows: int = _EXAMPLE_ROWS) -> tuple[Tensor, ...]:
-        """Inputs of the right shapes, drawn from a fixed seed."""
+        """Return inputs of the right shapes, drawn from a fixed seed."""
         generator = torch.Generator().manual_seed(0)
 
         def draw(*shape: int) -> Tensor:
@@ -154,17 +157,17 @@ class DensePart(nn.Module):
         return tuple([*found, draw(rows, self.model.num_dense)] if self.model.num_dense else found)
 
     def dynamic(self) -> dict[str, dict[int, str]]:
-        """By input, what of its shape may be any number: the rows, and the ids of all lists of a feature."""
+        """Return by input what of its shape may be any number: the rows, and the ids of all lists of a feature."""
         ids = self.lists if self.layout == "rows" else ()
         return {name: {0: f"{name}__ids" if name in ids else "batch"} for name in self.inputs}
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name, as the checkpoint has them."""
+        """Return parameters and buffers by name, as the checkpoint has them."""
         return {name: value.detach() for name, value in (*self.model.named_parameters(), *self.model.named_buffers())}
 
 
 def write_program(part: DensePart, path: Path) -> None:
-    """The dense part by torch.export, any number of rows; nothing in the file is a pickle."""
+    """Write the dense part by torch.export, for any number of rows; nothing in the file is a pickle."""
     free = part.dynamic()
     sizes = {name: torch.export.Dim(name) for one in free.values() for name in one.values()}
     shapes = tuple({axis: sizes[name] for axis, name in free[given].items()} for given in part.inputs)
@@ -178,7 +181,10 @@ def write_program(part: DensePart, path: Path) -> None:
 
 
 def onnx_bytes(part: DensePart) -> bytes:
-    """The dense part as ONNX, any number of rows. Raises whatever the exporter does not know."""
+    """Return the dense part as ONNX, for any number of rows.
+
+    Raises whatever the exporter raises about what it does not know.
+    """
     out = io.BytesIO()
     names = part.inputs
     with warnings.catch_warnings():
@@ -198,8 +204,10 @@ def onnx_bytes(part: DensePart) -> bytes:
 
 
 def onnx_difference(part: DensePart, model: bytes, rows: Sequence[int] = (1, 7)) -> float | None:
-    """The largest difference between the two over some inputs, relative where scores are above 1; None without
-    onnxruntime."""
+    """Return the largest difference between the two over some inputs, relative where scores are above 1.
+
+    None without onnxruntime.
+    """
     try:
         import onnxruntime
     except ImportError:

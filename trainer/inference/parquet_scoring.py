@@ -1,4 +1,4 @@
-"""Parquet in, Parquet out: rows stream through a model a chunk at a time and keep their order. Torch-free.
+"""Scoring from Parquet to Parquet: rows stream through a model a chunk at a time and keep their order. Torch-free.
 
 A file gives a file and a directory a directory of the same shape; either appears whole, by one rename, or not at all.
 """
@@ -34,11 +34,15 @@ class Scorer(Protocol):
         ...
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
-        """What it reads of rows that have the columns ``there``. Raises DataError for what is missing."""
+        """Return what it reads of rows that have the columns ``there``.
+
+        Raises:
+            DataError: a column is missing.
+        """
         ...
 
     def score(self, chunk: Chunk) -> tuple[list[pa.Array], Coded]:
-        """The outputs for each row, in the order of ``outputs``, and how its ids were known."""
+        """Return the outputs for each row, in the order of ``outputs``, and how its ids were known."""
         ...
 
 
@@ -67,13 +71,17 @@ def score_files(
     keep: Sequence[str] | None = None,
     told: Callable[[int], Any] = lambda num_rows: None,
 ) -> Summary:
-    """Scores a file or a directory of rows. Memory follows the chunk, not the number of rows.
+    """Score a file or a directory of rows. Memory follows the chunk, not the number of rows.
 
     Args:
+        scorer: the model.
+        rows: a file or a directory of rows, here or in object storage.
+        output: the file or directory to write.
         keep: columns of the rows that go before the scores; None: all of them.
         told: called with the number of rows of every chunk that is done.
 
-    Raises DataError for rows that the model cannot read, and where ``output`` is there already.
+    Raises:
+        DataError: the model cannot read the rows, or ``output`` is there already.
     """
     began, output = time.monotonic(), Path(output)
     source = Source(str(rows))
@@ -151,7 +159,7 @@ def _kept(source: Source, there: Sequence[str], keep: Sequence[str] | None, outp
 
 @contextlib.contextmanager
 def _appearing(output: Path) -> Iterator[Path]:
-    """A place beside ``output`` that takes its name when the body is done, and goes if it fails."""
+    """Yield a place beside ``output`` that takes its name when the body is done, and goes if it fails."""
     if output.exists():
         raise DataError("is there already", where=str(output), remedy="remove it, or give another --output")
     try:
@@ -165,7 +173,7 @@ def _appearing(output: Path) -> Iterator[Path]:
 
 
 def chunk_of(rows: pa.Table | pa.RecordBatch, name: str = "rows") -> Chunk:
-    """Rows in memory as a chunk."""
+    """Return rows in memory as a chunk."""
     batch = rows.combine_chunks().to_batches() if isinstance(rows, pa.Table) else [rows]
     whole = batch[0] if batch else pa.RecordBatch.from_pylist([], schema=rows.schema)
     return Chunk(SourceFile(Path(name), "parquet"), np.arange(len(whole)), whole)

@@ -2,6 +2,7 @@
 
 ``python -m trainer.inference.predict RUN_DIR ROWS.parquet [--output O] [--columns a,b] [--checkpoint best|last|STEP]
 [--k 10]``.
+
 In this process, on its CPU, without Ray and without a process group; what wrote the checkpoint does not matter.
 """
 
@@ -56,11 +57,11 @@ class Predictor(RowScorer):
 
     Args:
         checkpoint: ``last``, ``best`` or a step (:func:`trainer.checkpoint.select.pick`).
-        k: items for each user, of a model of sequences.
+        k: items for each user, for a sequence model.
 
     Attributes:
         tables: rows as they are read, of every table.
-        candidates: of a model of sequences what a query is multiplied with, [rows of the item table, dim].
+        candidates: for a sequence model what a query is multiplied with, [rows of the item table, dim].
         numeric: the numeric features that it reads, with the statistics of training.
         notes: what the user should know of the checkpoint, in words.
 
@@ -100,7 +101,10 @@ class Predictor(RowScorer):
         super().__init__(job, coder, top)
 
     def _open(self, which: str) -> ReadTables:
-        """Rows of the checkpoint. A run that goes on may remove it while it is read: then there is a newer one."""
+        """Open the rows of the checkpoint.
+
+        A run that goes on may remove it while it is read: then there is a newer one.
+        """
         for left in reversed(range(_TRIES)):
             self.checkpoint, self.notes = pick(self.run, which)
             try:
@@ -111,7 +115,7 @@ class Predictor(RowScorer):
         raise AssertionError
 
     def features(self, coded: Coded) -> KeyedJaggedTensor:
-        """A batch as the model looks it up; keys that it does not score with have no ids."""
+        """Return a batch as the model looks it up; keys that it does not score with have no ids."""
         lengths = np.zeros((len(self.keys), coded.num_rows), dtype=np.int64)
         parts: list[Any] = [np.empty(0, dtype=np.int64)]
         weights = [np.empty(0, dtype=np.float32)]
@@ -147,7 +151,11 @@ class Predictor(RowScorer):
 
 
 def load_dense(model: RankingModel, checkpoint: Checkpoint) -> None:
-    """Everything of a model outside its tables, from a checkpoint. Raises CheckpointError where they do not fit."""
+    """Load everything of a model outside its tables from a checkpoint.
+
+    Raises:
+        CheckpointError: they do not fit.
+    """
     mine = {
         name: value
         for name, value in [*model.named_parameters(), *model.named_buffers()]
@@ -229,8 +237,11 @@ def predict(
     k: int | None = None,
     bar: bool = False,
 ) -> dict[str, Any]:
-    """Scores files of rows (:func:`trainer.inference.parquet_scoring.score_files`); returns what the command prints as
-    JSON."""
+    """Score files of rows (:func:`trainer.inference.parquet_scoring.score_files`).
+
+    Returns:
+        What the command prints as JSON.
+    """
     if not (Path(run_dir) / RUN_FILE).is_file():
         raise SpecError(str(run_dir), [("", f"is no run directory: it has no {RUN_FILE}")])
     sequence = is_sequence(read_run(run_dir).job)
@@ -284,7 +295,10 @@ def _with_bar(
 
 
 def default_output(source: Source) -> Path:
-    """Beside the rows, or here where those are in object storage: ROWS.scores.parquet, ROWS.scores for a directory."""
+    """Return ROWS.scores.parquet, or ROWS.scores for a directory.
+
+    It lies beside the rows, or in the working directory where those are in object storage.
+    """
     if is_object(source.uri):
         # What is in object storage is scored into the working directory.
         root = Path(source.uri.rstrip("/").rpartition("/")[2])

@@ -1,6 +1,7 @@
-"""What scores rows, whatever computes it: a job's checkpoint (trainer.inference.predict) or an export
-(trainer.inference.exported_model).
-Torch-free."""
+"""Scoring of rows by a model, whatever computes it. Torch-free.
+
+It is a job's checkpoint (trainer.inference.predict) or an export (trainer.inference.exported_model).
+"""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ Float32s = npt.NDArray[np.float32]
 
 
 class RowScorer(ABC):
-    """Rows in, scores out.
+    """A model as a function from rows to scores.
 
     Outputs, by the loss: ``logit`` and ``probability`` = sigmoid(logit) of bce, ``prediction`` of mse, ``score`` of
-    focal and of those that rank. Of models of sequences, whose rows hold a list of the user's items, oldest first,
+    focal and of the losses that rank. For sequence models, whose rows hold a list of the user's items, oldest first,
     ``items`` and ``scores``: the k that the user has not had, the highest first.
     """
 
@@ -48,11 +49,15 @@ class RowScorer(ABC):
         return {"prediction" if loss == "mse" else "score": pa.float32()}
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
-        """What is read of rows that have the columns ``there``. Raises DataError for what is missing."""
+        """Return what is read of rows that have the columns ``there``.
+
+        Raises:
+            DataError: a column is missing.
+        """
         return self._coder.columns(there, where)
 
     def score(self, chunk: Chunk) -> tuple[list[pa.Array], Coded]:
-        """The outputs for each row, in the order of ``outputs``, and how its ids were known."""
+        """Return the outputs for each row, in the order of ``outputs``, and how its ids were known."""
         coded = self._coder.code(chunk)
         if self._top is not None:
             return self._next_items(coded), coded
@@ -66,7 +71,11 @@ class RowScorer(ABC):
         return [pa.array(logits), pa.array(probability(logits))], coded
 
     def predict(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-        """The outputs for rows in memory, as a table. Raises DataError for rows that the model cannot read."""
+        """Return the outputs for rows in memory, as a table.
+
+        Raises:
+            DataError: the model cannot read the rows.
+        """
         self.columns(rows.schema.names, "rows")
         scores, _ = self.score(chunk_of(rows))
         return pa.table(dict(zip(self.outputs, scores, strict=True)), schema=pa.schema(list(self.outputs.items())))
@@ -87,7 +96,7 @@ class RowScorer(ABC):
 
     @abstractmethod
     def _forward(self, coded: Coded) -> Float32s:
-        """Of a batch of rows the logits [b], or of a model of sequences the queries [b, dim]."""
+        """Return the logits [b] of a batch of rows, or for a sequence model the queries [b, dim]."""
 
 
 def is_sequence(job: JobSpec) -> bool:
@@ -95,6 +104,6 @@ def is_sequence(job: JobSpec) -> bool:
 
 
 def probability(logits: Float32s) -> Float32s:
-    """1 / (1 + exp(-logit)), computed so that nothing overflows."""
+    """Return 1 / (1 + exp(-logit)), computed so that nothing overflows."""
     small = np.exp(-np.abs(logits.astype(np.float64)))
     return np.where(logits >= 0, 1.0 / (1.0 + small), small / (1.0 + small)).astype(np.float32)

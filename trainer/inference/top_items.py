@@ -15,7 +15,9 @@ _PIECE_ROWS = 1 << 15
 
 
 class TopItems:
-    """score(i) = <query, candidate_i>; the special rows and what the user had are left out.
+    """The highest scores of a query, score(i) = <query, candidate_i>.
+
+    The special rows and what the user had are left out.
 
     Args:
         candidates: [rows of the item table, dim], in the order of its rows.
@@ -27,8 +29,9 @@ class TopItems:
         self.candidates, self.ids, self.k = candidates, ids, k
 
     def of(self, queries: Float32s, had: Jagged) -> tuple[pa.Array, pa.Array]:
-        """Lists of at most k raw ids and of their scores, the highest first. A user without any known item
-        gets empty lists.
+        """Return lists of at most k raw ids and of their scores, the highest first.
+
+        A user without any known item gets empty lists.
 
         Args:
             queries: [b, dim].
@@ -56,7 +59,7 @@ class TopItems:
 
 
 def _best(scores: Float32s, k: int) -> npt.NDArray[np.int64]:
-    """Columns of the k highest scores of each row, the highest first."""
+    """Return the columns of the k highest scores of each row, the highest first."""
     if scores.shape[1] <= k:
         return np.argsort(-scores, axis=1, kind="stable")
     found = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)

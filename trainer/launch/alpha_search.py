@@ -1,12 +1,12 @@
-"""``optimizer.alpha: auto``: the alpha of adaptive regularization that does best on the validation split, by short
-runs.
+"""Search of ``optimizer.alpha: auto``: the alpha of adaptive regularization that does best on the validation split.
 
 The grid is 10^(n/2) with n = -13 .. -2, half decades from 10^-6.5 to 10^-1 (Li and Lyu). The curve over alpha had one
-hump on every data set that was looked at, so the search begins at the grid's point nearest to the default
-(trainer.distributed.build.default_alpha) and climbs. A point is a training of the job from its initial values over its
-first SHORT_EPOCHS epochs, or all where it has fewer, as what alpha is about does not show within the first one; its
-score is the metric that early stopping watches (AUC where nothing else is said) on the validation split, after the last
-of them.
+hump on every data set that was examined, so the search begins at the grid value nearest to the default
+(trainer.distributed.build.default_alpha) and climbs. A trial is a short training of the job from its initial values
+over its first SHORT_EPOCHS epochs, or all where it has fewer, as what alpha is about does not show within the first
+one; its score is the metric that early stopping watches (AUC where nothing else is said) on the validation split, after
+the last of them.
+
 All of it is a function of the job and its data, and what is found is kept in the run directory, so that a run that is
 tried again goes on with the search where it was.
 """
@@ -49,8 +49,13 @@ Score = Callable[[float], float]
 def taken_alpha(
     run: Run, data: Any, device: torch.device, emit: Emit, should_stop: Callable[[], str | None]
 ) -> float | None:
-    """The alpha of a table's first training, whatever the job says of it; None for optimizers without one. Collective.
-    Raises Cancelled if any rank is asked to stop during a search."""
+    """Return the alpha of a table's first training, whatever the job says of it; None for optimizers without one.
+
+    Collective.
+
+    Raises:
+        Cancelled: any rank is asked to stop during a search.
+    """
     job = run.job
     if job.optimizer.kind not in supported.ADAPTIVE_DECAY or job.optimizer.alpha != "auto":
         return choose_alpha(job, data.steps_per_epoch)
@@ -69,10 +74,13 @@ def taken_alpha(
 
 
 def climbed(start: float, score: Score, known: Any) -> float:
-    """The alpha of the grid that no neighbour beats, from the one nearest to ``start``; the smaller of equals wins.
+    """Return the alpha of the grid that no neighbour beats, from the one nearest to ``start``.
+
+    The smaller of equals wins.
 
     Args:
-        score: of an alpha; larger is better, -inf where there is none.
+        start: the alpha to begin near.
+        score: the score of an alpha; larger is better, -inf where there is none.
         known: scores by exponent, to be asked and filled.
     """
     best = min(max(round(2.0 * math.log10(start)), GRID.start), GRID.stop - 1)
@@ -113,8 +121,10 @@ def _validation(
     device: torch.device,
     should_stop: Callable[[], str | None],
 ) -> tuple[str, float | None]:
-    """(metric, its value after the last epoch or None) of a training with this alpha; the same on all ranks.
-    Collective."""
+    """Return (metric, its value after the last epoch or None) of a training with this alpha.
+
+    The result is the same on all ranks. Collective.
+    """
     sharded = build(job, data, alpha=alpha, device=device)
     trainer = Trainer(job, data, sharded, dense_optimizer(job, sharded), should_stop=should_stop, device=device)
     trainer.splits = ("validation",)

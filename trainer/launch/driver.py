@@ -38,14 +38,18 @@ class RunBusyError(RuntimeError):
 
 
 class RanksFailed(RuntimeError):
-    """One or more ranks ended with an error, or without a word; trainer.runs.failures.cause tells which matters."""
+    """One or more ranks ended with an error, or without any; trainer.runs.failures.cause tells which matters."""
 
 
 def execute(run: Run, start_ranks: StartRanks) -> int:
-    """Leads one attempt to its end and returns the exit code (trainer.runs.run_process). Raises RunBusyError if another
-    process is at this run directory, GivenUpError for an attempt that has lost its lease. Must be called on the main
-    thread:
-    it handles SIGTERM and SIGINT."""
+    """Lead one attempt to its end and return the exit code (trainer.runs.run_process).
+
+    Must be called on the main thread: it handles SIGTERM and SIGINT.
+
+    Raises:
+        RunBusyError: another process is at this run directory.
+        GivenUpError: the attempt has lost its lease.
+    """
     with _lock(run.directory):
         run.fence()
         with reporting(run), contextlib.closing(EventWriter(run.directory, run.attempt)) as events:
@@ -63,13 +67,17 @@ def execute(run: Run, start_ranks: StartRanks) -> int:
 
 
 def check_free(directory: Path) -> None:
-    """Raises RunBusyError if another process is at this run directory."""
+    """Check that no other process is at this run directory.
+
+    Raises:
+        RunBusyError: one is.
+    """
     with _lock(directory):
         pass
 
 
 def give_up(directory: Path, failure: Failure, attempt: int = 1) -> int:
-    """Ends an attempt that could not even start: the error event, the final state, exit.json."""
+    """End an attempt that could not even start: write the error event, the final state and exit.json."""
     if directory.is_dir():
         events = EventWriter(directory, attempt)
         _write_error(events, failure)
@@ -152,7 +160,11 @@ class _Attempt:
             self._info(write_targets(run, PreparedData.open(run.data), parent))
 
     def _check_memory(self) -> None:
-        """Before anything is built: now the rows are counted. Raises MemoryError."""
+        """Check, now that the rows are counted and before anything is built, that the run fits in memory.
+
+        Raises:
+            MemoryError: it does not.
+        """
         from trainer.data.batches.prepared import PreparedData
         from trainer.sizing.estimate import graph_sizes, ids_per_example
         from trainer.sizing.memory import machine_memory_bytes, refuse_what_cannot_fit
@@ -193,12 +205,12 @@ class _Attempt:
             raise Cancelled(self.run.cancel_file.read_text("utf-8"))
 
     def ask_to_stop(self, reason: str) -> None:
-        """Ranks look for this file at every step."""
+        """Write the file that ranks look for at every step."""
         write_file(self.run.cancel_file, reason.encode(), durable=False)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT ask the ranks to write a checkpoint and stop; where none runs they stop the driver."""
+        """Let SIGTERM and SIGINT ask the ranks to write a checkpoint and stop; where none runs they stop the driver."""
 
         def handle(number: int, frame: object) -> None:
             self.ask_to_stop(signal.Signals(number).name)
@@ -246,7 +258,7 @@ def _write_error(events: EventWriter, failure: Failure) -> None:
 
 @contextlib.contextmanager
 def _as_far_as_the_disk_allows() -> Iterator[None]:
-    """A full disk takes away the last words, not the exit code."""
+    """Pass over a full disk, which takes away the last events, not the exit code."""
     try:
         yield
     except OSError as error:
@@ -270,7 +282,7 @@ def _exit(
 
 @contextlib.contextmanager
 def _heartbeat(attempt: _Attempt) -> Iterator[None]:
-    """Signs of life, for as long as they are wanted: an attempt that has lost its lease is asked to stop."""
+    """Write heartbeats during the block; an attempt that has lost its lease is asked to stop."""
     done = threading.Event()
 
     def beat() -> None:

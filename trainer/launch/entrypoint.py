@@ -1,7 +1,7 @@
-"""``python -m trainer.launch.entrypoint --run-dir D``: one attempt at a job, in a process of its own (see
-trainer.runs.run_process).
+"""``python -m trainer.launch.entrypoint --run-dir D``: one attempt at a job, in a process of its own.
 
-Exit codes: see trainer.runs.run_process. What happens is told in ``D/events.jsonl``; the last word is ``D/exit.json``.
+What starts it and the exit codes: see trainer.runs.run_process. Events go to ``D/events.jsonl``; the final state is in
+``D/exit.json``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
-    """Those of this host wait from now on, forked before there is a thread here."""
+    """Return what starts the ranks; on this host they wait from now on, forked before there is a thread here."""
     if run.ray_address is None:
         from trainer.launch.light_imports import import_torchrec
 
@@ -82,8 +82,12 @@ def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
 
 
 def _take_up(directory: Path) -> None:
-    """What the environment says of an attempt that a cluster starts, perhaps long after it was submitted. Raises
-    GivenUpError where another attempt, or none, has its place; ServiceAwayError where the service cannot be asked."""
+    """Take up an attempt that a cluster starts, perhaps long after it was submitted, as the environment says.
+
+    Raises:
+        GivenUpError: another attempt, or none, has its place.
+        ServiceAwayError: the service cannot be asked.
+    """
     if REPORT_URL_VARIABLE in os.environ:
         fetch_run(directory, os.environ[REPORT_URL_VARIABLE], os.environ[REPORT_TOKEN_VARIABLE])
     expected = os.environ.get(ATTEMPT_VARIABLE)

@@ -1,5 +1,6 @@
-"""``python -m trainer.launch.fork_server``: imports what a run needs, then forks a run each time that it is told to
-(trainer.runs.standby). It does nothing else, so that a fork copies no thread and nothing of an earlier run.
+"""``python -m trainer.launch.fork_server``: imports what a run needs, then forks a run when told to.
+
+Its owner is trainer.runs.standby. It does nothing else, so that a fork copies no thread and nothing of an earlier run.
 
 A run that is forked here is the same as one that is started: a session of its own, its log, its marker, a parent that
 it does not need. This process leaves when its owner has gone, and after an hour without work.
@@ -38,7 +39,7 @@ IDLE_SECONDS = 3600.0
 
 
 def main(connection: socket.socket) -> None:
-    """Forks a run for each message, until nobody is there any more who could send one."""
+    """Fork a run for each message, until nobody is there any more who could send one."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the runs: none stays a zombie
     gc.collect()
     gc.freeze()
@@ -55,7 +56,7 @@ def main(connection: socket.socket) -> None:
 
 
 def _become(directory: Path, own: Mapping[str, str]) -> NoReturn:
-    """In the fork: what :func:`trainer.runs.run_process.launch` gives to a process that it starts, then the run."""
+    """Set up the fork as :func:`trainer.runs.run_process.launch` does a process that it starts, then do the run."""
     code = 1
     try:
         os.setsid()
@@ -73,8 +74,11 @@ def _become(directory: Path, own: Mapping[str, str]) -> NoReturn:
 
 
 def show_marker(directory: Path) -> None:
-    """Writes the run's marker where /proc shows this process's environment, which was laid out when its program was
-    started: so it is found as a run that was started with it. Its variable is the last there, and has the room."""
+    """Write the run's marker where /proc shows this process's environment.
+
+    That was laid out when its program was started: so the process is found as a run that was started with the marker.
+    Its variable is the last there, and has the room.
+    """
     fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5)
     place = ctypes.string_at(start, end - start).rindex(b"\0" + os.fsencode(RUN_DIR_VARIABLE) + b"=") + 1

@@ -52,8 +52,10 @@ def train(
     store: str | None = None,
     init: Path | None = None,
 ) -> int:
-    """Runs the job to its end and returns the exit code (trainer.runs.run_process). Must be called on the main
-    thread."""
+    """Run the job to its end and return the exit code (trainer.runs.run_process).
+
+    Must be called on the main thread.
+    """
     from trainer.launch.driver import check_free, execute
     from trainer.launch.light_imports import import_torchrec
 
@@ -90,14 +92,19 @@ def train(
 
 
 def current_version(store_url: str, collection: str) -> str | None:
-    """The version that a new one will be aligned onto."""
+    """Return the version that a new one will be aligned onto."""
     from embeddings.store import open_store
 
     return open_store(store_url).collection(collection).current()
 
 
 def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, JobSpec]:
-    """The file's dataset and job, the job with ``a.b=value`` (YAML values) applied. Raises SpecError, ValueError."""
+    """Return the file's dataset and job, the job with ``a.b=value`` (YAML values) applied.
+
+    Raises:
+        SpecError: the file is no valid spec.
+        ValueError: a change is not PATH=VALUE.
+    """
     dataset, job = load_documents(path)
     missing = [name for name, document in (("dataset", dataset), ("job", job)) if document is None]
     if dataset is None or job is None:
@@ -111,7 +118,11 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, Job
 
 
 def apply_change(document: dict[str, Any], change: str) -> None:
-    """``optimizer.kind=adam`` in place. Raises ValueError for what is not PATH=VALUE."""
+    """Apply ``optimizer.kind=adam`` and the like in place.
+
+    Raises:
+        ValueError: ``change`` is not PATH=VALUE.
+    """
     path, equals, value = change.partition("=")
     if not equals or not path:
         raise ValueError(f"--set {change}: not PATH=VALUE, such as optimizer.kind=adam")
@@ -128,7 +139,7 @@ def apply_change(document: dict[str, Any], change: str) -> None:
 
 
 def _checkpoints(init: Path) -> Path:
-    """A run directory stands for its checkpoints."""
+    """Return the folder of checkpoints, for which a run directory may stand."""
     path = init.resolve()
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
 

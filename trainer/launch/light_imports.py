@@ -1,4 +1,4 @@
-"""What importing TorchRec need not cost a process that trains one run and ends.
+"""Import of TorchRec without parts that a process that trains one run and ends does not need.
 
 TorchRec asks three times whether an input is a TensorDict, and for that imports tensordict, which imports the whole of
 torch's compiler: a second of processor time, a quarter of what `evenkeel train` needs before its first step.
@@ -12,8 +12,10 @@ from types import ModuleType
 
 
 def import_torchrec() -> None:
-    """Imports TorchRec with an empty class in the place of ``tensordict.TensorDict``, which nothing here is. Whoever
-    imports tensordict afterwards gets the real one. Does nothing where either is imported already."""
+    """Import TorchRec with an empty class in the place of ``tensordict.TensorDict``, which nothing here is.
+
+    Whoever imports tensordict afterwards gets the real one. Does nothing where either is imported already.
+    """
     if sys.modules.keys() & {"torchrec", "tensordict"}:
         return
     stand_in = ModuleType("tensordict")

@@ -1,5 +1,8 @@
-"""Ranks on this host: for ``evenkeel train`` one inside this process and several in spawned ones, for a run of the
-service each in a process that was forked from the run's. They speak gloo, and NCCL where they have GPUs."""
+"""Ranks on this host, in this process, in spawned ones or in forked ones.
+
+For ``evenkeel train`` one rank trains inside this process and several in spawned ones; for a run of the service each is
+a process that was forked from the run's. They use gloo, and NCCL where they have GPUs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,11 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 def start_ranks(run: Run) -> None:
-    """Trains on ``resources.num_workers`` ranks. Raises RanksFailed."""
+    """Train on ``resources.num_workers`` ranks.
+
+    Raises:
+        RanksFailed: a rank ended with an error.
+    """
     if run.job.resources.num_workers == 1:
         with _told_as_failed(), single_rank_group(choose_backend(run.job.resources.gpus_per_worker)):
             train_rank(str(run.directory))
@@ -41,8 +48,9 @@ def start_ranks(run: Run) -> None:
 
 
 def forked_ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
-    """Ranks that have imported what this process has, and wait from now on to be told to train: which is what the
-    function does that is given. Without, they go at the end of the block.
+    """Return a context of ranks that wait, and whose function lets them train.
+
+    They have imported what this process has. If the function is not called, they go at the end of the block.
 
     To be called before this process has started a thread: a fork has only the one that called it. A process that is
     forked cannot use CUDA where its parent has touched it, as libraries do when they are imported: ranks with GPUs are
@@ -54,7 +62,10 @@ def forked_ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
 
 @contextlib.contextmanager
 def _waiting_ranks(run: Run, method: str, niceness: int | None) -> Iterator[StartRanks]:
-    """``method``: of multiprocessing. ``niceness``: see :func:`_give_way`, None: as this process."""
+    """Start ranks that wait, and yield the function that lets them train.
+
+    ``method``: of multiprocessing. ``niceness``: see :func:`_give_way`, None: as this process.
+    """
     resources, store = run.job.resources, run.directory / f"ranks-{run.attempt}"
     for left in run.directory.glob("ranks-*"):  # by an attempt that was killed
         left.unlink(missing_ok=True)
@@ -88,7 +99,7 @@ def _told_as_failed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def single_rank_group(backend: str = "gloo") -> Iterator[None]:
-    """A process group of one, where there is none yet: TorchRec asks for one also on a single rank."""
+    """Hold a process group of one, where there is none yet: TorchRec needs one also on a single rank."""
     if dist.is_initialized():
         yield
         return
@@ -103,7 +114,7 @@ def single_rank_group(backend: str = "gloo") -> Iterator[None]:
 def _rank(
     rank: int, world_size: int, backend: str, directory: str, store: str, begin: Event, niceness: int | None
 ) -> None:
-    """The life of a rank that is a process of its own. It dies with its parent; Ctrl-C is the parent's to handle."""
+    """Run a rank that is a process of its own; it dies with its parent, and Ctrl-C is the parent's to handle."""
     parent = multiprocessing.parent_process()
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -133,15 +144,18 @@ def _give_way(niceness: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process without the destructors of loaded libraries: all that matters is on disk by now, and one exit in
-    about fifteen of a process that had used gloo was an abort ("terminate called without an active exception")."""
+    """End the process without the destructors of loaded libraries.
+
+    All that matters is on disk by now, and one exit in about fifteen of a process that had used gloo was an abort
+    ("terminate called without an active exception").
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def default_directory(name: str) -> Path:
-    """Where ``evenkeel train`` keeps a run that was given no directory: ``$EVENKEEL_HOME/runs/NAME-N``, N fresh."""
+    """Return where ``evenkeel train`` keeps a run without a directory: ``$EVENKEEL_HOME/runs/NAME-N``, N fresh."""
     runs = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel")) / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     number = 1

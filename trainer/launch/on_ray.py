@@ -1,4 +1,4 @@
-"""Ranks in Ray Train, on a cluster that is joined. They speak gloo, and NCCL where they have GPUs.
+"""Ranks in Ray Train, on a cluster that is joined. They use gloo, and NCCL where they have GPUs.
 
 Never a bare ``ray.init``: it takes up whatever cluster a stale file names. Never ``ray stop``: it ends every Ray on the
 host.
@@ -27,7 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start_ranks(run: Run) -> None:
-    """Trains on ``resources.num_workers`` Ray Train workers. Raises RanksFailed, ResourceError."""
+    """Train on ``resources.num_workers`` Ray Train workers.
+
+    Raises:
+        RanksFailed: a rank ended with an error.
+        ResourceError: the cluster is not reached or too small.
+    """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     os.environ["RAY_AUTH_MODE"] = "token"
@@ -106,7 +111,7 @@ def _connect(run: Run) -> None:
 
 
 def _check_resources(run: Run) -> None:
-    """A cluster that is too small would keep the run waiting without a word."""
+    """Refuse a cluster that is too small, which would keep the run waiting without a message."""
     import ray
 
     resources, needed = run.job.resources, worker_resources(run.job)
@@ -120,11 +125,11 @@ def _check_resources(run: Run) -> None:
 
 
 def worker_resources(job: JobSpec) -> dict[str, float]:
-    """What Ray is to set aside for each worker."""
+    """Return what Ray is to set aside for each worker."""
     gpus = job.resources.gpus_per_worker
     return {"CPU": job.resources.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
 
 
 def room_for(nodes: Sequence[Mapping[str, float]], needed: Mapping[str, float]) -> int:
-    """How many workers that each need so much find room on nodes that have so much."""
+    """Return how many workers that each need so much find room on nodes that have so much."""
     return sum(min(int(node.get(name, 0.0) // number) for name, number in needed.items()) for node in nodes)

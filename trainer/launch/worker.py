@@ -1,4 +1,4 @@
-"""What one rank of a run does, wherever it was started: open the data, build or restore the model, train."""
+"""One rank of a run, wherever it was started: open the data, build or restore the model, train."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
-    """Trains this rank's part of the run at ``directory``. The process group is the caller's, and so is LOCAL_RANK in
-    the environment. ``gpus``: the names of those that Ray gave to this rank.
+    """Train this rank's part of the run at ``directory``.
+
+    The process group is the caller's, and so is LOCAL_RANK in the environment. ``gpus``: the names of those that Ray
+    gave to this rank.
 
     A rank that was asked to stop has written a checkpoint when this returns. Any other end than the last epoch is an
     exception, recorded in the run directory for the driver.
@@ -171,8 +173,14 @@ def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None, device
 
 
 def _agreed(find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
-    """The checkpoint that rank 0 finds: it reads every byte, the others take its word, so that all start from one even
-    if a newer one is written meanwhile. Raises CheckpointError on every rank."""
+    """Return the checkpoint that rank 0 finds, on every rank.
+
+    Rank 0 reads every byte and the others take its result, so that all start from one even if a newer one is written
+    meanwhile.
+
+    Raises:
+        CheckpointError: on every rank.
+    """
     found: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -188,13 +196,19 @@ def _agreed(find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
 
 
 def use_threads(number: int) -> None:
-    """As many threads as the rank has CPUs, wherever it runs: sums inside torch depend on how they are split, and a
-    retried run must end with the same bits."""
+    """Use as many threads as the rank has CPUs, wherever it runs.
+
+    Sums inside torch depend on how they are split, and a retried run must end with the same bits.
+    """
     torch.set_num_threads(max(1, number))
 
 
 def use_device(job: JobSpec, gpus: Sequence[str] = ()) -> torch.device:
-    """The device of this rank, which is the current one from now on. Raises ResourceError where there is none."""
+    """Return the device of this rank, which is the current one from now on.
+
+    Raises:
+        ResourceError: there is none.
+    """
     wanted = job.resources.gpus_per_worker
     try:
         name = device_of_rank(wanted, int(os.environ.get("LOCAL_RANK", "0")), machine_gpus() if wanted else (), gpus)
@@ -211,7 +225,7 @@ def use_device(job: JobSpec, gpus: Sequence[str] = ()) -> torch.device:
 
 
 def _repeatable() -> None:
-    """On a GPU: sums in one order each time, for a retried run must end with the same bits."""
+    """Let a GPU sum in one order each time, for a retried run must end with the same bits."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Which would also write all memory that is taken, in case that somebody reads it before it is written.
@@ -222,7 +236,7 @@ def _repeatable() -> None:
 
 @contextlib.contextmanager
 def steady_memory() -> Iterator[None]:
-    """For a loop whose every turn needs the same memory again, once its large and lasting parts are there.
+    """Tune memory for a loop whose every turn needs the same amount, once its large and lasting parts are there.
 
     What a step frees is kept for the next one, up to KEPT_BYTES: given back to the system, as glibc does with large
     blocks, each of its pages would be faulted in and cleared again. And what was there before the loop is not searched
@@ -265,7 +279,7 @@ def _check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
 
 
 def _completed(theirs: dict[str, Any], job: JobSpec) -> dict[str, Any]:
-    """The checkpoint's job with the defaults of fields that came after the version that wrote it."""
+    """Return the checkpoint's job with the defaults of fields that came after the version that wrote it."""
     of_publish = {name: part for name, part in theirs.items() if name.startswith(_PUBLISH)}
     document = {name: part for name, part in theirs.items() if name not in of_publish}
     try:
@@ -285,7 +299,7 @@ def _opening(own: Checkpoint | None, start: Checkpoint | None, position: Positio
 
 
 def _unread(job: JobSpec, data: PreparedData) -> str:
-    """Features that the model has no use for: it is trained all the same, and its owner should know."""
+    """Name the features that the model has no use for: it is trained all the same, and its owner should know."""
     unread = data.unread
     if job.model.reads_pairs:
         unread = [key.name for key in data.keys if key.name not in (bpr.USER, bpr.ITEM, bpr.NEGATIVE)]

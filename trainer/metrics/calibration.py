@@ -1,4 +1,4 @@
-"""Whether predicted probabilities are the shares that occur: calibration curve and expected calibration error (ECE)."""
+"""Calibration of predicted probabilities: calibration curve and expected calibration error (ECE)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ NUM_BINS = 10
 
 
 class Curve(NamedTuple):
-    """By bin, those without a row left out: its rows, their mean prediction and the share of positives, each [b].
+    """A calibration curve: by bin, its rows, their mean prediction and the share of positives, each [b].
 
-    Rows are not whole where rows of one prediction lie in two bins of equal mass.
+    Bins without a row are left out. Numbers of rows are not whole where rows of one prediction lie in two bins of equal
+    mass.
     """
 
     rows: Float64s
@@ -24,14 +25,16 @@ class Curve(NamedTuple):
 
 
 class EqualWidth:
-    """Bins [i / b, (i + 1) / b) of the prediction, the last one with 1 (Guo et al., On Calibration of Modern Neural
-    Networks, ICML 2017). Rows may come in any pieces."""
+    """Bins [i / b, (i + 1) / b) of the prediction, the last one with 1.
+
+    Guo et al., On Calibration of Modern Neural Networks, ICML 2017. Rows may come in any pieces.
+    """
 
     def __init__(self, num_bins: int = NUM_BINS):
         self._sums = np.zeros((3, num_bins))
 
     def add(self, counts: Counts) -> EqualWidth:
-        """``counts.scores`` are predictions in [0, 1]."""
+        """Add rows; ``counts.scores`` are predictions in [0, 1]."""
         num_bins = self._sums.shape[1]
         # Compared with the edges themselves: a product may round up to the next bin.
         edges = np.arange(1, num_bins) / num_bins
@@ -45,9 +48,11 @@ class EqualWidth:
 
 
 class EqualMass:
-    """The rows by ascending prediction, cut into b bins of equally many (adaptive bins: Nguyen and O'Connor, EMNLP
-    2015). Rows of one prediction that a cut goes through are in both bins in proportion, so that the order of rows does
-    not matter. Rows come in pieces of ascending prediction, ``num_rows`` in all."""
+    """The rows by ascending prediction, cut into b bins of equally many (adaptive bins).
+
+    Nguyen and O'Connor, EMNLP 2015. Rows of one prediction that a cut goes through are in both bins in proportion, so
+    that the order of rows does not matter. Rows come in pieces of ascending prediction, ``num_rows`` in all.
+    """
 
     def __init__(self, num_rows: int, num_bins: int = NUM_BINS):
         self._edges = num_rows * np.arange(num_bins + 1) / num_bins
@@ -55,7 +60,7 @@ class EqualMass:
         self._before = 0
 
     def add(self, counts: Counts) -> EqualMass:
-        """``counts.scores`` are predictions in [0, 1], none below those of the pieces before."""
+        """Add rows; ``counts.scores`` are predictions in [0, 1], none below those of the pieces before."""
         ends = self._before + np.cumsum(counts.totals)
         cumulative = (counts.totals, counts.totals * counts.scores, counts.positives)
         inside = np.clip(self._edges, self._before, ends[-1]) if len(ends) else self._edges * 0.0
@@ -82,7 +87,7 @@ def calibration_curve(
     *,
     equal_mass: bool = True,
 ) -> Curve:
-    """Of [n] predictions in [0, 1], none NaN, against [n] labels (0 or 1). No bins if empty."""
+    """Return the curve of [n] predictions in [0, 1], none NaN, against [n] labels (0 or 1); without bins if empty."""
     counts = by_score(predictions, labels)
     bins = EqualMass(counts.num_rows, num_bins) if equal_mass else EqualWidth(num_bins)
     return bins.add(counts).curve()
@@ -95,14 +100,17 @@ def ece(
     *,
     equal_mass: bool = True,
 ) -> float:
-    """sum_b n_b / n |share of positives in b - mean prediction in b| (Guo et al., equation 3). NaN if empty or NaN."""
+    """Return sum_b n_b / n |share of positives in b - mean prediction in b|, the expected calibration error.
+
+    Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation 3. NaN if empty or NaN.
+    """
     if any_nan(np.asarray(predictions)):
         return float("nan")
     return ece_of(calibration_curve(predictions, labels, num_bins, equal_mass=equal_mass))
 
 
 def ece_of(curve: Curve) -> float:
-    """:func:`ece` of a curve; NaN without a bin."""
+    """Return :func:`ece` of a curve; NaN without a bin."""
     if not len(curve.rows):
         return float("nan")
     return float(np.average(np.abs(curve.shares - curve.predictions), weights=curve.rows))

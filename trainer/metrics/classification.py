@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def auc(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None) -> float:
-    """Area under the ROC curve: P(score of a positive > score of a negative) + P(equal) / 2.
+    """Return the area under the ROC curve: P(score of a positive > score of a negative) + P(equal) / 2.
 
     Rank-based (Mann-Whitney) with mid-ranks for ties, so it is exact and independent of the order of the rows.
     ``scores`` and ``labels`` (0 or 1) are [n], ``weights`` whole multiplicities [n]. NaN where only one class is
@@ -23,13 +23,16 @@ def auc(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weig
 
 
 class AucSum:
-    """:func:`auc` of rows that come in pieces of ascending score. Sums are integers: no rounding, however many rows."""
+    """Sum for :func:`auc` of rows that come in pieces of ascending score.
+
+    The sums are integers: no rounding, however many rows.
+    """
 
     def __init__(self) -> None:
         self.num_rows = self.num_positives = self._twice_rank_sum = 0
 
     def add(self, counts: Counts) -> AucSum:
-        """``counts``: all of whose scores are above those of the pieces before."""
+        """Add ``counts``, all of whose scores are above those of the pieces before."""
         # Rows of one score share the mean of their ranks, which is a half at most.
         end = self.num_rows + np.cumsum(counts.totals)
         twice_mid_rank = 2 * end - counts.totals + 1
@@ -48,9 +51,9 @@ class AucSum:
 def auc_by_group(
     scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], groups: npt.NDArray[np.integer]
 ) -> tuple[Int64s, Float64s, Int64s]:
-    """(group, its AUC, its rows) of each group with both classes, ascending. Rows of a negative group are left out.
+    """Return (group, its AUC, its rows) of each group with both classes, ascending.
 
-    ``scores`` (none NaN), ``labels`` (0 or 1) and ``groups`` are [n].
+    Rows of a negative group are left out. ``scores`` (none NaN), ``labels`` (0 or 1) and ``groups`` are [n].
     """
     kept = np.asarray(groups) >= 0
     scores, groups = np.asarray(scores, np.float64)[kept], np.asarray(groups, np.int64)[kept]
@@ -76,7 +79,7 @@ def auc_by_group(
 
 
 def gauc(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], groups: npt.NDArray[np.integer]) -> float:
-    """AUC within each user, weighted by the user's impressions: sum_u n_u AUC_u / sum_u n_u.
+    """Return the AUC within each user, weighted by the user's impressions: sum_u n_u AUC_u / sum_u n_u.
 
     Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018, equation 7. ``groups`` [n] are
     users; those with one class have no AUC and are in neither sum, nor are rows of a negative group (no user known).
@@ -89,7 +92,10 @@ def gauc(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], gro
 
 
 def logloss(logits: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None) -> float:
-    """Mean binary cross-entropy of [n] logits against [n] labels in [0, 1]: log(1 + e^z) - y z. NaN if empty."""
+    """Return the mean binary cross-entropy of [n] logits against [n] labels in [0, 1]: log(1 + e^z) - y z.
+
+    NaN if empty.
+    """
     logits = np.asarray(logits, np.float64)
     return mean(softplus(logits) - np.asarray(labels, np.float64) * logits, weights)
 
@@ -97,37 +103,37 @@ def logloss(logits: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], 
 def normalized_entropy(
     logits: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None
 ) -> float:
-    """logloss / (-p log p - (1 - p) log(1 - p)), p the share of positives in the split: below 1, better than p.
+    """Return logloss / (-p log p - (1 - p) log(1 - p)), p the share of positives: below 1, better than p.
 
-    He et al., Practical Lessons from Predicting Clicks on Ads at Facebook, ADKDD 2014, equation 1. NaN where only one
-    class is present.
+    He et al., Practical Lessons from Predicting Clicks on Ads at Facebook, ADKDD 2014, equation 1. p is the share in
+    the split. NaN where only one class is present.
     """
     return logloss(logits, labels, weights) / entropy(mean(np.asarray(labels, np.float64), weights))
 
 
 def entropy(share: float) -> float:
-    """-p log p - (1 - p) log(1 - p); NaN for p of 0 and 1, by which nothing can be divided."""
+    """Return -p log p - (1 - p) log(1 - p); NaN for p of 0 and 1, by which nothing can be divided."""
     return NAN if not 0.0 < share < 1.0 else float(-share * np.log(share) - (1.0 - share) * np.log1p(-share))
 
 
 def logloss_sum(counts: Counts) -> float:
-    """The sum that :func:`logloss` is the mean of, from counted rows."""
+    """Return the sum that :func:`logloss` is the mean of, from counted rows."""
     return float((counts.totals * softplus(counts.scores) - counts.positives * counts.scores).sum())
 
 
 def sigmoid(logits: npt.NDArray[np.floating]) -> Float64s:
-    """1 / (1 + e^-z), without overflow."""
+    """Return 1 / (1 + e^-z), without overflow."""
     return np.exp(-softplus(-np.asarray(logits, np.float64)))
 
 
 def softplus(values: npt.NDArray[np.floating]) -> Float64s:
-    """log(1 + e^z), without overflow; NaN of NaN, which is nothing to warn of: the figure says it."""
+    """Return log(1 + e^z), without overflow; NaN of NaN, without a warning, as the figure shows it."""
     with np.errstate(invalid="ignore"):
         return np.logaddexp(0.0, np.asarray(values, np.float64))
 
 
 def mean(values: Any, weights: Any = None) -> float:
-    """Of [n] values, with [n] weights; NaN if there are none, or none of them counts."""
+    """Return the mean of [n] values, with [n] weights; NaN if there are none, or none of them counts."""
     values = np.asarray(values, np.float64)
     if values.size == 0 or (weights is not None and not np.any(weights)):
         return NAN

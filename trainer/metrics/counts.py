@@ -1,8 +1,7 @@
 """Rows of a split with 0/1 labels, counted by score: all that AUC, logloss and calibration need of them.
 
 Counts of parts of a split add up, so that the same figures come out of one array, of pieces in ascending order
-(:mod:`trainer.metrics.streaming`), and of rows with multiplicities
-(:mod:`trainer.metrics.intervals`).
+(:mod:`trainer.metrics.streaming`), and of rows with multiplicities (:mod:`trainer.metrics.intervals`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,10 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Counts(NamedTuple):
-    """``scores`` float64 [m], distinct and ascending; ``totals`` and ``positives`` int64 [m]: the rows of each."""
+    """Rows counted by score.
+
+    ``scores`` float64 [m], distinct and ascending; ``totals`` and ``positives`` int64 [m]: the rows of each.
+    """
 
     scores: Float64s
     totals: Int64s
@@ -40,7 +42,7 @@ class Blocks:
         self._distinct, self._block = np.unique(np.asarray(scores, np.float64), return_inverse=True)
 
     def counts(self, weights: Int64s | None = None) -> Counts:
-        """``weights``: whole multiplicities [n], left out: 1 each."""
+        """Count the rows; ``weights``: whole multiplicities [n], left out: 1 each."""
         size, own = self._distinct.size, self._block[self._positive]
         if weights is None:
             return Counts(self._distinct, np.bincount(self._block, minlength=size), np.bincount(own, minlength=size))
@@ -54,7 +56,7 @@ class Blocks:
 def by_score(
     scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None
 ) -> Counts:
-    """See :class:`Blocks`."""
+    """Count rows by score; see :class:`Blocks`."""
     return Blocks(scores, labels).counts(weights)
 
 

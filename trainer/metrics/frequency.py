@@ -1,5 +1,7 @@
-"""Five buckets of ids by how often they were trained on, as in the ablation of AdamAR (Li and Lyu, slides: "the bucket
-norms can be controlled via adaptive regularization strength while preserving the AUC gains across all buckets").
+"""Five buckets of ids by how often they were trained on, as in the ablation of AdamAR.
+
+Li and Lyu, slides: "the bucket norms can be controlled via adaptive regularization strength while preserving the AUC
+gains across all buckets".
 
 How its buckets are cut the slides do not say. Here each has about a fifth of the training occurrences, rare ids first:
 with a fifth of the ids each, the first three would be the same where most ids occur once.
@@ -20,10 +22,11 @@ UNSEEN = 0
 
 
 def frequency_buckets(counts: npt.NDArray[np.integer], num_buckets: int = NUM_BUCKETS) -> npt.NDArray[np.int8]:
-    """The bucket of each id, 1 (rarest) to ``num_buckets``, from its training occurrences [n]; :data:`UNSEEN` without.
+    """Return the bucket of each id, 1 (rarest) to ``num_buckets``, from its training occurrences [n].
 
-    A frequency f is in bucket 1 + floor(num_buckets * (occurrences of ids rarer than f) / (all occurrences)): ids of
-    one frequency are never apart, so that a bucket may stay empty behind a frequency that many ids share.
+    An id without occurrences is in :data:`UNSEEN`. A frequency f is in bucket 1 + floor(num_buckets * (occurrences of
+    ids rarer than f) / (all occurrences)): ids of one frequency are never apart, so that a bucket may stay empty behind
+    a frequency that many ids share.
     """
     counts = np.asarray(counts, np.int64)
     frequencies, which = np.unique(counts, return_inverse=True)
@@ -43,12 +46,15 @@ def bucket_rows(
     aucs: Sequence[float],
     num_buckets: int = NUM_BUCKETS,
 ) -> list[dict[str, Any]]:
-    """The table of a report, a row for each bucket that has an id or an example.
+    """Return the table of a report, a row for each bucket that has an id or an example.
 
     Args:
-        counts, buckets: of the ids [n].
-        norm_sums: of the L2 norms of the rows in buckets 0 to ``num_buckets``.
-        examples: held-out examples by the bucket of their id, and ``aucs`` of them; 0 to ``num_buckets`` as well.
+        counts: training occurrences of the ids [n].
+        buckets: bucket of each id [n].
+        norm_sums: sums of the L2 norms of the rows in buckets 0 to ``num_buckets``.
+        examples: held-out examples by the bucket of their id, 0 to ``num_buckets``.
+        aucs: AUC of the examples of each bucket, 0 to ``num_buckets``.
+        num_buckets: number of buckets beside :data:`UNSEEN`.
     """
     table = []
     for bucket in range(num_buckets + 1):

@@ -14,7 +14,10 @@ Statistic = Callable[[Int64s], Mapping[str, float]]
 
 
 def multiplicities(num_units: int, seed: int, replicate: int) -> Int64s:
-    """How often each of ``num_units`` is among as many drawn with replacement: a function of (seed, replicate)."""
+    """Return how often each of ``num_units`` is among as many drawn with replacement.
+
+    The result is a function of (seed, replicate).
+    """
     generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, replicate]))
     return np.bincount(generator.integers(0, num_units, num_units), minlength=num_units)
 
@@ -22,9 +25,10 @@ def multiplicities(num_units: int, seed: int, replicate: int) -> Int64s:
 def bootstrap(
     statistic: Statistic, num_units: int, *, replicates: int, seed: int, level: float = 0.95
 ) -> dict[str, tuple[float, float]]:
-    """By metric the percentile interval of ``level`` (Efron, Bootstrap methods, Annals of Statistics 1979).
+    """Return by metric the percentile interval of ``level``.
 
-    A replicate in which a metric has no value (one class alone) is left out of its interval; NaN where none has one.
+    Efron, Bootstrap methods, Annals of Statistics 1979. A replicate in which a metric has no value (one class alone) is
+    left out of its interval; NaN where none has one.
     """
     if num_units == 0:
         return {}
@@ -33,7 +37,7 @@ def bootstrap(
 
 
 def percentiles(values: npt.NDArray[np.floating], level: float) -> tuple[float, float]:
-    """The middle ``level`` of [r] values, NaN left out."""
+    """Return the bounds of the middle ``level`` of [r] values, NaN left out."""
     values = values[~np.isnan(values)]
     if not len(values):
         return float("nan"), float("nan")

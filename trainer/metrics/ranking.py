@@ -1,7 +1,7 @@
-"""Metrics of ranks: where the items that a user took stand among those that could have been shown. Ranks count from 0.
+"""Metrics of ranks: the places of the items that a user took among those that could have been shown.
 
-A user may have taken several (:class:`Ranking`, one figure for each user and their mean over users), or each held-out
-item is a ranking of its own, as in leave-one-out protocols.
+Ranks count from 0. A user may have taken several items (:class:`Ranking`, one figure for each user and their mean over
+users), or each held-out item is a ranking of its own, as in leave-one-out protocols.
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ from trainer.metrics.counts import Float64s, Int64s
 
 
 def rank_of(target: Any, others: Any) -> Any:
-    """How many of ``others`` [b, n] score at least as high as ``target`` [b]: its rank from 0, ties against it,
-    so that a model that scores all alike finds nothing. Arrays or tensors; a NaN target is last."""
+    """Return how many of ``others`` [b, n] score at least as high as ``target`` [b]: its rank from 0.
+
+    Ties are against the target, so that a model that scores all alike finds nothing. Arrays or tensors; a NaN target is
+    last.
+    """
     return others.shape[1] - (others < target[:, None]).sum(1)
 
 
 def hit_rate(ranks: npt.NDArray[np.floating], k: int) -> float:
-    """Share of targets among the first k, ranks [n] from 0. NaN if empty or unknown."""
+    """Return the share of targets among the first k, ranks [n] from 0. NaN if empty or unknown."""
     ranks = np.asarray(ranks, np.float64)
     return float(np.mean(ranks < k)) if ranks.size and not np.isnan(ranks).any() else float("nan")
 
 
 def ndcg(ranks: npt.NDArray[np.floating], k: int) -> float:
-    """Mean of 1 / log2(rank + 2) for ranks [n] from 0 below k, else 0: NDCG@k with one relevant item. NaN if empty or
-    unknown."""
+    """Return the mean of 1 / log2(rank + 2) for ranks [n] from 0 below k, else 0.
+
+    This is NDCG@k with one relevant item. NaN if empty or unknown.
+    """
     ranks = np.asarray(ranks, np.float64)
     if not ranks.size or np.isnan(ranks).any():
         return float("nan")
@@ -38,9 +43,11 @@ def ndcg(ranks: npt.NDArray[np.floating], k: int) -> float:
 class Ranking(NamedTuple):
     """Ranks of the relevant items of u users.
 
-    ranks: [m], of those relevant items that were ranked; users' own are distinct. NaN: unknown.
-    users: [m], whose each is, in [0, u).
-    num_relevant: [u], at least 1. More than there are ranks where some could not be ranked, which counts as not found.
+    Attributes:
+        ranks: [m], of those relevant items that were ranked; a user's own are distinct. NaN: unknown.
+        users: [m], the user of each, in [0, u).
+        num_relevant: [u], at least 1. More than there are ranks where some could not be ranked, which counts as not
+            found.
     """
 
     ranks: Float64s
@@ -49,7 +56,7 @@ class Ranking(NamedTuple):
 
     @staticmethod
     def of_single(ranks: npt.NDArray[np.floating]) -> Ranking:
-        """Each rank is a ranking with one relevant item."""
+        """Make each rank a ranking with one relevant item."""
         count = len(ranks)
         return Ranking(np.asarray(ranks, np.float64), np.arange(count), np.ones(count, np.int64))
 
@@ -58,33 +65,37 @@ class Ranking(NamedTuple):
         return found
 
     def precision(self, k: int) -> Float64s:
-        """[u]: relevant items among the first k, divided by k, also where there are fewer than k relevant ones."""
+        """Return [u]: relevant items among the first k, divided by k, also where fewer than k are relevant."""
         return self._sums(self.ranks < k) / k
 
     def recall(self, k: int) -> Float64s:
-        """[u]: relevant items among the first k, divided by all relevant ones."""
+        """Return [u]: relevant items among the first k, divided by all relevant ones."""
         return self._sums(self.ranks < k) / self.num_relevant
 
     def hit_rate(self, k: int) -> Float64s:
-        """[u]: 1 where a relevant item is among the first k, else 0."""
+        """Return [u]: 1 where a relevant item is among the first k, else 0."""
         return (self._sums(self.ranks < k) > 0).astype(np.float64)
 
     def ndcg(self, k: int) -> Float64s:
-        """[u]: DCG / ideal DCG, gain 1 and discount 1 / log2(rank + 2) below k; ideal is min(k, relevant) items first
-        (Järvelin and Kekäläinen, ACM TOIS 2002)."""
+        """Return [u]: DCG / ideal DCG, gain 1 and discount 1 / log2(rank + 2) below k.
+
+        The ideal has min(k, relevant) relevant items first (Järvelin and Kekäläinen, ACM TOIS 2002).
+        """
         discounts = 1.0 / np.log2(np.arange(k) + 2.0)
         ideal = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(self.num_relevant, k)]
         return self._sums(np.where(self.ranks < k, 1.0 / np.log2(self.ranks + 2.0), 0.0)) / ideal
 
     def mrr(self) -> Float64s:
-        """[u]: 1 / (rank + 1) of the first relevant item, 0 where none was ranked."""
+        """Return [u]: 1 / (rank + 1) of the first relevant item, 0 where none was ranked."""
         first = np.full(len(self.num_relevant), np.inf)
         np.minimum.at(first, self.users, self.ranks)
         return 1.0 / (first + 1.0)
 
     def values(self, metric: str, k: int | None) -> Float64s:
-        """[u] of ``precision``, ``recall``, ``hit_rate``, ``ndcg`` at k, or ``mrr``; NaN throughout where a rank is
-        unknown."""
+        """Return [u] of ``precision``, ``recall``, ``hit_rate``, ``ndcg`` at k, or ``mrr``.
+
+        NaN throughout where a rank is unknown.
+        """
         if np.isnan(self.ranks).any():
             return np.full(len(self.num_relevant), np.nan)
         found: Float64s = getattr(self, metric)(*(() if k is None else (k,)))

@@ -14,7 +14,7 @@ from trainer.metrics.counts import Int64s
 def rmse(
     predictions: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None
 ) -> float:
-    """Root of the mean squared difference of [n] predictions and labels. NaN if empty."""
+    """Return the root of the mean squared difference of [n] predictions and labels. NaN if empty."""
     errors = np.asarray(predictions, np.float64) - np.asarray(labels, np.float64)
     return math.sqrt(mean(errors**2, weights))
 
@@ -22,5 +22,5 @@ def rmse(
 def mae(
     predictions: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None
 ) -> float:
-    """Mean absolute difference of [n] predictions and labels. NaN if empty."""
+    """Return the mean absolute difference of [n] predictions and labels. NaN if empty."""
     return mean(np.abs(np.asarray(predictions, np.float64) - np.asarray(labels, np.float64)), weights)

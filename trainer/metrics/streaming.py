@@ -28,7 +28,7 @@ _UPPER_SHIFT = 17  # the lower half of the key, and the label
 
 
 def packed_rows(scores: npt.NDArray[np.float32], labels: npt.NDArray[np.floating]) -> Int64s:
-    """Keys and labels of [n] rows, ascending: int64 [n]. Scores are float32, none NaN; labels 0 or 1."""
+    """Return keys and labels of [n] rows, ascending: int64 [n]. Scores are float32, none NaN; labels 0 or 1."""
     keys = np.asarray(scores, np.float32) + np.float32(0.0)  # one zero: -0 has other bits
     bits = keys.view(np.uint32)
     ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.int64)
@@ -38,14 +38,14 @@ def packed_rows(scores: npt.NDArray[np.float32], labels: npt.NDArray[np.floating
 
 
 def unpacked(keys: Int64s) -> npt.NDArray[np.float64]:
-    """Scores of keys, which :func:`packed_rows` made and whose label is shifted out."""
+    """Return the scores of keys, which :func:`packed_rows` made and whose label is shifted out."""
     ordered = keys.astype(np.uint32)
     bits = np.where(ordered >> 31, ordered ^ np.uint32(1 << 31), ~ordered)
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def pieces(packed: Int64s, group: dist.ProcessGroup | None, piece_rows: int = PIECE_ROWS) -> Iterator[Counts]:
-    """Counts of all ranks' rows, in pieces of ascending score; of no rows on other ranks than 0. Collective.
+    """Yield counts of all ranks' rows, in pieces of ascending score; of no rows on ranks other than 0. Collective.
 
     ``packed``: this rank's rows (:func:`packed_rows`). ``group``: None for one rank alone.
     """
@@ -60,7 +60,7 @@ def pieces(packed: Int64s, group: dist.ProcessGroup | None, piece_rows: int = PI
 
 
 def _cuts(rows: Int64s, piece_rows: int) -> Iterator[tuple[int, int]]:
-    """[first, last) of consecutive bins with at most ``piece_rows`` rows, or of one bin and empty ones."""
+    """Yield [first, last) of consecutive bins with at most ``piece_rows`` rows, or of one bin and empty ones."""
     start, total = 0, 0
     for bin_ in np.flatnonzero(rows).tolist():
         if total and total + int(rows[bin_]) > piece_rows:
@@ -77,7 +77,7 @@ def _run_lengths(ascending: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _merged(parts: Sequence[Int64s]) -> Counts:
-    """From (packed rows, how often) of each rank [2, m]."""
+    """Merge (packed rows, how often) of each rank [2, m]."""
     rows, times = np.concatenate(parts, axis=1)
     keys, which = np.unique(rows >> 1, return_inverse=True)
     totals = np.bincount(which, times, len(keys)).astype(np.int64)
@@ -86,7 +86,7 @@ def _merged(parts: Sequence[Int64s]) -> Counts:
 
 
 def _on_rank_0(what: str, mine: Int64s, group: dist.ProcessGroup) -> list[Int64s]:
-    """[2, m] of every rank on rank 0, where m differs; of no columns elsewhere. Collective."""
+    """Return [2, m] of every rank on rank 0, where m differs; of no columns elsewhere. Collective."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     sizes = all_gather(f"number of {what}", torch.tensor([mine.shape[1]]), [(1,)] * world_size, group)
     nothing = torch.empty(2, 0, dtype=torch.int64)
@@ -97,7 +97,7 @@ def _on_rank_0(what: str, mine: Int64s, group: dist.ProcessGroup) -> list[Int64s
 
 
 def at_owners(what: str, columns: Int64s, keys: Int64s, group: dist.ProcessGroup) -> Int64s:
-    """Columns [c, n] with all those of one key (>= 0) on one rank, that of ``key % world_size``. Collective.
+    """Return columns [c, n] with all those of one key (>= 0) on one rank, ``key % world_size``. Collective.
 
     Memory: twice that of the columns, and what the rank's own keys have everywhere.
     """

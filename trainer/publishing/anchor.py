@@ -3,9 +3,9 @@
 Each row e that a sample looks up of an item that the parent version has adds strength |e - t|^2 to the sample's loss,
 with t = n p Q: p the served unit vector, n its norm as that run's model read it, Q the basis of this job. A job that
 starts from initial values takes the served basis (Q = 1), which is as good as any other; a job with a parent has the
-parent's already, and Q is the orthogonal Procrustes rotation of the served vectors onto the parent's rows (methods,
-section 3: "warm start and L2 anchor"). With a compass that is so too where items begin fresh: the context is the
-parent's. Columns beside the vector (biases, output vectors) are free, and so are items that the version has not.
+parent's already, and Q is the orthogonal Procrustes rotation of the served vectors onto the parent's rows. With a
+frozen context that is so too where items begin fresh: the context is the parent's. Columns beside the vector (biases,
+output vectors) are free, and so are items that the version has not.
 
 The targets are found once, by the driver, and lie with the run's prepared data: a run that goes on from a checkpoint is
 drawn to the same ones, whatever has become of the version.
@@ -45,9 +45,14 @@ Floats = npt.NDArray[np.float32]
 
 
 def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> str:
-    """Writes ANCHOR_FILE beside the data of a run that has an anchor, unless it is there; what is to be said of it.
-    ``parent``: what the run is warm-started from. Raises StoreError where the version cannot be read, ValueError where
-    it has other coordinates, or the parent's rows are others than the job's."""
+    """Write ANCHOR_FILE beside the data of a run that has an anchor, unless it is there; return what to report.
+
+    ``parent``: what the run is warm-started from.
+
+    Raises:
+        StoreError: the version cannot be read.
+        ValueError: the version has other coordinates, or the parent's rows are others than the job's.
+    """
     publish = run.job.publish
     assert publish is not None
     assert publish.anchor is not None
@@ -82,7 +87,7 @@ def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> st
 
 
 def _turned(targets: Floats, job: JobSpec, data: PreparedData, table: str, parent: Checkpoint) -> str:
-    """Turns the targets, in place, into the basis of the parent's rows."""
+    """Turn the targets, in place, into the basis of the parent's rows."""
     check_fits(job, data, parent)
     inherited_alpha(job, parent.extra)
     rows_of_parent = data.parent_rows(table)
@@ -110,13 +115,13 @@ def _turned(targets: Floats, job: JobSpec, data: PreparedData, table: str, paren
 
 
 class AnchorPenalty:
-    """strength |e - t|^2 over the rows of items that a sample looks up. Nothing where there are no targets."""
+    """The penalty strength |e - t|^2 over the rows of items that a sample looks up, where there are targets."""
 
     def __init__(self, settings: Anchor, targets: Floats, feature: str, dim: int):
         self._strength, self._targets, self._feature, self._dim = settings.strength, targets, feature, dim
 
     def __call__(self, batch: Any, rows: RowsOnce) -> Tensor:
-        """[b]."""
+        """Return the penalty of each sample [b]."""
         looked_up = rows.looked_up(batch.features)
         pooled = isinstance(looked_up, KeyedTensor)
         names, total = batch.features.keys(), None
@@ -138,7 +143,7 @@ class AnchorPenalty:
 
 
 def anchor_penalty(job: JobSpec, data: Any) -> AnchorPenalty | None:
-    """Of the job, where it has an anchor and its run found targets."""
+    """Return the penalty of the job, where it has an anchor and its run found targets; else None."""
     if job.publish is None or job.publish.anchor is None:
         return None
     path = data.directory / ANCHOR_FILE

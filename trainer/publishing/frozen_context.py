@@ -37,14 +37,17 @@ CHUNK_ROWS = 1 << 18
 
 
 def is_frozen(job: JobSpec, data: Any) -> bool:
-    """Whether the job has a compass, and a parent to take it from: its prepared data (trainer.data) know."""
+    """Return whether the job has a frozen context and a parent to take it from.
+
+    Its prepared data (trainer.data) know of the parent.
+    """
     if job.publish is None or job.publish.compass is None:
         return False
     return any((data.parent_rows(name)[FIRST_LIVE_ROW:] >= 0).any() for name in data.tables)
 
 
 def context_tables(job: JobSpec, data: Any) -> dict[str, int]:
-    """By table, the first column that is context: that and those after it."""
+    """Return, by table, the first column that is context: that and those after it."""
     assert job.publish is not None
     items = next(key.table for key in data.keys if key.name == job.publish.feature)
     if job.model.kind == "item2vec":
@@ -53,13 +56,18 @@ def context_tables(job: JobSpec, data: Any) -> dict[str, int]:
 
 
 def begins_fresh(job: JobSpec) -> bool:
-    """Whether rows of items begin at initial values although the job has a parent."""
+    """Return whether rows of items begin at initial values although the job has a parent."""
     return job.publish is not None and job.publish.compass is not None and job.publish.compass.items == "fresh"
 
 
 def begin(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: Any) -> None:
-    """Before the first step of a run: its model is at initial values, or warm-started from ``parent``. A checkpoint of
-    its own has it all. Collective. Raises CheckpointError on every rank."""
+    """Put the parent's context into a run's model before its first step. Collective.
+
+    The model is at initial values, or warm-started from ``parent``. A checkpoint of the run's own has it all.
+
+    Raises:
+        CheckpointError: on every rank.
+    """
 
     def take() -> None:
         if begins_fresh(job):
@@ -72,7 +80,7 @@ def begin(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: Any) ->
 
 
 def _take_context(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: Any) -> None:
-    """Puts the parent's context into the model as its lookups read it, with no state, as if never touched."""
+    """Put the parent's context into the model as its lookups read it, with no state, as if never touched."""
     for name, first_column in context_tables(job, data).items():
         rows_of_parent = torch.from_numpy(data.parent_rows(name).copy())
         for piece in sharded.local_pieces():
@@ -99,17 +107,23 @@ def _take_context(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data:
 
 
 def freeze_dense(sharded: ShardedModel) -> None:
-    """What of the model is no table gets no gradient."""
+    """Turn off gradients of everything in the model that is no table."""
     for _, parameter in sharded.dense_parameters():
         parameter.requires_grad_(False)
 
 
 class FrozenContext(nn.Module):
-    """Stands in a model's ``embeddings`` while a step's loss is computed: lookups of frozen rows record nothing."""
+    """Stand-in for a model's ``embeddings`` while a step's loss is computed: lookups of frozen rows record nothing."""
 
     def __init__(self, embeddings: nn.Module, masks: dict[str, Tensor], dim: int, own_half: bool):
-        """``masks``: by feature that reads context, bool [num_rows], which rows are frozen. ``own_half``: the context
-        is the columns from ``dim`` on of rows whose others are trained."""
+        """Wrap ``embeddings``.
+
+        Args:
+            embeddings: the model's own.
+            masks: by feature that reads context, bool [num_rows], which rows are frozen.
+            dim: number of columns of an item's vector.
+            own_half: the context is the columns from ``dim`` on of rows whose others are trained.
+        """
         super().__init__()
         # In a tuple: as a submodule its parameters would be found twice.
         self._embeddings, self._masks, self._dim, self._own_half = (embeddings,), masks, dim, own_half
@@ -134,7 +148,7 @@ class FrozenContext(nn.Module):
         return JaggedTensor(torch.cat([values[:, : self._dim], context], dim=1), lengths=part.lengths())
 
     def _part(self, features: KeyedJaggedTensor, of_frozen: bool) -> KeyedJaggedTensor:
-        """The ids that are frozen, or those that are not; the other bags are empty."""
+        """Return the ids that are frozen, or those that are not; the other bags are empty."""
         keys, kept, lengths = features.keys(), [], []
         for name in keys:
             ids = features[name]
@@ -173,7 +187,7 @@ class Compass:
 
     @contextlib.contextmanager
     def held(self, model: Any) -> Iterator[None]:
-        """Within, the model's lookups of frozen context record nothing."""
+        """Let the model's lookups of frozen context record nothing within the block."""
         embeddings = model.embeddings
         model.embeddings = FrozenContext(embeddings, self._masks, self._dim, self._own_half).train(model.training)
         try:

@@ -1,4 +1,7 @@
-"""A run's item vectors, from its last checkpoint to the refresh stage. Run by the driver, after the ranks are gone."""
+"""Publication of a run's item vectors, from its last checkpoint to the refresh stage.
+
+Run by the driver, after the ranks are gone.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ NORM_FLOOR = 1e-12
 
 
 def publish(run: Run) -> dict[str, Any]:
-    """Hands the run's item vectors to the stage; returns the fields of the publication event.
+    """Hand the run's item vectors to the stage; return the fields of the publication event.
 
     Fenced: the version is published only if ``parent_version`` of run.json (the version that was current when the job
     started) is still the one that is served. An attempt that run.json does not name any more writes nothing, and does
@@ -76,7 +79,7 @@ def publish(run: Run) -> dict[str, Any]:
 
 
 def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
-    """One row for each id that has a row in the published feature's table, sorted by id.
+    """Return one row for each id that has a row in the published feature's table, sorted by id.
 
     The vector is the row without pending decay, with its idle momentum (decay changes a row's length, never its
     direction); the norm is that of the row as the model reads it, decay and all. There is evidence for a row that this
@@ -122,15 +125,17 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
 
 
 def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
-    """A writable float32 array in a file without a name, with its disk space taken now: a disk that is full is an
-    OSError here, and not a fault of the first page that does not fit."""
+    """Return a writable float32 array in a file without a name, with its disk space taken now.
+
+    A disk that is full is an OSError here, and not a fault of the first page that does not fit.
+    """
     with tempfile.TemporaryFile(dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, max(4 * shape[0] * shape[1], 1))
         return np.memmap(file, np.float32, "r+", shape=shape)
 
 
 def _retired(run: Run, checkpoint: Checkpoint) -> pa.Array:
-    """The tombstones of the published feature's table: ids whose last vector must not be served for ever."""
+    """Return the tombstones of the published feature's table: ids whose last vector must not be served for ever."""
     assert run.job.publish is not None
     keys = PreparedData.open(run.data).keys
     table = next(key.table for key in keys if key.name == run.job.publish.feature)

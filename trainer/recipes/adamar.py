@@ -23,7 +23,7 @@ Method = tuple[str, str, dict[str, Any], dict[str, Any]]
 
 
 def methods(family: str) -> Iterator[Method]:
-    """The five of a family, ``adam`` or ``adagrad``; candidates of the baselines with decay."""
+    """Yield the five methods of a family, ``adam`` or ``adagrad``; candidates of the baselines with decay."""
     rate, decays = (0.001, DECAYS) if family == "adam" else (0.01, ADAGRAD_DECAYS)
     plain = {"kind": family, "learning_rate": rate}
     label = family.capitalize()
@@ -36,8 +36,10 @@ def methods(family: str) -> Iterator[Method]:
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
-    """Both families on four models and four data sets; ``quick``: Adam and AdamAR on a small log of our own. ``rows``:
-    the folder that our own log is written to."""
+    """Return both families on four models and four data sets; ``quick``: Adam and AdamAR on a small click log.
+
+    ``rows``: the folder that the synthetic click log is written to.
+    """
     if quick:
         return _quick(data, seeds)
     tasks = click_tasks(data, rows)

@@ -1,5 +1,8 @@
-"""``alpha``: how long an idle row should keep its norm, over data sets and batch sizes: what ``optimizer.alpha:
-default`` goes by (Li and Lyu, Adaptive Regularization, tune alpha on a grid for each data set)."""
+"""``alpha``: how long an idle row should keep its norm, over data sets and batch sizes.
+
+This is what ``optimizer.alpha: default`` goes by (Li and Lyu, Adaptive Regularization, tune alpha on a grid for each
+data set).
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,20 @@ COST = 0.005
 
 
 def alpha_of(half_life: float, num_rows: int, batch_size: int) -> float:
-    """alpha with which a row that is idle for ``half_life`` epochs has half its norm: exp(-alpha n^2 / 2) = 1/2 after n
-    steps (methods: P[n])."""
+    """Return alpha with which a row that is idle for ``half_life`` epochs has half its norm.
+
+    After n idle steps P[n] = exp(-alpha n^2 / 2) of the norm is left, and this is 1/2 for the n of ``half_life``
+    epochs.
+    """
     steps = half_life * math.ceil(num_rows / batch_size)
     return 2.0 * math.log(2.0) / steps**2
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
-    """DNN with AdamAR for each half-life, data set and batch size, and with Adam. ``rows``: the folder that our own log
-    is written to; ``quick``: on a small log of our own."""
+    """Return DNN with AdamAR for each half-life, data set and batch size, and with Adam.
+
+    ``rows``: the folder that the synthetic click log is written to; ``quick``: on a small click log.
+    """
     half_lives: tuple[float, ...]
     times: tuple[int, ...]
     if quick:
@@ -102,7 +110,7 @@ def _row(half_life: float) -> str:
 
 
 def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -> Findings:
-    """What each case asks for, what one half-life for all of them costs, and whether the default is near enough."""
+    """Return each case's best half-life, the cost of one for all of them, and whether the default is near enough."""
     figures, table = Figures(recipe, records), recipe.tables[0]
     half_lives = [float(row.split()[-1]) for row in figures.rows(table) if row != NO_DECAY]
     cases = {}
@@ -140,7 +148,7 @@ def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -
 
 
 def _panels(cases: Mapping[str, Mapping[float, float]]) -> tuple[Panel, ...]:
-    """One for each data set, a curve for each of its batch sizes."""
+    """Return one panel for each data set, with a curve for each of its batch sizes."""
     by_name: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for label, found in cases.items():
         name, _, batch = label.partition(", ")

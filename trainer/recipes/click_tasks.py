@@ -1,4 +1,4 @@
-"""The click tasks of one-epoch overfitting: three real data sets and the project's own log."""
+"""The click tasks of one-epoch overfitting: three real data sets and the synthetic click log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ LOG = ClickLog(num_rows=600_000, num_days=10, seed=0)
 
 @dataclass(frozen=True)
 class ClickTask:
-    """``batch_size``: what its table is trained with. ``evaluation``: how it is split."""
+    """One task.
+
+    ``batch_size``: what its table is trained with. ``evaluation``: how it is split.
+    """
 
     of: DatasetSpec
     batch_size: int
@@ -24,7 +27,7 @@ class ClickTask:
 
 
 def click_tasks(data: Path, rows: Path) -> dict[str, ClickTask]:
-    """By name. ``rows``: the folder of our own log."""
+    """Return the tasks by name. ``rows``: the folder of the synthetic click log."""
     liked = {"rule": "rating >= 4"}
     return {
         "amazon_sports": ClickTask(documents.amazon_sports(data), 512, documents.LAST_ITEMS),
@@ -35,7 +38,7 @@ def click_tasks(data: Path, rows: Path) -> dict[str, ClickTask]:
 
 
 def write_click_log(rows: Path, log: ClickLog = LOG) -> None:
-    """``clicklog/`` under ``rows``, once."""
+    """Write ``clicklog/`` under ``rows``, once."""
     if not (rows / "clicklog").exists():
         generate(log, rows / ".clicklog")
         (rows / ".clicklog").rename(rows / "clicklog")

@@ -37,7 +37,11 @@ QUICK_SEEDS = {"rff": 3}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: every point ended well and every claim that could be judged holds; 1: not so, or bad arguments."""
+    """Run the command.
+
+    Returns:
+        0: every trial ended well and every claim that could be judged holds; 1: not so, or bad arguments.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(arguments)
     command = shlex.join(["evenkeel", "recipe", *arguments])
@@ -67,7 +71,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _job(path: Path) -> tuple[DatasetSpec, JobSpec]:
-    """Of a file of specs or of a run directory. Raises ValueError, OSError."""
+    """Read dataset and job of a file of specs or of a run directory.
+
+    Raises:
+        ValueError: they are not valid.
+        OSError: the file cannot be read.
+    """
     if path.is_dir():
         run = read_run(path)
         return run.dataset, run.job

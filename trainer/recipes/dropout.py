@@ -1,4 +1,4 @@
-"""``dropout``: what dropout does in expectation, and by its noise (Wei, Kakade and Ma 2020, tables 1 and 3)."""
+"""``dropout``: the effect of dropout in expectation, and by its noise (Wei, Kakade and Ma 2020, tables 1 and 3)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUICK = ("none", "DROPOUT_1", "DROPOUT_8", "R_approx", "R_approx + xi_approx")
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
-    """A tower on epinions; ``quick``: on a small log of our own."""
+    """Return a tower on epinions; ``quick``: on a small click log."""
     rows: tuple[str, ...]
     size: dict[str, Any]
     if quick:

@@ -1,5 +1,7 @@
-"""``lecture``: the generalization report of a job (Mądry, Optimization and Generalization Challenges in Deep Learning,
-lecture 3 of 6.S979, sections 1, 2 and 5 to 8), of any job or of Adam and AdamAR side by side."""
+"""``lecture``: the generalization report of a job, of any job or of Adam and AdamAR side by side.
+
+Mądry, Optimization and Generalization Challenges in Deep Learning, lecture 3 of 6.S979, sections 1, 2 and 5 to 8.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,10 @@ def recipe(
     rows: Path = Path("rows"),
     of: tuple[DatasetSpec, JobSpec] | None = None,
 ) -> Recipe:
-    """Of the job ``of``, or of a DNN on epinions; ``quick``: on a small log of our own. ``rows``: the folder of data
-    sets with other labels."""
+    """Return the report of the job ``of``, or of a DNN on epinions; ``quick``: on a small click log.
+
+    ``rows``: the folder of data sets with other labels.
+    """
     dataset, jobs, claims = _given(*of) if of is not None else _own(data, quick)
     prepare = None
     points = [
@@ -74,7 +78,7 @@ def recipe(
 
 
 def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list[Claim]]:
-    """Adam, which overfits in its second epoch, and AdamAR, which does not."""
+    """Return the jobs of Adam, which overfits in its second epoch, and AdamAR, which does not."""
     if quick:
         of = documents.click_log(data)
         size: dict[str, Any] = {"dim": 8, "hidden": [16, 8], "batch_size": 128, "alpha": 1e-3}
@@ -111,7 +115,7 @@ def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list
 
 
 def _given(dataset: DatasetSpec, job: JobSpec) -> tuple[DatasetSpec, dict[str, JobSpec], list[Claim]]:
-    """A user's job from initial values, on one rank, unpublished, evaluated on its training rows too."""
+    """Return a user's job from initial values, on one rank, unpublished, evaluated on its training rows too."""
     growing = [
         (f"tables.{name}.capacity", _KNOWN_IDS) for name, table in job.tables.items() if table.capacity is not None
     ]
@@ -128,7 +132,7 @@ def _given(dataset: DatasetSpec, job: JobSpec) -> tuple[DatasetSpec, dict[str, J
 
 
 def _why_no_labels(dataset: DatasetSpec, job: JobSpec) -> str | None:
-    """Why a job cannot be trained on other labels; None where it can."""
+    """Return why a job cannot be trained on other labels; None where it can."""
     if job.model.reads_sequences or loss_of(job) not in ("bce", "mse"):
         return f"{job.model.kind} trained by {loss_of(job)} has no log loss or squared error of a row."
     try:
@@ -154,7 +158,7 @@ def _write(dataset: DatasetSpec, others: Mapping[str, Path]) -> None:
 
 
 def _tables(name: str, kinds: Mapping[str, str]) -> Sequence[Table]:
-    """``kinds``: the loss of each model."""
+    """Return the tables of the report; ``kinds``: the loss of each model."""
     tables = []
     for kind, loss in kinds.items():
         metric, lost = ("rmse", "rmse") if loss == "mse" else ("auc", "logloss")

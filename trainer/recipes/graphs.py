@@ -17,7 +17,7 @@ Edges = set[tuple[int, int]]
 
 
 def genre_edges(genres: Mapping[int, str]) -> Edges:
-    """Of movies with ``A|B|..`` each: pairs with at least two genres in common, or with the same ones."""
+    """Return pairs of movies, with ``A|B|..`` each, with at least two genres in common, or with the same ones."""
     by_set: dict[frozenset[str], list[int]] = {}
     for movie, text in genres.items():
         by_set.setdefault(frozenset(text.split("|")), []).append(movie)
@@ -31,8 +31,10 @@ def genre_edges(genres: Mapping[int, str]) -> Edges:
 
 
 def title_edges(titles: Mapping[int, str]) -> Edges:
-    """Pairs that share a word of at least MIN_LETTERS letters that stands in at most MAX_TITLES titles; the year in
-    brackets is no word."""
+    """Return pairs that share a word of at least MIN_LETTERS letters that stands in at most MAX_TITLES titles.
+
+    The year in brackets is no word.
+    """
     having: dict[str, set[int]] = {}
     for movie, title in titles.items():
         for word in re.findall(rf"[^\W\d_]{{{MIN_LETTERS},}}", title.lower()):
@@ -41,7 +43,7 @@ def title_edges(titles: Mapping[int, str]) -> Edges:
 
 
 def cluster_edges(clusters: Mapping[int, int]) -> Edges:
-    """All pairs of one cluster."""
+    """Return all pairs of one cluster."""
     members: dict[int, list[int]] = {}
     for item, cluster in clusters.items():
         members.setdefault(cluster, []).append(item)
@@ -49,7 +51,7 @@ def cluster_edges(clusters: Mapping[int, int]) -> Edges:
 
 
 def write_edges(edges: Edges, path: Path) -> None:
-    """``source``, ``target``, each edge once, sorted."""
+    """Write ``source``, ``target``, each edge once, sorted."""
     pairs = sorted(edges)
     table = pa.table({name: pa.array([pair[end] for pair in pairs], pa.int64())
                       for end, name in enumerate(("source", "target"))})  # fmt: skip

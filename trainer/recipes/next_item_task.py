@@ -1,5 +1,6 @@
-"""A consumer of item vectors that are not its own: what a user takes next, by a two-tower model over frozen features
-(Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation, appendix F, figure A.2: task 2).
+"""A consumer of item vectors that are not its own: what a user takes next, by a two-tower model over frozen features.
+
+Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation, appendix F, figure A.2: task 2.
 
     user    GRU over the features of the items so far, then a dense layer with a sigmoid
     item    a dense layer with a sigmoid over its features
@@ -39,9 +40,11 @@ MAX_EPOCHS = 60
 
 
 class Histories(NamedTuple):
-    """Of u users, by rows of the feature matrix: ``items`` int64 [u, LENGTH], what they took last but their test item,
-    oldest first, behind -1 where there were fewer; ``test`` int64 [u]; ``candidates`` int64 [u, CANDIDATES], what they
-    never took."""
+    """The histories of u users, by rows of the feature matrix.
+
+    ``items`` int64 [u, LENGTH], what they took last but their test item, oldest first, behind -1 where there were
+    fewer; ``test`` int64 [u]; ``candidates`` int64 [u, CANDIDATES], what they never took.
+    """
 
     items: Array
     test: Array
@@ -50,8 +53,10 @@ class Histories(NamedTuple):
 
 @dataclass(frozen=True)
 class NextItem:
-    """Recall@5 and NDCG@5 of a consumer of each run; and recall@5 of that of the first run on the vectors of the
-    others, as they are and aligned to the first."""
+    """Recall@5 and NDCG@5 of a consumer of each run, and recall@5 of frozen consumers.
+
+    The latter is that of the first run's consumer on the vectors of the others, as they are and aligned to the first.
+    """
 
     recall: tuple[float, ...]
     ndcg: tuple[float, ...]
@@ -60,8 +65,11 @@ class NextItem:
 
 
 def histories(rows: Path, ids: Array, seed: int = 0) -> Histories:
-    """Of the users in ``rows`` (Parquet: user, item, pos) whose last item and at least two before it are among ``ids``
-    int64 [n], the items of the feature matrix in its order. Negative candidates are drawn once, by ``seed``."""
+    """Return the histories of users in ``rows`` (Parquet: user, item, pos) whose items have vectors.
+
+    They are users whose last item and at least two before it are among ``ids`` int64 [n], the items of the feature
+    matrix in its order. Negative candidates are drawn once, by ``seed``.
+    """
     table = pq.read_table(rows, columns=["user", "item", "pos"])
     user, item, pos = (table[name].to_numpy() for name in table.column_names)
     order = np.argsort(ids)
@@ -83,8 +91,10 @@ def histories(rows: Path, ids: Array, seed: int = 0) -> Histories:
 
 
 class TwoTower(torch.nn.Module):
-    """Scores of items for users who have a history. ``features`` float32 [n, k] do not change. They are standardised:
-    those of a view are small numbers with a mean."""
+    """Scores of items for users who have a history.
+
+    ``features`` float32 [n, k] do not change. They are standardised: those of a view are small numbers with a mean.
+    """
 
     def __init__(self, features: torch.Tensor):
         super().__init__()
@@ -97,24 +107,24 @@ class TwoTower(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.tensor(-HIDDEN / 4))
 
     def read(self, features: torch.Tensor) -> None:
-        """Other features of the same items, in the units of the first."""
+        """Read other features of the same items, in the units of the first."""
         # Row -1 is that of no item.
         self._features = torch.cat([(features - self._mean) / self._scale, torch.zeros(1, features.shape[1])])
 
     def users(self, items: torch.Tensor) -> torch.Tensor:
-        """[b, l, HIDDEN] after each item of ``items`` int64 [b, l]."""
+        """Return [b, l, HIDDEN] after each item of ``items`` int64 [b, l]."""
         states, _ = self.history(self._features[items])
         towers: torch.Tensor = torch.sigmoid(self.user(states))
         return towers
 
     def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """[..., c] of ``users`` [..., HIDDEN] and ``items`` int64 [..., c]."""
+        """Return [..., c] of ``users`` [..., HIDDEN] and ``items`` int64 [..., c]."""
         towers = torch.sigmoid(self.item(self._features[items]))
         return torch.einsum("...h,...ch->...c", users, towers) + self.bias
 
 
 def train(features: Array, of: Histories, max_epochs: int = MAX_EPOCHS, seed: int = 0) -> TwoTower:
-    """The consumer, trained on all items but the test items. A function of its arguments."""
+    """Return the consumer, trained on all items but the test items: a function of the arguments."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -147,7 +157,7 @@ def train(features: Array, of: Histories, max_epochs: int = MAX_EPOCHS, seed: in
 
 
 def judge(model: TwoTower, of: Histories) -> tuple[float, float]:
-    """(recall@5, NDCG@5) of the test items among the candidates."""
+    """Return (recall@5, NDCG@5) of the test items among the candidates."""
     with torch.no_grad():
         users = model.users(torch.from_numpy(of.items))[:, -1]
         shown = torch.from_numpy(np.column_stack([of.test, of.candidates]))
@@ -157,7 +167,7 @@ def judge(model: TwoTower, of: Histories) -> tuple[float, float]:
 
 
 def judge_runs(runs: Sequence[Array], features: Features, of: Histories, max_epochs: int = MAX_EPOCHS) -> NextItem:
-    """Of a consumer for each run's vectors [n, d]."""
+    """Judge a consumer for each run's vectors [n, d]."""
 
     def read(vectors: Array) -> Array:
         return np.ascontiguousarray(features(vectors), dtype=np.float32)

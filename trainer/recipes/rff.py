@@ -1,6 +1,8 @@
-"""``rff``: item vectors of repeated runs, raw and as random Fourier features, before a genre task and a model
-of what users take next (Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation, table 1,
-ML-1m; figures 1, A.3 and A.4)."""
+"""``rff``: item vectors of repeated runs, raw and as random Fourier features, before two tasks.
+
+The tasks are a genre task and a model of what users take next. Xu et al., Some Practical Concerns and Solutions for
+Using Pretrained Representation, table 1, ML-1m; figures 1, A.3 and A.4.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ Runs = dict[int, dict[str, Array]]
 
 
 def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
-    """``seeds`` independent runs of item2vec for each dimension; ``quick``: of one, on generated tastes."""
+    """Return ``seeds`` independent runs of item2vec for each dimension; ``quick``: of one, on generated tastes."""
     if quick:
         tastes = data / "tastes.parquet"
         of = documents.dataset("tastes", tastes, {"rule": "rating >= 1"}, order="pos")
@@ -122,7 +124,7 @@ def findings(
     *,
     is_published: bool,
 ) -> Findings:
-    """The sections and claims of what has ended: (what runs kept, their records) by dimension."""
+    """Return the sections and claims of what has ended: (what runs kept, their records) by dimension."""
     found, claims = [], []
     if main_dim in by_dim:
         runs, behind = by_dim[main_dim]
@@ -139,7 +141,7 @@ def findings(
 def task_2(
     found: tuple[Runs, list[dict[str, Any]]], rows: Path, dim: int, memory: Path, max_epochs: int, *, is_published: bool
 ) -> tuple[Section, list[rff_task_2.Verdict]]:
-    """The section of task 2 and its claims."""
+    """Return the section of task 2 and its claims."""
     runs, behind = found
     vectors = [kept["vectors"][-1] for _, kept in sorted(runs.items())]
     of = histories(rows, next(iter(runs.values()))["ids"])
@@ -148,7 +150,7 @@ def task_2(
 
 
 def _vectors(runs: Runs, classes: Mapping[int, str]) -> tuple[list[Array], Array]:
-    """(vectors [n, d] of each run after its last step, classes [n]) of the items that have one."""
+    """Return (vectors [n, d] of each run after its last step, classes [n]) of the items that have one."""
     ids = next(iter(runs.values()))["ids"].tolist()
     rows = [row for row, item in enumerate(ids) if item in classes]
     return [kept["vectors"][-1][rows] for _, kept in sorted(runs.items())], np.array(
@@ -193,7 +195,10 @@ def _table(
 
 
 def _growth(runs: Runs, behind: Sequence[dict[str, Any]]) -> tuple[list[Section], dict[str, float]]:
-    """Figure 1c and 1d: variance over runs as training goes on; [] for a single run. And the shares at the end."""
+    """Return figure 1c and 1d, variance over runs as training goes on, and the shares at the end.
+
+    There are no figures ([]) for a single run.
+    """
     if len(runs) < 2:
         return [], {}
     kept = [one for _, one in sorted(runs.items())]
@@ -243,7 +248,7 @@ def _growth(runs: Runs, behind: Sequence[dict[str, Any]]) -> tuple[list[Section]
 def _sensitivity(
     by_dim: Mapping[int, tuple[Runs, list[dict[str, Any]]]], classes: Mapping[int, str]
 ) -> Section:  # fmt: skip
-    """Figures A.3 and A.4."""
+    """Return figures A.3 and A.4."""
     lines, behind = [], []
     curves: dict[str, list[tuple[float, float]]] = {}
     for dim, (runs, records) in sorted(by_dim.items()):

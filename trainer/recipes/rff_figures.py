@@ -1,4 +1,4 @@
-"""What the ``rff`` recipe computes of the item vectors of several runs: variances, a genre task, frozen consumers."""
+"""Computations of the ``rff`` recipe on item vectors of several runs: variances, a genre task, frozen consumers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Features = Callable[[Array], Array]
 
 
 def directions(runs: Sequence[Array]) -> Array:
-    """Unit rows [runs, n, d] of vectors [n, d] each."""
+    """Return unit rows [runs, n, d] of vectors [n, d] each."""
     return np.stack([unit_rows(vectors)[0] for vectors in runs])
 
 
 def unit(vectors: Array) -> Array:
-    """Unit rows of vectors [n, d]."""
+    """Return unit rows of vectors [n, d]."""
     return directions([vectors])[0]
 
 
 def features_of(dim_in: int, dim: int, sigma: float) -> Features:
-    """phi of the paper: Gaussian frequencies, drawn once."""
+    """Return phi of Xu et al., random Fourier features: Gaussian frequencies, drawn once."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # phi of the vectors' own dim has half as many directions: the paper's
         view = RandomFourierFeatures(dim_in, dim, sigma, 0, "gaussian")
@@ -41,7 +41,7 @@ def features_of(dim_in: int, dim: int, sigma: float) -> Features:
 
 
 def percent(values: Sequence[float]) -> str:
-    """Mean and standard deviation in per cent, for a table."""
+    """Return mean and standard deviation in per cent, for a table."""
     if not values:
         return NOT_RUN
     mean = f"{100 * statistics.fmean(values):.2f}"
@@ -49,13 +49,16 @@ def percent(values: Sequence[float]) -> str:
 
 
 def spread(runs: Array) -> float:
-    """Mean over all numbers [runs, ...] of their variance over runs (n - 1), as a share of their mean square: 1 for
-    numbers of mean 0 that every run draws anew, 0 for numbers that are the same in each."""
+    """Return the mean over all numbers [runs, ...] of their variance over runs, as a share of their mean square.
+
+    The variance is that of a sample (n - 1). The share is 1 for numbers of mean 0 that every run draws anew, 0 for
+    numbers that are the same in each.
+    """
     return float(runs.var(axis=0, ddof=1).mean() / np.square(runs).mean())
 
 
 def products(runs: Array, seed: int = 0) -> Array:
-    """<h_i, h_j> of random pairs i != j, the same in every run: [runs, pairs] of rows [runs, n, d]."""
+    """Return <h_i, h_j> of random pairs i != j, the same in every run: [runs, pairs] of rows [runs, n, d]."""
     draw = np.random.Generator(np.random.Philox(seed))
     count = runs.shape[1]
     left = draw.integers(count, size=NUM_PAIRS)
@@ -65,7 +68,7 @@ def products(runs: Array, seed: int = 0) -> Array:
 
 
 def macro_f1(predicted: Array, wanted: Array) -> float:
-    """Mean over the classes that occur in ``wanted`` or ``predicted`` of 2 TP / (2 TP + FP + FN)."""
+    """Return the mean over the classes that occur in ``wanted`` or ``predicted`` of 2 TP / (2 TP + FP + FN)."""
     scores = []
     for one in np.union1d(predicted, wanted):
         right = int(((predicted == one) & (wanted == one)).sum())
@@ -83,8 +86,11 @@ class Judged:
 
 
 class LabelTask:
-    """Items with a class each, int [n], split once into four fifths to fit a multinomial logistic regression on and one
-    fifth to judge it by. Features are standardised; the penalty is scikit-learn's default, 1 / (2 n) |W|^2."""
+    """Classification of items, int [n] the class of each, by a multinomial logistic regression.
+
+    The items are split once into four fifths to fit on and one fifth to judge by. Features are standardised; the
+    penalty is scikit-learn's default, 1 / (2 n) |W|^2.
+    """
 
     def __init__(self, classes: Array, seed: int = 0):
         names, self._classes = np.unique(classes, return_inverse=True)
@@ -95,8 +101,10 @@ class LabelTask:
         self.num_held_out = len(wanted)
 
     def judge(self, runs: Sequence[Array], features: Features, *, frozen: bool = True) -> Judged:
-        """Of a consumer for each run, fitted anew on its vectors; and where ``frozen`` of that of the first run on the
-        vectors of the others."""
+        """Judge a consumer for each run, fitted anew on its vectors.
+
+        Where ``frozen``, judge also that of the first run on the vectors of the others.
+        """
         accuracy, f1, kept = [], [], []
         wanted = self._classes[self._held_out]
         first: Callable[[Array], Array] | None = None
@@ -113,7 +121,7 @@ class LabelTask:
         return Judged(tuple(accuracy), tuple(f1), tuple(kept))
 
     def _fitted(self, read: Array) -> Callable[[Array], Array]:
-        """Classes of the held-out items, by what was fitted on the others."""
+        """Return a function to the classes of the held-out items, by what was fitted on the others."""
         known = read[~self._held_out]
         mean, scale = known.mean(axis=0), known.std(axis=0) + 1e-9
         weights = fit(
@@ -132,5 +140,5 @@ class LabelTask:
 
 
 def aligned(runs: Sequence[Array]) -> list[Array]:
-    """Every run turned onto the first by orthogonal Procrustes."""
+    """Return every run turned onto the first by orthogonal Procrustes."""
     return [runs[0], *(rotate(vectors, procrustes(vectors, runs[0])) for vectors in runs[1:])]

@@ -34,8 +34,11 @@ def section_of(
     *,
     is_published: bool,
 ) -> tuple[Section, dict[str, NextItem]]:
-    """``runs``: vectors [n, dim] of each. ``memory``: a folder of what was judged before, since a report may be made
-    again and consumers take minutes."""
+    """Return the section of task 2, and what was judged.
+
+    ``runs``: vectors [n, dim] of each. ``memory``: a folder of what was judged before, since a report may be made again
+    and consumers take minutes.
+    """
     rows: dict[str, tuple[Sequence[Array], Features]] = {
         f"h_{dim}": (runs, unit),
         f"avg(h_{dim})": ([np.mean(directions(runs), axis=0)], unit),
@@ -70,7 +73,7 @@ def section_of(
 
 
 def claims_of(judged: Mapping[str, NextItem], dim: int, *, is_published: bool) -> list[Verdict]:
-    """What is said of more than one run."""
+    """Return the claims about more than one run."""
     plain, phi = judged[f"h_{dim}"], judged[f"phi_{dim}"]
     if not plain.frozen:
         return []

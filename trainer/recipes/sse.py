@@ -23,13 +23,15 @@ FEW = {"early_stopping": {"patience": 3}}
 
 
 def both(probability: float) -> dict[str, Any]:
-    """SSE-SE on both tables."""
+    """Return SSE-SE on both tables."""
     return {"user": {"probability": probability}, "item": {"probability": probability}}
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
-    """MF, BPR and SASRec with and without SSE; ``quick``: MF on a small log of our own. ``rows``: the folder of graphs
-    of movies."""
+    """Return MF, BPR and SASRec with and without SSE; ``quick``: MF on a small click log.
+
+    ``rows``: the folder of graphs of movies.
+    """
     if quick:
         return _quick(data, seeds, rows)
     parts = (_ml1m, partial(_movies, rows), partial(_few, rows), _douban, _epinions, _bpr, _gowalla, _sasrec, _beauty)
@@ -43,8 +45,11 @@ def _mf(
     sse: dict[str, Any] | None = None, rate: float = 0.01, batch_size: int = 256, epochs: int = 60, biases: bool = True,
     **regularizers: Any,
 ) -> Point:  # fmt: skip
-    """SGD-MF as the paper writes it, p <- p + rate (e q - l2 p) for each rating. A step is the mean over its batch of
-    the gradient of e^2 + l2 |p|^2, so that its rate is that of a rating times half the batch."""
+    """Return SGD-MF as the paper writes it, p <- p + rate (e q - l2 p) for each rating.
+
+    A step is the mean over its batch of the gradient of e^2 + l2 |p|^2, so that its rate is that of a rating times half
+    the batch.
+    """
     spec = documents.job(
         f"{table} {row}",
         of,
@@ -96,7 +101,7 @@ def _movie_graphs(rows: Path) -> dict[str, Any]:
 
 
 def _movies(rows: Path, data: Path, seed: int) -> Iterator[Point]:
-    """SSE-Graph by what the movies themselves share; the paper's graph is of their cast."""
+    """Yield SSE-Graph by what the movies themselves share; the paper's graph is of their cast."""
     of = documents.dataset("ml1m_ratings", data / "ml1m.parquet", {"value": "rating"}, graphs=_movie_graphs(rows))
     for name in ("genres", "titles"):
         yield _mf("ml1m", f"SSE-Graph ({name}) + MF", of, seed, 100, 0.1, documents.RANDOM, _by_graph(name))
@@ -107,7 +112,7 @@ def _by_graph(name: str) -> dict[str, Any]:
 
 
 def _few(rows: Path, data: Path, seed: int) -> Iterator[Point]:
-    """Table 1's own rows: users with fewer than 60 ratings."""
+    """Yield table 1's own rows: users with fewer than 60 ratings."""
     few = rows / "ml1m_few.parquet"
     plain = documents.dataset("ml1m_few", few, {"value": "rating"})
     of = documents.dataset("ml1m_few", few, {"value": "rating"}, graphs=_movie_graphs(rows))
@@ -123,7 +128,7 @@ def _few(rows: Path, data: Path, seed: int) -> Iterator[Point]:
 
 
 def _write(data: Path, rows: Path) -> None:
-    """The graphs of movies, and the rows of users with few ratings; what is there already stays."""
+    """Write the graphs of movies, and the rows of users with few ratings; what is there already stays."""
     edges = {"genres": graphs.genre_edges, "titles": graphs.title_edges}
     columns = {"genres": "genres", "titles": "title"}
     for name, path in ((name, rows / f"ml1m_{name}.parquet") for name in edges):
@@ -223,7 +228,7 @@ def _beauty(data: Path, seed: int) -> Iterator[Point]:
 def _sequences(
     table: str, of: DatasetSpec, seed: int, *, dim: int, dropouts: tuple[float, ...], epochs: int
 ) -> Iterator[Point]:
-    """Every method with each rate of dropout, of which the validation split takes one for each."""
+    """Yield every method with each rate of dropout, of which the validation split takes one for each."""
     for (row, sse), dropout in itertools.product(SASREC, dropouts):
         tried = f"dropout {dropout:g}" if len(dropouts) > 1 else ""
         spec = documents.job(

@@ -1,4 +1,4 @@
-"""The protocol of a run between who starts it and what it does: directory, events, process, failures.
+"""The protocol of a run between the process that starts it and the run: directory, events, process, failures.
 
 Without torch: the service imports it.
 """

@@ -2,7 +2,7 @@
 
 **The fence.** ``run.json`` names the attempt that holds the lease of the directory. Whatever an attempt writes that
 outlives it (checkpoints, prepared data, ``exit.json``, a version) is written under a temporary name, then the lease is
-looked at, then the temporary name is exchanged for the final one. Who takes the lease away (:func:`revoke`) changes
+checked, then the temporary name is exchanged for the final one. Who takes the lease away (:func:`revoke`) changes
 ``run.json`` first and removes the temporary names after: an attempt that is stopped anywhere in between and wakes later
 either sees that the lease is gone, or finds nothing left to rename.
 """
@@ -35,8 +35,11 @@ UNFINISHED = (".*.tmp", ".*.preparing", f"{CHECKPOINTS}/{WRITING}*", f"{BEST}/{W
 
 
 class Report(NamedTuple):
-    """Where a run on another machine tells what happens (trainer.runs.uplink): ``url`` of the service's own route for
-    it, the attempt's ``token``, and the size of the service's event file, after which the events of this attempt go."""
+    """Where a run on another machine reports what happens (trainer.runs.uplink).
+
+    ``url`` is the service's own route for it, ``token`` the attempt's; ``offset`` is the size of the service's event
+    file, after which the events of this attempt go.
+    """
 
     url: str
     token: str
@@ -75,7 +78,7 @@ class Run:
 
     @property
     def growing(self) -> Path:
-        """Where rank 0 puts what checkpoints say of growing tables, until it is part of one."""
+        """Where rank 0 puts what checkpoints say of dynamic tables, until it is part of one."""
         return self.directory / "growing"
 
     @property
@@ -85,7 +88,7 @@ class Run:
 
     @property
     def failures(self) -> Path:
-        """Where ranks of this attempt leave word of what went wrong."""
+        """Where ranks of this attempt record what went wrong."""
         return self.directory / "failures" / f"attempt-{self.attempt}"
 
     @property
@@ -99,7 +102,7 @@ class Run:
         return self.directory / f"given-up-{self.attempt}"
 
     def still_current(self) -> bool:
-        """Whether run.json still names this attempt and lease: one that was given up must write nothing."""
+        """Return whether run.json still names this attempt and lease: one that was given up must write nothing."""
         try:
             document = json.loads((self.directory / RUN_FILE).read_text("utf-8"))
         except (OSError, ValueError):
@@ -110,14 +113,21 @@ class Run:
         return document.get("attempt", 1) == self.attempt and lease == self.lease and lease != REVOKED
 
     def fence(self) -> None:
-        """Raises GivenUpError where this attempt has lost its lease."""
+        """Check that this attempt still has its lease.
+
+        Raises:
+            GivenUpError: the lease is lost.
+        """
         if not self.still_current():
             raise GivenUpError(f"attempt {self.attempt} of run {self.run_id} was given up: it writes nothing any more")
 
 
 def revoke(directory: Path | str) -> None:
-    """Takes the lease from the attempt of this directory: from now on it changes no checkpoint, no data and no last
-    word, and publishes nothing, also if it is stopped now and wakes later. Again, it does nothing. Does not end it."""
+    """Take the lease from the attempt of this directory.
+
+    From now on the attempt changes no checkpoint, no data and no ``exit.json``, and publishes nothing, also if it is
+    stopped now and wakes later. The attempt is not ended. A second call does nothing.
+    """
     folder = Path(directory).resolve()
     try:
         document = json.loads((folder / RUN_FILE).read_text("utf-8"))
@@ -139,7 +149,11 @@ def revoke(directory: Path | str) -> None:
 
 
 def read_run(directory: Path | str) -> Run:
-    """Reads ``run.json``. Raises SpecError naming the file and the field that is missing or wrong."""
+    """Read ``run.json``.
+
+    Raises:
+        SpecError: naming the file and the field that is missing or wrong.
+    """
     folder = Path(directory).resolve()
     where = str(folder / RUN_FILE)
     try:
@@ -174,7 +188,7 @@ def read_run(directory: Path | str) -> Run:
 
 
 def attempt_named(directory: Path | str) -> int:
-    """The attempt that ``run.json`` names, also where the rest of it cannot be read; 1 where that cannot either."""
+    """Return the attempt that ``run.json`` names, also where the rest cannot be read; 1 where that cannot either."""
     try:
         return int(json.loads((Path(directory) / RUN_FILE).read_text("utf-8"))["attempt"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -182,7 +196,10 @@ def attempt_named(directory: Path | str) -> int:
 
 
 def choose_backend(num_gpus: float) -> str:
-    """The process group's backend for workers with ``num_gpus`` GPUs each: nccl, with gloo for CPU tensors, or gloo."""
+    """Return the process group's backend for workers with ``num_gpus`` GPUs each.
+
+    It is nccl, with gloo for CPU tensors, or gloo alone.
+    """
     return "cpu:gloo,cuda:nccl" if num_gpus > 0 else "gloo"
 
 
@@ -201,7 +218,7 @@ def write_run(
     report: Report | None = None,
     traceparent: str | None = None,
 ) -> Path:
-    """Makes the directory and its ``run.json``; returns the directory, absolute."""
+    """Make the directory and its ``run.json``; return the directory, absolute."""
     folder = Path(directory).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(

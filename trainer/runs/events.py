@@ -47,7 +47,7 @@ class Event(NamedTuple):
 
 
 class EventWriter:
-    """Appends events to ``run_dir/events.jsonl``. Safe to call from several threads of one process."""
+    """Writer that appends events to ``run_dir/events.jsonl``. Safe to call from several threads of one process."""
 
     def __init__(self, run_dir: Path | str, attempt: int = 1):
         self._path = Path(run_dir) / EVENTS_FILE
@@ -56,8 +56,11 @@ class EventWriter:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Appends one event and waits until it is on disk. Raises OSError (disk full, say): the event is then lost, and
-        later ones are whole."""
+        """Append one event and wait until it is on disk.
+
+        Raises:
+            OSError: the event was not written (disk full, say) and is lost; later ones are whole.
+        """
         event = {"time": utc_now(), "attempt": self._attempt, "type": kind, **fields}
         line = (json.dumps(event, allow_nan=False, separators=(",", ":")) + "\n").encode()
         with self._lock:
@@ -68,8 +71,11 @@ class EventWriter:
             os.fsync(self._descriptor)
 
     def _torn(self) -> bool:
-        """Whether the file ends inside a line: a process was killed, or the disk was full, in the middle of a write. It
-        may have been another one (driver and rank 0 write the same file), so the file is asked each time."""
+        """Return whether the file ends inside a line.
+
+        It does where a process was killed, or the disk was full, in the middle of a write. It may have been another
+        process (driver and rank 0 write the same file), so the file is read each time.
+        """
         size = os.fstat(self._descriptor).st_size
         return bool(size) and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
@@ -79,16 +85,22 @@ class EventWriter:
 
 @contextlib.contextmanager
 def phase(write: Callable[..., None], name: str) -> Iterator[None]:
-    """Tells, by an event, how long the block took, if it did not fail: prepare, cluster, build (from a rank's first
-    line to its first batch), evaluation, checkpoint, publish. ``write``: :meth:`EventWriter.write`, or a rank's own."""
+    """Report, by an event, how long the block took, if it did not fail.
+
+    Args:
+        write: :meth:`EventWriter.write`, or a rank's own.
+        name: prepare, cluster, build (from a rank's first line to its first batch), evaluation, checkpoint or publish.
+    """
     begun = time.monotonic()
     yield
     write("phase", name=name, seconds=round(time.monotonic() - begun, 3))
 
 
 def read_events(run_dir: Path | str, offset: int = 0) -> Iterator[Event]:
-    """Events that start at or after byte ``offset``. An unfinished last line is left for the next call; a broken line
-    (a crash in the middle of a write) is passed over."""
+    """Yield the events that start at or after byte ``offset``.
+
+    An unfinished last line is left for the next call; a broken line (a crash in the middle of a write) is skipped.
+    """
     try:
         with open(Path(run_dir) / EVENTS_FILE, "rb") as file:
             file.seek(offset)
@@ -107,5 +119,5 @@ def read_events(run_dir: Path | str, offset: int = 0) -> Iterator[Event]:
 
 
 def utc_now() -> str:
-    """Now, as RFC 3339 in UTC with milliseconds."""
+    """Return the present time, as RFC 3339 in UTC with milliseconds."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,7 +1,7 @@
 """Why a run failed: a code, a message and a remedy for its owner, and whether trying again may help.
 
-Ranks leave word in files, because an exception does not reach the driver from a rank that was killed, and the ranks
-that waited for it then fail with a broken connection, which is a consequence and not the cause.
+Ranks record failures in files, because an exception does not reach the driver from a rank that was killed, and the
+ranks that waited for it then fail with a broken connection, which is a consequence and not the cause.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _CONNECTION = ("gloo", "connection closed by peer", "connection reset by peer", 
 
 
 def classify(error: BaseException) -> Failure:
-    """What to tell the owner of the job about this exception."""
+    """Return what to tell the owner of the job about this exception."""
     message = str(error) or type(error).__name__
     if isinstance(error, NonFiniteError):
         remedy = "lower learning_rate or dense_optimizer.learning_rate, or look for extreme values in the data"
@@ -115,13 +115,16 @@ def classify(error: BaseException) -> Failure:
 
 
 def record(folder: Path, rank: int, error: BaseException) -> None:
-    """Called by the rank that fails."""
+    """Record the error of a rank; called by the rank that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"rank-{rank:05d}.json", asdict(classify(error)))
 
 
 def cause(folder: Path, error: BaseException) -> Failure:
-    """The one failure that explains the others: what a rank recorded, else that a worker died without a word."""
+    """Return the one failure that explains the others.
+
+    It is what a rank recorded, else that a worker died without recording anything.
+    """
     found = []
     for path in sorted(folder.glob("rank-*.json")):
         fields = json.loads(path.read_text("utf-8"))

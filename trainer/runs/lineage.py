@@ -1,4 +1,4 @@
-"""What a run is made of: enough to make it again, or to say why that would give something else. Torch-free."""
+"""Lineage of a run: enough to make it again, or to say why that would give something else. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def lineage_of(run: Run) -> dict[str, Any]:
-    """Of an attempt whose data are prepared: ``dataset_fingerprint`` (the rows, trainer.data), ``drift`` (what of them
-    moved since the run that it goes on from, trainer.data.prepare.drift), ``spec_sha256``,
-    ``packages`` and their versions, ``git_commit`` of the code where it is a checkout, ``parent_version`` and
-    ``warm_start`` (the checkpoints that it began from); null where there is none."""
+    """Return the lineage of an attempt whose data are prepared.
+
+    The fields are ``dataset_fingerprint`` (the rows, trainer.data), ``drift`` (what of them moved since the run that it
+    goes on from, trainer.data.prepare.drift), ``spec_sha256``, ``packages`` and their versions, ``git_commit`` of the
+    code where it is a checkout, ``parent_version`` and ``warm_start`` (the checkpoints that it began from); null where
+    there is none.
+    """
     from trainer.data.batches.prepared import PreparedData
 
     data = PreparedData.open(run.data)
@@ -45,13 +48,13 @@ def lineage_of(run: Run) -> dict[str, Any]:
 
 
 def spec_sha256(job: JobSpec) -> str:
-    """Of the whole spec, defaults filled in, as canonical JSON: equal for jobs that ask for the same."""
+    """Return the sha256 of the whole spec, defaults filled in, as canonical JSON: equal for equal jobs."""
     text = json.dumps(job.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def installed_packages() -> dict[str, str]:
-    """Versions of the packages that decide what a training gives; those that are not installed are left out."""
+    """Return the versions of packages that decide what a training gives, without those that are not installed."""
     found = {}
     for name in PACKAGES:
         try:
@@ -62,7 +65,7 @@ def installed_packages() -> dict[str, str]:
 
 
 def git_commit(root: Path) -> str | None:
-    """The commit that is checked out at ``root``; None where that is no git checkout. Asks no other program."""
+    """Return the commit that is checked out at ``root``; None where that is no git checkout. Runs no other program."""
     git = root / ".git"
     try:
         head = (git / "HEAD").read_text("utf-8").strip()

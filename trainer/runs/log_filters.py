@@ -1,4 +1,4 @@
-"""What libraries say in every run to whoever reads a log or a command's output, and that nobody can act on."""
+"""Filters of messages that libraries write in every run and that no reader can act on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 
 def quiet() -> None:
-    """TorchRec's planner warns of its own defaults, torch of an internal name that TorchRec uses."""
+    """Silence TorchRec's planner, which warns of its own defaults, and torch on an internal name that TorchRec uses."""
     logging.getLogger("torchrec.distributed.planner").setLevel(logging.ERROR)
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="HeuristicalStorageReservation", category=FutureWarning)

@@ -1,4 +1,4 @@
-"""What who starts a run and the run itself agree on: names of files and variables, and exit codes. Without torch."""
+"""Names of files and variables, and exit codes, shared by a run and the process that starts it. Without torch."""
 
 from __future__ import annotations
 

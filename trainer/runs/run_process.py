@@ -1,4 +1,4 @@
-"""Starts, watches and ends the detached process of a run. Torch-free: the control plane imports it.
+"""Start, observation and end of the detached process of a run. Torch-free: the control plane imports it.
 
 A run is identified by its pid *and* when it was started (pids are reused), kept in ``process.json``: in ticks since the
 machine's start and with the id of that start, which no clock that is set or corrected changes. Its processes are found
@@ -43,13 +43,17 @@ def launch(
     command: Sequence[str] = COMMAND,
     standby: Standby | None = None,
 ) -> int:
-    """Starts ``command --run-dir D`` (``python -m trainer.launch.entrypoint``) in a session of its own and returns its
-    pid at once; or, where there is a ``standby`` process that can, forks it from there, which is ``python -m
-    trainer.launch.entrypoint`` as well.
+    """Start ``command --run-dir D`` in a session of its own and return its pid at once.
+
+    The command is ``python -m trainer.launch.entrypoint``. Where there is a ``standby`` process that can, the run is
+    forked from there instead, which is ``python -m trainer.launch.entrypoint`` as well.
 
     The child outlives this process; stdout and stderr are appended to ``D/log.txt``. It inherits this process's
-    environment without the credentials of the service (SERVICE_SECRETS), which are none of its business, and with
-    ``env``. Raises RuntimeError if the run is alive already, OSError if it cannot be started.
+    environment without the credentials of the service (SERVICE_SECRETS), which it must not have, and with ``env``.
+
+    Raises:
+        RuntimeError: the run is alive already.
+        OSError: it cannot be started.
     """
     directory = Path(run_dir).resolve()
     if is_alive(directory):
@@ -82,10 +86,13 @@ def _start(command: Sequence[str], directory: Path, environment: Mapping[str, st
 
 
 def await_name(run_dir: Path | str, seconds: float = 30.0) -> bool:
-    """Called by a process that :func:`launch` started, before it does anything: waits until ``process.json`` names it.
+    """Wait until ``process.json`` names this process.
 
-    False: it never did, the launcher having died in between; nobody knows of this process, and the run will be started
-    again, so it must leave. At once True in a process that was not launched.
+    Called by a process that :func:`launch` started, before it does anything.
+
+    Returns:
+        True once the file names it, and at once in a process that was not launched. False: it never did, as the
+        launcher died in between; nobody knows of this process, and the run will be started again, so it must leave.
     """
     if os.environ.pop(LAUNCHED_VARIABLE, None) is None:
         return True
@@ -99,17 +106,25 @@ def await_name(run_dir: Path | str, seconds: float = 30.0) -> bool:
 
 
 def is_alive(run_dir: Path | str) -> bool:
-    """Whether the process that ``process.json`` names still runs (a zombie does not, another with its pid does not)."""
+    """Return whether the process that ``process.json`` names still runs.
+
+    A zombie does not, nor does another process with its pid.
+    """
     return _main_process(Path(run_dir).resolve()) is not None
 
 
 def terminate(run_dir: Path | str, grace_seconds: float = 30.0) -> bool:
-    """Ends the run and every process it left: SIGTERM to the run (it writes a checkpoint and cancels itself), then,
-    after ``grace_seconds``, whatever remains is stopped, until a look finds no more, and killed. To stop them first
-    keeps them from forking away, and the run's first process, which adopts orphans, from letting go of any.
+    """End the run and every process it left.
 
-    Returns True if the run ended by itself within the grace. Also clears what a run that already died left behind.
-    Raises RuntimeError naming the pids that survive SIGKILL (uninterruptible sleep).
+    SIGTERM goes to the run (it writes a checkpoint and cancels itself). After ``grace_seconds`` whatever remains is
+    stopped, until a look finds no more, and killed. To stop them first keeps them from forking away, and the run's
+    first process, which adopts orphans, from letting go of any. Also clears what a run that already died left behind.
+
+    Returns:
+        True if the run ended by itself within the grace.
+
+    Raises:
+        RuntimeError: naming the pids that survive SIGKILL (uninterruptible sleep).
     """
     directory = Path(run_dir).resolve()
     seen = set(processes(directory))
@@ -141,7 +156,7 @@ def terminate(run_dir: Path | str, grace_seconds: float = 30.0) -> bool:
 
 
 def processes(run_dir: Path | str) -> list[psutil.Process]:
-    """Every live process of the run: the main one, the tree below it, its session, and all with its marker."""
+    """Return every live process of the run: the main one, the tree below it, its session, and all with its marker."""
     directory = Path(run_dir).resolve()
     main, session, marker = _main_process(directory), _session(directory), str(directory)
     ours = [] if main is None else [main]
@@ -171,8 +186,11 @@ def _recorded(directory: Path) -> dict[str, Any] | None:
 
 
 def _session(directory: Path) -> int | None:
-    """The session that the run leads or led. No pid is reused while a session of that number has members, so only a
-    live stranger with the run's old pid says that the session is not the run's."""
+    """Return the session that the run leads or led.
+
+    No pid is reused while a session of that number has members, so only a live stranger with the run's old pid says
+    that the session is not the run's.
+    """
     recorded = _recorded(directory)
     if recorded is None:
         return None
@@ -210,12 +228,12 @@ def _signal(process: psutil.Process, number: int) -> None:
 
 
 def write_process_file(directory: Path, pid: int) -> None:
-    """Says that the process ``pid`` is the run."""
+    """Record that the process ``pid`` is the run."""
     write_json(directory / PROCESS_FILE, _identity(pid) or {"pid": pid, "start_ticks": 0, "boot_id": ""})
 
 
 def _identity(pid: int) -> dict[str, Any] | None:
-    """What tells a process from all others that have or had its number; None where there is none."""
+    """Return what tells a process from all others that have or had its number; None where there is none."""
     try:
         # "PID (NAME) STATE ...", where NAME may hold anything: the 22nd field is when it was started.
         ticks = int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])

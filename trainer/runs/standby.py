@@ -35,7 +35,7 @@ CODE = (ROOT / "trainer", ROOT / "embeddings")
 
 
 class Standby:
-    """At most one such process, started when it is first needed. Safe to call from several threads."""
+    """The owner of at most one such process, started when it is first needed. Safe to call from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,8 +45,11 @@ class Standby:
         self._closed = False
 
     def start(self, run_dir: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int | None:
-        """The pid of a run of this directory, with ``environment`` and the run's ``own`` variables; None where there is
-        none, and the caller has to start one."""
+        """Return the pid of a run of this directory, forked by the process.
+
+        The run has ``environment`` and its ``own`` variables. None where there is none, and the caller has to start
+        one.
+        """
         if len(os.fsencode(run_dir)) >= LONGEST_PATH:
             return None
         with self._lock:
@@ -64,7 +67,7 @@ class Standby:
                 return None
 
     def close(self) -> None:
-        """Ends it for good; runs that it has started go on, and later ones start without it."""
+        """End the process for good; runs that it has started go on, and later ones start without it."""
         with self._lock:
             self._closed = True
             self._end()
@@ -74,7 +77,12 @@ class Standby:
         return None if self._process is None else self._process.pid
 
     def _renew(self, environment: dict[str, str], code: Any) -> None:
-        """A process that is ready, and made of what is there now. Raises OSError, ValueError."""
+        """Make a process that is ready, of the code and the environment that are there now.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: its answer is not what a ready process sends.
+        """
         alive = self._process is not None and self._process.poll() is None
         if alive and self._made_of == (environment, code):
             return
@@ -115,7 +123,10 @@ class Standby:
 
 
 def code_state() -> list[tuple[str, int, int]]:
-    """What changes when the code does that runs import: ours by file, installed packages by their folder."""
+    """Return what changes when the code does that runs import.
+
+    It has an entry for each of our files, and for each folder of an installed package.
+    """
     found = []
     pending = [*CODE]
     while pending:

@@ -24,8 +24,12 @@ NAME = "evenkeel"
 
 @functools.cache
 def provider() -> TracerProvider | None:
-    """The process's own; None where traces are off. Raises RuntimeError where they are asked for and what makes them is
-    not installed, or ``EVENKEEL_TRACES`` is neither 0 nor 1."""
+    """Return the process's own provider; None where traces are off.
+
+    Raises:
+        RuntimeError: traces are asked for and what makes them is not installed, or ``EVENKEEL_TRACES`` is neither 0
+            nor 1.
+    """
     asked = os.environ.get(VARIABLE, "").strip()
     if asked in ("", "0"):
         return None
@@ -47,7 +51,10 @@ def provider() -> TracerProvider | None:
 
 @functools.cache
 def _provider() -> TracerProvider | None:
-    """The same; what is wrong is said once, and no more comes of it: the service refuses to start, a run trains on."""
+    """Return the provider; None where there is none, after one warning of what is wrong.
+
+    So a wrong setting makes the service refuse to start, while a run trains on.
+    """
     try:
         return provider()
     except RuntimeError as error:
@@ -56,7 +63,7 @@ def _provider() -> TracerProvider | None:
 
 
 def traceparent() -> str | None:
-    """The span that is open here, as the header of W3C Trace Context; None without one."""
+    """Return the span that is open here, as the header of W3C Trace Context; None without one."""
     if _provider() is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -67,15 +74,18 @@ def traceparent() -> str | None:
 
 
 class Outcome:
-    """How what a span stands for ended, where no exception says so."""
+    """How the work of a span ended, where no exception says so."""
 
     error: str | None = None
 
 
 @contextlib.contextmanager
 def span(name: str, parent: str | None = None, **attributes: str | int) -> Iterator[Outcome]:
-    """A span around the block, below ``parent`` (:func:`traceparent` of another process) or the one that is open here.
-    An exception, or the outcome's ``error``, is its status. Without traces nothing."""
+    """Open a span around the block.
+
+    It lies below ``parent`` (:func:`traceparent` of another process) or the span that is open here. An exception, or
+    the outcome's ``error``, is its status. Without traces nothing happens.
+    """
     outcome, maker = Outcome(), _provider()
     if maker is None:
         yield outcome
@@ -94,7 +104,7 @@ def span(name: str, parent: str | None = None, **attributes: str | int) -> Itera
 
 
 def flush() -> None:
-    """Sends what is waiting, for some seconds at most: before a process ends."""
+    """Send the spans that wait, for some seconds at most; to be called before a process ends."""
     maker = _provider()
     if maker is not None:
         maker.force_flush(int(FLUSH_SECONDS * 1000))

@@ -1,4 +1,4 @@
-"""What a run on another machine tells the service, over HTTP (docs/adr/0026). Torch-free.
+"""Reports of a run on another machine to the service, over HTTP (docs/adr/0026). Torch-free.
 
 The run's own event file stays the truth. A thread follows it and hands on whole lines, in order, each batch with the
 offset that it has in the service's copy of the file; the answer says where that copy ends. So a batch that is sent
@@ -49,7 +49,12 @@ class Service:
         self._client.close()
 
     def ask(self, method: str, path: str = "", **options: Any) -> httpx.Response:
-        """Raises GivenUpError where the attempt is no longer the run's, ServiceAwayError where there is no answer."""
+        """Send a request to the service, and return its answer.
+
+        Raises:
+            GivenUpError: the attempt is no longer the run's.
+            ServiceAwayError: there is no answer.
+        """
         headers = {"Authorization": f"Bearer {self.token}"}
         try:
             answer = self._client.request(method, self.url + path, headers=headers, **options)
@@ -63,12 +68,16 @@ class Service:
         return answer
 
     def insist(self, method: str, path: str = "", **options: Any) -> httpx.Response:
-        """:meth:`ask`, again and again until PATIENCE_SECONDS are over."""
+        """Call :meth:`ask` again and again until PATIENCE_SECONDS are over."""
         return patiently(lambda: self.ask(method, path, **options))
 
 
 def patiently(action: Callable[[], Any], seconds: float | None = None) -> Any:
-    """What ``action`` returns, once the service is there. Raises its ServiceAwayError when the time is over."""
+    """Return what ``action`` returns, once the service is there.
+
+    Raises:
+        ServiceAwayError: that of ``action``, when the time is over.
+    """
     deadline = time.monotonic() + (PATIENCE_SECONDS if seconds is None else seconds)
     wait = FIRST_WAIT_SECONDS
     while True:
@@ -83,7 +92,7 @@ def patiently(action: Callable[[], Any], seconds: float | None = None) -> Any:
 
 @contextlib.contextmanager
 def service_of(run: Run) -> Iterator[Service]:
-    """With the token that run.json holds now: it is renewed there. ``run`` has a report."""
+    """Yield the service with the token that run.json holds now, where it is renewed. ``run`` has a report."""
     document = json.loads((run.directory / RUN_FILE).read_text("utf-8"))
     service = Service(document["report"]["url"], document["report"]["token"])
     try:
@@ -93,8 +102,14 @@ def service_of(run: Run) -> Iterator[Service]:
 
 
 def fetch_run(directory: Path, url: str, token: str) -> None:
-    """Makes the directory with the attempt's ``run.json`` in it; the attempt before, should it still be somewhere, has
-    lost its lease then. Raises GivenUpError, ServiceAwayError."""
+    """Make the directory with the attempt's ``run.json`` in it.
+
+    The attempt before, should it still be somewhere, has lost its lease then.
+
+    Raises:
+        GivenUpError: the attempt is no longer the run's.
+        ServiceAwayError: the service cannot be asked.
+    """
     service = Service(url, token)
     try:
         document = service.insist("GET").json()
@@ -106,8 +121,12 @@ def fetch_run(directory: Path, url: str, token: str) -> None:
 
 
 def fence(run: Run) -> None:
-    """Before a version is published: raises GivenUpError where the attempt is no longer the run's, by run.json or by
-    the service's own word; ServiceAwayError where that cannot be had."""
+    """Check, before a version is published, that the attempt is still the run's.
+
+    Raises:
+        GivenUpError: it no longer is, by run.json or by the service's own word.
+        ServiceAwayError: the service cannot be asked.
+    """
     run.fence()
     if run.report is not None:
         with service_of(run) as service:
@@ -116,7 +135,7 @@ def fence(run: Run) -> None:
 
 @contextlib.contextmanager
 def reporting(run: Run) -> Iterator[None]:
-    """Tells the service what happens meanwhile, where run.json says that it is elsewhere."""
+    """Report to the service what happens during the block, where run.json says that it is elsewhere."""
     if run.report is None:
         yield
         return
@@ -129,7 +148,7 @@ def reporting(run: Run) -> Iterator[None]:
 
 
 class Uplink:
-    """Follows the event file of one attempt from its first event on, until :meth:`close`."""
+    """Thread that follows the event file of one attempt from its first event on, until :meth:`close`."""
 
     def __init__(self, run: Run):
         assert run.report is not None
@@ -149,8 +168,10 @@ class Uplink:
         self._thread.start()
 
     def _tell_missed(self) -> None:
-        """Epochs that an earlier attempt finished and could not report any more: this one, which goes on from its
-        checkpoint, does not train them again."""
+        """Report the epochs that an earlier attempt finished and could not report any more.
+
+        This attempt, which goes on from its checkpoint, does not train them again.
+        """
         try:
             earlier = json.loads((self._run.directory / PLACES_FILE).read_text("utf-8"))
             missed = earlier["begin"] + self._base - earlier["base"]
@@ -165,11 +186,11 @@ class Uplink:
         events.close()
 
     def _remember(self) -> None:
-        """Which byte of the service's copy is which of the run's own file, for the next attempt."""
+        """Keep which byte of the service's copy is which of the run's own file, for the next attempt."""
         write_json(self._run.directory / PLACES_FILE, {"begin": self._begin, "base": self._base})
 
     def close(self) -> None:
-        """Hands on what is left, the last word included. Waits for a service that is away, but not for ever."""
+        """Send what is left, the last event included; wait for a service that is away, but not for ever."""
         self._done.set()
         self._thread.join()
         try:
@@ -207,7 +228,7 @@ class Uplink:
             pass
 
     def _hand_on(self) -> bool:
-        """One batch; False: nothing was left."""
+        """Send one batch; return False if nothing was left."""
         batch = self._next()
         if not batch:
             return False
@@ -225,7 +246,7 @@ class Uplink:
         return True
 
     def _next(self) -> bytes:
-        """Whole lines from where the service is, as many as a batch holds, and one at least."""
+        """Return whole lines from where the service is, as many as a batch holds, and one at least."""
         size = BATCH_BYTES
         try:
             with open(self._events, "rb") as file:
@@ -247,7 +268,7 @@ class Uplink:
             write_json(self._run.directory / RUN_FILE, document, fence=self._run.fence)
 
     def _echo(self) -> None:
-        """What ranks say goes into the run's log file; on a cluster the driver's output is what the service reads."""
+        """Copy what ranks say to the run's log file; on a cluster the driver's output is what the service reads."""
         try:
             with open(self._log, "rb") as file:
                 if os.path.samestat(os.fstat(file.fileno()), os.fstat(1)):

@@ -1,1 +1,1 @@
-"""What a run will need of memory, time and GPUs, before anything is made. Without torch: the service imports it."""
+"""Prediction of what a run will need of memory, time and GPUs. Without torch: the service imports it."""

@@ -1,4 +1,4 @@
-"""What a run will take, before it starts: table rows, bytes, steps, memory, time. Torch-free.
+"""Estimate of what a run will take, before it starts: table rows, bytes, steps, memory, time. Torch-free.
 
 Figures are upper bounds or rough predictions, and each comes with its arithmetic in words.
 """
@@ -41,7 +41,7 @@ _STEP_SECONDS = 0.004
 
 
 def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
-    """Ids looked up per example and feature: at most, for histories; other lists count as 5."""
+    """Return the ids looked up per example and feature: at most, for histories; other lists count as 5."""
     if job.model.reads_sequences:
         return sequence_ids(job)
     found = {
@@ -53,8 +53,13 @@ def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
 
 
 def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]]:
-    """By graph that the job's sse names, its table and how many edges its files have at most: what
-    :func:`trainer.sizing.memory.rank_memory` takes. Raises DataError."""
+    """Return, by graph that the job's sse names, its table and how many edges its files have at most.
+
+    This is what :func:`trainer.sizing.memory.rank_memory` takes.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
     found = {}
     for name, edges in edge_files(dataset, job).items():
         source = edges.source
@@ -67,18 +72,27 @@ def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]
 
 
 class Estimate(dict[str, Any]):
-    """What goes over REST, as a dict; ``memory`` is the prediction behind its bytes, ``exact`` whether rows were
-    counted, not bounded."""
+    """The estimate, as it goes over REST.
+
+    ``memory`` is the prediction behind its bytes, ``exact`` whether rows were counted, not bounded.
+    """
 
     memory: RankMemory
     exact: bool
 
 
 def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -> Estimate:
-    """Predicts rows and bytes per table, steps per epoch, memory and time of ``job`` on ``dataset``.
+    """Predict rows and bytes per table, steps per epoch, memory and time of ``job`` on ``dataset``.
 
-    ``gpu_bytes``: what the GPU of each rank has, where it is known. Reads the id columns once where there are at most
-    20 million rows. Raises DataError like the run itself would.
+    Reads the id columns once where there are at most 20 million rows.
+
+    Args:
+        job: the job.
+        dataset: its dataset.
+        gpu_bytes: what the GPU of each rank has, where it is known.
+
+    Raises:
+        DataError: as the run itself would.
     """
     plan = make_plan(dataset, job)
     num_rows, distinct, exact = _distinct(plan)
@@ -131,14 +145,20 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
 
 
 def too_large(job: JobSpec, found: Estimate, machine_bytes: int | None) -> tuple[str, str] | None:
-    """(what does not fit, with the arithmetic; the remedy), or None. A bound on rows is no reason to refuse: the run
-    counts them, and refuses then what does not fit (:func:`trainer.sizing.memory.memory_problem` has the arguments)."""
+    """Return (what does not fit, with the arithmetic; the remedy), or None.
+
+    A bound on rows is no reason to refuse: the run counts them, and refuses then what does not fit. The arguments are
+    those of :func:`trainer.sizing.memory.memory_problem`.
+    """
     return memory_problem(job, found.memory, machine_bytes) if found.exact else None
 
 
 def _seconds_per_step(job: JobSpec, ids: Mapping[str, float]) -> float:
-    """Multiply-adds of the dense part (forward and twice that backward) and traffic of the rows, per worker; as often
-    as regularizers of dropout run the dense part, and twice with SAM."""
+    """Return the time of a step from multiply-adds of the dense part and traffic of the rows, per worker.
+
+    Multiply-adds are those of forward and twice that for backward, as often as regularizers of dropout run the dense
+    part, and twice with SAM.
+    """
     samples = job.batch_size / job.resources.num_workers
     arithmetic = 6.0 * size_of(job, ids).multiply_adds * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
     traffic = samples * sum(ids.values()) * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
@@ -147,7 +167,7 @@ def _seconds_per_step(job: JobSpec, ids: Mapping[str, float]) -> float:
 
 
 def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
-    """Rows, distinct ids per table, and whether they were counted."""
+    """Return rows, distinct ids per table, and whether they were counted."""
     num_rows = _rows_from_footers(plan)
     if num_rows is not None and num_rows > EXACT_ROWS and plan.source.window is None:
         return num_rows, _bounds(plan, num_rows), False
@@ -171,7 +191,7 @@ def _rows_from_footers(plan: DataPlan) -> int | None:
 
 
 def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:
-    """At most the rows, and for integers at most max - min + 1 of the files' statistics."""
+    """Return bounds on distinct ids: the rows, and for integers max - min + 1 of the files' statistics."""
     bounds = dict.fromkeys(plan.trained_tables, 0)
     for feature in plan.trained:
         if feature.join is not None:

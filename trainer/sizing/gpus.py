@@ -29,14 +29,14 @@ print(json.dumps([node["Resources"].get("GPU", 0.0) for node in ray.nodes() if n
 def device_of_rank(
     gpus_per_worker: float, local_rank: int, visible: Sequence[str], assigned: Sequence[str] = ()
 ) -> str:
-    """``cpu``, or ``cuda:i`` with i the place of the rank's GPU among those that its process sees.
+    """Return ``cpu``, or ``cuda:i`` with i the place of the rank's GPU among those that its process sees.
 
     Args:
         gpus_per_worker: 0, or 1: a rank works on one GPU.
         local_rank: number of the rank on its host. Ranks of a host take its GPUs in order.
         visible: the GPUs that the process sees, in CUDA's order (:func:`visible_gpus`).
-        assigned: those that Ray gave to this rank, by the same names. It lets the ranks of a host see each other's, as
-            NCCL needs it, so that the rank's number alone does not say which is its own.
+        assigned: the GPUs that Ray gave to this rank, by the same names. It lets the ranks of a host see each other's,
+            as NCCL needs it, so that the rank's number alone does not say which is its own.
 
     Raises:
         ValueError: there is none for this rank.
@@ -60,7 +60,7 @@ def device_of_rank(
 
 
 def visible_gpus(installed: int, variable: str | None) -> list[str]:
-    """The GPUs that a process sees of so many installed ones, in CUDA's order.
+    """Return the GPUs that a process sees of so many installed ones, in CUDA's order.
 
     ``variable`` is CUDA_VISIBLE_DEVICES: numbers or names; the first that is none ends the list. None: all are seen.
     """
@@ -75,7 +75,7 @@ def visible_gpus(installed: int, variable: str | None) -> list[str]:
 
 
 def installed_gpus() -> int:
-    """How many GPUs NVIDIA's driver knows on this machine; 0 where there is no driver."""
+    """Return how many GPUs NVIDIA's driver knows on this machine; 0 where there is no driver."""
     count = ctypes.c_uint(0)
     with _nvml() as library:
         if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
@@ -84,12 +84,12 @@ def installed_gpus() -> int:
 
 
 def machine_gpus() -> list[str]:
-    """The GPUs that a process started here would see."""
+    """Return the GPUs that a process started here would see."""
     return visible_gpus(installed_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def machine_gpu_bytes() -> int | None:
-    """Memory of the smallest GPU that a process started here would see; None where there is none."""
+    """Return the memory of the smallest GPU that a process started here would see; None where there is none."""
     found = []
     names = machine_gpus()
     with _nvml() as library:
@@ -104,14 +104,14 @@ def machine_gpu_bytes() -> int | None:
 
 
 class _Memory(ctypes.Structure):
-    """nvmlMemory_t."""
+    """The struct nvmlMemory_t."""
 
     _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """The library of NVIDIA's driver, initialized; None where there is none."""
+    """Open the library of NVIDIA's driver, initialized; None where there is none."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -127,12 +127,14 @@ def _nvml() -> Iterator[Any]:
 
 
 def known_gpu_bytes(job: JobSpec, ray_address: str | None) -> int | None:
-    """What the GPU of each rank has: of a run on this machine with GPUs, else None."""
+    """Return what the GPU of each rank has, for a run on this machine with GPUs, else None."""
     return None if ray_address or not job.resources.gpus_per_worker else machine_gpu_bytes()
 
 
 def cluster_gpus(address: str) -> list[int]:
-    """GPUs of each node of the Ray cluster at ``address``. Asks in a process of its own, which takes seconds.
+    """Return the GPUs of each node of the Ray cluster at ``address``.
+
+    Asks in a process of its own, which takes seconds.
 
     Raises:
         OSError: no cluster answers there.
@@ -160,8 +162,11 @@ def cluster_gpus(address: str) -> list[int]:
 
 
 def gpu_problem(job: JobSpec, ray_address: str | None = None) -> tuple[str, str] | None:
-    """(what of the job's GPUs is not there, and where; the remedy), or None. A job without GPUs asks for nothing,
-    and a cluster behind a dashboard (http://HOST:PORT) is not asked from here: the run does, when it starts there."""
+    """Return (what of the job's GPUs is not there, and where; the remedy), or None.
+
+    A job without GPUs asks for nothing, and a cluster behind a dashboard (http://HOST:PORT) is not asked from here: the
+    run does, when it starts there.
+    """
     wanted = job.resources.num_workers
     if not job.resources.gpus_per_worker or is_dashboard(ray_address):
         return None
@@ -177,19 +182,23 @@ def gpu_problem(job: JobSpec, ray_address: str | None = None) -> tuple[str, str]
 
 
 def is_dashboard(ray_address: str | None) -> bool:
-    """Whether jobs are submitted there, rather than a cluster joined."""
+    """Return whether jobs are submitted there, rather than a cluster joined."""
     return (ray_address or "").startswith(("http://", "https://"))
 
 
 def check_gpus(job: JobSpec, ray_address: str | None = None) -> None:
-    """Raises ResourceError where the Ray cluster at this address, else this machine, has too few GPUs for the job."""
+    """Check that the Ray cluster at this address, else this machine, has enough GPUs for the job.
+
+    Raises:
+        ResourceError: it has too few.
+    """
     problem = gpu_problem(job, ray_address)
     if problem is not None:
         raise ResourceError(". Remedy: ".join(problem))
 
 
 def missing_gpus(wanted: int, found: int, where: str) -> tuple[str, str] | None:
-    """What to say of ``wanted`` ranks with a GPU each where ``found`` are."""
+    """Return what to say of ``wanted`` ranks with a GPU each where ``found`` are."""
     if found >= wanted:
         return None
     remedy = "set resources.gpus_per_worker to 0 to train on CPU, or run where there is a GPU for each worker"
@@ -199,7 +208,7 @@ def missing_gpus(wanted: int, found: int, where: str) -> tuple[str, str] | None:
 
 
 def torch_problem(version: str) -> tuple[str, str] | None:
-    """That the installed torch, of this version, has no CUDA in it."""
+    """Return that the installed torch, of this version, has no CUDA in it, and the remedy; None if it has."""
     if version.endswith("+cpu"):
         return (
             f"resources.gpus_per_worker: torch {version} of this installation is built for the CPU alone",

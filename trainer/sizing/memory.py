@@ -1,4 +1,4 @@
-"""What a rank of a run holds in memory, and whether it fits: the arithmetic, before anything is built. Torch-free.
+"""Memory that a rank of a run needs, and whether it fits: the arithmetic, before anything is built. Torch-free.
 
 A row costs its weights, the state of the row optimizer and the step of its last touch, as
 :class:`embeddings.kernels.layout.Layout` lays them out; the sharding plan says how much of a table a rank holds.
@@ -84,7 +84,10 @@ KEPT_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class TableBytes:
-    """One table. ``per_rank``: on the rank that holds most of it; ``sharding``: ``planner`` where it is left open."""
+    """Bytes of one table.
+
+    ``per_rank``: on the rank that holds most of it; ``sharding``: ``planner`` where it is left open.
+    """
 
     rows: int
     row_bytes: int
@@ -102,7 +105,7 @@ class RankMemory:
     """Bytes of the fullest rank.
 
     ``copies``: of the tables, staged for a checkpoint that is written while training goes on; or of the largest alone,
-    as a resume reads one after the other. ``graphs``: of SSE. ``ids``: who has which row of growing tables.
+    as a resume reads one after the other. ``graphs``: of SSE. ``ids``: the map from ids to rows of dynamic tables.
     ``exchange``: what is shared with the ranks of its host. ``kept``: what steps leave free for each other. ``on_gpu``:
     whether tables, batches and dense parameters are not in the host's memory. ``gpu_bytes``: what the rank's GPU has,
     None where that is not known. ``placed``: where kernel fbgemm puts tables then, which may be larger than the GPU.
@@ -144,22 +147,27 @@ class RankMemory:
 
 
 def row_bytes(kind: str, dim: int, stored: Table | None = None) -> int:
-    """Bytes of one row: weight, state of optimizer ``kind``, and the step of the last touch. ``stored``: in which
-    types, left out float32."""
+    """Return the bytes of one row: weight, state of optimizer ``kind``, and the step of the last touch.
+
+    ``stored``: in which types, left out float32.
+    """
     vectors, numbers = state_counts(kind)
     weight, state = value_bytes(stored)
     return dim * weight + (dim * vectors + numbers) * state + STEP_BYTES
 
 
 def table_rows(job: JobSpec, counted: Mapping[str, int]) -> dict[str, int]:
-    """Rows of each table, where so many were ``counted``: a growing table has as many as it can hold."""
+    """Return the rows of each table, where so many were ``counted``: a dynamic table has as many as it can hold."""
     growths = {name: table.growth for name, table in job.tables.items()}
     return {name: rows if (growth := growths.get(name)) is None else growth.num_rows for name, rows in counted.items()}
 
 
 def growing_bytes(job: JobSpec, counted: Mapping[str, int]) -> int:
-    """Bytes of who has which row of the growing tables, on every rank: places in a hash map, ids with their last
-    steps, counters where they are asked for; and of each id of the data its hash."""
+    """Return the bytes of the maps from ids to rows of the dynamic tables, on every rank.
+
+    They are places in a hash map, ids with their last steps, counters where they are asked for; and of each id of the
+    data its hash.
+    """
     found = 0
     for name, table in job.tables.items():
         if (growth := table.growth) is not None and name in counted:
@@ -169,26 +177,29 @@ def growing_bytes(job: JobSpec, counted: Mapping[str, int]) -> int:
 
 
 def value_bytes(stored: Table | None) -> tuple[int, int]:
-    """Bytes of an element of a row, and of its state."""
+    """Return the bytes of an element of a row, and of its state."""
     if stored is None:
         return FLOAT_BYTES, FLOAT_BYTES
     return VALUE_BYTES[stored.dtype], VALUE_BYTES[stored.state_dtype]
 
 
 def graph_bytes(num_rows: int, num_edges: int) -> int:
-    """Bytes of a graph over so many rows, whose edges count in both directions, with a threshold for each degree."""
+    """Return the bytes of a graph over so many rows.
+
+    Edges count in both directions, and there is a threshold for each degree.
+    """
     return ID_BYTES * (num_rows + 1) + 2 * num_edges * NEIGHBOUR_BYTES + ID_BYTES * min(num_rows, 2 * num_edges)
 
 
 def state_counts(kind: str) -> tuple[int, int]:
-    """(state vectors as wide as the row, single numbers) that optimizer ``kind`` keeps for a row."""
+    """Return (state vectors as wide as the row, single numbers) that optimizer ``kind`` keeps for a row."""
     optimizer = OPTIMIZERS[kind]
     numbers = len(optimizer.row_state_names)
     return len(optimizer.state_names) - 1 - numbers, numbers
 
 
 def sequence_ids(job: JobSpec) -> dict[str, float]:
-    """At most so many ids of each key an example of a model of sequences has; {} for other models."""
+    """Return how many ids of each key an example of a sequence model has at most; {} for other models."""
     model = job.model
     if not isinstance(model, SequenceSpec):
         return {}
@@ -203,9 +214,10 @@ def rank_memory(
     graphs: Mapping[str, tuple[str, int]] | None = None,
     gpu_bytes: int | None = None,
 ) -> RankMemory:
-    """What the fullest rank of ``job`` holds at its peak.
+    """Return what the fullest rank of ``job`` holds at its peak.
 
     Args:
+        job: the job, which says how tables are split, stored and trained.
         rows: rows of each table, padding and the unknown id among them, if every id had one.
         ids_per_example: how many ids of each feature an example has, on average or at most.
         graphs: for each graph of SSE, its table and number of edges.
@@ -278,15 +290,21 @@ def rank_memory(
 
 
 def _in_batch_scores(job: JobSpec) -> int:
-    """Softmax over the batch: scores of a rank's samples against all, their logarithms, and the gradient."""
+    """Return the bytes of a softmax over the batch.
+
+    They are the scores of a rank's samples against all, their logarithms, and the gradient.
+    """
     if job.model.kind != "two_tower" or job.model.loss != "sampled_softmax":
         return 0
     return 3 * -(-job.batch_size // job.resources.num_workers) * job.batch_size * FLOAT_BYTES
 
 
 def _rankings(job: JobSpec, rows: Mapping[str, int]) -> int:
-    """All items ranked for each user (trainer.evaluation.full_ranking): the items on every rank, in two copies while
-    they are put together, and a block of scores with a copy and comparisons."""
+    """Return the bytes to rank all items for each user (trainer.evaluation.full_ranking).
+
+    They are the items on every rank, in two copies while they are put together, and a block of scores with a copy and
+    comparisons.
+    """
     if not ranks_catalogue(job):
         return 0
     items, users = rows.get("item", 0), rows.get("user", 0)
@@ -295,13 +313,15 @@ def _rankings(job: JobSpec, rows: Mapping[str, int]) -> int:
 
 
 def _graphs(rows: Mapping[str, int], graphs: Mapping[str, tuple[str, int]]) -> int:
-    """Several are joined, in a copy."""
+    """Return the bytes of the graphs; several are joined, in a copy."""
     return min(2, len(graphs)) * sum(graph_bytes(rows.get(table, 0), edges) for table, edges in graphs.values())
 
 
 def _share(rows: int, dim: int, sharding: str, workers: int) -> tuple[int, int]:
-    """(rows, columns) of a table on the rank that holds most of it. What is left to the planner is counted as split by
-    rows: it can be, and where it needs to be, the planner must."""
+    """Return (rows, columns) of a table on the rank that holds most of it.
+
+    What is left to the planner is counted as split by rows: it can be, and where it needs to be, the planner must.
+    """
     if sharding in ("table_wise", "data_parallel"):
         return rows, dim
     if sharding in _BY_COLUMNS:
@@ -310,20 +330,25 @@ def _share(rows: int, dim: int, sharding: str, workers: int) -> tuple[int, int]:
 
 
 def _columns(dim: int, workers: int) -> int:
-    """Columns of a shard: equal multiples of four, at most as many as workers, or all of them
-    (trainer.distributed.planner)."""
+    """Return the columns of a shard (trainer.distributed.planner).
+
+    Shards are equal multiples of four, at most as many as workers, or all columns.
+    """
     return next((width for width in range(-(-dim // workers), dim) if dim % width == 0 and width % 4 == 0), dim)
 
 
 def size_of(job: JobSpec, ids_per_example: Mapping[str, float]) -> ModelSize:
-    """The dense part of the job's model over features of so many ids each; other than one make a list."""
+    """Return the dense part of the job's model over features of so many ids each; other than one make a list."""
     lists = [ids for ids in ids_per_example.values() if ids != 1.0]
     return job.model.size(len(ids_per_example), num_lists=len(lists), list_ids=sum(lists))
 
 
 def _activations(size: ModelSize, samples: int) -> int:
-    """Bytes of what a part of so many samples on this rank keeps for backward, with its gradients, or of what a batch
-    of evaluation, which keeps nothing, needs at once. Towers are counted as if it did."""
+    """Return the bytes that a part of so many samples on this rank keeps for backward, with its gradients.
+
+    A batch of evaluation keeps nothing; for it they are what it needs at once. Towers are counted as if it did keep
+    them.
+    """
     kept = 3 * samples * size.interaction
     at_once = 2 * EVALUATION_BATCH_SIZE * size.widest if size.interaction else 0
     return (3 * max(samples, EVALUATION_BATCH_SIZE) * size.tower + max(kept, at_once)) * FLOAT_BYTES
@@ -333,7 +358,7 @@ def _activations(size: ModelSize, samples: int) -> int:
 
 
 def machine_memory_bytes() -> int:
-    """Memory of this machine, or of the container that this process is in."""
+    """Return the memory of this machine, or of the container that this process is in."""
     total = psutil.virtual_memory().total
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
@@ -343,7 +368,7 @@ def machine_memory_bytes() -> int:
 
 
 def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) -> tuple[str, str] | None:
-    """(what does not fit, with the arithmetic; the remedy), or None.
+    """Return (what does not fit, with the arithmetic; the remedy), or None.
 
     ``resources.memory_bytes_per_worker`` is what each rank may take; ``machine_bytes`` what the whole run may take
     together, None where they run on machines that are not known here.
@@ -378,8 +403,10 @@ def table_budget(
     ids_per_example: Mapping[str, float],
     graphs: Mapping[str, tuple[str, int]] | None = None,
 ) -> int | None:
-    """What a rank may use for tables where the job states a limit, for the planner; None where it does not, or where
-    tables are on GPUs, which have limits of their own."""
+    """Return the bytes that a rank may use for tables where the job states a limit, for the planner.
+
+    None where the job states none, or where tables are on GPUs, which have limits of their own.
+    """
     limit = job.resources.memory_bytes_per_worker
     if limit is None or job.resources.gpus_per_worker:
         return None
@@ -397,14 +424,21 @@ def refuse_what_cannot_fit(
     graphs: Mapping[str, tuple[str, int]] | None = None,
     gpu_bytes: int | None = None,
 ) -> None:
-    """Raises MemoryError, with the arithmetic and the remedy, for tables of these rows that would not fit."""
+    """Refuse a job whose tables of these rows would not fit.
+
+    Raises:
+        MemoryError: with the arithmetic and the remedy.
+    """
     problem = memory_problem(job, rank_memory(job, rows, ids_per_example, graphs, gpu_bytes), machine_bytes)
     if problem is not None:
         raise MemoryError(". Remedy: ".join(problem))
 
 
 def _gpu_remedy(job: JobSpec, memory: RankMemory) -> str:
-    """Kernel fbgemm needs no more of a GPU than a cache of its tables; batches are in its memory in any case."""
+    """Return the remedy for a GPU that is too small.
+
+    Kernel fbgemm needs no more of a GPU than a cache of its tables; batches are in its memory in any case.
+    """
     if memory.placed is not None:
         return "a smaller batch_size, more micro_batches, or more ranks"
     if memory.batches + memory.dense > memory.gpu_bytes * (1 - FOR_TABLES):  # type: ignore[operator]
@@ -417,7 +451,10 @@ def _gpu_remedy(job: JobSpec, memory: RankMemory) -> str:
 
 
 def _remedy(job: JobSpec, memory: RankMemory, limit: int) -> str:
-    """How many ranks would do with every table split by rows, which shrinks with them, and so does its copy."""
+    """Return the remedy: how many ranks would suffice with every table split by rows.
+
+    A rank's share of such a table shrinks with their number, and so does its copy.
+    """
     room = limit - (memory.total - memory.host_tables - memory.copies)
     if room <= 0:
         return "allow more: the process and its batches alone do not fit; a smaller batch_size needs less"
@@ -430,7 +467,7 @@ def _remedy(job: JobSpec, memory: RankMemory, limit: int) -> str:
 
 
 def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
-    """The sum in words, a line for each table and one for the rank."""
+    """Return the sum in words, a line for each table and one for the rank."""
     workers, kind = job.resources.num_workers, job.optimizer.kind
     vectors, numbers = state_counts(kind)
     lines = []

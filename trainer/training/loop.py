@@ -57,8 +57,10 @@ class Position:
 
 
 class Model(Protocol):
-    """What the loop needs of a model on many ranks: trainer.distributed.sharded_model.ShardedModel, and the baselines
-    of benchmarks."""
+    """The interface that the loop needs of a model on many ranks.
+
+    It is trainer.distributed.sharded_model.ShardedModel, or a baseline of benchmarks.
+    """
 
     module: Any
 
@@ -77,7 +79,7 @@ class Model(Protocol):
 
 
 class Trainer:
-    """One rank of a run: its model, its place in the data, and the verbs that move it on."""
+    """One rank of a run: its model, its place in the data, and the methods that move it on."""
 
     # what is trained, on what
     job: JobSpec
@@ -124,10 +126,23 @@ class Trainer:
         device: torch.device | None = None,
         growing: GrowingRows | None = None,
     ):
-        """``should_stop`` gives the reason once this rank is to stop. ``save`` writes a checkpoint (collective), as
-        does ``save_best`` after an epoch that is the best so far, from which ``load_best`` restores the model and says
-        where it was. ``device`` is where the model is, left out: the CPU. ``growing``: the rows of growing tables,
-        left out: those that begin with no id."""
+        """Set up a rank's training.
+
+        Args:
+            job: the job.
+            data: its prepared data.
+            sharded: its model.
+            dense_optimizer: that of what is not an embedding table; None where there is nothing.
+            position: where to go on; left out: the beginning.
+            history: metrics of the epochs that are evaluated already.
+            emit: writes an event.
+            should_stop: gives the reason once this rank is to stop.
+            save: writes a checkpoint (collective).
+            save_best: as ``save``, after an epoch that is the best so far.
+            load_best: restores the model from what ``save_best`` wrote, and says where it was.
+            device: where the model is; left out: the CPU.
+            growing: the rows of dynamic tables; left out: rows that begin with no id.
+        """
         self.job, self.data, self.sharded, self.dense_optimizer = job, data, sharded, dense_optimizer
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device = device or torch.device("cpu")
@@ -150,8 +165,12 @@ class Trainer:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Trains from ``position`` to the last epoch. Raises NonFiniteError, with nothing of that step applied, and
-        Cancelled, after a checkpoint."""
+        """Train from ``position`` to the last epoch.
+
+        Raises:
+            NonFiniteError: with nothing of that step applied.
+            Cancelled: after a checkpoint.
+        """
         self.evaluate_if_due()
         self.sharded.train()
         for parts in self.batches():
@@ -164,7 +183,7 @@ class Trainer:
         self.checkpoint()
 
     def batches(self) -> Iterator[tuple[Any, ...]]:
-        """This rank's part of every batch from ``position`` on, over all epochs that are left: its micro-batches."""
+        """Yield the micro-batches of this rank's part of every batch from ``position`` on, over all epochs left."""
         upcoming: Iterator[Any] | None = None
         try:
             while self.position.step < self.num_steps and not self.position.stopped:
@@ -187,20 +206,20 @@ class Trainer:
         return iter(self.data.train_batches(epoch, start, self.rank, self.world_size, self.job.micro_batches))
 
     def _next(self, parts: Iterator[Any]) -> tuple[Any, ...]:
-        """The micro-batches of the next step, () at the end of the epoch; counts how long they were waited for."""
+        """Return the micro-batches of the next step, () at the end of the epoch; add up the time spent waiting."""
         begun = time.monotonic()
         found = tuple(itertools.islice(parts, self.job.micro_batches))
         self.waited_seconds += time.monotonic() - begun
         return found
 
     def reset_tables_if_due(self) -> None:
-        """MEDA: before the first step of each epoch but the first, rows and their optimizer's state are initial."""
+        """Reset rows and their optimizer's state before the first step of each epoch but the first (MEDA)."""
         if self.job.regularizers.meda and self.position.step and self.position.step % self.steps_per_epoch == 0:
             sharded: Any = self.sharded
             sharded.reset_tables()
 
     def train_step(self, parts: tuple[Any, ...]) -> None:
-        """One step on all ranks, or on none. Gradients add up over the micro-batches of ``parts``."""
+        """Take one step on all ranks, or on none. Gradients add up over the micro-batches of ``parts``."""
         step, size = self.position.first_step + self.position.step + 1, parts[0].global_size
         sam = self.job.regularizers.sam
         parts = self.growing.admit(parts, self.position.step, step)
@@ -223,7 +242,10 @@ class Trainer:
         self._examples += size
 
     def _gradients(self, step: int, parts: tuple[Any, ...]) -> float:
-        """Of the batch: dense ones summed over ranks, those of rows recorded. This rank's part of the mean loss."""
+        """Compute the gradients of the batch, and return this rank's part of the mean loss.
+
+        Dense gradients are summed over ranks, those of rows recorded.
+        """
         for _, parameter in self.sharded.dense_parameters():
             parameter.grad = None
         loss, size = 0.0, parts[0].global_size
@@ -236,11 +258,13 @@ class Trainer:
         return loss
 
     def _agree(self, step: int, loss: float, with_norm: bool = False) -> tuple[float, float]:
-        """Over all ranks, the batch's mean loss and, where it is clipped or asked for, the squared norm of the tables'
-        gradient.
+        """Return, over all ranks, the batch's mean loss and the squared norm of the tables' gradient.
 
-        Raises NonFiniteError on every rank if loss, rows' gradients or dense gradients are not finite on any; also
-        agrees on whether to stop."""
+        The norm is computed where it is clipped or asked for. Also agrees on whether to stop.
+
+        Raises:
+            NonFiniteError: on every rank if loss, rows' gradients or dense gradients are not finite on any.
+        """
         tables = list(self.sharded.tables)
         bad = set(self.sharded.non_finite_tables())
         with_norm = (with_norm or self.job.optimizer.clip_norm is not None) and not bad
@@ -261,7 +285,7 @@ class Trainer:
         return mean_loss, squared_norm
 
     def _non_finite_parameters(self) -> list[str]:
-        """Dense parameters whose gradient is not finite."""
+        """Return the dense parameters whose gradient is not finite."""
         found = [(name, p.grad) for name, p in self.sharded.dense_parameters() if p.grad is not None]
         # One look at all of them: a sum is finite only where its terms are, though it may overflow where they are.
         if not found or bool(torch.stack([grad.sum() for _, grad in found]).sum().isfinite()):
@@ -269,8 +293,10 @@ class Trainer:
         return [f"parameter {name}" for name, grad in found if not bool(torch.isfinite(grad).all())]
 
     def _clip_dense(self, squared_norm: float) -> float:
-        """What the tables' gradient is to be multiplied with, as the dense one was here: as torch's clip_grad_norm_ on
-        all of them. ``squared_norm`` is that of the tables' gradient over all ranks."""
+        """Clip the dense gradient, and return what the tables' gradient is to be multiplied with.
+
+        As torch's clip_grad_norm_ on all of them. ``squared_norm`` is that of the tables' gradient over all ranks.
+        """
         limit = self.job.optimizer.clip_norm
         if limit is None:
             return 1.0
@@ -284,7 +310,7 @@ class Trainer:
     # --- telling and keeping -----------------------------------------------------------------------------------------
 
     def log_progress(self) -> None:
-        """A progress event after this attempt's first step, then at most one each second, and one at the end."""
+        """Write a progress event after this attempt's first step, then at most one each second, and one at the end."""
         now = time.monotonic()
         soon = self._told_examples and now - self._told_at < PROGRESS_SECONDS
         if self.rank != 0 or (soon and self.position.step < self.num_steps):
@@ -312,20 +338,20 @@ class Trainer:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Saves where the run is, unless that is where it was resumed or saved before."""
+        """Save where the run is, unless that is where it was resumed or saved before."""
         if self._saved_step != self.position.step:
             with phase(self._tell, "checkpoint"):
                 self.save(self)
             self._saved_step = self.position.step
 
     def stop_if_asked(self) -> None:
-        """Leaves with a checkpoint if any rank was asked to stop. Ranks agreed on it within the step."""
+        """Leave with a checkpoint if any rank was asked to stop. Ranks agreed on it within the step."""
         if self.stop_asked:
             self.checkpoint()
             raise Cancelled(self.should_stop() or "another rank was asked to stop")
 
     def evaluate_if_due(self) -> None:
-        """At the end of each epoch, once: mean training loss, then the metrics of each held-out split."""
+        """Evaluate once at the end of each epoch: mean training loss, then the metrics of each held-out split."""
         epoch, inside = divmod(self.position.step, self.steps_per_epoch)
         if inside or epoch == self.position.evaluated:
             return
@@ -342,8 +368,11 @@ class Trainer:
         self.sharded.train()
 
     def stop_early_if_due(self, epoch: int) -> None:
-        """``regularizers.early_stopping``, after the evaluation of ``epoch``: what is best is kept, and what was best
-        comes back at the end. What a run does is a function of its metrics, and the same on every rank."""
+        """Apply ``regularizers.early_stopping`` after the evaluation of ``epoch``.
+
+        What is best is kept, and what was best comes back at the end. What a run does is a function of its metrics, and
+        the same on every rank.
+        """
         stopping = self.job.regularizers.early_stopping
         if stopping is None:
             return
@@ -369,7 +398,11 @@ class Trainer:
             )  # fmt: skip
 
     def _decided(self, stopping: EarlyStopping) -> Decision:
-        """What rank 0, which has the metrics, decides. Raises its ValueError on every rank."""
+        """Return what rank 0, which has the metrics, decides.
+
+        Raises:
+            ValueError: on every rank, where rank 0 raises it.
+        """
         found: list[Any] = [None]
         if self.rank == 0:
             try:
@@ -384,7 +417,10 @@ class Trainer:
         return decision
 
     def evaluate(self, split: str) -> dict[str, Any]:
-        """The model's metrics over the whole split, exact, on rank 0 ({} elsewhere). One without a value is None."""
+        """Return the model's metrics over the whole split, exact, on rank 0 ({} elsewhere).
+
+        A metric without a value is None.
+        """
         self.sharded.eval()
         with phase(self._tell, "evaluation"):
             return self.evaluator.evaluate(split)
@@ -400,12 +436,12 @@ class Trainer:
 
 
 def _closed(batches: Iterator[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Ends what makes batches ahead, where something does."""
+    """Return a context that ends what makes batches ahead, where something does."""
     return contextlib.closing(batches) if isinstance(batches, Prefetched) else contextlib.nullcontext()
 
 
 def dense_optimizer(job: JobSpec, sharded: Model) -> torch.optim.Optimizer | None:
-    """torch's own optimizer for what is not an embedding table; None where there is nothing (bpr)."""
+    """Return torch's own optimizer for what is not an embedding table; None where there is nothing (bpr)."""
     parameters = [parameter for _, parameter in sharded.dense_parameters()]
     if not parameters:
         return None

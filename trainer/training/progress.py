@@ -1,4 +1,4 @@
-"""What rank 0 tells while it trains: events into the run's file, a progress bar on a terminal, lines for the log."""
+"""Reports of rank 0 while it trains: events into the run's file, a progress bar on a terminal, lines for the log."""
 
 from __future__ import annotations
 

@@ -12,12 +12,15 @@ from torchrec import KeyedJaggedTensor
 class Batch:
     """One rank's slice of a global batch, or of one of its micro-batches.
 
-    ``features``: table rows, int64, keys in the fixed order of ``PreparedData.keys``. ``labels``: float32 [b].
-    ``sample_offset``: index in the global batch of the slice's first sample. ``global_size``: samples of the whole
-    batch. ``part_offset``: index in the global batch of the micro-batch's first sample, which rank 0 holds.
-    ``step``: steps before this one since the first epoch (training), or the number of the batch (evaluation).
-    ``seen``: for models of sequences in evaluation, int64 [m, 2]: (sample, item row) of all that came before.
-    ``dense``: float32 [b, n], the numeric features in the order of ``PreparedData.dense``; None where there are none.
+    Attributes:
+        features: table rows, int64, with keys in the fixed order of ``PreparedData.keys``.
+        labels: float32 [b].
+        sample_offset: index in the global batch of the slice's first sample.
+        global_size: number of samples of the whole batch.
+        part_offset: index in the global batch of the micro-batch's first sample, which rank 0 holds.
+        step: number of steps before this one since the first epoch (training), or number of the batch (evaluation).
+        seen: for sequence models in evaluation, int64 [m, 2]: (sample, item row) of everything that came before.
+        dense: float32 [b, n], the numeric features in the order of ``PreparedData.dense``; None where there are none.
     """
 
     features: KeyedJaggedTensor
@@ -43,12 +46,15 @@ class Batch:
         )
 
     def pin(self) -> Batch:
-        """In page-locked memory, for asynchronous copies to a GPU."""
+        """Return the batch in page-locked memory, for asynchronous copies to a GPU."""
         dense = None if self.dense is None else self.dense.pin_memory()
         return replace(self, features=self.features.pin_memory(), labels=self.labels.pin_memory(), dense=dense)
 
     def on(self, device: torch.device) -> Batch:
-        """Where the model is; itself on the CPU. A copy to a GPU waits for nothing that runs there."""
+        """Return the batch on the model's device; on the CPU the batch itself.
+
+        A copy to a GPU does not wait for the work that runs there.
+        """
         if device.type == "cpu":
             return self
         return (self.pin() if device.type == "cuda" else self).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Batches as tensors: KeyedJaggedTensor, labels, and where the slice lies in the global batch."""
+"""Batches as tensors: KeyedJaggedTensor, labels, and the position of the slice in the global batch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _training_reader(data: PreparedData, epoch: int) -> Callable[[Int64s, int, i
 
 
 class _Reader:
-    """Gathers rows of one split into tensors."""
+    """Reader that gathers rows of one split into tensors."""
 
     def __init__(self, data: PreparedData, split: str, negatives: FreshNegatives | None = None):
         self._negatives = negatives
@@ -100,8 +100,10 @@ class _Reader:
         return Batch(features, labels, sample_offset, global_size, step, dense=dense)
 
     def _singles(self, rows: Int64s) -> KeyedJaggedTensor:
-        """One id of every feature and row, as most click logs have: lengths and offsets are those of the last batch,
-        and nobody writes to them."""
+        """Return features with one id per feature and row, as most click logs have.
+
+        Lengths and offsets are shared with the last batch, and nobody writes to them.
+        """
         count, number = len(rows), len(self._columns)
         if self._ones is None or len(self._ones[0]) != number * count:
             self._ones = torch.ones(number * count, dtype=torch.int64), torch.arange(number * count + 1)
@@ -146,7 +148,7 @@ class _Reader:
         )
 
     def _weights_of(self, rows: Int64s, flat: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.float32]:
-        """Of every id of the batch: 1 where its feature has none."""
+        """Return the weight of every id of the batch, 1 where its feature has none."""
         found = [np.ones(len(values), dtype=np.float32) for values in flat]
         for number, weights in enumerate(self._weights):
             column = self._columns[number]

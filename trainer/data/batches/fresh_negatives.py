@@ -1,9 +1,10 @@
-"""Negatives that are drawn anew in each epoch, each a function of (seed, epoch, sample): by any number of ranks and
-after a resume the same. Torch-free.
+"""Negatives that are drawn anew in each epoch, each a function of (seed, epoch, sample). Torch-free.
+
+Any number of ranks, and a run after a resume, draw the same ones.
 
 ``uniform``: over the items of training; ``popularity``: by how many training examples each has, to a power; both leave
-out what the user had in training. ``in_batch``: the item of another example of the global batch; of IN_BATCH_DRAWS that
-are drawn the first that the user never had counts, and where there is none a uniform item.
+out what the user had in training. ``in_batch``: the item of another example of the global batch; IN_BATCH_DRAWS are
+drawn, and the first that the user never had counts; where there is none, a uniform item is taken.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NEGATIVES, _IN_BATCH = 21, 22
 
 
 class FreshNegatives:
-    """BPR's: one for each example, beside what its user had in the training split."""
+    """The negatives of BPR: one for each example, outside what its user had in the training split."""
 
     def __init__(self, data: PreparedData, epoch: int):
         self._seen, self._items = data.seen_items
@@ -40,7 +41,7 @@ class FreshNegatives:
         return next(key.table for key in data.keys if key.name == "item")
 
     def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
-        """Item rows for consecutive examples of the epoch's global order, of which ``first_sample`` is the first."""
+        """Return item rows for consecutive examples of the epoch's global order, the first being ``first_sample``."""
         samples = np.arange(first_sample, first_sample + len(users))
         drawn = self._items[self._unseen.draw(users, random_words(self._key, samples))]
         return drawn if self._in_batch is None else self._in_batch.instead_of(drawn, users, samples)

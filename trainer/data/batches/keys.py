@@ -21,8 +21,11 @@ class Key:
 
 
 def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
-    """In the order of the batches: the dataset's features, then ``item__negative`` for BPR; of a model of sequences
-    those of :mod:`trainer.data.batches.sequence_batches`."""
+    """Return the keys in the order of the batches.
+
+    These are the dataset's features, then ``item__negative`` for BPR; for a sequence model they are the keys of
+    :mod:`trainer.data.batches.sequence_batches`.
+    """
     features = dataset.features
     if job.model.reads_sequences:
         table = features["item"].shares or "item"
@@ -39,7 +42,7 @@ def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
 
 
 def read_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
-    """The features of ids that the job's model scores with, by name: of a model of sequences ``item``, as lists."""
+    """Return the id features that the job's model scores with, by name; for a sequence model ``item``, as lists."""
     features = dataset.features
     if job.model.reads_sequences:
         return {"item": features["item"].model_copy(update={"type": "id_list"})}
@@ -49,7 +52,7 @@ def read_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
 
 
 def read_numeric_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
-    """The numeric features that the job's model reads, by name."""
+    """Return the numeric features that the job's model reads, by name."""
     if not job.model.reads_numbers:
         return {}
     return {name: feature for name, feature in dataset.features.items() if feature.type == "dense"}

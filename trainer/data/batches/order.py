@@ -30,7 +30,7 @@ class GlobalOrder:
         self._window: tuple[int, int, Int64s] = (-1, -1, np.empty(0, dtype=np.int64))
 
     def rows(self, epoch: int, start: int, stop: int) -> Int64s:
-        """Row numbers at positions [start, stop) of ``epoch`` (from 0)."""
+        """Return the row numbers at positions [start, stop) of ``epoch`` (from 0)."""
         if not 0 <= start <= stop <= self.num_rows:
             raise IndexError(f"positions [{start}, {stop}) of {self.num_rows} rows")
         self._enter(epoch)
@@ -69,5 +69,5 @@ class GlobalOrder:
 
 
 def rank_slice(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """[first, last) of a batch of ``size`` samples that ``rank`` holds; slices are contiguous and may be empty."""
+    """Return [first, last) of a batch of ``size`` samples that ``rank`` holds; slices are contiguous, perhaps empty."""
     return rank * size // world_size, (rank + 1) * size // world_size

@@ -1,4 +1,4 @@
-"""What a loop will need next, made in one thread while it works. Torch-free."""
+"""Prefetching: what a loop will need next is made in one thread while the loop works. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Prefetched(Generic[T], Iterator[T]):
 
     Making begins with the first item that is asked for, or with :meth:`begin`. Errors of ``make`` are raised to the
     reader in their place, and StopIteration ends the items. The thread ends with the last item, with :meth:`close`, and
-    when nobody refers to this any more.
+    when nobody refers to this object any more.
     """
 
     def __init__(self, make: Callable[[int], T], start: int, stop: int, depth: int = PREFETCH_BATCHES):
@@ -33,7 +33,7 @@ class Prefetched(Generic[T], Iterator[T]):
         weakref.finalize(self, self._stopped.set)
 
     def begin(self) -> Prefetched[T]:
-        """Starts the thread, where it does not run yet."""
+        """Start the thread if it is not running yet."""
         if self._thread.ident is None and not self._stopped.is_set():
             self._thread.start()
         return self
@@ -52,7 +52,7 @@ class Prefetched(Generic[T], Iterator[T]):
         return found
 
     def close(self) -> None:
-        """Ends the thread, and waits for it: for what it is making now, at most. Nothing comes any more."""
+        """End the thread and wait for it, at most for the item that it is making now; no more items come."""
         self._stopped.set()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -62,7 +62,7 @@ class Prefetched(Generic[T], Iterator[T]):
 
 
 def read_ahead(items: Iterator[T], depth: int = 1) -> Prefetched[T]:
-    """The items of an iterator, which one thread asks for while the reader is busy with those before."""
+    """Return the items of an iterator, which one thread asks for while the reader is busy with those before."""
     return Prefetched(lambda number: next(items), 0, sys.maxsize, depth)
 
 

@@ -1,5 +1,7 @@
-"""What :func:`trainer.data.prepare.preparation.prepare` wrote, opened by every rank. Torch is imported with the first
-batch."""
+"""Prepared data, as :func:`trainer.data.prepare.preparation.prepare` wrote them, opened by every rank.
+
+Torch is imported with the first batch.
+"""
 
 from __future__ import annotations
 
@@ -62,15 +64,15 @@ class PreparedData:
     directory: Path
     tables: dict[str, TableInfo]
     keys: tuple[Key, ...]
-    """In the order of the batches: the dataset's features, then ``item__negative`` for BPR. Models of sequences have
+    """In the order of the batches: the dataset's features, then ``item__negative`` for BPR. Sequence models have
     those of :mod:`trainer.data.batches.sequence_batches`."""
     sequence: dict[str, Any] | None
-    """For a model of sequences how its batches are cut, None for others."""
+    """How the batches of a sequence model are cut, None for other models."""
     sampling: str
     """Distribution of the negatives that are drawn anew in each epoch, and its power."""
     sampling_power: float
     unread: list[str]
-    """Features of the dataset that a model of sequences has no use for."""
+    """Features of the dataset that a sequence model has no use for."""
     num_examples: dict[str, int]
     """By split: train, validation, test."""
     num_positives: dict[str, int]
@@ -124,7 +126,11 @@ class PreparedData:
 
     @staticmethod
     def open(directory: Path | str) -> PreparedData:
-        """Raises DataError where nothing (or something of another version) was prepared."""
+        """Open a prepared directory.
+
+        Raises:
+            DataError: nothing was prepared there, or something of another version.
+        """
         directory = Path(directory)
         try:
             manifest = json.loads((directory / MANIFEST).read_text("utf-8"))
@@ -136,7 +142,7 @@ class PreparedData:
 
     @staticmethod
     def fingerprint_of(directory: Path | str) -> str | None:
-        """Fingerprint of what ``directory`` holds; None if that is nothing usable."""
+        """Return the fingerprint of what ``directory`` holds; None if that is nothing usable."""
         try:
             return PreparedData.open(directory).fingerprint
         except DataError:
@@ -145,29 +151,31 @@ class PreparedData:
     # --- tables
 
     def vocabulary(self, table: str) -> pa.Array:
-        """Raw ids (int64 or large_string), memory-mapped: row r >= 2 is entry r - 2."""
+        """Return the raw ids (int64 or large_string), memory-mapped: row r >= 2 is entry r - 2."""
         return self.id_map(table).ids
 
     def id_map(self, table: str) -> IdMap:
-        """The ids with the runs that last had them, and tombstones."""
+        """Return the ids with the runs that last had them, and tombstones."""
         return IdMap.read(self.tables[table].vocabulary_path)
 
     def parent_rows(self, table: str) -> npt.NDArray[np.int64]:
-        """The row of the warm start's table that each row continues, ascending, -1 for rows of new ids (all of them
-        but the special ones without a warm start)."""
+        """Return the row of the warm start's table that each row continues, int64 [num_rows], ascending.
+
+        Rows of new ids have -1; without a warm start these are all but the special rows.
+        """
         return np.asarray(map_array(self.directory / "tables" / f"{table}.parent.bin", OFFSET))
 
     def row_keys(self, table: str) -> UInt64s:
-        """A stable hash of each row's raw id, uint64 [num_rows]: the seed of its hash initial value."""
+        """Return a stable hash of each row's raw id, uint64 [num_rows]: the seed of its hash initial value."""
         special = np.array([derive_key(0), derive_key(1)], dtype=np.uint64)
         return np.concatenate([special, id_keys(self.vocabulary(table))])
 
     def row_counts(self, table: str) -> npt.NDArray[np.int64]:
-        """Occurrences of each row in the training split, over all features of the table."""
+        """Return the occurrences of each row in the training split, over all features of the table."""
         return np.asarray(map_array(self.directory / "tables" / f"{table}.counts.bin", OFFSET))
 
     def graph(self, name: str) -> Graph:
-        """A graph over the rows of its table, memory-mapped."""
+        """Return a graph over the rows of its table, memory-mapped."""
         if name not in self.graphs:
             raise DataError(
                 f"no graph '{name}' was prepared (there are {', '.join(sorted(self.graphs)) or 'none'})",
@@ -185,8 +193,18 @@ class PreparedData:
     def train_batches(
         self, epoch: int, start_step_in_epoch: int = 0, rank: int = 0, world_size: int = 1, micro_batches: int = 1
     ) -> Prefetched[Batch]:
-        """Batches of ``epoch`` (from 0) from a step on. Every rank sees the same steps, and its own slice of each: in
-        ``micro_batches`` consecutive parts, of which a short last batch may leave some empty."""
+        """Return the batches of an epoch from a step on.
+
+        Every rank sees the same steps, and its own slice of each.
+
+        Args:
+            epoch: counted from 0.
+            start_step_in_epoch: the first step to return.
+            rank: this rank, from 0 to ``world_size`` - 1.
+            world_size: number of ranks.
+            micro_batches: number of consecutive parts in which the slice of a step comes; a short last batch may leave
+                some of them empty.
+        """
         from trainer.data.batches.batches import train_batches
 
         return train_batches(self, epoch, start_step_in_epoch, rank, world_size, micro_batches)
@@ -194,19 +212,21 @@ class PreparedData:
     def eval_batches(
         self, split: str, batch_size: int | None = None, rank: int = 0, world_size: int = 1
     ) -> Prefetched[Batch]:
-        """Batches of a split in row order: ``validation``, ``test``, or ``train`` itself."""
+        """Return the batches of a split in row order: ``validation``, ``test``, or ``train`` itself."""
         from trainer.data.batches.batches import eval_batches
 
         return eval_batches(self, split, batch_size or self.batch_size, rank, world_size)
 
     def order(self) -> GlobalOrder:
-        """The order of training rows; a new one for each reader, because it keeps the window it is in."""
+        """Return the order of training rows; a new one for each reader, because it keeps the window it is in."""
         return GlobalOrder(self.num_examples["train"], self.seed)
 
     @cached_property
     def seen_items(self) -> tuple[SeenItems, npt.NDArray[np.int64]]:
-        """What each user had in training, and the item rows that negatives are drawn from: for BPR, and where a job
-        asks for rankings of all items."""
+        """What each user had in training, and the item rows that negatives are drawn from.
+
+        Kept for BPR, and where a job asks for rankings of all items.
+        """
         parts = {
             name: map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")
         }
@@ -214,7 +234,7 @@ class PreparedData:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """Each user's items in order, for a model of sequences."""
+        """Each user's items in order, for a sequence model."""
         return Sequences(self.directory)
 
     @cached_property
@@ -224,21 +244,23 @@ class PreparedData:
         return self.sequences.windows(self.sequence["length"])
 
     def labels(self, split: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
-        """0 or 1, or the values of a real-valued label."""
+        """Return the labels of a split: 0 or 1, or the values of a real-valued label."""
         return map_array(self.directory / split / "labels.bin", self.label_dtype)
 
     def user_codes(self, split: str) -> npt.NDArray[np.int32]:
-        """A number for the user of each example, also of those that were not trained on; -1 without one. There where
-        evaluation asks for users."""
+        """Return a number for the user of each example, also of users that were not trained on; -1 without a user.
+
+        The file is there where evaluation asks for users.
+        """
         return map_array(self.directory / split / USER_CODES, CODE)
 
     def numbers(self, split: str) -> npt.NDArray[np.float32]:
-        """Numeric features after their transforms, [examples, num_dense]."""
+        """Return the numeric features after their transforms, [examples, num_dense]."""
         return map_array(self.directory / split / NUMBERS, VALUE).reshape(-1, self.num_dense)
 
     @property
     def profile_path(self) -> Path | None:
-        """The file of what the rows are like; None where an earlier version prepared them."""
+        """The file with the profile of the rows; None where an earlier version prepared them."""
         path = self.directory / PROFILE_FILE
         return path if path.exists() else None
 
@@ -248,16 +270,20 @@ class PreparedData:
         return self.directory / NUMERIC_FILE if self.num_dense else None
 
     def weights(self, split: str, key: Key) -> npt.NDArray[np.float32]:
-        """What the values of a list are multiplied with, beside those of :meth:`column`."""
+        """Return what the values of a list are multiplied with, beside those of :meth:`column`."""
         return map_array(weight_file(self.directory / split, key.name), VALUE)
 
     def column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:
-        """Table rows of one feature in a split."""
+        """Return the table rows of one feature in a split."""
         stem = self.directory / split / key.name
         return map_jagged(stem, CODE) if key.is_list else map_array(stem.with_name(key.name + ".bin"), CODE)
 
     def checked_column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:
-        """:meth:`column` as plain arrays, with as many entries as the split has examples. Raises DataError."""
+        """Return :meth:`column` as plain arrays, with as many entries as the split has examples.
+
+        Raises:
+            DataError: the files do not hold that many entries.
+        """
         column, wanted = self.column(split, key), self.num_examples[split]
         found = len(column.offsets) - 1 if isinstance(column, Jagged) else len(column)
         if found != wanted:

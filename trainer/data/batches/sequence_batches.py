@@ -1,5 +1,6 @@
-"""Batches of models of sequences: keys ``item`` (what is read), ``item__target`` and ``item__negative``, all rows of
-the item table as lists.
+"""Batches of sequence models: keys ``item`` (what is read), ``item__target`` and ``item__negative``.
+
+All keys hold rows of the item table as lists.
 
 Negatives are drawn by Philox4x32-10: key (seed, crc32("item__negative")), counter (epoch, sample, slot >> 1, 0), whose
 words 2 (slot & 1) and the next one are the halves of a 64-bit number. ``sample`` counts the examples of the epoch in
@@ -37,7 +38,7 @@ MAX_BATCH = 1024
 
 
 def words(key: tuple[int, int], epoch: int, samples: Int64s, num_slots: int) -> UInt64s:
-    """64-bit words [b, num_slots] of the counters above."""
+    """Return the 64-bit words [b, num_slots] of the counters that the module describes."""
     slots = np.arange((num_slots + 1) // 2, dtype=np.uint64)[None, :]
     drawn = philox4x32((epoch, samples.astype(np.uint64)[:, None], slots, 0), key)
     pairs = np.stack([drawn[0] << np.uint64(32) | drawn[1], drawn[2] << np.uint64(32) | drawn[3]], axis=2)
@@ -116,7 +117,10 @@ class NextItems:
         }
 
     def _drawn(self, had: Jagged, owners: Int64s, drawn: UInt64s, whole: Int64s | None) -> Int64s:
-        """Items by the words ``drawn`` for lists ``owners``; of the batch where its pieces, ``whole``, are given."""
+        """Return items by the words ``drawn`` for lists ``owners``.
+
+        They are items of the batch where its pieces, ``whole``, are given.
+        """
         found = self._unseen.draw(had, owners, drawn)
         if whole is None:
             return found
@@ -146,7 +150,7 @@ class Unseen:
         self._weights = None if power is None else popularity_weights(counts[self._items], power)
 
     def draw(self, had: Jagged, owners: Int64s, drawn: UInt64s) -> Int64s:
-        """For each word an item that list ``owners[i]`` of ``had`` has not; any item where it has them all."""
+        """Return for each word an item that list ``owners[i]`` of ``had`` lacks; any item if the list has them all."""
         places = self._place[had.values]
         lists = np.repeat(np.arange(len(had.lengths)), had.lengths)
         known = places >= 0
@@ -156,10 +160,11 @@ class Unseen:
 
 
 class RankingReader:
-    """Held-out examples: what came before as ``item``, the item that came as ``item__target``, and as
-    ``item__negative`` 100 uniform items that the user never had in any split.
+    """Held-out examples for rankings of the item that came next among 100 that did not.
 
-    The negatives depend on the split and the example's number alone: the same for every job on the same data.
+    ``item`` holds what came before, ``item__target`` the item that came, and ``item__negative`` 100 uniform items that
+    the user never had in any split. The negatives depend on the split and the example's number alone: they are the same
+    for every job on the same data.
     """
 
     def __init__(self, data: PreparedData, split: str):
@@ -208,7 +213,7 @@ class SequenceReader:
 
 
 def ranking_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
-    """Batches of a held-out split in the order of users. See :class:`RankingReader`."""
+    """Return the batches of a held-out split in the order of users. See :class:`RankingReader`."""
     num_examples = data.num_examples[split]
     batch_size = min(batch_size, MAX_BATCH)
     reader = RankingReader(data, split)
@@ -223,7 +228,7 @@ def ranking_batches(data: PreparedData, split: str, batch_size: int, rank: int, 
 
 
 def catalogue_features(num_rows: int) -> KeyedJaggedTensor:
-    """One sample whose ``item__negative`` are all rows of the item table, 0 to num_rows - 1."""
+    """Return one sample whose ``item__negative`` are all rows of the item table, 0 to num_rows - 1."""
     nothing = Jagged(np.empty(0, dtype=np.int64), np.zeros(2, dtype=np.int64))
     return _features({ITEM: nothing, TARGET: nothing, NEGATIVE: _lists(np.arange(num_rows), np.array([num_rows]))})
 

@@ -1,1 +1,1 @@
-"""What raw columns become: ids, hashes, vocabularies, numbers, labels, lists. Without torch."""
+"""Conversion of raw columns: ids, hashes, vocabularies, numbers, labels, lists. Without torch."""

@@ -1,4 +1,4 @@
-"""Which raw id each row of a table stands for, from one run of a warm-start chain to the next. Torch-free.
+"""Map from rows of a table to raw ids, from one run of a warm-start chain to the next. Torch-free.
 
 A warm start takes new ids and gives up ids that have not occurred for too long (docs/adr/0010-growth.md): every id
 carries the number of the run whose training split last had it. Rows of ids that stay keep their order and close the
@@ -53,7 +53,7 @@ class IdMap:
             object.__setattr__(self, "last_seen", np.full(len(self.ids), self.run, dtype=np.int32))
 
     def write(self, path: Path) -> None:
-        """An Arrow file of two batches, rows and tombstones, each of ``id`` and ``run``."""
+        """Write an Arrow file of two batches, rows and tombstones, each of ``id`` and ``run``."""
         schema = pa.schema([("id", self.ids.type), ("run", pa.int32())], metadata={_RUN: str(self.run).encode()})
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
             for ids, runs in ((self.ids, self.last_seen), (self.retired, self.retired_in)):
@@ -61,7 +61,7 @@ class IdMap:
 
     @staticmethod
     def read(path: Path) -> IdMap:
-        """Memory-mapped."""
+        """Open a file of :meth:`write`, memory-mapped."""
         with pa.memory_map(str(path)) as file:
             reader = pa.ipc.open_file(file)
             rows, tombstones = reader.get_batch(0), reader.get_batch(1)
@@ -94,10 +94,10 @@ class GrownTable:
 
 
 def grow(base: IdMap | None, codes: Codes, counts: Int64s, retire_after_runs: int | None = None) -> GrownTable:
-    """Rows of a run: the parent's ids that stay, in their order, then the data's other ids in ascending order.
+    """Return the rows of a run: the parent's ids that stay, in their order, then the data's other ids, ascending.
 
     Args:
-        base: of the parent; None without one.
+        base: the parent's map; None without a parent.
         codes: the distinct ids of the data, in ascending order.
         counts: [len(codes.ids)], how often each occurs in the training split; ids of held-out rows alone get no row.
         retire_after_runs: an id that none of the last so many runs had, this one among them, loses its row; None: no
@@ -132,7 +132,7 @@ def grow(base: IdMap | None, codes: Codes, counts: Int64s, retire_after_runs: in
 def _tombstones(
     base: IdMap, gone: Int64s, added: pa.Array, run: int, retire_after_runs: int | None
 ) -> tuple[pa.Array, Int32s]:
-    """The parent's tombstones, without ids that are back and those old enough to be forgotten, then this run's."""
+    """Return the parent's tombstones, without ids that are back or old enough to be forgotten, then this run's."""
     standing = Codes(added).encode(base.retired) < 0
     if retire_after_runs is not None:
         standing &= run - base.retired_in < retire_after_runs

@@ -23,7 +23,7 @@ _STRING_MULTIPLIER = 0xD1342543DE82EF95  # odd, so that multiplication is a bije
 
 
 def mix(words: UInt64s) -> UInt64s:
-    """splitmix64's finalizer, a bijection of the 64-bit words."""
+    """Apply splitmix64's finalizer, a bijection of the 64-bit words."""
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -31,7 +31,7 @@ def mix(words: UInt64s) -> UInt64s:
 
 
 def derive_key(*parts: int) -> int:
-    """One 64-bit key from several non-negative integers; their order matters."""
+    """Derive one 64-bit key from several non-negative integers; their order matters."""
     key = len(parts)
     for part in parts:
         key = int(mix(np.array([((key ^ (part & _MASK)) + GOLDEN) & _MASK], dtype=np.uint64))[0])
@@ -39,25 +39,25 @@ def derive_key(*parts: int) -> int:
 
 
 def random_words(key: int, index: npt.NDArray[np.integer]) -> UInt64s:
-    """uint64 word number ``index`` of the stream ``key``: distinct indices give distinct words."""
+    """Return uint64 word number ``index`` of the stream ``key``: distinct indices give distinct words."""
     with np.errstate(over="ignore"):
         return mix(np.uint64(key & _MASK) + (index.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
 
 
 def below(words: UInt64s, bound: int | Int64s) -> Int64s:
-    """Uniform integers in [0, bound), bound < 2^32, by multiply and shift: relative bias under bound / 2^32."""
+    """Return uniform integers in [0, bound), bound < 2^32, by multiply and shift: relative bias under bound / 2^32."""
     with np.errstate(over="ignore"):
         product = (words >> np.uint64(32)) * np.asarray(bound).astype(np.uint64)
     return (product >> np.uint64(32)).astype(np.int64)
 
 
 def unit_interval(words: UInt64s) -> npt.NDArray[np.float64]:
-    """Uniform float64 in [0, 1), 53 bits."""
+    """Return uniform float64 in [0, 1), 53 bits."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def combine(*keys: UInt64s) -> UInt64s:
-    """One hash per position from several; order matters."""
+    """Combine several hashes per position into one; order matters."""
     state = np.zeros(np.broadcast_shapes(*(key.shape for key in keys)), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for key in keys:
@@ -66,7 +66,7 @@ def combine(*keys: UInt64s) -> UInt64s:
 
 
 def id_keys(ids: pa.Array) -> UInt64s:
-    """A stable uint64 per raw id, the same in every run and table: the seed of its hash initial value.
+    """Return a stable uint64 per raw id, the same in every run and table: the seed of its hash initial value.
 
     Integers: mix of the two's complement int64. Strings: the wrapping sum over bytes of (byte + 1) * M^(position + 1),
     mixed with the length; an integer and its decimal string differ. ``ids`` is int64 or large_string without nulls.

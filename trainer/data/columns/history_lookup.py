@@ -1,4 +1,4 @@
-"""What came before rows that were not trained on: the history that training derives, for rows from elsewhere.
+"""Histories for rows that were not trained on, as training derives them for its own rows.
 
 Torch-free; holds three integers for each row of the dataset in memory.
 """
@@ -53,7 +53,10 @@ class PastValues:
         return of.astype(np.int64) * (len(self._times) + 1) + rank
 
     def before(self, by: pa.Array, times: npt.NDArray[Any] | None, where: str) -> Jagged:
-        """Histories of rows with these ids of ``by`` and these times; None: all that there is. Nobody's is empty."""
+        """Return the histories of rows with these ids of ``by`` and these times.
+
+        Without times (None) a history is all that there is. A row whose ``by`` is missing or unknown has an empty one.
+        """
         of = self._codes.encode(values.as_ids(by, self._kind, where))
         rank = np.full(len(of), len(self._times)) if times is None else np.searchsorted(self._times, times)
         known = np.maximum(of, 0)

@@ -1,4 +1,4 @@
-"""Lists of different lengths as (values, offsets), and other array work without a loop over rows. Torch-free."""
+"""Lists of different lengths as (values, offsets), and other array functions without a loop over rows. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Jagged(NamedTuple):
         return np.diff(self.offsets)
 
     def take(self, rows: npt.NDArray[np.integer]) -> Jagged:
-        """The lists at ``rows``, in that order, copied; a negative row is an empty list."""
+        """Return the lists at ``rows``, in that order, copied; a negative row is an empty list."""
         rows = np.asarray(rows)
         present = rows >= 0
         safe = np.where(present, rows, 0)
@@ -30,13 +30,13 @@ class Jagged(NamedTuple):
         return gather_spans(self.values, starts, lengths)
 
     def last(self, length: int) -> Jagged:
-        """The last ``length`` values at most of each list."""
+        """Return the last ``length`` values of each list, or all where it has fewer."""
         kept = np.minimum(self.lengths, length)
         return gather_spans(self.values, self.offsets[1:] - kept, kept)
 
 
 def gather_spans(values: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Jagged:
-    """Lists ``values[starts[i] : starts[i] + lengths[i]]``."""
+    """Return the lists ``values[starts[i] : starts[i] + lengths[i]]``."""
     offsets = np.zeros(len(starts) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
@@ -44,7 +44,10 @@ def gather_spans(values: npt.NDArray[Any], starts: npt.NDArray[np.int64], length
 
 
 def sorted_unique(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Distinct values, ascending. Sorts: np.unique hashes since NumPy 2.3, 42 times slower for a million int64."""
+    """Return the distinct values, ascending.
+
+    Sorts, because np.unique hashes since NumPy 2.3, 42 times slower for a million int64.
+    """
     ordered = np.sort(values)
     first = np.ones(len(ordered), dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])

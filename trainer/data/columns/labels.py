@@ -1,4 +1,4 @@
-"""Labels by column or rule, or a column's values. Torch-free."""
+"""Labels from a column or a rule, or a column's values. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ _COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
 
 
 def label_dtype(label: Label) -> np.dtype[Any]:
-    """How labels are kept: uint8 where they are 0 or 1, float32 where they are values."""
+    """Return how labels are kept: uint8 where they are 0 or 1, float32 where they are values."""
     return LABEL if label.value is None else VALUE
 
 
 def labels_of(chunk: Chunk, label: Label) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
-    """0 or 1 per row, from ``label.column`` or ``label.rule``; the numbers of ``label.value``. Raises DataError at the
-    first bad value."""
+    """Return 0 or 1 per row, from ``label.column`` or ``label.rule``; the numbers of ``label.value``.
+
+    Raises:
+        DataError: at the first bad value.
+    """
     if label.value is not None:
         return _values_of(chunk, label.value)
     if label.rule is not None:

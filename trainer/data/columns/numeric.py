@@ -33,10 +33,14 @@ Float64s = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Numeric:
-    """A numeric feature x as a model reads it, float32:
+    """A numeric feature x as a model reads it, float32.
 
-    none: x; log1p: sign(x) log(1 + |x|); standardize: (x - mean) / std, of training; quantile: the share of training
-    values below x, interpolated between NUM_QUANTILES of them, in [0, 1].
+    By transform it is
+
+    - none: x;
+    - log1p: sign(x) log(1 + |x|);
+    - standardize: (x - mean) / std, of training;
+    - quantile: the share of training values below x, interpolated between NUM_QUANTILES of them, in [0, 1].
 
     ``fill`` is what stands for a missing value, after the transform.
     """
@@ -52,7 +56,7 @@ class Numeric:
     shares: tuple[float, ...] = ()
 
     def apply(self, values: Float64s) -> npt.NDArray[np.float32]:
-        """``values`` [n], NaN where missing."""
+        """Transform ``values`` [n], NaN where missing."""
         return np.where(np.isnan(values), self.fill, self._transformed(values)).astype(VALUE)
 
     def _transformed(self, values: Float64s) -> Float64s:
@@ -69,7 +73,7 @@ class Numeric:
 
 
 def numeric_of(document: Mapping[str, Any]) -> Numeric:
-    """What :meth:`Numeric.as_json` gave."""
+    """Return the feature that :meth:`Numeric.as_json` gave."""
     lists = {name: tuple(document[name]) for name in ("quantiles", "shares")}
     return Numeric(**{**document, **lists})
 
@@ -79,12 +83,12 @@ def write_numeric(features: Sequence[Numeric], path: Path) -> None:
 
 
 def open_numeric(path: Path) -> tuple[Numeric, ...]:
-    """What :func:`write_numeric` wrote."""
+    """Read what :func:`write_numeric` wrote."""
     return tuple(numeric_of(document) for document in json.loads(path.read_text("utf-8")))
 
 
 def planned(features: Mapping[str, Feature]) -> list[Numeric]:
-    """The numeric ones of these features, before anything is known of their values."""
+    """Return the numeric ones of these features, before anything is known of their values."""
     return [
         Numeric(name, feature.column or name, feature.transform, "mean" if feature.missing is None else feature.missing)
         for name, feature in features.items()
@@ -93,8 +97,11 @@ def planned(features: Mapping[str, Feature]) -> list[Numeric]:
 
 
 def fitted(feature: Numeric, values: Float64s, where: str) -> Numeric:
-    """With the statistics of training rows' ``values`` [n], which may be memory-mapped. Raises DataError where all of
-    them are missing."""
+    """Return the feature with the statistics of training rows' ``values`` [n], which may be memory-mapped.
+
+    Raises:
+        DataError: all values are missing.
+    """
     count, total, square = 0, 0.0, 0.0
     for piece in _pieces(values):
         count += len(piece)
@@ -122,14 +129,17 @@ def fitted(feature: Numeric, values: Float64s, where: str) -> Numeric:
 
 
 def _pieces(values: Float64s) -> Iterator[Float64s]:
-    """Those that are not missing."""
+    """Yield the values that are not missing, in pieces."""
     for start in range(0, len(values), _PIECE_ROWS):
         piece = np.asarray(values[start : start + _PIECE_ROWS])
         yield piece[~np.isnan(piece)]
 
 
 def _quantiles(values: Float64s) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Distinct values ascending, and the share of training below each: one that is many quantiles has their mean."""
+    """Return distinct values, ascending, and the share of training below each.
+
+    A value that is several quantiles at once has the mean of their shares.
+    """
     sample = np.asarray(values[:: max(1, -(-len(values) // _SAMPLE_ROWS))])
     shares = np.linspace(0.0, 1.0, NUM_QUANTILES + 1)
     found = np.quantile(sample[~np.isnan(sample)], shares)
@@ -141,7 +151,7 @@ def _quantiles(values: Float64s) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def as_floats(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
-    """(values, NaN where missing; which of them are bad: infinite, beyond float32, or no numbers at all)."""
+    """Return (values, NaN where missing; which of them are bad: infinite, beyond float32, or no numbers at all)."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if _is_text(array.type):
@@ -164,7 +174,7 @@ def as_floats(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
 
 
 def _parsed(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
-    """Numbers written as text, as CSV files have them where one of them is no number."""
+    """Parse numbers written as text, as CSV files have them where one of them is no number."""
     values, bad = np.full(len(array), np.nan), np.zeros(len(array), dtype=bool)
     for number, text in enumerate(array.to_pylist()):
         if text is None or not text.strip():
@@ -181,13 +191,17 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def problems_of(feature: Numeric, array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
-    """(values, which of them are bad for this feature)."""
+    """Return (values, which of them are bad for this feature)."""
     values, bad = as_floats(array)
     return values, bad | np.isnan(values) if feature.missing == "error" else bad
 
 
 def read_numeric(features: Sequence[Numeric], chunk: Chunk) -> Float64s:
-    """Values [rows, number of features], NaN where missing. Raises DataError at the first bad one."""
+    """Return values [rows, number of features], NaN where missing.
+
+    Raises:
+        DataError: at the first bad value.
+    """
     found = np.empty((len(chunk), len(features)), dtype=np.float64)
     for number, feature in enumerate(features):
         column = chunk.column(feature.column)

@@ -1,4 +1,4 @@
-"""No feature from after its row: times that features declare are compared with those of rows. Torch-free."""
+"""Checks that no feature is from after its row, by the times that features declare. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ NUM_EXAMPLES = 3
 
 
 class PointInTime:
-    """Compares chunk by chunk the time of each row with the times at which its features were known: ``timestamp`` of a
-    feature, a column of the rows, or of a join, a column of the joined file. Splits by ``time`` and ``per_user_last``
-    alone say what was before what; for others nothing is compared.
+    """Comparison, chunk by chunk, of the time of each row with the times at which its features were known.
+
+    The latter are the ``timestamp`` of a feature, a column of the rows, or of a join, a column of the joined file.
+    Splits by ``time`` and ``per_user_last`` alone say what was before what; for others nothing is compared.
     """
 
     def __init__(self, plan: DataPlan):
@@ -32,7 +33,11 @@ class PointInTime:
             self._joined[feature] = plan.joins[feature].times()
 
     def look(self, chunk: Chunk) -> None:
-        """Raises DataError where times are missing, or of another kind than the rows'."""
+        """Compare the times of a chunk.
+
+        Raises:
+            DataError: times are missing, or of another kind than the rows'.
+        """
         if not self._num_late:
             return
         ordering = self._plan.dataset.ordering
@@ -55,7 +60,11 @@ class PointInTime:
             self._compare(feature, chunk, rows, values.as_numbers(part, column, f"time of feature '{feature}'"), there)
 
     def check(self) -> None:
-        """Raises DataError, with examples, where a feature was known only after its row."""
+        """Check all that was compared.
+
+        Raises:
+            DataError: a feature was known only after its row; the message has examples.
+        """
         late = {feature: count for feature, count in self._num_late.items() if count}
         if not late:
             return
@@ -91,7 +100,7 @@ class PointInTime:
 
 
 def is_time(type_: pa.DataType) -> bool:
-    """Dates, times and text, which is read as a time; not numbers."""
+    """Return whether the type is a date, a time, or text, which is read as a time; numbers are none."""
     if pa.types.is_dictionary(type_):
         type_ = type_.value_type
     return bool(pa.types.is_temporal(type_) or pa.types.is_string(type_) or pa.types.is_large_string(type_))

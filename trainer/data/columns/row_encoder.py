@@ -1,4 +1,4 @@
-"""Rows that a trained model is to score: raw columns to table rows, as preparation coded those of training.
+"""Rows that a trained model is to score: from raw columns to table rows, coded as preparation coded those of training.
 
 An id that the vocabulary does not have, and a missing one, is row 1, the unknown id, as ids of held-out rows are that
 no training row had. Torch-free.
@@ -32,10 +32,10 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass
 class Coded:
-    """Some rows as a model reads them: by feature their table row, int64 [b], or lists of them.
+    """Some rows as a model reads them: for each feature their table rows, int64 [b], or lists of them.
 
-    ``weights``: by list feature that has them, what each of its rows is multiplied with. ``dense``: float32 [b, numeric
-    features], None without any.
+    ``weights``: by list feature that has them, what each of its rows is multiplied with.
+    ``dense``: float32 [b, numeric features], None without any.
     ``unknown`` and ``missing``: by feature, how many ids the vocabulary does not have, and how many are null.
     """
 
@@ -47,7 +47,7 @@ class Coded:
     dense: npt.NDArray[np.float32] | None = None
 
     def part(self, start: int, stop: int) -> Coded:
-        """Rows [start, stop), without the counts."""
+        """Return rows [start, stop), without the counts."""
 
         def cut(rows: Int64s | Jagged) -> Int64s | Jagged:
             if not isinstance(rows, Jagged):
@@ -64,19 +64,19 @@ class Coded:
         return Coded(stop - start, {name: cut(rows) for name, rows in self.rows.items()}, weights=weights, dense=dense)
 
     def replaced(self, **rows: Int64s | Jagged) -> Coded:
-        """The same with other rows of some features."""
+        """Return the same with other rows of some features."""
         return replace(self, rows=self.rows | rows)
 
 
 class RowCoder:
-    """Codes the given features of a dataset's rows.
+    """Coder of the given features of a dataset's rows.
 
     A derived history is read from a column of the feature's own name, lists with the oldest first, where the rows have
     one; else it is what the dataset's rows say of each row's user, before the row's own time, or all of it where rows
     have none.
 
     Args:
-        features: those of ids to code, by name.
+        features: the id features to code, by name.
         numeric: numeric features, with the statistics of training.
         vocabularies: the raw ids of each table: row r >= 2 is entry r - 2.
         joins: by feature, the file that stands in for the dataset's.
@@ -106,7 +106,11 @@ class RowCoder:
         self._past: dict[str, PastValues] = {}
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
-        """What is read of rows that have the columns ``there``. Raises DataError for what is missing."""
+        """Return what is read of rows that have the columns ``there``.
+
+        Raises:
+            DataError: a column is missing.
+        """
         found = [feature.column for feature in self._numeric]
         found += [feature.weights for feature in self._features.values() if feature.weights is not None]
         for name, feature in self._features.items():
@@ -126,7 +130,11 @@ class RowCoder:
         return list(dict.fromkeys(found))
 
     def code(self, chunk: Chunk) -> Coded:
-        """Rows with the columns that :meth:`columns` gave. Raises DataError where ids are of another type."""
+        """Code rows with the columns that :meth:`columns` gave.
+
+        Raises:
+            DataError: ids are of another type.
+        """
         coded = Coded(len(chunk))
         if self._numeric:
             numbers = read_numeric(self._numeric, chunk)
@@ -157,7 +165,7 @@ class RowCoder:
         return coded
 
     def _encode(self, table: str, ids: pa.Array, where: str) -> tuple[Int64s, int]:
-        """(table rows of raw ids, null or unknown: row 1; how many are null)."""
+        """Return (table rows of raw ids, row 1 where null or unknown; how many are null)."""
         codes = self._codes[table]
         kind: Kind = "int" if pa.types.is_int64(codes.ids.type) else "string"
         known = values.as_ids(ids, kind, where)
@@ -172,7 +180,7 @@ class RowCoder:
         return feature.column or name
 
     def _of(self, column: str) -> str:
-        """A column that a spec may name by the feature that reads it."""
+        """Return the column of a name in a spec, which may be that of the feature that reads it."""
         feature = self._dataset.features.get(column)
         reads = feature is not None and feature.join is None and feature.derive is None
         return (feature.column or column) if feature is not None and reads else column
@@ -180,7 +188,7 @@ class RowCoder:
     def _ids(
         self, name: str, feature: Feature, chunk: Chunk
     ) -> tuple[pa.Array, npt.NDArray[np.int64] | None] | tuple[None, Jagged]:
-        """(raw ids, list lengths or None) of a feature, or (None, its table rows) of one looked up in the past."""
+        """Return (raw ids, list lengths or None) of a feature, or (None, its table rows) if looked up in the past."""
         if feature.derive is not None:
             if name not in chunk.batch.schema.names:
                 return None, self._history(name, feature, chunk)

@@ -1,4 +1,4 @@
-"""Columns as the data layer wants them: ids as int64 or large_string, lists of ids, numbers. Torch-free."""
+"""Columns in the types of the data layer: ids as int64 or large_string, lists of ids, numbers. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ LIST_SEPARATOR = "|"
 
 
 def id_kind(type_: pa.DataType, where: str) -> Kind:
-    """Whether ids of this column type are integers or strings. Raises DataError for what is neither."""
+    """Return whether ids of this column type are integers or strings.
+
+    Raises:
+        DataError: the type is neither.
+    """
     if pa.types.is_dictionary(type_):
         type_ = type_.value_type
     if (
@@ -37,12 +41,16 @@ def is_list(type_: pa.DataType) -> bool:
 
 
 def element_type(type_: pa.DataType) -> pa.DataType:
-    """The type of single ids in the column: a list's element, or the type itself."""
+    """Return the type of single ids in the column: a list's element, or the type itself."""
     return type_.value_type if is_list(type_) else type_
 
 
 def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
-    """int64 or large_string, nulls kept. NaN is null; a float must be a whole number. Raises DataError."""
+    """Return ids as int64 or large_string, nulls kept; NaN is null.
+
+    Raises:
+        DataError: a value is not of this kind; a float must be a whole number.
+    """
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     try:
@@ -62,7 +70,11 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
 
 
 def require_ids(chunk: Chunk, column: str) -> None:
-    """Raises DataError at the first missing id of a feature with ``missing: error``."""
+    """Check that no id of a feature with ``missing: error`` is missing.
+
+    Raises:
+        DataError: at the first missing id.
+    """
     missing = ~chunk.column(column).is_valid().to_numpy(zero_copy_only=False)
     if missing.any():
         raise DataError(
@@ -73,7 +85,7 @@ def require_ids(chunk: Chunk, column: str) -> None:
 
 
 def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """(elements, lengths) of a column of lists; null lists and null elements are left out.
+    """Return (elements, lengths) of a column of lists; null lists and null elements are left out.
 
     A single value is a list of one; with ``split``, text is a list written ``a|b|c``.
     """
@@ -85,7 +97,7 @@ def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray
 
 
 def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """(elements, null ones too; the row of each) of a column of lists, as :func:`as_lists`."""
+    """Return (elements, null ones too; the row of each) of a column of lists, read as by :func:`as_lists`."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if split and _is_string(array.type):
@@ -97,7 +109,11 @@ def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArra
 
 
 def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
-    """int64 or float64 of a numeric, date or time column. Raises DataError at the first null or NaN."""
+    """Return int64 or float64 of a numeric, date or time column.
+
+    Raises:
+        DataError: at the first null or NaN.
+    """
     array = chunk.column(column)
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)

@@ -14,7 +14,7 @@ _LOOKUP_SPAN_FACTOR = 8
 
 
 class DistinctIds:
-    """Collects the distinct ids of a stream; memory follows the number of distinct ids, not of rows."""
+    """The distinct ids of a stream; memory follows the number of distinct ids, not of rows."""
 
     def __init__(self, kind: Kind):
         self.kind = kind
@@ -23,7 +23,7 @@ class DistinctIds:
         self._merged = 0
 
     def add(self, ids: pa.Array) -> None:
-        """Ids as :func:`trainer.data.columns.values.as_ids` gives them; nulls are passed over."""
+        """Add ids as :func:`trainer.data.columns.values.as_ids` gives them; nulls are passed over."""
         part = self._unique(ids.drop_null() if ids.null_count else ids)
         self._parts.append(part)
         self._pending += len(part)
@@ -32,7 +32,7 @@ class DistinctIds:
             self._merge()
 
     def sorted(self) -> pa.Array:
-        """All of them in ascending order (strings by UTF-8 bytes): independent of how the stream was cut."""
+        """Return all ids in ascending order (strings by UTF-8 bytes), independent of how the stream was cut."""
         self._merge()
         ids = self._parts[0]
         return ids if self.kind == "int" else ids.take(pc.array_sort_indices(ids))
@@ -49,7 +49,7 @@ class DistinctIds:
 
 
 class Codes:
-    """Maps ids to their positions in ``ids`` (distinct, without nulls, any order)."""
+    """Map from ids to their positions in ``ids`` (distinct, without nulls, any order)."""
 
     def __init__(self, ids: pa.Array):
         self.ids = ids
@@ -66,7 +66,7 @@ class Codes:
                 self._sorted = self._numbers[self._order]
 
     def encode(self, ids: pa.Array) -> npt.NDArray[np.int64]:
-        """int64 positions; -1 for null and for what is not there."""
+        """Return int64 positions; -1 for null and for ids that are not in ``ids``."""
         if len(self.ids) == 0:
             return np.full(len(ids), -1, dtype=np.int64)
         if not pa.types.is_int64(self.ids.type):

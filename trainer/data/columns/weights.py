@@ -1,4 +1,4 @@
-"""Lists whose ids have weights: sum_j w_j e_j, or with mean sum_j w_j e_j / sum_j w_j. Torch-free."""
+"""Lists whose ids have weights, pooled to sum_j w_j e_j, or with mean to sum_j w_j e_j / sum_j w_j. Torch-free."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Columns(Protocol):
 
 
 def weighted_lists(chunk: Chunk, use: Columns) -> Weighted:
-    """Ids and weights of the rows; null ids are left out with their weights."""
+    """Return ids and weights of the rows; null ids are left out with their weights."""
     assert use.weights is not None
     ids, of = values.raw_lists(chunk.column(use.column))
     given, of_given = values.raw_lists(chunk.column(use.weights))
@@ -53,7 +53,11 @@ def weighted_lists(chunk: Chunk, use: Columns) -> Weighted:
 
 
 def require_weighted(chunk: Chunk, use: Columns) -> Weighted:
-    """:func:`weighted_lists`. Raises DataError at the first list that does not fit."""
+    """Return :func:`weighted_lists`, all of which fit.
+
+    Raises:
+        DataError: at the first list that does not fit.
+    """
     found = weighted_lists(chunk, use)
     if found.bad.any():
         row = int(np.flatnonzero(found.bad)[0])
@@ -67,8 +71,10 @@ def require_weighted(chunk: Chunk, use: Columns) -> Weighted:
 
 
 def as_factors(weights: Jagged, pooling: str) -> npt.NDArray[np.float32]:
-    """What rows are multiplied with before they are pooled: of a mean, which divides by their number, weights of mean
-    1; lists whose weights are all 0 have no rows."""
+    """Return what rows are multiplied with before they are pooled.
+
+    For a mean, which divides by their number, these are weights of mean 1. Lists whose weights are all 0 have no rows.
+    """
     found = np.asarray(weights.values, dtype=np.float64)
     if pooling == "mean":
         lengths = weights.lengths

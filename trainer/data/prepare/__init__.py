@@ -1,4 +1,4 @@
-"""From a dataset and a job to a folder of coded, memory-mapped columns, all or nothing. Without torch.
+"""Preparation of a dataset for a job: a folder of coded, memory-mapped columns, all or nothing. Without torch.
 
 ``preparation.prepare`` is the way in.
 """

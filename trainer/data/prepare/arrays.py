@@ -21,7 +21,7 @@ NUMBERS = "numeric.values.float32"
 
 
 def weight_file(directory: Path, feature: str) -> Path:
-    """What the rows of a list feature are multiplied with, in a split."""
+    """Return the file with what the rows of a list feature are multiplied with, in a split."""
     return directory / f"{feature}.weights.bin"
 
 
@@ -61,7 +61,7 @@ class JaggedAppender:
 
 
 def map_array(path: Path, dtype: npt.DTypeLike, mode: Any = "r") -> npt.NDArray[Any]:
-    """The array in ``path``, memory-mapped (an empty file cannot be mapped: an empty array)."""
+    """Return the array in ``path``, memory-mapped (an empty file cannot be mapped: an empty array)."""
     if path.stat().st_size == 0:
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode=mode)

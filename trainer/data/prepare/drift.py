@@ -1,4 +1,4 @@
-"""How a refresh's rows differ from those of the run that it goes on from: reported, never refused. Torch-free.
+"""Comparison of a refresh's rows with those of the run that it goes on from: reported, never refused. Torch-free.
 
 What cannot be trained on is refused where it is read: a column that is missing, ids that were integers and are text,
 numbers that are none. What is found here is for a person to look at.
@@ -38,7 +38,10 @@ Float64s = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Found:
-    """``what``: columns, type, rows, label, missing, new_ids or numeric. ``moved``: whether it is beyond its limit."""
+    """One comparison with the parent's rows.
+
+    ``what``: columns, type, rows, label, missing, new_ids or numeric. ``moved``: whether it is beyond its limit.
+    """
 
     what: str
     name: str
@@ -62,8 +65,11 @@ class Found:
 def profile_of(
     plan: DataPlan, encoded: Encoded, row_counts: Mapping[str, npt.NDArray[np.int64]], label_mean: float
 ) -> dict[str, Any]:
-    """What is compared: types of the columns that are read and names of all, rows of the data, and of training the mean
-    label and shares of missing ids; of every numeric feature the shares of all rows between deciles."""
+    """Return what runs are compared by.
+
+    These are the types of the columns that are read and the names of all, the number of rows, the mean label and the
+    shares of missing ids of the training rows, and for every numeric feature the shares of all rows between deciles.
+    """
     read = {name: str(plan.source.column_type(name)) for name in plan.columns()}
     numeric = {}
     for place, feature in enumerate(plan.numeric):
@@ -90,7 +96,7 @@ def drift(
     grown: Mapping[str, GrownTable],
     row_counts: Mapping[str, npt.NDArray[np.int64]],
 ) -> list[Found]:
-    """From the parent's profile to this run's; what moved first."""
+    """Compare the parent's profile with this run's; what moved comes first."""
     found = [Found("columns", name, name, None, True) for name in before["columns"] if name not in now["columns"]]
     found += [Found("columns", name, None, name, True) for name in now["columns"] if name not in before["columns"]]
     both = [name for name in now["types"] if name in before["types"]]
@@ -133,7 +139,7 @@ def in_words(found: list[Found]) -> str:
 
 
 def as_json(found: list[Found]) -> list[dict[str, Any]]:
-    """With each as a ``message``; an infinite index, which JSON has no word for, is None."""
+    """Return the comparisons, each with a ``message``; an infinite index, which JSON cannot express, is None."""
     return [{**asdict(one), "now": None if one.now == float("inf") else one.now, "message": str(one)} for one in found]
 
 
@@ -142,14 +148,16 @@ def write_profile(profile: Mapping[str, Any], path: Path) -> None:
 
 
 def open_profile(path: Path) -> dict[str, Any]:
-    """What :func:`write_profile` wrote."""
+    """Read what :func:`write_profile` wrote."""
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return found
 
 
 def stability_index(before: Mapping[str, Any], values: Float64s) -> float:
-    """Population stability index of values against what :func:`profile_of` kept: the sum over bins of
-    (p - q) log(p / q), shares of less than .0001 counting as that."""
+    """Return the population stability index of values against what :func:`profile_of` kept.
+
+    It is the sum over bins of (p - q) log(p / q), where shares of less than .0001 count as .0001.
+    """
     if not len(values) or not before["shares"]:
         return float("inf") if len(values) != len(before["shares"]) else 0.0
     q = np.maximum(before["shares"], _LEAST_SHARE)
@@ -158,7 +166,7 @@ def stability_index(before: Mapping[str, Any], values: Float64s) -> float:
 
 
 def _shares(values: Float64s, edges: Float64s) -> list[float]:
-    """Of the values in each of the bins that the edges cut, [len(edges) + 1]; [] of no values."""
+    """Return the share of the values in each of the bins that the edges cut, [len(edges) + 1]; [] without values."""
     if not len(values):
         return []
     counts = np.bincount(np.searchsorted(edges, values, side="right"), minlength=len(edges) + 1)
@@ -167,5 +175,5 @@ def _shares(values: Float64s, edges: Float64s) -> list[float]:
 
 
 def _sample(numeric: Float64s, place: int) -> Float64s:
-    """Values of one feature, of so many rows at most, evenly spaced."""
+    """Return values of one feature from at most so many rows, evenly spaced."""
     return np.asarray(numeric[:: max(1, -(-len(numeric) // _SAMPLE_ROWS)), place])

@@ -1,4 +1,4 @@
-"""Two streaming passes over the source: distinct ids, then codes on disk. Torch-free.
+"""Encoding in two streaming passes over the source: distinct ids, then codes on disk. Torch-free.
 
 Memory follows the number of distinct ids and the chunk size, never the number of rows.
 """
@@ -50,8 +50,13 @@ class Encoded:
 
 
 def encode(plan: DataPlan, scratch: Path, bad_rows: BadRows | None = None) -> Encoded:
-    """Reads the source twice and leaves the coded columns under ``scratch``. With ``bad_rows`` those are left out and
-    recorded. Raises DataError."""
+    """Read the source twice and leave the coded columns under ``scratch``.
+
+    With ``bad_rows``, the rows that are bad are left out and recorded.
+
+    Raises:
+        DataError: the rows cannot be trained on.
+    """
     distinct = {domain: DistinctIds(kind) for domain, kind in plan.kinds.items()}
     for feature, join in plan.joins.items():
         table = next(f.table for f in plan.features if f.name == feature)
@@ -157,7 +162,7 @@ def _second_pass(
 
 
 def ids_of(chunk: Chunk, use: ColumnUse, kind: Kind) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Raw ids of one column, and list lengths (all 1 for plain ids)."""
+    """Return the raw ids of one column, and list lengths (all 1 for plain ids)."""
     column = chunk.column(use.column)
     if use.is_list:
         elements, lengths = values.as_lists(column)

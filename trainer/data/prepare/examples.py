@@ -36,7 +36,7 @@ class Examples:
 
 
 class ExampleRows:
-    """Turns :class:`Encoded` rows into examples, in row order; a positive is followed by its negatives."""
+    """Examples from :class:`Encoded` rows, in row order; a positive is followed by its negatives."""
 
     def __init__(self, plan: DataPlan, encoded: Encoded):
         self._plan = plan
@@ -169,7 +169,7 @@ class ExampleRows:
         return popular
 
     def _training_counts(self, items: npt.NDArray[np.int32], num_items: int) -> npt.NDArray[np.int64]:
-        """Rows that train, by item: what is held out says nothing of how popular an item is."""
+        """Return the number of rows that train, by item; held-out rows say nothing of how popular an item is."""
         counts = np.zeros(num_items + 1, dtype=np.int64)
         for start in range(0, self._encoded.num_rows, CHUNK_ROWS):
             rows = np.arange(start, min(start + CHUNK_ROWS, self._encoded.num_rows))
@@ -188,7 +188,7 @@ class ExampleRows:
         repeat: npt.NDArray[np.int64],
         drawn: npt.NDArray[np.bool_],
     ) -> dict[str, npt.NDArray[np.int32] | Jagged]:
-        """The features that follow the item, with the drawn items in the drawn examples."""
+        """Return the features that follow the item, with the drawn items in the drawn examples."""
         spec = self._plan.dataset.label.negatives
         assert spec is not None
         assert self._negative_items is not None
@@ -220,7 +220,7 @@ class ExampleRows:
     # --- splits
 
     def _sides_of_rows(self) -> npt.NDArray[np.uint8] | None:
-        """Sides that a column or a row's time says; None for the random split, which looks at the example's pair."""
+        """Return the sides by a column or a row's time; None for the random split, which looks at an example's pair."""
         split, ordering = self._plan.job.evaluation.split, self._plan.dataset.ordering
         if split.kind == "random":
             return None
@@ -247,7 +247,7 @@ class ExampleRows:
         return splits.random_split(split, self._pairs(features, rows))
 
     def _pairs(self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]) -> UInt64s:
-        """A key of each example's (user, item), or of its row where there are none."""
+        """Return a key of each example's (user, item), or of its row where there are none."""
         keys = [random_words(0, rows)]
         if self._user is not None and self._item is not None:
             keys = [self._keys_of(self._user.domain)[_flat(features["user"])]]

@@ -33,8 +33,11 @@ class EdgeFile:
 
 
 def edge_files(dataset: DatasetSpec, job: JobSpec) -> dict[str, EdgeFile]:
-    """The graphs that the job's sse and regularizers name. Raises DataError where a file, or a column of ids in it, is
-    missing."""
+    """Return the graphs that the job's sse and regularizers name.
+
+    Raises:
+        DataError: a file, or a column of ids in it, is missing.
+    """
     used = {sse.graph for sse in job.sse.values() if sse.graph is not None and sse.probability > 0}
     used |= {job.regularizers.laplacian.graph} if job.regularizers.laplacian is not None else set()
     found = {}
@@ -56,7 +59,7 @@ def write_graphs(
     directory: Path,
     log: Callable[[str], Any],
 ) -> dict[str, dict[str, Any]]:
-    """:func:`write_graph` for each, by name; ``kinds`` and ``vocabularies`` are by table."""
+    """Call :func:`write_graph` for each graph, by name; ``kinds`` and ``vocabularies`` are by table."""
     return {
         name: write_graph(edges, kinds[edges.table], vocabularies[edges.table], directory, log)
         for name, edges in files.items()
@@ -66,12 +69,16 @@ def write_graphs(
 def write_graph(
     edges: EdgeFile, kind: Kind, vocabulary: pa.Array, directory: Path, log: Callable[[str], Any]
 ) -> dict[str, Any]:
-    """Writes ``<name>.offsets.bin`` and ``<name>.neighbours.bin`` under ``directory``; returns what the manifest keeps.
+    """Write ``<name>.offsets.bin`` and ``<name>.neighbours.bin`` under ``directory``.
 
-    Edges count in both directions. Those with an id that ``vocabulary`` (row r >= 2 is entry r - 2) has not are left
-    out, counted and logged.
+    Edges count in both directions. Edges with an id that ``vocabulary`` (row r >= 2 is entry r - 2) does not have are
+    left out, counted and logged.
 
-    Raises DataError if no edge is left, or an id is not of the table's kind.
+    Returns:
+        What the manifest keeps.
+
+    Raises:
+        DataError: no edge is left, or an id is not of the table's kind.
     """
     codes = Codes(vocabulary)
     parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]] = []
@@ -107,7 +114,7 @@ def write_graph(
 
 
 def open_graph(directory: Path, name: str) -> Graph:
-    """What :func:`write_graph` wrote, memory-mapped: ranks of one host share the pages."""
+    """Open what :func:`write_graph` wrote, memory-mapped: ranks of one host share the pages."""
     # Mapped as private rather than read-only: compiled code is made for arrays that can be written.
     offsets, neighbours = (
         map_array(directory / f"{name}.{part}.bin", dtype, mode="c")

@@ -34,5 +34,5 @@ class PreviousValues:
         self._lengths[perm] = end - begin
 
     def rows(self, start: int, stop: int) -> Jagged:
-        """Histories of rows [start, stop)."""
+        """Return the histories of rows [start, stop)."""
         return gather_spans(self._values, self._starts[start:stop], self._lengths[start:stop])

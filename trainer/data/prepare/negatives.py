@@ -13,8 +13,8 @@ class SeenItems:
     """Which items each user had, as one sorted array of ``user * num_items + item``; may be memory-mapped.
 
     With a user's items sorted as s_0 < s_1 < ..., the k-th item (from 0) that is not among them is
-    k + |{i: s_i - i <= k}|. ``shifted`` holds user * num_items + (s_i - i), which is sorted
-    too, so one binary search per draw answers it.
+    k + |{i: s_i - i <= k}|. ``shifted`` holds user * num_items + (s_i - i), which is sorted too, so one binary search
+    per draw answers it.
     """
 
     def __init__(self, shifted: Int64s, starts: Int64s, num_items: int):
@@ -26,7 +26,10 @@ class SeenItems:
     def from_pairs(
         users: npt.NDArray[np.integer], items: npt.NDArray[np.integer], num_users: int, num_items: int
     ) -> SeenItems:
-        """From (user, item) pairs in any order, repeats allowed; users in [0, num_users), items in [0, num_items)."""
+        """Build from (user, item) pairs in any order, repeats allowed.
+
+        Users are in [0, num_users), items in [0, num_items).
+        """
         pairs = sorted_unique(users.astype(np.int64) * num_items + items.astype(np.int64))
         starts = np.searchsorted(pairs, np.arange(num_users + 1) * num_items)
         rank = np.arange(len(pairs)) - np.repeat(starts[:-1], np.diff(starts))
@@ -36,7 +39,7 @@ class SeenItems:
         return self.num_items - (self.starts[users + 1] - self.starts[users])
 
     def draw(self, users: npt.NDArray[np.integer], words: UInt64s) -> Int64s:
-        """One item per user, uniform over those the user never had, chosen by ``words``.
+        """Return one item per user, uniform over the items that the user never had, chosen by ``words``.
 
         A user who had every item gets any item: callers that cannot accept that check :meth:`num_unseen`.
         """
@@ -48,7 +51,7 @@ class SeenItems:
         return np.where(had_all, chosen, chosen + before)
 
     def pairs(self) -> tuple[Int64s, Int64s]:
-        """(users, items) of what they had, ascending."""
+        """Return (users, items) of what they had, ascending."""
         lengths = np.diff(self.starts)
         users = np.repeat(np.arange(len(lengths)), lengths)
         rank = np.arange(len(self.shifted)) - np.repeat(self.starts[:-1], lengths)
@@ -78,7 +81,10 @@ class PopularUnseen:
         return self._total - (self._through[self._starts[users + 1]] - self._through[self._starts[users]])
 
     def draw(self, users: npt.NDArray[np.integer], words: UInt64s) -> Int64s:
-        """One item per user, chosen by ``words``. A user who had every item of any weight gets any item by weight."""
+        """Return one item per user, chosen by ``words``.
+
+        A user who had every item of any weight gets any item by weight.
+        """
         users = users.astype(np.int64)
         unseen = self.unseen_weight(users)
         had_all = unseen <= 0
@@ -89,8 +95,11 @@ class PopularUnseen:
 
 
 def popularity_weights(counts: npt.NDArray[np.integer], power: float) -> Int64s:
-    """counts^power as integers whose sum is below 2^32, at least 1 where an item occurs and 0 where it does not. To
-    round moves the probability of an item by less than num_items / 2^32."""
+    """Return counts^power as integers whose sum is below 2^32.
+
+    A weight is at least 1 where an item occurs, and 0 where it does not. Rounding moves the probability of an item by
+    less than num_items / 2^32.
+    """
     wanted = np.where(counts > 0, counts.astype(np.float64) ** power, 0.0)
     scaled = np.rint(wanted * (2.0**31 / max(wanted.sum(), 1.0)))
     return np.where(counts > 0, np.maximum(scaled, 1.0), 0.0).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What has to be read for a dataset and a job: which column goes into which table, and how. Torch-free."""
+"""Plan of what has to be read for a dataset and a job: which column goes into which table, and how. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ NEGATIVE_SUFFIX = "__negative"
 
 
 class ColumnUse(NamedTuple):
-    """Column ``column`` of the rows, coded by the ids of ``domain`` (a table's name, or ``by:COLUMN``), and the column
-    of their weights."""
+    """One column of the rows, the domain of its ids and the column of its weights.
+
+    ``column`` is coded by the ids of ``domain``: a table's name, or ``by:COLUMN``.
+    """
 
     column: str
     domain: str
@@ -77,7 +79,7 @@ class DataPlan:
 
     @property
     def keeps_users(self) -> bool:
-        """Whether evaluation asks of each held-out example whose it is, also of users that were not trained on."""
+        """Whether evaluation needs the user of each held-out example, also of users that were not trained on."""
         wanted = self.job.evaluation
         return "gauc" in wanted.metrics or (wanted.intervals is not None and wanted.intervals.by == "user")
 
@@ -129,12 +131,12 @@ class DataPlan:
 
     @property
     def join_times(self) -> dict[str, str]:
-        """The same of joined files."""
+        """By feature, the column of its joined file that says when it was known, where that matters."""
         joins = {one.name: one.join.timestamp for one in self.features if one.join is not None}
         return {name: column for name, column in joins.items() if column is not None and self.splits_by_time}
 
     def columns(self) -> list[str]:
-        """Every column of the rows that is read."""
+        """Return every column of the rows that is read."""
         found = [use.column for use in self.uses] + [*self.join_columns, *self.order_columns]
         found += [use.weights for use in self.uses if use.weights is not None]
         found += [feature.column for feature in self.numeric]
@@ -145,13 +147,17 @@ class DataPlan:
         return next((feature for feature in self.features if feature.name == name), None)
 
     def direct(self, name: str) -> ColumnUse | None:
-        """The column behind an id feature that reads one; None for lists, joins and what is not there."""
+        """Return the column behind an id feature that reads one; None for lists, joins and unknown names."""
         feature = self.feature(name)
         return None if feature is None or feature.is_list else feature.use
 
 
 def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
-    """The partition window of a job. Raises DataError while it still holds a template."""
+    """Return the partition window of a job.
+
+    Raises:
+        DataError: the window still holds a template.
+    """
     window = job.dataset.window
     if window is None:
         return None
@@ -170,7 +176,12 @@ def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
 
 
 def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
-    """Checks the spec against the files' columns. Raises DataError, and ValueError where the job does not fit."""
+    """Check the spec against the files' columns, and return the plan.
+
+    Raises:
+        DataError: the files do not fit the spec.
+        ValueError: the job does not fit the dataset.
+    """
     job.against(dataset)
     source = Source(dataset.uri, window_of(dataset, job))
     column_of = {
@@ -217,7 +228,7 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
 
 
 def _check_roles(plan: DataPlan) -> None:
-    """user and item must read a column where rows are split by them or negatives drawn for them."""
+    """Check that user and item read a column where rows are split by them or negatives are drawn for them."""
     needs: list[tuple[str, tuple[str, ...]]] = []
     if plan.dataset.label.negatives is not None:
         needs.append(("label.negatives", (plan.dataset.label.negatives.of, "user")))
@@ -238,7 +249,7 @@ def _check_roles(plan: DataPlan) -> None:
 
 
 def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
-    """Integers or strings for each domain: as its first column says; the others are converted to it."""
+    """Return integers or strings for each domain, as its first column says; the others are converted to it."""
     kinds: dict[str, Kind] = {}
     owners_first = sorted(plan.features, key=lambda feature: feature.table != feature.name)
     for feature in owners_first:

@@ -1,4 +1,4 @@
-"""``prepare``: from a dataset and a job to a directory of memory-mapped columns, all or nothing. Torch-free."""
+"""Preparation, from a dataset and a job to a directory of memory-mapped columns, all or nothing. Torch-free."""
 
 from __future__ import annotations
 
@@ -55,18 +55,29 @@ def prepare(
     log: Callable[[str], Any] = lambda message: None,
     fence: Callable[[], None] = lambda: None,
 ) -> PreparedData:
-    """Reads the dataset, splits it, and writes coded columns under ``directory``, which ranks then open.
+    """Read the dataset, split it, and write coded columns under ``directory``, which ranks then open.
 
     A directory that already holds exactly this (same specs, same files by size and time, same ``base_vocabulary``) is
-    reused. ``base_vocabulary`` (by table, from a warm start) keeps the rows of old ids, but for those that
-    ``init_from.retire_after_runs`` gives up; new ids follow. ``base_numeric``: its statistics of numeric features,
-    which stay; ``base_profile``: what its rows were like, with which these are compared (trainer.data.prepare.drift).
+    reused. The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written. Rows that
+    ``max_bad_rows`` leaves out are written to ``bad_rows.parquet`` beside it, also where they are too many.
 
-    The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written; ``fence`` is
-    called before, and what it raises leaves it as it was. Rows that ``max_bad_rows`` leaves out are written to
-    ``bad_rows.parquet`` beside it, also where they are too many.
+    Args:
+        dataset: where the rows are, and what their columns mean.
+        job: says how rows are split and which features are read.
+        directory: the directory to make.
+        base_vocabulary: by table, from a warm start: old ids keep their rows, but for those that
+            ``init_from.retire_after_runs`` gives up; new ids follow.
+        base_numeric: the warm start's statistics of numeric features, which stay.
+        base_profile: what the warm start's rows were like; this run's are compared with it
+            (:mod:`trainer.data.prepare.drift`).
+        log: takes messages on the progress.
+        fence: called before the rename; what it raises leaves the directory as it was.
 
-    Raises DataError, naming file, column, row and the remedy.
+    Returns:
+        The directory, opened.
+
+    Raises:
+        DataError: naming file, column, row and the remedy.
     """
     directory = Path(directory)
     plan = make_plan(dataset, job)
@@ -182,7 +193,10 @@ def _write(
 
 @contextlib.contextmanager
 def _quarantine(plan: DataPlan, directory: Path, work: Path, fence: Callable[[], None]) -> Iterator[BadRows | None]:
-    """What takes bad rows, where some may be: its file appears beside ``directory``, also where they are too many."""
+    """Yield what takes bad rows, where some may be.
+
+    Its file appears beside ``directory``, also where the bad rows are too many.
+    """
     if plan.dataset.max_bad_rows is None:
         yield None
         return
@@ -198,7 +212,7 @@ def _quarantine(plan: DataPlan, directory: Path, work: Path, fence: Callable[[],
 
 
 def _sampling(job: JobSpec) -> dict[str, Any]:
-    """How negatives are drawn anew in each epoch."""
+    """Return how negatives are drawn anew in each epoch."""
     model = job.model
     if not isinstance(model, DrawingSpec):
         return {"distribution": "uniform", "power": 0.75}
@@ -206,7 +220,7 @@ def _sampling(job: JobSpec) -> dict[str, Any]:
 
 
 def _sequence_settings(job: JobSpec) -> dict[str, Any]:
-    """What batches of sequences are cut by. ``history``: items that an evaluation reads."""
+    """Return what batches of sequences are cut by; ``history``: the number of items that an evaluation reads."""
     model = job.model
     assert isinstance(model, SequenceSpec)
     return {
@@ -220,7 +234,10 @@ def _sequence_settings(job: JobSpec) -> dict[str, Any]:
 
 
 def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
-    """By split: an item of a sequence (item2vec) or a piece of one (gru4rec, ...) to train on, an item to predict."""
+    """Return the number of examples, by split.
+
+    To train on: items of sequences (item2vec) or pieces of sequences (gru4rec, sasrec). Held out: items to predict.
+    """
     model = plan.job.model
     train = len(sequences.windows(model.length)) if isinstance(model, PieceSpec) else len(sequences.train.values)
     return {"train": train, **{name: len(places) for name, places in sequences.held.items()}}
@@ -236,8 +253,11 @@ def _growth_in_words(table: str, base: IdMap, grown: GrownTable) -> str:
 
 
 def dataset_fingerprint(plan: DataPlan) -> str:
-    """What the rows are, for lineage: sha256 of the dataset spec without its place, the window, and of each file its
-    size and its first and last 64 KiB (a Parquet file's footer: schema, counts, statistics)."""
+    """Return what identifies the rows, for lineage.
+
+    It is the sha256 of the dataset spec without its place, the window, and of each file its size and its first and last
+    64 KiB (a Parquet file's footer: schema, counts, statistics).
+    """
     content = []
     for source in _sources(plan):
         for file in source.files:
@@ -299,7 +319,7 @@ def _sha256(document: Any) -> str:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """What a killed process left beside ``directory`` while it prepared."""
+    """Remove what a killed process left beside ``directory`` while it prepared."""
     for path in directory.parent.glob(f".{directory.name}.*.preparing"):
         pid = path.name.split(".")[-3]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

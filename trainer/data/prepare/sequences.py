@@ -1,4 +1,4 @@
-"""Each user's items in order, for models of sequences: collected while examples are written, mapped by every rank.
+"""Each user's items in order, for sequence models: collected while examples are written, mapped by every rank.
 
 A sequence holds the rows that are positives, of all splits, of one user by time (then by row number); who reads it says
 which of them may be seen. Rows without a user or an item are in none. Torch-free.
@@ -27,7 +27,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class SequenceRows:
-    """Collects positives chunk by chunk; holds three integers for each in memory while it sorts."""
+    """Collector of positives, chunk by chunk; holds three integers for each in memory while it sorts."""
 
     def __init__(self, plan: DataPlan, encoded: Encoded):
         self._enabled = plan.is_sequence
@@ -40,7 +40,7 @@ class SequenceRows:
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
 
     def add(self, examples: Examples) -> None:
-        """Examples hold codes, in ascending order of rows."""
+        """Add examples, which hold codes, in ascending order of rows."""
         if not self._enabled:
             return
         users, items = examples.features["user"], examples.features["item"]
@@ -51,7 +51,11 @@ class SequenceRows:
         self._parts.append((users[kept], items[kept], examples.sides[kept], orders))
 
     def write(self, directory: Path, row_of_item: npt.NDArray[np.int32]) -> None:
-        """Files of :class:`Sequences` under ``directory``. Raises DataError if no user has two items to train on."""
+        """Write the files of :class:`Sequences` under ``directory``.
+
+        Raises:
+            DataError: no user has two items to train on.
+        """
         if not self._enabled:
             return
         users, items, sides, orders = (np.concatenate(part) for part in zip(*self._parts, strict=True))
@@ -87,9 +91,10 @@ class SequenceRows:
 
 
 class Sequences:
-    """Memory-mapped. Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` says of which split.
+    """The sequences of all users, memory-mapped.
 
-    ``train``: the items of the training split alone. ``held``: by split, places in ``items`` of the examples to
+    Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` says of which split each of the items is.
+    ``train``: the items of the training split alone. ``held``: by split, the places in ``items`` of the examples to
     evaluate, those with a history.
     """
 
@@ -104,9 +109,9 @@ class Sequences:
         }
 
     def history(self, split: str, places: Int64s) -> tuple[Jagged, Jagged]:
-        """For held-out examples: (what came before in splits before this one, everything of the user in any split).
+        """Return for held-out examples (what came before in splits before this one, all of the user in any split).
 
-        Oldest first. Before a test example that is training and validation.
+        Both are in order, oldest first. For a test example the splits before are training and validation.
         """
         user = np.searchsorted(self.starts, places, side="right") - 1
         start = self.starts[user]
@@ -135,7 +140,10 @@ class Windows:
         return int(self._first[-1])
 
     def spans(self, windows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """(sequence, begin, end) of each: items [begin, end) of ``train.values``, at least 2, at most length + 1."""
+        """Return (sequence, begin, end) of each window.
+
+        A window holds items [begin, end) of ``train.values``: at least 2, at most length + 1.
+        """
         sequence = np.searchsorted(self._first, windows, side="right") - 1
         end = self._train.offsets[sequence + 1] - (windows - self._first[sequence]) * self._length
         return sequence, np.maximum(end - self._length - 1, self._train.offsets[sequence]), end

@@ -1,4 +1,4 @@
-"""Which rows train, which validate, which test. Torch-free."""
+"""Splits: which rows train, which validate, which test. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPLIT_SEED = 0x5EED
 
 
 def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> npt.NDArray[np.uint8]:
-    """By hash of the pair: rows with equal keys fall on one side, whatever the order and number of rows."""
+    """Split by hash of the pair: rows with equal keys fall on one side, whatever the order and number of rows."""
     with np.errstate(over="ignore"):
         uniform = unit_interval(mix(pair_keys + np.uint64(derive_key(seed))))
     sides = np.full(len(pair_keys), TRAIN, dtype=np.uint8)
@@ -28,8 +28,10 @@ def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> np
 
 
 def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Leave-last-out per user: the last ``num_test`` rows by ``order`` (then by row number) test, ``num_validation``
-    before them validate; one each, if the job says nothing else (leave-last-two-out).
+    """Split by leaving out the last rows of each user.
+
+    By ``order`` (then by row number), the last ``num_test`` rows of a user test, and the ``num_validation`` rows before
+    them validate; one each, if the job says nothing else (leave-last-two-out).
 
     A split whose fraction is 0 takes no row; a user's first row always trains, so users with one row only train, and
     with two rows only test. Rows without a user (-1) train.
@@ -51,7 +53,10 @@ def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]
 
 
 def by_time(split: Split, order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The latest share tests, the share before it validates; equal times fall on one side (the later)."""
+    """Split by time: the latest share tests, the share before it validates.
+
+    Rows of equal times fall on one side (the later).
+    """
     count = len(order)
     ordered = np.sort(order)
     sides = np.full(count, TRAIN, dtype=np.uint8)

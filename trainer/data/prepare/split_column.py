@@ -15,7 +15,11 @@ _REMEDY = "write train, validation or test, or 0 and 1 (true: the row tests); or
 
 
 def sides_of(chunk: Chunk, column: str) -> npt.NDArray[np.uint8]:
-    """The side of each row: of the names of splits, or TEST where a number or truth value is 1. Raises DataError."""
+    """Return the side of each row: by the names of splits, or TEST where a number or truth value is 1.
+
+    Raises:
+        DataError: a value names no split.
+    """
     array = chunk.column(column)
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)

@@ -41,9 +41,11 @@ RAW_NUMBERS = "numeric.raw"
 
 
 class SplitWriter:
-    """Appends examples of one split: ``labels.bin``, and ``<feature>.bin`` or ``<feature>.{values,offsets}.bin``.
+    """Files of one split, to which examples are appended.
 
-    Where evaluation asks for users also USER_CODES: a number for each user, known in training or not, -1 for none."""
+    They are ``labels.bin``, and ``<feature>.bin`` or ``<feature>.{values,offsets}.bin``. Where evaluation asks for
+    users also USER_CODES: a number for each user, known in training or not, -1 for none.
+    """
 
     def __init__(self, directory: Path, plan: DataPlan):
         self.directory = directory
@@ -62,7 +64,7 @@ class SplitWriter:
         self._numeric = Appender(directory / RAW_NUMBERS, np.float64) if plan.numeric else None
 
     def append(self, examples: Examples, chosen: npt.NDArray[np.int64], numeric: npt.NDArray[np.float64]) -> None:
-        """``numeric``: that of every row of the data, [rows, numeric features]."""
+        """Append chosen examples; ``numeric``: the values of every row of the data, [rows, numeric features]."""
         if self._numeric is not None:
             self._numeric.append(numeric[examples.rows[chosen]].reshape(-1))
         for name, weights in self._weights.items():
@@ -109,14 +111,14 @@ def is_weighted(feature: FeaturePlan) -> bool:
 
 
 def code_files(plan: DataPlan, directory: Path) -> dict[str, Path]:
-    """The file of codes of each feature."""
+    """Return the file of codes of each feature."""
     return {f.name: directory / (f"{f.name}.values.bin" if f.is_list else f"{f.name}.bin") for f in plan.trained}
 
 
 def write_splits(
     plan: DataPlan, encoded: Encoded, directory: Path
 ) -> tuple[dict[str, SplitWriter], SeenPairs, SequenceRows]:
-    """All examples, still as codes. Where a model trains on positives the training split keeps them only."""
+    """Write all examples, still as codes; where a model trains on positives the training split keeps them only."""
     seen, sequences = SeenPairs(plan, encoded), SequenceRows(plan, encoded)
     writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}
     num_dropped = 0
@@ -176,8 +178,11 @@ class SeenPairs:
         rows_of: Mapping[str, npt.NDArray[np.int32]],
         row_counts: Mapping[str, npt.NDArray[np.int64]],
     ) -> None:
-        """``seen.items.bin``: the rows that negatives are drawn from (items that occur in this training split: a row
-        that only a warm start brought is left alone); ``seen.{shifted,starts}.bin``: SeenItems by user row."""
+        """Write the items to draw negatives from, and what each user had.
+
+        ``seen.items.bin``: the rows that negatives are drawn from (items that occur in this training split: a row that
+        only a warm start brought is left alone); ``seen.{shifted,starts}.bin``: SeenItems by user row.
+        """
         if not self._enabled:
             return
         assert self._user is not None
@@ -206,7 +211,7 @@ def finish_tables(
     directory: Path,
     base: Mapping[str, IdMap],
 ) -> tuple[dict[str, GrownTable], dict[str, npt.NDArray[np.int64]]]:
-    """Per table: its rows (those of ``base`` that stay, then new ones), and training occurrences per row."""
+    """Return per table its rows (those of ``base`` that stay, then new ones), and training occurrences per row."""
     tables, row_counts = {}, {}
     init_from = plan.job.init_from
     files = code_files(plan, directory / "train")
@@ -228,7 +233,7 @@ def finish_tables(
 def codes_to_rows(
     plan: DataPlan, directory: Path, rows_of: Mapping[str, npt.NDArray[np.int32]], log: Callable[[str], Any]
 ) -> dict[str, dict[str, float]]:
-    """Rewrites every code as its table row, in place. Returns (and logs) the share of unknown per feature and split."""
+    """Rewrite every code as its table row, in place; return (and log) the share of unknown per feature and split."""
     shares: dict[str, dict[str, float]] = {}
     for name in SPLIT_NAMES:
         for feature, path in code_files(plan, directory / name).items():
@@ -262,8 +267,13 @@ def _as_type_of(ids: pa.Array, base: IdMap, table: str) -> IdMap:
 
 
 def finish_numeric(plan: DataPlan, directory: Path, base: Sequence[Numeric] | None) -> tuple[Numeric, ...]:
-    """Numbers as the model reads them, ``NUMBERS`` of each split, with statistics of the training split, or with those
-    of a warm start. Raises DataError where that one has other features or transforms."""
+    """Write the numbers as the model reads them, ``NUMBERS`` of each split.
+
+    Statistics are those of the training split, or of a warm start.
+
+    Raises:
+        DataError: the warm start has other features or transforms.
+    """
     if not plan.numeric:
         return ()
     where = f"dataset '{plan.dataset.name}', training split"

@@ -1,5 +1,6 @@
-"""Rows that cannot be trained on: counted by reason, left out and written down, up to a share (``max_bad_rows``).
-Torch-free.
+"""Rows that cannot be trained on: counted by reason, left out and written down. Torch-free.
+
+``max_bad_rows`` limits their share.
 
 A row is bad where its label is missing, no number, or neither 0 nor 1; its time is missing; a numeric feature is text,
 infinite, or missing where ``missing: error``; an id is missing where ``missing: error``, or no integer in a column of
@@ -41,7 +42,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class BadRows:
-    """What is bad in the rows of a plan. Writes to ``path``, if anything is; close it."""
+    """The bad rows of a plan; written to ``path`` if there are any. To be closed."""
 
     def __init__(self, plan: DataPlan, path: Path):
         self._plan, self.path = plan, path
@@ -54,7 +55,7 @@ class BadRows:
         return sum(self.by_reason.values())
 
     def good(self, chunk: Chunk, record: bool = False) -> Chunk:
-        """The rows that are not bad; ``record`` counts and writes the others down."""
+        """Return the rows that are not bad; ``record`` counts and writes the others down."""
         bad = np.zeros(len(chunk), dtype=bool)
         for column, reason, mask in self._problems(chunk):
             first = mask & ~bad
@@ -68,7 +69,11 @@ class BadRows:
         return Chunk(chunk.file, chunk.rows[~bad], batch.filter(pa.array(~bad)))
 
     def check(self) -> None:
-        """Raises DataError, with examples, where more rows were bad than may be."""
+        """Check the number of bad rows.
+
+        Raises:
+            DataError: more rows were bad than may be; the message has examples.
+        """
         limit = self._plan.dataset.max_bad_rows
         assert limit is not None
         if self.num_bad <= limit * self.num_rows:
@@ -92,7 +97,7 @@ class BadRows:
     # --- what is bad
 
     def _problems(self, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
-        """(column, reason, rows)."""
+        """Yield (column, reason, rows)."""
         plan = self._plan
         if plan.label_column is not None:
             yield from _label_problems(chunk, plan.label_column, plan.dataset.label.column is not None)
@@ -116,7 +121,7 @@ class BadRows:
             yield column, "missing", ~_there(chunk, column)
 
     def _with_numbers(self, chunk: Chunk) -> pa.RecordBatch:
-        """Labels as numbers, where a column has them as text because of a bad row."""
+        """Return labels as numbers, where a column has them as text because of a bad row."""
         column = self._plan.label_column
         if column is None or not _is_text(chunk.column(column).type):
             return chunk.batch
@@ -153,7 +158,7 @@ def _label_problems(chunk: Chunk, column: str, is_class: bool) -> Iterator[tuple
 
 
 def _there(chunk: Chunk, column: str) -> Mask:
-    """Neither null nor NaN."""
+    """Return where values are neither null nor NaN."""
     array = chunk.column(column)
     found: Mask = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(array.type):
@@ -162,7 +167,7 @@ def _there(chunk: Chunk, column: str) -> Mask:
 
 
 def _are_ids(array: pa.Array) -> Mask:
-    """Integers, whatever they are written as, or missing."""
+    """Return where values are integers, whatever they are written as, or missing."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type) or pa.types.is_null(array.type):

@@ -47,7 +47,7 @@ _WORLD, _ROWS = 31, 32
 
 @dataclass(frozen=True)
 class ClickLog:
-    """The world behind the log. ``num_rows`` and ``num_days`` fix how many users and items there are."""
+    """The model behind the log. ``num_rows`` and ``num_days`` fix how many users and items there are."""
 
     num_rows: int = 200_000
     num_days: int = 10
@@ -84,7 +84,7 @@ class ClickLog:
         return max(8, int(self.num_rows / self.rows_per_query))
 
     def day_table(self, day: int) -> pa.Table:
-        """Rows of day ``day`` (from 0)."""
+        """Return the rows of day ``day`` (from 0)."""
         count = self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
         parts = [self._rows(day, start, min(start + CHUNK_ROWS, count), count) for start in range(0, count, CHUNK_ROWS)]
         return pa.concat_tables(parts)
@@ -115,7 +115,7 @@ class ClickLog:
         )
 
     def logits(self, users: Int64s, items: Int64s, queries: Int64s, contexts: Int64s) -> Floats:
-        """The true log-odds of a click, for user, item, query and context numbers (from 0)."""
+        """Return the true log-odds of a click, for user, item, query and context numbers (from 0)."""
         clusters = self.item_clusters[items]
         likes = (self._tastes[users] == clusters[:, None]).any(axis=1)
         # Centred, so that the bias keeps its meaning: a user likes about 2 of the clusters.
@@ -124,7 +124,7 @@ class ClickLog:
         return self.bias + effects + self._context_effect[contexts] + affinity
 
     def _draw_items(self, day: int, users: Int64s, which: Floats, within: Floats, choice: Floats) -> Int64s:
-        """By popularity; for the targeted share of rows, by popularity within one of the user's two clusters."""
+        """Draw items by popularity; for the targeted share of rows, within one of the user's two clusters."""
         weights = np.where(self._birth_days <= day, self._item_weights, 0.0)
         by_cluster = np.argsort(self.item_clusters, kind="stable")
         cdf = np.concatenate([[0.0], np.cumsum(weights[by_cluster])])
@@ -142,20 +142,20 @@ class ClickLog:
         return unit_interval(random_words(derive_key(self.seed, _WORLD, stream), np.arange(count)))
 
     def _normal(self, stream: int, count: int) -> Floats:
-        """Standard normal by Box and Muller."""
+        """Return standard normal numbers by the method of Box and Muller."""
         radius = np.sqrt(-2.0 * np.log1p(-self._world(stream, count)))
         return radius * np.cos(2.0 * np.pi * self._world(stream + 1, count))
 
     @cached_property
     def item_clusters(self) -> Int64s:
-        """Cluster of each item; every cluster has items of every popularity, the first ones for certain."""
+        """Return the cluster of each item; every cluster has items of every popularity, the first ones for certain."""
         clusters = (self._world(0, self.num_items) * self.num_clusters).astype(np.int64)
         clusters[: self.num_clusters] = np.arange(self.num_clusters)
         return clusters
 
     @cached_property
     def _birth_days(self) -> Int64s:
-        """Day each item first appears: the first day for nine tenths, and for the most popular of each cluster."""
+        """Return the day each item first appears, the first for nine tenths and for the most popular of a cluster."""
         late = self._world(1, self.num_items) < 0.1
         late[: self.num_clusters] = False
         day = 1 + (self._world(2, self.num_items) * max(1, self.num_days - 1)).astype(np.int64)
@@ -175,7 +175,7 @@ class ClickLog:
 
     @cached_property
     def _tastes(self) -> Int64s:
-        """The two clusters that each user likes, int64 [users, 2]."""
+        """Return the two clusters that each user likes, int64 [users, 2]."""
         first = (self._world(3, self.num_users) * self.num_clusters).astype(np.int64)
         step = 1 + (self._world(4, self.num_users) * (self.num_clusters - 1)).astype(np.int64)
         return np.stack([first, (first + step) % self.num_clusters], axis=1)
@@ -203,7 +203,7 @@ def _zipf_cdf(count: int, exponent: float) -> Floats:
 
 
 def generate(log: ClickLog, directory: Path | str) -> list[Path]:
-    """Writes the days under ``directory``, each whole or not at all; days already there are replaced."""
+    """Write the days under ``directory``, each whole or not at all; days already there are replaced."""
     directory = Path(directory)
     written = []
     for day in range(log.num_days):

@@ -21,12 +21,19 @@ _FAILED_COLUMN = re.compile(r"In CSV column #(\d+)")
 
 
 def column_names(path: FilePath) -> list[str]:
-    """The header. Raises DataError."""
+    """Return the names in the header.
+
+    Raises:
+        DataError: the file has no header that can be read.
+    """
     return _open(path, None, {}).schema.names
 
 
 def infer_types(paths: Sequence[FilePath], columns: Sequence[str]) -> dict[str, pa.DataType]:
-    """The narrowest type of each column that fits every value of every file: one pass, and one more per surprise."""
+    """Return the narrowest type of each column that fits every value of every file.
+
+    Reads each file once, and once more for each column in which a value does not fit the type taken so far.
+    """
     found: dict[str, pa.DataType] = {}
     for path in paths:
         known: dict[str, pa.DataType] = {}
@@ -51,7 +58,11 @@ def infer_types(paths: Sequence[FilePath], columns: Sequence[str]) -> dict[str, 
 
 
 def stream(path: FilePath, types: dict[str, pa.DataType], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches of up to ``chunk_rows`` rows with exactly these columns. Raises DataError."""
+    """Yield batches of up to ``chunk_rows`` rows with exactly these columns.
+
+    Raises:
+        DataError: the file cannot be read with these types.
+    """
     names = list(types)
     # Without a wanted column, read one all the same: the rows still have to be counted.
     reader = _open(path, names or column_names(path)[:1], types)

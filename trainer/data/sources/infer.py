@@ -1,4 +1,4 @@
-"""A dataset manifest proposed from a file, and figures of a described dataset. Torch-free.
+"""Proposal of a dataset manifest from a file, and figures of a described dataset. Torch-free.
 
 The proposal is a starting point for its reader to correct.
 """
@@ -64,10 +64,13 @@ class _Column:
 
 
 def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
-    """A DatasetSpec document for a Parquet or CSV file or directory, from its names and its first million rows.
+    """Return a DatasetSpec document for a Parquet or CSV file or directory, from its names and first million rows.
 
     The label: a 0/1 column named like one; else a rating, by rule; else negatives drawn for user and item; else any 0/1
-    column. Raises DataError where the file cannot be read, or holds nothing to learn from.
+    column.
+
+    Raises:
+        DataError: the file cannot be read, or holds nothing to learn from.
     """
     source = Source(str(uri))
     columns = {column.name: column for column in _columns(source)}
@@ -98,7 +101,7 @@ def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
 
 
 def as_yaml(document: dict[str, Any]) -> str:
-    """The proposal as the text of a manifest."""
+    """Return the proposal as the text of a manifest."""
     lines = ["# Proposed from the file: check features, label and order before use."]
     for key, value in document.items():
         if key == "features":
@@ -110,18 +113,24 @@ def as_yaml(document: dict[str, Any]) -> str:
 
 
 def column_names(uri: str | Path) -> list[str]:
-    """The columns of a file or directory, those of ``key=value`` folders included. Opens every file's footer or header.
-    Raises DataError for what is missing, empty, truncated or neither Parquet nor CSV."""
+    """Return the columns of a file or directory, those of ``key=value`` folders included.
+
+    Opens every file's footer or header.
+
+    Raises:
+        DataError: a file is missing, empty, truncated or neither Parquet nor CSV.
+    """
     source = Source(str(uri))
     source.require([])
     return source.column_names()
 
 
 def profile(spec: DatasetSpec) -> dict[str, Any]:
-    """Rows, label rate or the range of its values, range of the order, nulls and distinct ids per feature column. Reads
-    every row, in a stream.
+    """Return figures of a dataset; reads every row, in a stream.
 
-    ``label_problem`` says what would keep a job from training, where a label is not one.
+    They are the number of rows, the label rate or the range of its values, the range of the order, and nulls and
+    distinct ids per feature column. ``label_problem`` says what would keep a job from training, where a label is not
+    one.
     """
     source = Source(spec.uri)
     columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
@@ -180,7 +189,7 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
 
 
 class Range:
-    """Of a numeric column: the smallest and the largest value, how many are missing and how many are no numbers."""
+    """The smallest and the largest value of a numeric column, how many are missing and how many are no numbers."""
 
     def __init__(self) -> None:
         self.nulls, self.bad, self.low, self.high = 0, 0, np.inf, -np.inf
@@ -221,7 +230,7 @@ def _label(columns: dict[str, _Column]) -> tuple[dict[str, Any] | None, str | No
 
 
 def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
-    """``timestamp`` or ``order``; a column with nulls cannot order rows."""
+    """Return ``timestamp`` or ``order``; a column with nulls cannot order rows."""
     for column in columns.values():
         is_time = pa.types.is_timestamp(column.type) or (_TIME_NAMES.match(column.name) and column.low is not None)
         if is_time and column.nulls == 0 and column.name != label:
@@ -233,7 +242,7 @@ def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
 
 
 def _feature_type(column: _Column) -> str | None:
-    """``id``, ``id_list``, or None for what no embedding table should hold."""
+    """Return ``id``, ``id_list``, or None for what no embedding table should hold."""
     if _NOT_FEATURES.match(column.name) or _TIME_NAMES.match(column.name) or _ORDER_NAMES.match(column.name):
         return None
     if values.is_list(column.type):

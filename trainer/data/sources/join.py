@@ -50,28 +50,30 @@ class JoinTable:
             self._elements = self._elements.take(pa.array(np.where(counts > 0, chosen, -1), mask=counts == 0))
 
     def times(self) -> pa.Array:
-        """The column ``timestamp`` of the join file, by position."""
+        """Return the column ``timestamp`` of the join file, by position."""
         assert self._timestamp is not None
         return pa.concat_arrays([chunk.column(self._timestamp) for chunk in self.source.stream([self._timestamp])])
 
     def add_to(self, distinct: DistinctIds) -> None:
-        """Adds the values to the ids of the feature's table."""
+        """Add the values to the ids of the feature's table."""
         distinct.add(values.as_ids(self._elements, distinct.kind, self.source.uri))
 
     def positions(self, keys: pa.Array, where: str) -> npt.NDArray[np.int64]:
-        """Position in the join file of each key; -1 where it has none."""
+        """Return the position in the join file of each key; -1 where it has none."""
         return self._codes.encode(values.as_ids(keys, self._key_kind, where))
 
     def ids(self, positions: npt.NDArray[np.int64]) -> tuple[pa.Array, npt.NDArray[np.int64] | None]:
-        """Raw ids at positions of the join file, -1 for none: (one for each, or null; None), or with ``take: all``
-        (those of all lists, their lengths)."""
+        """Return the raw ids at positions of the join file, -1 for none.
+
+        They are (one for each, or null; None), or with ``take: all`` (the ids of all lists, the lengths of the lists).
+        """
         if not self.takes_list:
             return self._elements.take(pa.array(positions, mask=positions < 0)), None
         places = Jagged(np.arange(len(self._elements)), self._offsets).take(positions)
         return self._elements.take(pa.array(places.values)), places.lengths
 
     def coded(self, codes: Codes, kind: Kind) -> npt.NDArray[np.int32] | Jagged:
-        """Per position of the join file: the code of its id (a last entry serves position -1), or its list of codes."""
+        """Return per position of the join file the code of its id (a last entry serves position -1), or its codes."""
         encoded = codes.encode(values.as_ids(self._elements, kind, self.source.uri)).astype(np.int32)
         if self.takes_list:
             return Jagged(encoded, self._offsets)

@@ -1,4 +1,4 @@
-"""Where files of rows lie: on this machine, or in object storage, ``s3://BUCKET/KEY``. Torch-free.
+"""Locations of files of rows: on this machine, or in object storage, ``s3://BUCKET/KEY``. Torch-free.
 
 Credentials come from where AWS' own tools look for them; ``AWS_ENDPOINT_URL_S3``, or ``AWS_ENDPOINT_URL``, names a
 server that is not Amazon's. A uri carries neither.
@@ -24,7 +24,7 @@ _CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 30.0, 3
 
 
 class Stat(NamedTuple):
-    """Of an object, under the names that os.stat gives them."""
+    """Size and time of an object, under the names that os.stat gives them."""
 
     st_size: int
     st_mtime_ns: int
@@ -32,7 +32,10 @@ class Stat(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectPath:
-    """A file in object storage: ``key`` is BUCKET/KEY. Has of :class:`pathlib.Path` what readers of rows use."""
+    """A file in object storage, with the part of :class:`pathlib.Path` that readers of rows use.
+
+    ``key`` is BUCKET/KEY.
+    """
 
     key: str
     status: Stat
@@ -49,7 +52,7 @@ class ObjectPath:
         return str(self).rpartition("/")[0]
 
     def stat(self) -> Stat:
-        """When it was listed."""
+        """Return the object's state when it was listed."""
         return self.status
 
 
@@ -61,12 +64,12 @@ def is_object(uri: str) -> bool:
 
 
 def local_path(uri: str) -> Path:
-    """The path of a ``file://`` uri or of a plain path (relative: from the working directory)."""
+    """Return the path of a ``file://`` uri or of a plain path (relative: from the working directory)."""
     return Path(uri.removeprefix("file://"))
 
 
 def beside(uri: str, dataset_uri: str) -> str:
-    """A join's or graph's uri: one without a directory lies beside the dataset's."""
+    """Return the uri of a join or graph: one without a directory lies beside the dataset's."""
     if "/" in uri:
         return uri
     if is_object(dataset_uri):
@@ -75,7 +78,7 @@ def beside(uri: str, dataset_uri: str) -> str:
 
 
 def opened(path: FilePath) -> Any:
-    """What Arrow's readers take: a local path itself, an object as a file that reads the ranges it is asked for."""
+    """Return what Arrow's readers take: a local path itself, an object as a file that reads the ranges asked for."""
     if isinstance(path, Path):
         return path
     with reaching(str(path)):
@@ -83,7 +86,7 @@ def opened(path: FilePath) -> Any:
 
 
 def read_edges(path: FilePath, num_bytes: int) -> bytes:
-    """The first and the last bytes of a file, up to ``num_bytes`` each."""
+    """Return the first and the last bytes of a file, up to ``num_bytes`` each."""
     size = path.stat().st_size
     stream = open(path, "rb") if isinstance(path, Path) else opened(path)  # noqa: SIM115 - closed below
     with stream:
@@ -93,9 +96,11 @@ def read_edges(path: FilePath, num_bytes: int) -> bytes:
 
 
 def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
-    """(whether the uri is a file itself, every file with the parts of its path below the uri), in any order.
+    """Return (whether the uri is a file itself, every file with the parts of its path below the uri), in any order.
 
-    Raises DataError where there is nothing, or the storage does not answer."""
+    Raises:
+        DataError: there is nothing, or the storage does not answer.
+    """
     if not is_object(uri):
         root = local_path(uri)
         if not root.exists():
@@ -117,7 +122,7 @@ def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
 
 @contextlib.contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Turns what Arrow raises about a server that is away, or that refuses, into DataError."""
+    """Turn what Arrow raises about a server that is away, or that refuses, into DataError."""
     try:
         yield
     except FileNotFoundError:

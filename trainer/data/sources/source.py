@@ -1,4 +1,4 @@
-"""Where the rows are: files of a Parquet or CSV dataset, their columns, and their rows in streaming chunks. Torch-free.
+"""Files of a Parquet or CSV dataset, their columns, and their rows in streaming chunks. Torch-free.
 
 A directory is read recursively in the order of its sorted relative paths; folders named ``key=value`` add the column
 ``key`` (hive partitions); what lies under a prefix of object storage likewise. Names that start with ``.`` or ``_``
@@ -71,7 +71,7 @@ class Chunk:
         return self.batch.column(name)
 
     def where(self, column: str, position: int | None = None) -> str:
-        """'file, column c, row r', for errors."""
+        """Return 'file, column c, row r', for errors."""
         row = "" if position is None else f", row {self.rows[position]}"
         return f"{self.file.path}, column '{column}'{row}"
 
@@ -94,13 +94,17 @@ class Source:
         return self.files[0].format
 
     def column_names(self) -> list[str]:
-        """Names in the first file, then those of the folders."""
+        """Return the names in the first file, then those of the folders."""
         first = self.files[0]
         names = csv_files.column_names(first.path) if first.format == "csv" else list(self._schema(first).names)
         return names + [name for name in self._hive if name not in names]
 
     def require(self, columns: Sequence[str]) -> None:
-        """Checks that every file has each column, and fixes CSV types. Raises DataError."""
+        """Check that every file has each column, and fix CSV types.
+
+        Raises:
+            DataError: a column is missing.
+        """
         stored = [name for name in dict.fromkeys(columns) if name not in self._hive]
         for file in self.files:
             names = csv_files.column_names(file.path) if file.format == "csv" else self._schema(file).names
@@ -116,13 +120,17 @@ class Source:
             self._csv_types.update(csv_files.infer_types([file.path for file in self.files], missing))
 
     def column_type(self, column: str) -> pa.DataType:
-        """Type of a required column, from the first file."""
+        """Return the type of a required column, from the first file."""
         if column in self._hive:
             return self._hive[column]
         return self._csv_types[column] if self.format == "csv" else self._schema(self.files[0]).field(column).type
 
     def stream(self, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
-        """Rows inside the window, in file order, in chunks of up to ``chunk_rows``. Raises DataError."""
+        """Yield rows inside the window, in file order, in chunks of up to ``chunk_rows``.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
         self.require(columns)
         if self.window is not None and self.window.column not in self._hive:
             self.require([self.window.column])
@@ -130,7 +138,7 @@ class Source:
             yield from self.stream_file(file, columns, chunk_rows)
 
     def stream_file(self, file: SourceFile, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
-        """The same of one file, with columns that were required before."""
+        """Yield the rows of one file as :meth:`stream` does, with columns that were required before."""
         wanted = list(dict.fromkeys(columns))
         window_column = self.window.column if self.window is not None and self.window.column not in self._hive else None
         stored = [name for name in [*wanted, *([window_column] if window_column else [])] if name not in self._hive]
@@ -148,7 +156,7 @@ class Source:
                     yield Chunk(file, rows, self._with_hive(file, batch, wanted))
 
     def fingerprint_files(self) -> list[list[object]]:
-        """Path below the root, size and modification time of each file."""
+        """Return path below the root, size and modification time of each file."""
         stats = [(file.path, file.path.stat()) for file in self.files]
         return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
 
@@ -212,7 +220,10 @@ def no_rows_in_window(uri: str, window: Window, first_day: int | None = None, la
 
 
 def to_days(column: pa.Array, where: str) -> npt.NDArray[np.int64]:
-    """Days since 1970-01-01 of a partition column: dates, timestamps, 'YYYY-MM-DD' strings, or integers YYYYMMDD."""
+    """Return the days since 1970-01-01 of a partition column.
+
+    It holds dates, timestamps, 'YYYY-MM-DD' strings, or integers YYYYMMDD.
+    """
     kind = column.type
     try:
         if pa.types.is_dictionary(kind):
@@ -240,7 +251,7 @@ def _day(date: datetime.date) -> int:
 
 
 def _find_files(uri: str) -> tuple[bool, tuple[SourceFile, ...]]:
-    """(whether the uri is a file itself, the files with rows in the order of their paths' parts)."""
+    """Return (whether the uri is a file itself, the files with rows in the order of their paths' parts)."""
     single, found = listed(uri)
     if single:
         (parts, path), *_ = found
@@ -290,7 +301,7 @@ def _hive_types(files: tuple[SourceFile, ...]) -> dict[str, pa.DataType]:
 
 
 def _empty_columns(num_rows: int) -> pa.RecordBatch:
-    """A batch of rows without columns: Arrow has no such thing, so one null column stands for the count."""
+    """Return a batch of rows without columns: Arrow has no such thing, so one null column stands for the count."""
     return pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=[""])
 
 

@@ -14,7 +14,7 @@ from trainer.spec.dataset import parse_rule
 
 
 def are_events(source: Source, dataset: DatasetSpec) -> bool:
-    """Whether rows are single events, as training reads them: an item each, and not a list, a user and a time."""
+    """Return whether rows are single events, as training reads them: an item (no list), a user and a time."""
     there, columns = source.column_names(), _columns(dataset)
     if any(name not in there for name in columns):
         return False
@@ -23,9 +23,14 @@ def are_events(source: Source, dataset: DatasetSpec) -> bool:
 
 
 def users_of(source: Source, dataset: DatasetSpec) -> pa.Table:
-    """Columns of the features user and item: each user once, in the order of first appearance, with a list of items by
-    time (then by row). As in training, rows without a user or an item are in no list, nor are those that the dataset's
-    label, where the rows have its column, says are no positives. Raises DataError."""
+    """Return columns of the features user and item: each user once, with a list of items by time (then by row).
+
+    Users are in the order of first appearance. As in training, rows without a user or an item are in no list, nor are
+    rows that the dataset's label, where the rows have its column, says are no positives.
+
+    Raises:
+        DataError: ids or times cannot be read.
+    """
     user, item, order = columns = _columns(dataset)
     label = dataset.label.column or (parse_rule(dataset.label.rule)[0] if dataset.label.rule is not None else None)
     labelled = label is not None and label in source.column_names()

@@ -1,4 +1,4 @@
-"""Bounds on the generalization gap: by Rademacher complexity and PAC-Bayes (lecture, sections 3 and 4).
+"""Bounds on the generalization gap: by Rademacher complexity and PAC-Bayes (Mądry's lecture, sections 3 and 4).
 
 Both ask for a loss in [0, 1]. It is the probability that a model gives to the wrong label, 1 - e^(-l) of a log loss l:
 half of 1 - sigma f with f = 2 p - 1 in [-1, 1] and the label as a sign sigma.
@@ -25,26 +25,34 @@ Losses = npt.NDArray[np.floating]
 
 
 def wrong(losses: Losses) -> float:
-    """Mean probability of the wrong label, of log losses [n]."""
+    """Return the mean probability of the wrong label, of log losses [n]."""
     return float(-np.expm1(-losses.astype(np.float64)).mean())
 
 
 def fit_of_signs(losses: Losses) -> float:
-    """(1 / m) sum_i sigma_i f(x_i) of a model trained on fair coins as labels, from its log losses [m] on them: a lower
-    bound of the supremum in the empirical Rademacher complexity of what this training reaches (section 3)."""
+    """Return (1 / m) sum_i sigma_i f(x_i) of a model trained on fair coins as labels, from its log losses [m] on them.
+
+    It is a lower bound of the supremum in the empirical Rademacher complexity of what this training reaches (section
+    3).
+    """
     return 1.0 - 2.0 * wrong(losses)
 
 
 def rademacher_bound(complexity: float, num_rows: int, delta: float = DELTA) -> float:
-    """2 R + 3 sqrt(log(1 / delta) / m) of section 3. ``complexity``: of f; the loss, which is half as steep, has half
-    of it (Talagrand's contraction)."""
+    """Return 2 R + 3 sqrt(log(1 / delta) / m) of section 3.
+
+    ``complexity``: of f; the loss, which is half as steep, has half of it (Talagrand's contraction).
+    """
     return complexity + 3.0 * math.sqrt(math.log(1.0 / delta) / num_rows)
 
 
 @dataclass(frozen=True)
 class PacBayes:
-    """``divergence``: KL(Q, P) in nats; ``loss``: E_Q of the loss on the sample; ``gap``: the bound on E_Q[L_D] -
-    E_Q[L_S]."""
+    """A PAC-Bayes bound.
+
+    ``divergence``: KL(Q, P) in nats; ``loss``: E_Q of the loss on the sample; ``gap``: the bound on E_Q[L_D] -
+    E_Q[L_S].
+    """
 
     sigma: float
     divergence: float
@@ -53,12 +61,12 @@ class PacBayes:
 
     @property
     def bound(self) -> float:
-        """On the expected loss of a model drawn from Q, on new rows."""
+        """The bound on the expected loss of a model drawn from Q, on new rows."""
         return self.loss + self.gap
 
 
 def pac_bayes_gap(divergence: float, num_rows: int, delta: float = DELTA, tried: int = 1) -> float:
-    """sqrt((KL + ln(m / delta)) / (2 (m - 1))) of section 4; delta is shared by as many as were tried."""
+    """Return sqrt((KL + ln(m / delta)) / (2 (m - 1))) of section 4; delta is shared by as many as were tried."""
     return math.sqrt((divergence + math.log(num_rows * tried / delta)) / (2 * (num_rows - 1)))
 
 
@@ -71,14 +79,18 @@ def pac_bayes(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> PacBayes:
-    """The smallest bound over SIGMAS, P = N(theta_0, sigma^2) around the initial and Q = N(theta, sigma^2) around the
-    trained parameters: KL = |theta - theta_0|^2 / (2 sigma^2).
+    """Return the smallest bound over SIGMAS.
+
+    P = N(theta_0, sigma^2) is around the initial and Q = N(theta, sigma^2) around the trained parameters:
+    KL = |theta - theta_0|^2 / (2 sigma^2).
 
     Args:
         point: the parameters that ``losses()`` reads, which are given noise; those that it does not read need none.
         losses: log losses of a sample of training rows [n], at the parameters' present values.
         squared_distance: |theta - theta_0|^2 over all parameters.
-        num_rows: training rows m.
+        num_rows: number m of training rows.
+        num_draws: number of draws of noise for each sigma.
+        seed: of the noise.
     """
     found = []
     for sigma in SIGMAS:

@@ -1,5 +1,7 @@
-"""What a model loses where one matrix, or all of them, keep a part of their rank (lecture, section 7: truncated
-SVD)."""
+"""Loss of a model of which one matrix, or all of them, keep a part of their rank.
+
+By truncated SVD (Mądry's lecture, section 7).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0)
 
 
 def rank_of(spectrum: Spectrum, share: float) -> int:
-    """The rank that is kept: at least 1."""
+    """Return the rank that is kept: at least 1."""
     return max(1, round(share * len(spectrum.values)))
 
 
@@ -26,8 +28,10 @@ def truncated_losses(
     loss: Callable[[], float],
     shares: Sequence[float] = SHARES,
 ) -> dict[str, list[float]]:
-    """``loss()`` with each of ``matrices`` ([n, d] each, changed in place and put back) at each share of its rank, the
-    others whole; and, as ``all``, with all of them at once."""
+    """Return ``loss()`` with each of ``matrices`` at each share of its rank, the others whole.
+
+    As ``all``, also with all of them at once. ``matrices`` are [n, d] each, changed in place and put back.
+    """
     groups = {name: [name] for name in matrices} | {"all": list(matrices)}
     found: dict[str, list[float]] = {}
     for group, names in groups.items():

@@ -1,4 +1,7 @@
-"""The generalization gap after each epoch (lecture, section 2): Delta = L_D - L_S, the test split standing for D."""
+"""The generalization gap after each epoch: Delta = L_D - L_S, the test split standing for D.
+
+Mądry's lecture, section 2.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ LOSSES = ("logloss", "rmse", "mae")
 
 
 def gaps(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each epoch that has figures of both splits, as a row of split ``gap``: test - train of losses, train - test
-    of AUC, so that larger is worse throughout."""
+    """Return the gap of each epoch that has figures of both splits, as a row of split ``gap``.
+
+    It is test - train of losses, train - test of AUC, so that larger is worse throughout.
+    """
     by_place = {(one["epoch"], one["split"]): one for one in metrics}
     found = []
     for epoch in sorted({epoch for epoch, _ in by_place}):

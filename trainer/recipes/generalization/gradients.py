@@ -1,4 +1,4 @@
-"""Norms of gradients by layer: do they vanish or explode (lecture, section 1, equation 1)?"""
+"""Norms of gradients by layer, which show whether they vanish or explode (Mądry's lecture, section 1, equation 1)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from trainer.recipes.generalization.parameters import Point
 
 
 def gradient_norms(point: Point) -> dict[str, tuple[float, float]]:
-    """By parameter (|gradient|, |gradient| / |value|), Euclidean; the ratio is NaN for a parameter of zeros."""
+    """Return by parameter (|gradient|, |gradient| / |value|), Euclidean; the ratio is NaN for a parameter of zeros."""
     found = {}
     for (name, leaf), gradient in zip(point.parameters.items(), point.gradient(), strict=True):
         length, size = float(gradient.double().norm()), float(leaf.detach().double().norm())

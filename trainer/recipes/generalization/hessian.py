@@ -1,4 +1,4 @@
-"""The largest eigenvalues of a loss's Hessian by Lanczos' method: how sharp a point is (lecture, section 6).
+"""The largest eigenvalues of a loss's Hessian by Lanczos' method: how sharp a point is (Mądry's lecture, section 6).
 
 Keskar et al. 2016 call a minimum sharp where the loss rises quickly around it; along the steepest direction it rises by
 lambda_max / 2 times the square of the distance. With ``scale`` s, one number for each parameter, the eigenvalues are
@@ -22,9 +22,11 @@ NUM_STEPS = 30
 def top_eigenvalue(
     point: Point, *, scale: Sequence[Tensor] | None = None, num_steps: int = NUM_STEPS, seed: int = 0
 ) -> float:
-    """The largest eigenvalue of the Hessian of ``point``, or of D H D (see the module). ``num_steps`` Lanczos steps
-    with full reorthogonalisation, so many Hessian-vector products; fewer where the space is exhausted. A lower bound
-    that is tight after a few dozen steps."""
+    """Return the largest eigenvalue of the Hessian of ``point``, or of D H D (see the module).
+
+    ``num_steps`` Lanczos steps with full reorthogonalisation, so many Hessian-vector products; fewer where the space is
+    exhausted. A lower bound that is tight after a few dozen steps.
+    """
     product = point.hessian_products()
     sizes = [leaf.shape for leaf in point.leaves]
     counts = [leaf.numel() for leaf in point.leaves]
@@ -46,7 +48,7 @@ def top_eigenvalue(
 
 
 def _lanczos(times: object, start: Tensor, num_steps: int) -> tuple[list[float], list[float]]:
-    """The diagonal and the one beside it of the tridiagonal matrix of ``num_steps`` steps."""
+    """Return the diagonal and the one beside it of the tridiagonal matrix of ``num_steps`` steps."""
     assert callable(times)
     basis = [start / start.norm()]
     diagonal: list[float] = []

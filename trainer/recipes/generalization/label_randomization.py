@@ -1,5 +1,6 @@
-"""The rows of a dataset with other labels: permuted (Zhang et al. 2016; lecture, section 5), those of fair coins
-(section 3), or a few of them changed.
+"""The rows of a dataset with other labels: permuted, those of fair coins, or a few of them changed.
+
+Permuted: Zhang et al. 2016; Mądry's lecture, section 5. Fair coins: section 3 of it.
 
 What is written is a file like any other, so that the same job on it is the same training on other labels: rows, their
 order, their split and every draw stay.
@@ -24,7 +25,11 @@ _COMPARE = {
 
 
 def label_column(dataset: DatasetSpec) -> str:
-    """The column that labels are made of. Raises ValueError where there is none: drawn negatives."""
+    """Return the column that labels are made of.
+
+    Raises:
+        ValueError: there is none: drawn negatives.
+    """
     label = dataset.label
     if label.rule is not None:
         return parse_rule(label.rule)[0]
@@ -38,7 +43,7 @@ def label_column(dataset: DatasetSpec) -> str:
 
 
 def permuted(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
-    """Writes the rows with their label column in random order, unless ``path`` is there."""
+    """Write the rows with their label column in random order, unless ``path`` is there."""
     if not path.exists():
         table = _read(dataset)
         order = np.random.Generator(np.random.Philox(seed)).permutation(len(table))
@@ -47,8 +52,13 @@ def permuted(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
 
 
 def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
-    """Writes the rows with labels of two classes drawn by fair coins: the value of a random row of the class. Unless
-    ``path`` is there. Raises ValueError where rows are not of both classes."""
+    """Write the rows with labels of two classes drawn by fair coins, unless ``path`` is there.
+
+    A label is the value of a random row of the class.
+
+    Raises:
+        ValueError: the rows are not of both classes.
+    """
     if path.exists():
         return
     table, column = _read(dataset), label_column(dataset)
@@ -66,8 +76,10 @@ def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
 
 
 def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None:
-    """Writes the rows with other labels in ``count`` of them, chosen at random: that of a random row of the other
-    class, or of another value. Unless ``path`` is there."""
+    """Write the rows with other labels in ``count`` of them, chosen at random, unless ``path`` is there.
+
+    A changed label is that of a random row of the other class, or of another value.
+    """
     if path.exists():
         return
     table, column = _read(dataset), label_column(dataset)
@@ -85,7 +97,7 @@ def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None
 
 
 def at(dataset: DatasetSpec, path: Path) -> DatasetSpec:
-    """The dataset with its rows in ``path``; joins and graphs from where they were."""
+    """Return the dataset with its rows in ``path``; joins and graphs from where they were."""
     document = dataset.model_dump(mode="json", exclude_unset=True)
     home = Path(dataset.uri.removeprefix("file://")).parent
     for part in [one.get("join") for one in document["features"].values()] + list(document.get("graphs", {}).values()):

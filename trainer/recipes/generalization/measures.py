@@ -1,4 +1,4 @@
-"""Every measure of one trained model: what the ``lecture`` recipe writes down of it."""
+"""Every measure of one trained model: what the ``lecture`` recipe records of it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ SHOWN_VALUES = 64
 
 
 def measures(subject: Subject) -> dict[str, Any]:
-    """``sharpness``: figures as trained and ``rescaled`` (where layers can be, with the largest change of a loss);
+    """Return the measures as JSON.
+
+    ``sharpness``: figures as trained and ``rescaled`` (where layers can be, with the largest change of a loss);
     ``matrices``: by name spectra and what is lost at each share of the rank; ``gradients``: by parameter; ``bounds``:
-    of classifiers of rows, the gap of their loss in [0, 1] and what PAC-Bayes says of it. JSON."""
+    of classifiers of rows, the gap of their loss in [0, 1] and what PAC-Bayes says of it.
+    """
     found: dict[str, Any] = {
         "sample": subject.num_rows,
         "loss": subject.point.value(),
@@ -58,13 +61,15 @@ def _bounds(subject: Subject) -> dict[str, Any]:
 
 
 def random_fit(subject: Subject) -> dict[str, Any]:
-    """Of a job on fair coins as labels (:func:`trainer.recipes.generalization.label_randomization.coins`): how well it
-    fits signs."""
+    """Return how well a job on fair coins as labels fits signs.
+
+    The labels are of :func:`trainer.recipes.generalization.label_randomization.coins`.
+    """
     return {"rows": subject.data.num_examples["train"], "fit": fit_of_signs(subject.split_losses("train"))}
 
 
 def sharpness(subject: Subject) -> dict[str, float]:
-    """The three sharpnesses of the point, then the three in the scale of its parameters."""
+    """Return the three sharpnesses of the point, then the three in the scale of its parameters."""
     point, scale = subject.point, subject.point.magnitudes()
     return {
         "lambda_max": top_eigenvalue(point),

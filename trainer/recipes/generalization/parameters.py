@@ -1,4 +1,4 @@
-"""A loss as a function of named parameters, moved and put back: what measures of a point in parameter space ask for."""
+"""A loss as a function of named parameters, which measures of a point in parameter space move and put back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Point:
-    """``loss()``, a scalar that can be differentiated twice, at the present values of ``parameters``, leaf tensors that
-    ask for gradients. Vectors over all of them are lists of tensors of their shapes."""
+    """A loss and the parameters that it is a function of.
+
+    ``loss()`` is a scalar that can be differentiated twice, at the present values of ``parameters``, leaf tensors that
+    ask for gradients. Vectors over all of them are lists of tensors of their shapes.
+    """
 
     parameters: Mapping[str, Tensor]
     loss: Callable[[], Tensor]
@@ -27,13 +30,15 @@ class Point:
             return float(self.loss())
 
     def gradient(self) -> list[Tensor]:
-        """Of the loss; zero for a parameter that it does not read."""
+        """Return the gradient of the loss; zero for a parameter that it does not read."""
         found = torch.autograd.grad(self.loss(), self.leaves, allow_unused=True)
         return [_or_zero(one, leaf) for one, leaf in zip(found, self.leaves, strict=True)]
 
     def hessian_products(self) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-        """v -> H v, H the Hessian of the loss (Pearlmutter 1994: the gradient of <gradient, v>). The gradient's graph
-        is built once."""
+        """Return v -> H v, H the Hessian of the loss (Pearlmutter 1994: the gradient of <gradient, v>).
+
+        The gradient's graph is built once.
+        """
         leaves = self.leaves
         gradient = torch.autograd.grad(self.loss(), leaves, create_graph=True, allow_unused=True)
         read = [place for place, one in enumerate(gradient) if one is not None and one.requires_grad]
@@ -49,7 +54,7 @@ class Point:
 
     @contextlib.contextmanager
     def moved(self, by: Sequence[Tensor]) -> Iterator[None]:
-        """Inside, every parameter is its value plus ``by``; after it, the value it had, bit for bit."""
+        """Add ``by`` to every parameter within the block; after it, each has the value it had, bit for bit."""
         before = [leaf.detach().clone() for leaf in self.leaves]
         try:
             with torch.no_grad():
@@ -62,12 +67,12 @@ class Point:
                     leaf.copy_(one)
 
     def magnitudes(self) -> list[Tensor]:
-        """abs(theta), element by element: the scale in which a measure does not notice that layers are rescaled."""
+        """Return abs(theta), element by element: the scale in which a measure is blind to rescaled layers."""
         return [leaf.detach().abs() for leaf in self.leaves]
 
 
 def norm(vector: Sequence[Tensor]) -> float:
-    """The Euclidean norm over all tensors, in float64."""
+    """Return the Euclidean norm over all tensors, in float64."""
     return float(sum(float(one.double().square().sum()) for one in vector)) ** 0.5
 
 

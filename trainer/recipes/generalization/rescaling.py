@@ -1,4 +1,6 @@
-"""The reparametrisation check (Dinh et al. 2017; lecture, section 6.1): layers rescaled so that the function stays.
+"""The reparametrisation check: layers rescaled so that the function stays.
+
+Dinh et al. 2017; Mądry's lecture, section 6.1.
 
 T_alpha (definition 3): (theta_1, theta_2) -> (alpha theta_1, theta_2 / alpha). ReLU is non-negative homogeneous
 (theorem 2), so a network computes the same with both, while curvatures along theta_1 shrink by alpha^2 and those along
@@ -17,7 +19,7 @@ ALPHA = 32.0
 
 
 def rescalable(model: nn.Module) -> list[tuple[nn.Linear, nn.Linear]]:
-    """Pairs of linear layers with nothing but a ReLU between them."""
+    """Return pairs of linear layers with nothing but a ReLU between them."""
     pairs = []
     for module in model.modules():
         if isinstance(module, nn.Sequential):
@@ -32,8 +34,10 @@ def rescalable(model: nn.Module) -> list[tuple[nn.Linear, nn.Linear]]:
 
 @contextlib.contextmanager
 def rescaled(pairs: list[tuple[nn.Linear, nn.Linear]], alpha: float = ALPHA) -> Iterator[None]:
-    """Inside, T_alpha is applied to each pair, first to last: (W_1, b_1) times alpha, W_2 divided by it. After it,
-    every parameter is what it was, bit for bit. ``alpha`` > 0; a power of two rounds nothing."""
+    """Apply T_alpha to each pair, first to last, within the block: (W_1, b_1) times alpha, W_2 divided by it.
+
+    After it, every parameter is what it was, bit for bit. ``alpha`` > 0; a power of two rounds nothing.
+    """
     parameters = [parameter for pair in pairs for layer in pair for parameter in layer.parameters()]
     before = [parameter.detach().clone() for parameter in parameters]
     try:

@@ -1,4 +1,4 @@
-"""How much a loss rises near a point: along its gradient, and under Gaussian noise (lecture, section 6, figure 2).
+"""Rise of a loss near a point: along its gradient, and under Gaussian noise (Mądry's lecture, section 6, figure 2).
 
 Both also in the scale abs(theta) of the parameters, where rescaled layers change nothing (Kwon et al. 2021, ASAM,
 definition 1: T = diag(abs(theta))).
@@ -21,8 +21,10 @@ NUM_DRAWS = 10
 
 
 def ascent_rise(point: Point, rho: float = RHO, *, scale: Sequence[Tensor] | None = None) -> float:
-    """L(theta + d) - L(theta), d = rho g / |g| (Foret et al. 2021, SAM, equation 2), g the gradient; with a ``scale`` s
-    d = rho s^2 g / |s g| (ASAM, equation 4). 0 where the gradient is."""
+    """Return L(theta + d) - L(theta), d = rho g / |g| (Foret et al. 2021, SAM, equation 2), g the gradient.
+
+    With a ``scale`` s, d = rho s^2 g / |s g| (ASAM, equation 4). 0 where the gradient is.
+    """
     gradient = point.gradient()
     scaled = gradient if scale is None else [one * by for one, by in zip(gradient, scale, strict=True)]
     length = norm(scaled)
@@ -42,8 +44,10 @@ def noise_rise(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> float:
-    """Mean of L(theta + z) - L(theta) over draws of z ~ N(0, sigma^2), or sigma s N(0, 1) with a ``scale`` s. Each draw
-    and its opposite: what is linear in z cancels."""
+    """Return the mean of L(theta + z) - L(theta) over draws of z ~ N(0, sigma^2), or sigma s N(0, 1) with a scale.
+
+    The scale is s. Each draw is used with its opposite: what is linear in z cancels.
+    """
     generator = torch.Generator().manual_seed(seed)
     before, rises = point.value(), []
     for _ in range(num_draws):

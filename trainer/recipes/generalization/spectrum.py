@@ -1,5 +1,7 @@
-"""Spectra of weight matrices and tables: stable rank, and what is left of a matrix of which a rank is kept (lecture,
-sections 7 and 7.2, figure 6; Arora et al. 2018)."""
+"""Spectra of weight matrices and tables: stable rank, and what is left of a matrix of which a rank is kept.
+
+Mądry's lecture, sections 7 and 7.2, figure 6; Arora et al. 2018.
+"""
 
 from __future__ import annotations
 
@@ -15,38 +17,46 @@ CHUNK_ROWS = 1 << 18
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Of a matrix [n, d]. ``values``: singular values, falling, min(n, d). ``right``: right singular vectors as
-    columns, [d, min(n, d)]."""
+    """The spectrum of a matrix [n, d].
+
+    ``values``: singular values, falling, min(n, d). ``right``: right singular vectors as columns, [d, min(n, d)].
+    """
 
     values: npt.NDArray[np.float64]
     right: npt.NDArray[np.float64]
 
     @property
     def stable_rank(self) -> float:
-        """|M|_F^2 / |M|_2^2, at most the rank. The lecture prints the ratio without the squares; its source, and the
-        bound of :meth:`num_above`, are of this one. NaN for a matrix of zeros."""
+        """|M|_F^2 / |M|_2^2, at most the rank. NaN for a matrix of zeros.
+
+        Mądry's lecture prints the ratio without the squares; its source, and the bound of :meth:`num_above`, are of
+        this one.
+        """
         top = self.values[0] ** 2
         return float(np.square(self.values).sum() / top) if top > 0 else float("nan")
 
     def num_above(self, t: float) -> int:
-        """Singular values above t |M|_2: at most stable rank / t^2 (section 7)."""
+        """Return the number of singular values above t |M|_2: at most stable rank / t^2 (section 7)."""
         return int((self.values > t * self.values[0]).sum())
 
     def error(self, rank: int) -> float:
-        """|M - M_r|_F / |M|_F of the best M_r of this rank, 0 for a matrix of zeros."""
+        """Return |M - M_r|_F / |M|_F of the best M_r of this rank, 0 for a matrix of zeros."""
         squares = np.square(self.values)
         whole = float(squares.sum())
         return float(np.sqrt(squares[rank:].sum() / whole)) if whole > 0 else 0.0
 
     def projector(self, rank: int) -> Tensor:
-        """P [d, d], float64: M P = M_r."""
+        """Return P [d, d], float64: M P = M_r."""
         kept = torch.from_numpy(self.right[:, :rank])
         return kept @ kept.T
 
 
 def spectrum(matrix: Tensor) -> Spectrum:
-    """Of [n, d]. A tall one through the eigenvectors of M^T M in float64, a chunk of rows at a time: singular values
-    below 1e-8 of the largest are then rounding."""
+    """Return the spectrum of a matrix [n, d].
+
+    A tall one goes through the eigenvectors of M^T M in float64, a chunk of rows at a time: singular values below 1e-8
+    of the largest are then rounding.
+    """
     rows, columns = matrix.shape
     if rows <= 4 * columns:
         _, values, right = torch.linalg.svd(matrix.detach().double(), full_matrices=False)

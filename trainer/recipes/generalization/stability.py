@@ -1,4 +1,6 @@
-"""Uniform stability (Bousquet and Elisseeff 2002; Hardt et al. 2015; lecture, section 8), measured on two trainings.
+"""Uniform stability, measured on two trainings.
+
+Bousquet and Elisseeff 2002; Hardt et al. 2015; Mądry's lecture, section 8.
 
 An algorithm is uniformly stable with epsilon if sup_z |loss(A(S), z) - loss(A(S'), z)| <= epsilon for every S, S' that
 differ in one example. Of one pair S, S' and the z of a held-out split this gives a lower bound of epsilon. Draws and
@@ -17,9 +19,11 @@ Floats = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Distance:
-    """Between two trained models. ``epsilon``: the largest difference of the loss of one example; ``mean``: the mean
-    one (both absolute); ``risk``: difference of the mean losses, which the mean bounds; ``parameters``: |a - b| /
-    |a|."""
+    """Distances between two trained models.
+
+    ``epsilon``: the largest difference of the loss of one example; ``mean``: the mean one (both absolute); ``risk``:
+    difference of the mean losses, which the mean bounds; ``parameters``: |a - b| / |a|.
+    """
 
     epsilon: float
     mean: float
@@ -30,7 +34,10 @@ class Distance:
 def distance(
     losses: Floats, other_losses: Floats, parameters: dict[str, Floats], other_parameters: dict[str, Floats]
 ) -> Distance:
-    """Of models A(S) and A(S'): losses [n] of the same held-out examples, parameters by name."""
+    """Return the distances of models A(S) and A(S').
+
+    Losses are [n], of the same held-out examples; parameters are by name.
+    """
     apart = np.abs(losses.astype(np.float64) - other_losses)
     return Distance(
         float(apart.max()),

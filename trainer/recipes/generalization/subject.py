@@ -33,9 +33,9 @@ EVALUATED_AT_ONCE = 8192
 
 
 class SampledRows(nn.Module):
-    """Stands where a model has its embeddings: rows of a sample as parameters that can be differentiated twice.
+    """Stand-in for a model's embeddings: rows of a sample as parameters that can be differentiated twice.
 
-    Of every table those rows alone that ``features`` look up: ``rows[table]`` [u, dim] of table rows ``ids[table]``
+    It has only the rows of every table that ``features`` look up: ``rows[table]`` [u, dim] of table rows ``ids[table]``
     [u], ascending. Other ids must not be asked for. Gives what :class:`trainer.distributed.materialize.ReadTables`
     gives.
     """
@@ -88,8 +88,10 @@ class SampledRows(nn.Module):
 
 
 class Subject:
-    """The model of a run as of a checkpoint, in float64, in evaluation mode, on the first batches of its first epoch: a
-    random sample of the training split, the same rows for every job on the same rows with the same seed.
+    """The model of a run as of a checkpoint, in float64 and evaluation mode, on a sample of its training rows.
+
+    The sample is the first batches of its first epoch: a random sample of the training split, the same rows for every
+    job on the same rows with the same seed.
 
     Attributes:
         model: single-device; its tables are :class:`SampledRows`.
@@ -131,7 +133,7 @@ class Subject:
         return sum(len(batch) for batch in self.batches)
 
     def _rows_moved(self) -> float:
-        """Sum of squares, over all tables, of the rows less their initial values."""
+        """Return the sum of squares, over all tables, of the rows less their initial values."""
         total = 0.0
         for table in table_configs(self.job, self.data):
             weight = self.read.tables.weight(table.name)
@@ -141,19 +143,25 @@ class Subject:
         return total
 
     def losses(self) -> Tensor:
-        """Of each example of the sample, float64 [num_rows]."""
+        """Return the loss of each example of the sample, float64 [num_rows]."""
         return torch.cat([self.model.loss(_in_float64(batch)) for batch in self.batches])
 
     def _loss(self) -> Tensor:
         return self.losses().sum() / self.num_rows
 
     def matrices(self) -> dict[str, Tensor]:
-        """Weight matrices of the dense part and whole tables (float32, without padding and unknown), [n, d] each."""
+        """Return weight matrices of the dense part and whole tables, [n, d] each.
+
+        Tables are float32, without the rows of padding and the unknown id.
+        """
         found = {name: one for name, one in self.model.dense_parameters() if one.ndim == 2 and min(one.shape) > 1}
         return found | {f"table {name}": self.read.tables.weight(name)[2:] for name in self.data.tables}
 
     def split_losses(self, split: str) -> npt.NDArray[np.float64]:
-        """The loss of each example of a split, in row order. Of models of labelled rows (``is_labelled``) alone."""
+        """Return the loss of each example of a split, in row order.
+
+        For models of labelled rows (``is_labelled``) alone.
+        """
         whole, self.model.embeddings = self.model.embeddings, self.read
         try:
             with torch.no_grad():
@@ -168,18 +176,20 @@ class Subject:
 
 
 def is_labelled(job: JobSpec, data: PreparedData) -> bool:
-    """Whether the loss of a held-out row is that of a training row: not of pairs, sequences, or other items of a
-    batch."""
+    """Return whether the loss of a held-out row is that of a training row.
+
+    It is not that of pairs, sequences, or other items of a batch.
+    """
     return not data.is_bpr and data.sequence is None and job.model.loss != "sampled_softmax"
 
 
 def is_classifier(job: JobSpec, data: PreparedData) -> bool:
-    """Whether that loss is the log loss of a class."""
+    """Return whether the loss of a held-out row is the log loss of a class."""
     return is_labelled(job, data) and loss_of(job) == "bce"
 
 
 def merged(batches: Sequence[Any]) -> Any:
-    """Batches as one, samples in their order: of models whose losses of samples do not see each other."""
+    """Return batches as one, samples in their order; for models whose losses of samples do not see each other."""
     names = batches[0].features.keys()
     by_key = {name: [batch.features[name] for batch in batches] for name in names}
     weighted = batches[0].features.weights_or_none() is not None
@@ -203,8 +213,11 @@ def _in_float64(batch: Any) -> Batch:
 
 
 def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
-    """What :mod:`trainer.recipes.generalization.stability` compares: ``losses`` of the test split, ``train_labels``,
-    and the parameters of the sample, float32, as ``dense`` and ``rows``."""
+    """Return what :mod:`trainer.recipes.generalization.stability` compares.
+
+    It is ``losses`` of the test split, ``train_labels``, and the parameters of the sample, float32, as ``dense`` and
+    ``rows``.
+    """
     dense = [one for name, one in subject.point.parameters.items() if not name.startswith("rows of ")]
     rows = [one for name, one in subject.point.parameters.items() if name.startswith("rows of ")]
     found: dict[str, npt.NDArray[Any]] = {
@@ -220,6 +233,6 @@ def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
 
 
 def keep(kept: Path, subject: Subject) -> None:
-    """Writes :func:`arrays_of` as npz."""
+    """Write :func:`arrays_of` as npz."""
     with open(kept, "wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays_of(subject))

@@ -1,4 +1,4 @@
-"""From the records of points to the figures of cells: candidates chosen on validation, means over seeds, claims."""
+"""From the records of trials to the figures of cells: candidates chosen on validation, means over seeds, claims."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Runs = dict[int, Record]
 
 @dataclass(frozen=True)
 class Cell:
-    """Means over ``seeds`` and their standard deviations (of a sample, n - 1), as many as the table shows; ``tried``:
-    the candidate that the validation split took; ``records``: the runs behind it."""
+    """Means over ``seeds`` and their standard deviations (of a sample, n - 1), as many as the table shows.
+
+    ``tried``: the candidate that the validation split took; ``records``: the runs behind it.
+    """
 
     mean: tuple[float, ...]
     sd: tuple[float, ...] | None
@@ -29,7 +31,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judgement:
-    """``gain``: by how much left is better than right; None where no seed of both was run."""
+    """The judgement of a claim.
+
+    ``gain``: by how much left is better than right; None where no seed of both was run.
+    """
 
     claim: Claim
     gain: float | None
@@ -41,7 +46,7 @@ class Judgement:
 
 
 class Figures:
-    """What is known of a recipe's tables. ``records`` by key of the point."""
+    """What is known of a recipe's tables. ``records`` by key of the trial."""
 
     def __init__(self, recipe: Recipe, records: Mapping[str, Record]):
         self.recipe = recipe
@@ -59,12 +64,14 @@ class Figures:
                 place.setdefault(point.tried, {})[point.seed] = record
 
     def rows(self, table: Table) -> list[str]:
-        """In the recipe's order, whether they were run or not."""
+        """Return the rows in the recipe's order, whether they were run or not."""
         return self._rows.get(table.points_of, [])
 
     def runs(self, table: Table, column: Column, row: str) -> tuple[str, Runs]:
-        """(candidate, its runs) with the best mean over seeds of the validation split's best epoch; ("", {}) where
-        nothing has ended."""
+        """Return (candidate, its runs) with the best mean over seeds of the validation split's best epoch.
+
+        ("", {}) where nothing has ended.
+        """
         candidates = self._runs.get((table.points_of, column.points, row), {})
         if not candidates:
             return "", {}
@@ -78,7 +85,7 @@ class Figures:
         return taken, candidates[taken]
 
     def cell(self, table: Table, column: Column, row: str, seeds: Collection[int] | None = None) -> Cell | None:
-        """Of all seeds that have ended, or of those among ``seeds``."""
+        """Return the cell of all seeds that have ended, or of those among ``seeds``."""
         tried, runs = self.runs(table, column, row)
         asked = {seed: record for seed, record in runs.items() if seeds is None or seed in seeds}
         found = {seed: values for seed, record in asked.items() if (values := shown(table, column, record))}
@@ -90,12 +97,14 @@ class Figures:
         return Cell(mean, sd, tuple(sorted(found)), tried, tuple(runs[seed] for seed in found))
 
     def curve(self, table: Table, column: Column, row: str) -> list[tuple[float, float]]:
-        """(mean, sd or 0) of the metric after each epoch that every seed has."""
+        """Return (mean, sd or 0) of the metric after each epoch that every seed has."""
         return self._over_seeds(table, column, row, column.metric)
 
     def seconds(self, table: Table, column: Column, row: str) -> list[float]:
-        """How long the runs had taken, in the mean, by the end of each epoch of :meth:`curve`; [] where a run does not
-        know, because it was stopped and gone on with."""
+        """Return how long the runs had taken, in the mean, by the end of each epoch of :meth:`curve`.
+
+        [] where a run does not know, because it was stopped and gone on with.
+        """
         return [mean for mean, _ in self._over_seeds(table, column, row, "seconds")]
 
     def _over_seeds(self, table: Table, column: Column, row: str, metric: str) -> list[tuple[float, float]]:
@@ -105,7 +114,7 @@ class Figures:
         return [(statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for v in places]
 
     def judge(self, claim: Claim) -> Judgement:
-        """By the seeds that both sides have: of other ones the difference would be theirs."""
+        """Judge a claim by the seeds that both sides have: with others the difference would be that of the seeds."""
         table = next(table for table in self.recipe.tables if table.name == claim.table)
         column = next(column for column in table.columns if column.points == claim.column)
         sides = (claim.left, claim.right)
@@ -123,8 +132,10 @@ class Figures:
 
 
 def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:
-    """The figures of one run that a cell of the table holds: of every epoch, of the last one, or of the epoch that the
-    validation split takes."""
+    """Return the figures of one run that a cell of the table holds.
+
+    They are those of every epoch, of the last one, or of the epoch that the validation split takes.
+    """
     found = _curve(record, column.split, column.metric)
     if not found:
         return ()
@@ -142,7 +153,7 @@ def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:
 
 
 def rows_of(points: Sequence[Point], records: Mapping[str, Record]) -> list[dict[str, Any]]:
-    """A row for each point, epoch, split and metric: what results.parquet holds."""
+    """Return a row for each trial, epoch, split and metric: what results.parquet holds."""
     found = []
     for point in points:
         record = records.get(point.key)
@@ -163,7 +174,7 @@ def rows_of(points: Sequence[Point], records: Mapping[str, Record]) -> list[dict
 
 
 def _curve(record: Record, split: str, metric: str) -> dict[int, float]:
-    """By epoch."""
+    """Return the metric by epoch."""
     return {
         metrics["epoch"]: float(metrics[metric])
         for metrics in record["metrics"]

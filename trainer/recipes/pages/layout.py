@@ -25,7 +25,7 @@ class View:
 
 @dataclass(frozen=True)
 class Layout:
-    """``not_run``: titles of tables of which no point has ended."""
+    """A report laid out. ``not_run``: titles of tables of which no trial has ended."""
 
     recipe: Recipe
     views: tuple[View, ...]
@@ -36,7 +36,7 @@ class Layout:
 
 
 def lay_out(recipe: Recipe, figures: Figures, records: Sequence[Record], findings: Findings | None = None) -> Layout:
-    """``records``: of the points that were asked for, failed ones too."""
+    """Lay out a report; ``records``: of the trials that were asked for, failed ones too."""
     views, not_run = [], []
     for table in recipe.tables:
         found = view(table, figures)
@@ -57,7 +57,10 @@ def lay_out(recipe: Recipe, figures: Figures, records: Sequence[Record], finding
 
 
 def view(table: Table, figures: Figures) -> View | None:
-    """None where nothing of it has ended. Lines of a method: ours, their standard deviation, published, difference."""
+    """Return the table as it is shown; None where nothing of it has ended.
+
+    Lines of a method: ours, their standard deviation, published, difference.
+    """
     rows = figures.rows(table)
     cells = {(row, column): figures.cell(table, column, row) for row in rows for column in table.columns}
     columns = [column for column in table.columns if any(cells[row, column] for row in rows)]
@@ -97,7 +100,7 @@ def _lines(table: Table, row: str, columns: Sequence[Column], cells: Sequence[Ce
 
 
 def facts(records: Sequence[Record]) -> str:
-    """Command, date, machine, versions, run time of the runs behind a table."""
+    """Return command, date, machine, versions, run time of the runs behind a table."""
     unique = {record["key"]: record for record in records}.values()
     days = sorted({record["finished_at"][:10] for record in unique})
     packages: dict[str, set[str]] = {}
@@ -118,7 +121,7 @@ def facts(records: Sequence[Record]) -> str:
 
 
 def joined(values: Sequence[float], digits: int) -> str:
-    """As the papers print them: no zero before the point, epochs separated by slashes."""
+    """Return figures as the papers print them: no zero before the point, epochs separated by slashes."""
     return "/".join(_figure(value, digits) for value in values)
 
 
@@ -136,7 +139,7 @@ def _difference(cell: Cell | None, published: Sequence[float] | None, digits: in
 
 
 def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None], searched: Collection[str]) -> list[str]:
-    """What the validation split took: alpha of each seed, or a candidate."""
+    """Return what the validation split took: alpha of each seed, or a candidate."""
     said = []
     seen: set[str] = set()
     for column, cell in zip(columns, cells, strict=True):
@@ -152,7 +155,7 @@ def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None], 
 
 
 def _fewer_seeds(cells: Mapping[tuple[str, Column], Cell | None]) -> list[str]:
-    """Cells that lack seeds which others of the table have."""
+    """Return the cells that lack seeds which others of the table have."""
     all_seeds = {seed for cell in cells.values() if cell is not None for seed in cell.seeds}
     fewer = {
         f"{row}, {column.points}": cell.seeds

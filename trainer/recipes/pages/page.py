@@ -20,7 +20,7 @@ img{max-width:100%;height:auto}.wide{overflow-x:auto}
 
 
 def page(layout: Layout, plots: Mapping[str, Path]) -> str:
-    """``plots``: PNG files by the name of their table or section; they are written into the page."""
+    """Return the page; ``plots``: PNG files by the name of their table or section, which are written into it."""
     recipe = layout.recipe
     parts = [
         f"<h1>{escape(recipe.title)}</h1>",

@@ -25,9 +25,11 @@ def can_draw() -> bool:
 
 
 def draw(table: Table, figures: Figures, path: Path) -> bool:
-    """The metric of each column over epochs, a line for each row, a band of one standard deviation where there are
-    several seeds; below it, where the table asks for it, the same over the seconds of the run. False, and no file,
-    where no run has two epochs."""
+    """Draw the metric of each column over epochs, a line for each row.
+
+    A band of one standard deviation is drawn where there are several seeds; below, where the table asks for it, the
+    same over the seconds of the run. Returns False, and makes no file, where no run has two epochs.
+    """
     rows = figures.rows(table)
     columns = [column for column in table.columns if any(figures.curve(table, column, row) for row in rows)]
     curves = [figures.curve(table, column, row) for column in columns for row in rows]
@@ -55,7 +57,7 @@ def draw(table: Table, figures: Figures, path: Path) -> bool:
 
 
 def draw_section(section: Section, path: Path) -> bool:
-    """Its panels side by side, four in a line. False, and no file, where it has none."""
+    """Draw its panels side by side, four in a line; return False, and make no file, where it has none."""
     if not section.panels:
         return False
     across = min(4, len(section.panels))
@@ -89,7 +91,7 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _band(axes: Any, places: Sequence[float], curve: Sequence[tuple[float, float]], number: int, label: str) -> None:
-    """Curve ``number`` of a chart: means, and a band of one standard deviation where there is one."""
+    """Draw curve ``number`` of a chart: means, and a band of one standard deviation where there is one."""
     colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
     marker = "o" if len(curve) < 12 else None
     means = [mean for mean, _ in curve]
@@ -100,7 +102,7 @@ def _band(axes: Any, places: Sequence[float], curve: Sequence[tuple[float, float
 
 
 def _few_ticks(axes: Any, places: set[float]) -> None:
-    """On a logarithmic axis: the places themselves where they are few, as powers of ten would be fewer."""
+    """Put ticks at the places themselves where they are few, as powers of ten on a logarithmic axis would be fewer."""
     if len(places) <= MOST_TICKS:
         axes.set_xticks(sorted(places), [f"{place:.3g}" for place in sorted(places)])
         axes.minorticks_off()

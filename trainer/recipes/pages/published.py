@@ -13,7 +13,7 @@ def _epochs(text: str) -> tuple[float, ...]:
 
 
 def _grid(columns: Sequence[str], rows: Mapping[str, str]) -> Figures:
-    """A row is its cells separated by blanks, a cell its epochs separated by slashes."""
+    """Parse rows, whose cells are separated by blanks, and cells, whose epochs are separated by slashes."""
     return {
         (name, column): _epochs(cell)
         for name, cells in rows.items()

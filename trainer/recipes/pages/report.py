@@ -1,4 +1,4 @@
-"""What a recipe leaves behind: results.parquet, report.md, PNG curves, report.html."""
+"""Files that a recipe leaves behind: results.parquet, report.md, PNG curves, report.html."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Report:
-    """``good``: every point ended well, and no claim that could be judged fails."""
+    """A report that was written.
+
+    ``good``: every trial ended well, and no claim that could be judged fails.
+    """
 
     markdown: str
     page: Path
@@ -42,7 +45,7 @@ class Report:
 
 
 def write_report(recipe: Recipe, points: Sequence[Point], records: Sequence[Record], out: Path) -> Report:
-    """Of the records of ``points``, under ``out``. Figures are of these points alone."""
+    """Write the report of the records of ``points`` under ``out``. Figures are of these trials alone."""
     out.mkdir(parents=True, exist_ok=True)
     by_key = {record["key"]: record for record in records}
     figures = Figures(recipe, by_key)

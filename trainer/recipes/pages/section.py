@@ -22,7 +22,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """``name``: of its chart's file. ``lines`` of cells under ``header``; ``notes``: what must be said of it."""
+    """A section of a report.
+
+    ``name``: of its chart's file. ``lines`` of cells under ``header``; ``notes``: what must be said of it.
+    """
 
     name: str
     title: str

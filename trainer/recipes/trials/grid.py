@@ -1,4 +1,4 @@
-"""The points of a recipe, one after the other or as Ray tasks: what has ended stays, what was killed goes on."""
+"""The trials of a recipe, one after the other or as Ray tasks: what has ended stays, what was killed goes on."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ Record = dict[str, Any]
 
 
 def run_grid(points: Sequence[Point], out: Path, *, here: bool, workers: int, command: str) -> list[Record]:
-    """Runs what has not ended well yet and returns the records of all, in order. A point that fails is recorded and
-    stops nothing; the same command again tries it again. ``here``: in this process, on its main thread, one by one;
-    else ``workers`` at a time as Ray tasks. Raises Stopped where it is asked to stop, ValueError while another grid has
-    these results."""
+    """Run what has not ended well yet and return the records of all, in order.
+
+    A trial that fails is recorded and stops nothing; the same command again tries it again. ``here``: in this process,
+    on its main thread, one by one; else ``workers`` at a time as Ray tasks.
+
+    Raises:
+        Stopped: it is asked to stop.
+        ValueError: another grid has these results.
+    """
     with _alone(out):
         return _run(points, out, here, workers, command)
 
@@ -42,7 +47,7 @@ def _run(points: Sequence[Point], out: Path, here: bool, workers: int, command: 
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Two grids would train the same points."""
+    """Keep another grid out, as two would train the same trials."""
     out.mkdir(parents=True, exist_ok=True)
     with open(out / "grid.lock", "w", encoding="ascii") as file:
         try:

@@ -1,4 +1,4 @@
-"""What recipes measure of a trained model before its run directory goes: figures for the record, arrays in a file."""
+"""Measures of a trained model, taken before its run directory goes: figures for the record, arrays in a file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ After = Callable[[Run, Path], dict[str, Any]]
 
 
 def item_vectors(run: Run, kept: Path) -> dict[str, Any]:
-    """The item table as of every checkpoint that the run kept: ``ids`` int64 [n], ``steps`` int64 [s] ascending,
-    ``vectors`` float32 [s, n, dim]. Figures: ``steps_per_epoch``."""
+    """Keep the item table as of every checkpoint that the run kept.
+
+    Arrays: ``ids`` int64 [n], ``steps`` int64 [s] ascending, ``vectors`` float32 [s, n, dim]. Figures:
+    ``steps_per_epoch``.
+    """
     data = PreparedData.open(run.data)
     table = next(key.table for key in data.keys if key.name == "item")
     dim = run.job.model.embedding_dim
@@ -39,21 +42,24 @@ def item_vectors(run: Run, kept: Path) -> dict[str, Any]:
 
 
 def generalization(run: Run, kept: Path) -> dict[str, Any]:
-    """All of :mod:`trainer.recipes.generalization.measures`; arrays as :func:`outputs`."""
+    """Return all of :mod:`trainer.recipes.generalization.measures`; keep arrays as :func:`outputs` does."""
     from trainer.recipes.generalization.measures import measures
 
     return measures(_kept(run, kept))
 
 
 def random_fit(run: Run, kept: Path) -> dict[str, Any]:
-    """:func:`trainer.recipes.generalization.measures.random_fit`; keeps no arrays."""
+    """Return :func:`trainer.recipes.generalization.measures.random_fit`; keep no arrays."""
     from trainer.recipes.generalization.measures import random_fit as fit
 
     return fit(_subject(run))
 
 
 def outputs(run: Run, kept: Path) -> dict[str, Any]:
-    """Arrays alone: what uniform stability compares (:func:`trainer.recipes.generalization.subject.arrays_of`)."""
+    """Keep arrays, and return no figures.
+
+    They are what uniform stability compares (:func:`trainer.recipes.generalization.subject.arrays_of`).
+    """
     _kept(run, kept)
     return {}
 

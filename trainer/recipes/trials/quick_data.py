@@ -1,4 +1,4 @@
-"""Rows for the small form of recipes: the project's own click log, and users who each have a taste."""
+"""Rows for the small form of recipes: the synthetic click log, and users who each have a taste."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG = ClickLog(num_rows=12_000, num_days=3, seed=0)
 
 
 def write_quick_data(folder: Path) -> None:
-    """``clicklog/`` under ``folder``, once."""
+    """Write ``clicklog/`` under ``folder``, once."""
     write_click_log(folder, LOG)
 
 
@@ -26,8 +26,10 @@ TASTE_CLASSES = {item: f"taste {item % NUM_TASTES}" for item in range(NUM_TASTE_
 
 
 def write_tastes(path: Path) -> None:
-    """``user``, ``item``, ``rating``, ``pos``, once: nine of ten items of a user are of one class, which the ratings of
-    the user follow too."""
+    """Write ``user``, ``item``, ``rating``, ``pos``, once.
+
+    Nine of ten items of a user are of one class, which the ratings of the user follow too.
+    """
     if path.exists():
         return
     draw = np.random.Generator(np.random.Philox(0))

@@ -1,4 +1,4 @@
-"""Points as tasks of a Ray cluster of their own on this host: one CPU, one process and one gloo rank each."""
+"""Trials as tasks of a Ray cluster of their own on this host: one CPU, one process and one gloo rank each."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ OBJECT_STORE_BYTES = 100 * 2**20
 
 
 def run_on_ray(points: Sequence[Point], out: Path, workers: int, command: str) -> Iterator[dict[str, Any]]:
-    """Yields the record of each point as it ends, ``workers`` at a time. A task whose process dies is a failed point.
-    Raises ResourceError where Ray does not start."""
+    """Yield the record of each trial as it ends, ``workers`` at a time.
+
+    A task whose process dies is a failed trial.
+
+    Raises:
+        ResourceError: Ray does not start.
+    """
     # Ray reads them when it is imported. A token of its own: none is written into the home directory.
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     # Tasks are as nice as the command, not nicer: beside other work they would never end.
@@ -55,7 +60,7 @@ def _task(point: Point, out: str, command: str) -> dict[str, Any]:
 
 
 def _start(temporary: Path, workers: int) -> None:
-    """A local cluster that joins nothing and is joined by nobody."""
+    """Start a local cluster that joins nothing and is joined by nobody."""
     import ray
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -81,7 +86,7 @@ def _start(temporary: Path, workers: int) -> None:
 
 
 def _lost(point: Point, out: Path, command: str, error: str) -> dict[str, Any]:
-    """The record of a point whose process could not write its own."""
+    """Return the record of a trial whose process could not write its own."""
     record: dict[str, Any] = {
         "name": point.name, "key": point.key, "state": "failed", "error": error, "metrics": [], "alpha": None,
         "seconds": 0.0, "finished_at": utc_now(), "command": command, "machine": machine(), "packages": {},
@@ -93,8 +98,11 @@ def _lost(point: Point, out: Path, command: str, error: str) -> dict[str, Any]:
 
 
 def _temporary_directory(out: Path) -> Path:
-    """Ray's folder of logs and sockets. The name is that of the results, so that what a killed grid left is cleared by
-    the next. A socket's path may have 107 bytes, of which Ray takes most: not under a long TMPDIR."""
+    """Return Ray's folder of logs and sockets.
+
+    The name is that of the results, so that what a killed grid left is cleared by the next. A socket's path may have
+    107 bytes, of which Ray takes most: not under a long TMPDIR.
+    """
     parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 16 else "/tmp"
     folder = Path(parent) / f"evenkeel-ray-{hashlib.sha256(str(out).encode()).hexdigest()[:12]}"
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One point of a recipe: an ordinary run on this host (trainer.launch.in_process), and its figures in one file."""
+"""One trial of a recipe: an ordinary run on this host (trainer.launch.in_process), and its figures in one file."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ WAIT_SECONDS = 60.0
 
 
 class Stopped(Exception):
-    """A point was asked to stop, and has written a checkpoint from which it will go on."""
+    """A trial was asked to stop, and has written a checkpoint from which it will go on."""
 
 
 def path_of(point: Point, out: Path) -> Path:
-    """The file of a point's figures, which exists once it has ended."""
+    """Return the file of a trial's figures, which exists once it has ended."""
     return out / POINTS / f"{point.key}.json"
 
 
 def kept_path(point: Point, out: Path) -> Path:
-    """The file of arrays that a point's ``after`` leaves for the report."""
+    """Return the file of arrays that a trial's ``after`` leaves for the report."""
     return out / KEPT / f"{point.key}.npz"
 
 
 def read_record(point: Point, out: Path) -> dict[str, Any] | None:
-    """What is known of a point; None before it has ended, and for a file that nobody can read."""
+    """Return what is known of a trial; None before it has ended, and for a file that nobody can read."""
     try:
         record: dict[str, Any] = json.loads(path_of(point, out).read_text("utf-8"))
     except (OSError, ValueError):
@@ -47,10 +47,15 @@ def read_record(point: Point, out: Path) -> dict[str, Any] | None:
 
 
 def run_point(point: Point, out: Path, command: str) -> dict[str, Any]:
-    """Trains it, or goes on from where a killed attempt was, measures what it has to, and writes its record: ``state``
-    (done or failed), ``error``, ``metrics`` (one for each epoch and split, the gap among them), ``measured`` (of its
-    ``after``), ``alpha``, ``seconds`` (of all its attempts together), where and with what. Errors of a run end in the
-    record. Raises Stopped. Must be called on the main thread."""
+    """Train a trial, or go on from where a killed attempt was, measure what it has to, and write its record.
+
+    The record: ``state`` (done or failed), ``error``, ``metrics`` (one for each epoch and split, the gap among them),
+    ``measured`` (of its ``after``), ``alpha``, ``seconds`` (of all its attempts together), where and with what. Errors
+    of a run end in the record. Must be called on the main thread.
+
+    Raises:
+        Stopped: it was asked to stop.
+    """
     directory = out / RUNS / point.key
     log = out / LOGS / f"{point.key}.log"
     for folder in (path_of(point, out).parent, log.parent, directory.parent):
@@ -90,7 +95,11 @@ def run_point(point: Point, out: Path, command: str) -> dict[str, Any]:
 
 
 def _train(point: Point, directory: Path) -> str | None:
-    """None, or why it failed. Raises Stopped."""
+    """Train a trial; return None, or why it failed.
+
+    Raises:
+        Stopped: it was asked to stop.
+    """
     from trainer.launch.driver import RunBusyError
     from trainer.launch.in_process import train
 
@@ -120,9 +129,11 @@ def _measured(point: Point, directory: Path, out: Path) -> dict[str, Any]:
 
 
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
-    """One for each epoch and split, in order, of the attempt that told it last; tables as numbers of their own.
-    ``seconds``: how long the run had taken by then, from its first step, evaluation and all; left out from where a run
-    was gone on with."""
+    """Return the metrics for each epoch and split, in order, of the attempt that reported them last.
+
+    Tables are numbers of their own. ``seconds``: how long the run had taken by then, from its first step, evaluation
+    and all; left out from where a run was gone on with.
+    """
     found: dict[tuple[int, str], dict[str, Any]] = {}
     start = None
     for event in read_events(directory):
@@ -140,8 +151,10 @@ def metrics_of(directory: Path) -> list[dict[str, Any]]:
 
 
 def spent(directory: Path) -> float:
-    """Seconds of a run's attempts so far, each from its first event to its last; a killed one's last heartbeat is at
-    most seconds old."""
+    """Return the seconds of a run's attempts so far, each from its first event to its last.
+
+    A killed attempt's last heartbeat is at most seconds old.
+    """
     attempts: dict[int, list[str]] = {}
     for event in read_events(directory):
         attempts.setdefault(event.fields["attempt"], []).append(event.fields["time"])
@@ -154,7 +167,7 @@ def _seconds_between(start: str, end: str) -> float:
 
 
 def machine() -> str:
-    """Processor and cores, for the reader."""
+    """Return processor and cores, for the reader."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
@@ -163,7 +176,7 @@ def machine() -> str:
 
 
 def _last(directory: Path, kind: str, field: str) -> Any:
-    """What the last event of a kind says of a field, if any."""
+    """Return what the last event of a kind says of a field, if any."""
     said = None
     for event in read_events(directory):
         if event.fields["type"] == kind and event.fields.get(field) is not None:

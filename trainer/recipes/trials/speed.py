@@ -1,4 +1,4 @@
-"""What methods take: seconds of an epoch, and of the way to the figure that the plain method ends with at best."""
+"""Time that methods take: seconds of an epoch, and of the way to the figure that the plain method ends with at best."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from trainer.recipes.trials.trial import Recipe
 
 
 def speed(recipe: Recipe, figures: Figures) -> Section | None:
-    """Of every table that is drawn against seconds. ``plain`` is its first row. None where no run knows its seconds."""
+    """Return the times of every table that is drawn against seconds; None where no run knows its seconds.
+
+    ``plain`` is the first row of a table.
+    """
     lines = []
     for table in recipe.tables:
         if not table.seconds:

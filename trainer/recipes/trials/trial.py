@@ -1,4 +1,4 @@
-"""What a recipe is made of: points (a dataset, a job, and where its figures stand), tables and claims."""
+"""Parts of a recipe: trials (a dataset, a job, and where its figures stand), tables and claims."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ last."""
 
 @dataclass(frozen=True)
 class Point:
-    """One training. ``table``, ``column`` and ``row`` say where its figures stand; the runs of one place that differ in
-    ``tried`` are candidates, of which the validation split takes one. ``after``: what is measured of the trained model
-    before it goes (trainer.recipes.trials.post_training_metrics), by name; empty for nothing."""
+    """One training, a trial of a recipe.
+
+    ``table``, ``column`` and ``row`` say where its figures stand; the runs of one place that differ in ``tried`` are
+    candidates, of which the validation split takes one. ``after``: what is measured of the trained model before it goes
+    (trainer.recipes.trials.post_training_metrics), by name; empty for nothing.
+    """
 
     table: str
     column: str
@@ -55,14 +58,17 @@ class Point:
         return re.sub(r"[^A-Za-z0-9_.~-]+", "-", self.name)
 
     def matches(self, pattern: str) -> bool:
-        """Whether a part of a comma-separated list of globs is this name or a folder above it."""
+        """Return whether a part of a comma-separated list of globs is this name or a folder above it."""
         return any(fnmatch.fnmatchcase(self.name, one) or fnmatch.fnmatchcase(self.name, f"{one}/*")
                    for one in pattern.split(","))  # fmt: skip
 
     @property
     def key(self) -> str:
-        """16 hex digits of the specs, of the names and sizes of the files, of what is measured afterwards, and of the
-        packages that decide figures. Not of where the files are."""
+        """16 hex digits that identify the trial by its content.
+
+        They are of the specs, of the names and sizes of the files, of what is measured afterwards, and of the packages
+        that decide figures. Not of where the files are.
+        """
         rows = Path(self.dataset.uri)
         dataset = self.dataset.model_dump(mode="json") | {"uri": rows.name}
         for graph in dataset.get("graphs", {}).values():
@@ -73,14 +79,14 @@ class Point:
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
     def as_yaml(self) -> str:
-        """Dataset and job as ``evenkeel validate``, ``submit`` and ``train`` take them."""
+        """Return dataset and job as ``evenkeel validate``, ``submit`` and ``train`` take them."""
         documents = [spec.model_dump(mode="json", exclude_unset=True) for spec in (self.dataset, self.job)]
         return f"# {self.name}\n" + yaml.safe_dump_all(documents, sort_keys=False)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: the ``metric`` of the points whose column is ``points``, on a ``split``."""
+    """A column of a table: the ``metric`` of the trials whose column is ``points``, on a ``split``."""
 
     label: str
     points: str
@@ -112,15 +118,17 @@ class Table:
 
     @property
     def points_of(self) -> str:
-        """The name that its points give as their table: what stands before a colon."""
+        """The name that its trials give as their table: what stands before a colon."""
         return self.name.partition(":")[0]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """``left`` is better than ``right`` by ``at_least`` in a column of a table, each (row, which of its epochs).
+    """A claim that ``left`` is better than ``right`` by ``at_least`` in a column of a table.
 
-    Best and last are taken of the means over seeds. With ``when`` best of a table, every epoch is its one figure."""
+    Each side is (row, which of its epochs). Best and last are taken of the means over seeds. With ``when`` best of a
+    table, every epoch is its one figure.
+    """
 
     text: str
     table: str
@@ -140,10 +148,13 @@ FindingsOf = Callable[["Recipe", Mapping[str, dict[str, Any]], Path], Findings]
 
 @dataclass(frozen=True)
 class Recipe:
-    """``protocol``: how data is split and models are trained, and what differs from the paper, for the reader.
+    """A recipe.
 
-    ``prepare`` writes the files that its data sets name and nobody has, before any point runs or is reported; where
-    they are, it does nothing. ``findings``: what its report shows beyond tables."""
+    ``protocol``: how data is split and models are trained, and what differs from the paper, for the reader.
+
+    ``prepare`` writes the files that its data sets name and nobody has, before any trial runs or is reported; where
+    they are, it does nothing. ``findings``: what its report shows beyond tables.
+    """
 
     name: str
     title: str
@@ -156,7 +167,11 @@ class Recipe:
     findings: FindingsOf | None = None
 
     def part(self, pattern: str | None) -> tuple[Point, ...]:
-        """The points that a filter names. Raises ValueError if there are none."""
+        """Return the trials that a filter names.
+
+        Raises:
+            ValueError: there are none.
+        """
         if pattern is None:
             return self.points
         found = tuple(point for point in self.points if point.matches(pattern))
@@ -169,7 +184,7 @@ class Recipe:
 
 
 def _bytes_of(rows: Path) -> Any:
-    """Sizes of the files, by name; None where there are none yet."""
+    """Return the sizes of the files, by name; None where there are none yet."""
     if rows.is_dir():
         return {str(path.relative_to(rows)): path.stat().st_size for path in sorted(rows.rglob("*.parquet"))}
     return rows.stat().st_size if rows.exists() else None

@@ -1,4 +1,4 @@
-"""Where the randomness of dropout regularizers comes from: counters, as in a job, or a torch generator.
+"""Sources of the randomness of dropout regularizers: counters, as in a job, or a torch generator.
 
 A draw is named by ``draw`` (which of the step's draws) and ``site`` (which hidden layer, in the order of the forward
 pass). Counters make it a function of (seed, step, sample, draw, site, column): the same for any ranks, cuts of a batch
@@ -29,17 +29,19 @@ class Draws(Protocol):
     """Random numbers for outputs ``like`` [b, ...] of a hidden layer."""
 
     def kept(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
-        """bool, of the shape of ``like``: False with probability ``rate``."""
+        """Return bool, of the shape of ``like``: False with probability ``rate``."""
         ...
 
     def uniforms(self, draw: int, count: int, like: Tensor) -> Tensor:
-        """Uniform in [0, 1), [b, count], of the type of ``like``."""
+        """Return uniform numbers in [0, 1), [b, count], of the type of ``like``."""
         ...
 
 
 class CounterDraws:
-    """Draws as :mod:`trainer.models.layers.dropout` has them, of the samples from ``sample_offset`` on of step
-    ``step``."""
+    """Draws as :mod:`trainer.models.layers.dropout` has them.
+
+    They are of the samples from ``sample_offset`` on of step ``step``.
+    """
 
     def __init__(self, seed: int, step: int, sample_offset: int = 0):
         self.seed, self.step, self.sample_offset = seed, step, sample_offset
@@ -77,13 +79,13 @@ class GeneratorDraws:
 
 
 def multipliers(draws: Draws, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
-    """1 + eta: 0 with probability q = ``rate``, else 1 / (1 - q), of mean 1.
+    """Return 1 + eta: 0 with probability q = ``rate``, else 1 / (1 - q), of mean 1.
 
-    The paper prints eta = q / (q - 1) for what is kept, a slip of the sign: of mean zero is q / (1 - q).
+    Wei, Kakade and Ma print eta = q / (q - 1) for what is kept, a slip of the sign: of mean zero is q / (1 - q).
     """
     return draws.kept(draw, site, like, rate).to(like.dtype) / (1.0 - rate)
 
 
 def signs(draws: Draws, draw: int, site: int, like: Tensor) -> Tensor:
-    """-1 or 1, each with probability 1/2."""
+    """Return -1 or 1, each with probability 1/2."""
     return 2.0 * draws.kept(draw, site, like, 0.5).to(like.dtype) - 1.0

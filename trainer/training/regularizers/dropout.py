@@ -1,5 +1,6 @@
-"""Dropout taken apart: its explicit regularizer and its noise (Wei, Kakade and Ma, The Implicit and Explicit
-Regularization Effects of Dropout), for any torch module.
+"""Dropout taken apart: its explicit regularizer and its noise, for any torch module.
+
+Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of Dropout.
 
 h_i are the hidden layers, q the probability, eta_i -1 with probability q and else q / (1 - q), F(x, eta) the outputs
 with (1 + eta_i) * h_i in the place of each h_i. For one sample:
@@ -43,7 +44,10 @@ Losses = Callable[[], Tensor]
 
 
 class Objective(NamedTuple):
-    """``value`` [b]: its gradient is the step's. ``loss`` [b]: of it, what is a loss, for people to read."""
+    """The objective of a step.
+
+    ``value`` [b]: its gradient is the step's. ``loss`` [b]: the part of it that is a loss, for people to read.
+    """
 
     value: Tensor
     loss: Tensor
@@ -76,8 +80,11 @@ class DropoutObjective:
         self.method, self.output = method or DropoutMethod(), output or BinaryCrossEntropy()
 
     def __call__(self, losses: Losses, draws: Draws) -> Objective:
-        """``losses`` is called for each forward pass that is needed: it must run ``module``, and give the same without
-        dropout each time."""
+        """Return the objective of a step.
+
+        ``losses`` is called for each forward pass that is needed: it must run ``module``, and give the same without
+        dropout each time.
+        """
         method = self.method
         if method.masks:
             loss = dropout_k(losses, self.hidden, self.rate, method.masks, draws)
@@ -108,20 +115,25 @@ class DropoutObjective:
 
 
 def dropout_k(losses: Losses, hidden: HiddenLayers, rate: float, masks: int, draws: Draws) -> Tensor:
-    """l_k [b] (equation 3.2): the loss averaged over ``masks`` draws of dropout. One is dropout as it is known."""
+    """Return l_k [b] (equation 3.2): the loss averaged over ``masks`` draws of dropout.
+
+    One draw is dropout as it is usually defined.
+    """
     return torch.stack([_masked(losses, hidden, rate, draw, draws) for draw in range(masks)]).mean(0)
 
 
 def exact_noise(losses: Losses, hidden: HiddenLayers, rate: float, draws: Draws) -> Tensor:
-    """[b], whose gradient is xi~ (section 3.1): the difference of the losses under two independent draws."""
+    """Return [b], whose gradient is xi~ (section 3.1): the difference of the losses under two independent draws."""
     first, second = (_masked(losses, hidden, rate, draw, draws) for draw in EXACT_NOISE)
     return first - second
 
 
 def explicit_regularizer(factors: Sequence[Factor], layers: Sequence[Tensor]) -> Tensor:
-    """sum_i <J_i^T (sum_y w_y a_y a_y^T) J_i, diag(h_i^2)> [b], differentiable: R_approx (4.4) for the factors of the
-    output Hessian or for sampled ones (Algorithm 3), R~ (5.1) for that of the loss, <J_i^T J_i, ..> (C.4) for those of
-    the identity. ``layers``: the h_i that the factors were computed from."""
+    """Return sum_i <J_i^T (sum_y w_y a_y a_y^T) J_i, diag(h_i^2)> [b], differentiable.
+
+    It is R_approx (4.4) for the factors of the output Hessian or for sampled ones (Algorithm 3), R~ (5.1) for that of
+    the loss, <J_i^T J_i, ..> (C.4) for those of the identity. ``layers``: the h_i that the factors were computed from.
+    """
     total: Tensor | None = None
     for value, weight in factors:
         for gradient, layer in zip(_derivatives(value, layers), layers, strict=True):
@@ -132,8 +144,10 @@ def explicit_regularizer(factors: Sequence[Factor], layers: Sequence[Tensor]) ->
 
 
 def approximate_noise(loss: Tensor, layers: Sequence[Tensor], draws: Draws) -> Tensor:
-    """sum_i J_{loss,i} (eta_i * h_i) [b], whose gradient is xi_approx (4.6), with signs for eta_i: of variance 1, to be
-    multiplied with sqrt(q / (1 - q)) (the paper, note 5)."""
+    """Return sum_i J_{loss,i} (eta_i * h_i) [b], whose gradient is xi_approx (4.6), with signs for eta_i.
+
+    Signs have variance 1, so it is to be multiplied with sqrt(q / (1 - q)) (the paper, note 5).
+    """
     terms = [
         (gradient * layer * signs(draws, SIGNS, site, layer)).flatten(1).sum(1)
         for site, (gradient, layer) in enumerate(zip(_derivatives(loss, layers), layers, strict=True))
@@ -142,9 +156,11 @@ def approximate_noise(loss: Tensor, layers: Sequence[Tensor], draws: Draws) -> T
 
 
 def sampled_identity_regularizer(outputs: Tensor, layers: Sequence[Tensor], draws: Draws) -> Tensor:
-    """sum_i |J_{F,i} (eta_i * h_i)|^2 [b] with signs for eta_i: of mean sum_i <J_i^T J_i, diag(h_i^2)> (C.4), by two
-    backward passes however many outputs there are; exactly, it is :func:`explicit_regularizer` of
-    :func:`trainer.training.regularizers.outputs.identity`."""
+    """Return sum_i |J_{F,i} (eta_i * h_i)|^2 [b] with signs for eta_i: of mean sum_i <J_i^T J_i, diag(h_i^2)> (C.4).
+
+    It takes two backward passes however many outputs there are; exactly, it is :func:`explicit_regularizer` of
+    :func:`trainer.training.regularizers.outputs.identity`.
+    """
     probe = torch.zeros_like(outputs, requires_grad=True)
     pulled = torch.autograd.grad(outputs, layers, probe, create_graph=True, allow_unused=True)
     total = torch.zeros(len(outputs), dtype=outputs.dtype, device=outputs.device)
@@ -164,14 +180,14 @@ def _masked(losses: Losses, hidden: HiddenLayers, rate: float, draw: int, draws:
 
 
 def _derivatives(value: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
-    """D_{h_i} value of each sample, of the shape of h_i, differentiable; 0 for a layer that it does not depend on."""
+    """Return D_{h_i} value of each sample, of the shape of h_i, differentiable; 0 where value is constant in h_i."""
     found = torch.autograd.grad(value.sum(), layers, create_graph=True, allow_unused=True)
     return [torch.zeros_like(layer) if each is None else each for each, layer in zip(found, layers, strict=True)]
 
 
 @contextlib.contextmanager
 def _outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """What the module gives in the forward passes within, a list that they fill."""
+    """Yield a list that the module's forward passes within fill with their outputs."""
     found: list[Tensor] = []
     handle = module.register_forward_hook(lambda module, inputs, output: found.append(output))
     try:

@@ -12,7 +12,10 @@ PREFERRED = ("auc", "rmse", "logloss")
 
 
 class Decision(NamedTuple):
-    """``best_epoch``: whose parameters are the best so far, from 1 (0: none yet). ``stop``: whether it was long ago."""
+    """What early stopping decides after an epoch.
+
+    ``best_epoch``: whose parameters are the best so far, from 1 (0: none yet). ``stop``: whether it was long ago.
+    """
 
     best_epoch: int
     best: float
@@ -21,11 +24,13 @@ class Decision(NamedTuple):
 
 
 def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]]) -> Decision:
-    """What follows from the metrics of the epochs (trainer.training.loop: ``epoch``, ``split`` and the metrics by
-    name).
+    """Decide from the metrics of the epochs.
 
-    An epoch is better if its metric beats the best one's by more than ``min_delta``; one without a value is not. Raises
-    ValueError where the validation split has no such metric.
+    They are as in trainer.training.loop: ``epoch``, ``split`` and the metrics by name. An epoch is better if its metric
+    beats the best one's by more than ``min_delta``; one without a value is not.
+
+    Raises:
+        ValueError: the validation split has no such metric.
     """
     epochs = [metrics for metrics in history if metrics["split"] == "validation"]
     name = stopping.metric or next((n for n in PREFERRED if epochs and n in epochs[0]), "auc")

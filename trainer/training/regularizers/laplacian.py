@@ -1,4 +1,6 @@
-"""Graph Laplacian regularization of rows, by sampled neighbours: what SSE-Graph is compared with (Wu et al., table 1).
+"""Graph Laplacian regularization of rows, by sampled neighbours.
+
+Wu et al., Stochastic Shared Embeddings, table 1, compare SSE-Graph with it.
 
 tr(E^T L E) = 1/2 sum over edges |e_j - e_k|^2 draws the rows of neighbours together (Cai et al. 2011; Rao et al. 2015,
 who solve it by alternating least squares). Here each sample adds strength |e_j - e_k|^2, j the row it looks up and k a
@@ -24,8 +26,10 @@ from trainer.training.regularizers.rows import RowsOnce
 
 
 class LaplacianPenalty:
-    """strength |e_j - e_k|^2 of a job's samples; ``data`` (trainer.data.batches.prepared.PreparedData) has the
-    graph."""
+    """The penalty strength |e_j - e_k|^2 of a job's samples.
+
+    ``data`` (trainer.data.batches.prepared.PreparedData) has the graph.
+    """
 
     def __init__(self, settings: Laplacian, data: Any, seed: int, dim: int):
         self._settings, self._seed, self._dim = settings, seed, dim
@@ -38,7 +42,7 @@ class LaplacianPenalty:
         self._config = SSEConfig(1.0, graph, restart=1.0)
 
     def __call__(self, batch: Any, rows: RowsOnce, step: int) -> Tensor:
-        """[b]. Looks the neighbours up: every rank takes part, also one without samples."""
+        """Return the penalty [b]. Looks the neighbours up: every rank takes part, also one without samples."""
         feature, features = self._settings.feature, batch.features
         ids = features[feature].values().cpu()
         drawn = swap(

@@ -24,7 +24,7 @@ class HiddenLayers:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[list[Tensor]]:
-        """What passes in the forward passes within, a list that they fill."""
+        """Yield a list that the forward passes within fill with the outputs."""
         found: list[Tensor] = []
 
         def record(site: int, output: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class HiddenLayers:
 
     @contextlib.contextmanager
     def multiplied(self, multipliers: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
-        """Each output is multiplied by ``multipliers(site, output)``; sites count from 0. For one forward pass."""
+        """Multiply each output by ``multipliers(site, output)``; sites count from 0. For one forward pass."""
         with self._hooked(lambda site, output: output * multipliers(site, output)):
             yield
 
@@ -58,8 +58,10 @@ class HiddenLayers:
 
 
 def hidden_layers(model: nn.Module) -> list[nn.Module]:
-    """Those of the towers of a job's model (trainer.models.layers.mlp), each with its activation. Attention is no
-    tower."""
+    """Return the hidden layers of the towers of a job's model, each with its activation.
+
+    Towers are those of trainer.models.layers.mlp. Attention is no tower.
+    """
     return [
         layer
         for name, layer in model.named_modules()

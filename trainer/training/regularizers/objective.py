@@ -1,4 +1,4 @@
-"""What a training step of a job differentiates: the model's loss, and with it what ``regularizers`` asks for."""
+"""Objective of a job's training step: the model's loss, and with it what ``regularizers`` asks for."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ JobObjective = Callable[[Any, int], Objective]
 
 
 def job_objective(job: JobSpec, model: Any, data: Any) -> JobObjective:
-    """Of the job's ``model``, whose tables are sharded or not; ``data`` is asked for a graph. What is random in it is a
-    function of the job's seed, the step and the place of a sample in the global batch."""
+    """Return the objective of the job's ``model``, whose tables are sharded or not; ``data`` is asked for a graph.
+
+    What is random in it is a function of the job's seed, the step and the place of a sample in the global batch.
+    """
     regularizers, dim = job.regularizers, job.model.embedding_dim
     wanted = regularizers.laplacian
     laplacian = None if wanted is None else LaplacianPenalty(wanted, data, job.seed, dim)
@@ -77,5 +79,5 @@ def _dropout(job: JobSpec, model: nn.Module, rows: RowsOnce) -> DropoutObjective
 
 
 def output_loss(job: JobSpec) -> OutputLoss:
-    """The model's loss as a function of its outputs."""
+    """Return the model's loss as a function of its outputs."""
     return SquaredError() if job.model.loss == "mse" else BinaryCrossEntropy()

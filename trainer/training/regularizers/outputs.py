@@ -1,8 +1,11 @@
-"""Losses of outputs F(x), and what their output Hessian is made of: H_out = D_F^2 loss = sum_y w_y a_y a_y^T.
+"""Losses of outputs F(x), and the factors of their output Hessian: H_out = D_F^2 loss = sum_y w_y a_y a_y^T.
 
 A Factor is one term: ``value`` [b] whose derivative by the outputs is a_y, and ``weight`` [b]. With J_i the Jacobian of
 the outputs with respect to h_i, a_y^T J_i is the derivative of ``value`` by h_i, so that no Jacobian is ever formed:
 <J_i^T H_out J_i, diag(h_i^2)> = sum_y w_y |(D_{h_i} value_y) * h_i|^2.
+
+Equations, claims and notes are those of Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of
+Dropout.
 """
 
 from __future__ import annotations
@@ -25,21 +28,24 @@ class OutputLoss(Protocol):
     """A loss of the outputs of a module."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[b]."""
+        """Return the loss of each sample [b]."""
         ...
 
     def hessian(self, outputs: Tensor, *, through: bool = False) -> list[Factor]:
-        """H_out, exactly. ``through``: weights depend on the outputs for autograd too; left out they are constants, as
-        in the expectation of :meth:`sampled`, whose labels nothing is differentiated through (the paper, note 7)."""
+        """Return H_out, exactly.
+
+        ``through``: weights depend on the outputs for autograd too; left out they are constants, as in the expectation
+        of :meth:`sampled`, whose labels nothing is differentiated through (the paper, note 7).
+        """
         ...
 
     def sampled(self, outputs: Tensor, count: int, draws: Draws) -> list[Factor]:
-        """``count`` factors whose expectation is H_out: the losses of labels drawn from the model (Algorithm 3)."""
+        """Return ``count`` factors whose expectation is H_out: losses of labels drawn from the model (Algorithm 3)."""
         ...
 
 
 class BinaryCrossEntropy:
-    """loss = log(1 + e^z) - y z of logits z [b] or [b, 1]: H_out = p (1 - p), p = sigmoid(z)."""
+    """The loss log(1 + e^z) - y z of logits z [b] or [b, 1]: H_out = p (1 - p), p = sigmoid(z)."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits = _flat(outputs)
@@ -57,8 +63,10 @@ class BinaryCrossEntropy:
 
 
 class CrossEntropy:
-    """loss = -log softmax(z)_y of logits z [b, c] and classes y [b]: H_out = diag(p) - p p^T (E.4), the mean over
-    labels from p of D loss^T D loss (claim E.1)."""
+    """The loss -log softmax(z)_y of logits z [b, c] and classes y [b].
+
+    H_out = diag(p) - p p^T (E.4), the mean over labels from p of D loss^T D loss (claim E.1).
+    """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets, reduction="none")
@@ -76,7 +84,7 @@ class CrossEntropy:
 
 
 class SquaredError:
-    """loss = |z - y|^2 of outputs z [b] or [b, c]: H_out = 2 I, whatever the output; there are no labels to draw."""
+    """The loss |z - y|^2 of outputs z [b] or [b, c]: H_out = 2 I, whatever the output; there are no labels to draw."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return _columns((outputs - targets.to(outputs.dtype)).square()).sum(0)
@@ -89,13 +97,15 @@ class SquaredError:
 
 
 def identity(outputs: Tensor) -> list[Factor]:
-    """The identity in the place of H_out (section 5.2)."""
+    """Return the factors of the identity in the place of H_out (section 5.2)."""
     return [Factor(column, 1.0) for column in _columns(outputs)]
 
 
 def stability(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> tuple[float, float]:
-    """(mu, nu) of theorem 4.1, means over samples of |D_F loss|_2 and of tr H_out (4.7): what bounds the gap to unseen
-    data beside the size of the weights. A diagnostic: nothing of the graph is kept."""
+    """Return (mu, nu) of theorem 4.1, means over samples of |D_F loss|_2 and of tr H_out (4.7).
+
+    They bound the gap to unseen data beside the size of the weights. A diagnostic: nothing of the graph is kept.
+    """
     at = outputs.detach().requires_grad_()
     (first,) = torch.autograd.grad(loss.loss(at, targets).sum(), at)
     trace = torch.zeros(len(at), dtype=at.dtype, device=at.device)
@@ -106,7 +116,7 @@ def stability(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> tuple[float
 
 
 def _columns(outputs: Tensor) -> Tensor:
-    """Outputs [b] or [b, ...] as [c, b], b = 0 included."""
+    """Return outputs [b] or [b, ...] as [c, b], b = 0 included."""
     return outputs[None] if outputs.dim() == 1 else outputs.flatten(1).T
 
 

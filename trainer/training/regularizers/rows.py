@@ -1,4 +1,4 @@
-"""What a sample looks up, once for all forward passes of a step, as a layer of the model that hooks can reach."""
+"""Rows that a sample looks up, once for all forward passes of a step, as a layer of the model that hooks can reach."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torchrec import JaggedTensor, KeyedTensor
 
 
 class RowsOnce(nn.Module):
-    """Stands in a model's ``embeddings`` while a step's loss is computed: the tables are looked up once, so that ranks
-    exchange ids, rows and gradients once, and backward records once, however often the rest of the model runs.
+    """Stand-in for a model's ``embeddings`` while a step's loss is computed, which looks the tables up once.
+
+    So ranks exchange ids, rows and gradients once, and backward records once, however often the rest of the model runs.
 
     Attributes:
         vectors: a module that the pooled rows pass through, [b, features times dim], in each forward pass where they
@@ -43,7 +44,7 @@ class RowsOnce(nn.Module):
         return KeyedTensor(found.keys(), lengths, values)
 
     def looked_up(self, features: Any) -> Any:
-        """What the tables gave for ``features``: a KeyedTensor, or {feature: JaggedTensor}."""
+        """Return what the tables gave for ``features``: a KeyedTensor, or {feature: JaggedTensor}."""
         for asked, found in self._found:
             if asked is features:
                 return found
@@ -54,7 +55,7 @@ class RowsOnce(nn.Module):
         return found
 
     def squares(self) -> Tensor:
-        """|e|^2 over all that was looked up, by sample [b]: of pooled bags, or of each row of a sequence."""
+        """Return |e|^2 over all that was looked up, by sample [b]: of pooled bags, or of each row of a sequence."""
         total: Tensor | None = None
         for _, found in self._found:
             if isinstance(found, KeyedTensor):
@@ -69,7 +70,7 @@ class RowsOnce(nn.Module):
 
 @contextlib.contextmanager
 def rows_once(model: Any, dim: int, *, hooked: bool) -> Iterator[RowsOnce]:
-    """The model with :class:`RowsOnce` in the place of its ``embeddings``, within."""
+    """Put :class:`RowsOnce` in the place of the model's ``embeddings`` within the block."""
     embeddings = model.embeddings
     stand_in = RowsOnce(embeddings, dim, hooked=hooked).train(model.training)
     model.embeddings = stand_in

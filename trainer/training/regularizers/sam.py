@@ -1,5 +1,6 @@
-"""Sharpness-aware minimization (Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization,
-ICLR 2021): the gradient of a step is that at w + e(w), and moves w.
+"""Sharpness-aware minimization: the gradient of a step is that at w + e(w), and moves w.
+
+Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
 
 e(w) = rho g / |g|_2 (equation 2 with p = 2), g the gradient at w on the same batch, the same draws of SSE and dropout,
 and |g| over all parameters that are perturbed, on all ranks. Rows that the batch does not touch have no gradient and
@@ -21,8 +22,10 @@ from trainer.spec.regularizers import Sam
 
 
 def gradient_squared_norm(sam: Sam, sharded: Any, tables_squared_norm: float) -> float:
-    """|g|^2 over what ``sam`` perturbs; ``tables_squared_norm`` is that of the tables over all ranks. The dense part is
-    the same on every rank: call it when gradients have been summed."""
+    """Return |g|^2 over what ``sam`` perturbs; ``tables_squared_norm`` is that of the tables over all ranks.
+
+    The dense part is the same on every rank: call it when gradients have been summed.
+    """
     total = tables_squared_norm if sam.of != "dense" else 0.0
     if sam.of != "tables":
         total += sum(float(p.grad.double().square().sum()) for _, p in sharded.dense_parameters() if p.grad is not None)
@@ -31,8 +34,11 @@ def gradient_squared_norm(sam: Sam, sharded: Any, tables_squared_norm: float) ->
 
 @contextlib.contextmanager
 def ascended(sam: Sam, sharded: Any, squared_norm: float) -> Iterator[None]:
-    """Within, parameters are at w + e(w) and have no gradients; afterwards they are at w again, with the gradients of
-    what was differentiated within. Buffers (running moments) are those of w: what moves them within is undone."""
+    """Put the parameters at w + e(w), without gradients, within the block.
+
+    Afterwards they are at w again, with the gradients of what was differentiated within. Buffers (running moments) are
+    those of w: what moves them within is undone.
+    """
     scale = sam.rho / (math.sqrt(squared_norm) + 1e-12)
     parameters = [p for _, p in sharded.dense_parameters() if p.grad is not None and sam.of != "tables"]
     before = [(p, p.detach().clone()) for p in parameters]
