@@ -43,3 +43,13 @@ def test_commands_exist() -> None:
         for code in re.findall(r"```.*?```|`[^`\n]+`", document.read_text("utf-8"), flags=re.DOTALL):
             for name in re.findall(r"(?:^|[\s/`])evenkeel ([a-z][a-z-]+)\b", code):
                 assert name in commands, f"{document.name}: there is no command `evenkeel {name}`"
+
+
+def test_the_index_of_decisions_is_whole() -> None:
+    index = (ROOT / "docs" / "adr" / "README.md").read_text("utf-8")
+    for path in sorted((ROOT / "docs" / "adr").glob("0*.md")):
+        title, _, status, *_ = path.read_text("utf-8").splitlines()
+        number, _, what = title.removeprefix("# ").partition(": ")
+        date, _, status = status.partition(" · ")
+        assert number == path.name[:4], f"{path.name}: its title has another number"
+        assert f"| [{number}]({path.name}) | {what} | {date} | {status} |" in index, f"docs/adr/README.md: {path.name}"

@@ -1,4 +1,4 @@
-"""The process from which runs of this host are forked, as its owner sees it (docs/adr/0047-a-job-starts-at-once.md).
+"""The process from which runs of this host are forked, as its owner sees it (docs/adr/0047-forked-local-runs.md).
 
 Importing torch and TorchRec takes seconds of each run's start, and of a processor. A service that runs jobs keeps
 ``python -m trainer.launch.fork_server`` beside it, from its first job on: it has imported them, and forks a run each
