@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from trainer.spec import NAME_PATTERN
+from trainer.spec.job import in_words
 
 MEDIA_TYPE = "application/problem+json"
 REMEDIES = {
@@ -163,13 +164,10 @@ def _validation(error: RequestValidationError) -> Problem:
     problems = []
     found = error.errors()
     for item in found[:MAX_PROBLEMS]:
-        where = [str(part) for part in item["loc"]]
+        where, message = in_words(item)
         if where and where[0] in ("body", "query", "path", "header", "cookie"):
             where = where[1:]
-        message = str(item["msg"]).removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "no such field: check the spelling"
-        elif item["type"] == "json_invalid":
+        if item["type"] == "json_invalid":
             where, message = [], f"the body is not JSON: {item.get('ctx', {}).get('error', '')}"
         elif item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == NAME_PATTERN:
             message = "a name is 1 to 63 of a-z, 0-9, _ and -, and begins with a letter or digit"

@@ -10,6 +10,7 @@ hold a dataset and a job as two documents; :func:`load_documents` tells them apa
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -348,18 +349,30 @@ class SpecError(ValueError):
         return SpecError, (self.where, self.problems)
 
 
+def in_words(error: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Return where one of pydantic's errors is, and what users are told of it.
+
+    Args:
+        error: One of ``ValidationError.errors()``. In the path of a model pydantic names the kind; users do not.
+    """
+    where, message = [str(part) for part in error["loc"]], str(error["msg"]).removeprefix("Value error, ")
+    for place, part in enumerate(where[:-1]):
+        if part == "model" and where[place + 1] in MODELS:
+            del where[place + 1]
+            break
+    if error["type"] == "extra_forbidden":
+        message = "no such field: check the spelling"
+    elif error["type"] == "union_tag_not_found":
+        where, message = [*where, "kind"], "Field required"
+    elif error["type"] == "union_tag_invalid":
+        where, message = [*where, "kind"], f"no such model: use one of {', '.join(MODELS)}"
+    return where, message
+
+
 def problems_of(error: ValidationError) -> list[tuple[str, str]]:
-    """(field path, message) for each error, in the words shown to users."""
-    found = []
-    for item in error.errors(include_url=False):
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "no such field: check the spelling"
-        where = [str(part) for part in item["loc"]]
-        if where[:1] == ["model"] and len(where) > 1 and where[1] in MODELS:
-            del where[1]  # pydantic names the kind that it took
-        found.append((".".join(where), message))
-    return found
+    """Return (field path, message) for each error, in the words shown to users."""
+    told = (in_words(item) for item in error.errors(include_url=False))
+    return [(".".join(where), message) for where, message in told]
 
 
 def parse_dataset(document: Any, where: str = "dataset") -> DatasetSpec:

@@ -437,3 +437,33 @@ def test_specs_load_without_torch() -> None:
     code = "import sys, trainer.spec, trainer.runs.events, trainer.spec.checks.supported; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "message"),
+    [
+        ({"kind": "dnn", "embedding_dim": 0}, "model.embedding_dim", "greater than or equal to 1"),
+        ({"kind": "dcnv2", "structure": "crossed"}, "model.structure", "'stacked' or 'parallel'"),
+        ({"kind": "dnn", "hiden": [8]}, "model.hiden", "check the spelling"),
+        ({"kind": "ncf"}, "model.kind", "use one of fm, dnn"),
+        ({"embedding_dim": 8}, "model.kind", "Field required"),
+    ],
+)
+def test_errors_of_a_model_name_the_field_as_it_is_written(model, field, message):
+    with pytest.raises(SpecError) as caught:
+        parse_job({**JOB, "model": model})
+    ((found, said),) = caught.value.problems
+    assert found == field
+    assert message in said
+
+
+def test_a_kept_spec_with_the_fields_of_all_kinds_is_read_and_those_that_are_set_are_refused():
+    older = {"window": 3, "negatives": None, "length": 50, "blocks": 2, "heads": 1, "loss": "bce"}
+    kept = parse_job({**JOB, "model": {**JOB["model"], **older}})
+    assert kept == parse_job(JOB)
+    assert "window" not in kept.model_dump()["model"]
+    with pytest.raises(SpecError, match=r"model\.window: dnn has none: use item2vec, or leave it out"):
+        parse_job({**JOB, "model": {**JOB["model"], **older, "window": 5}})
+    with pytest.raises(SpecError, match=r"model\.hidden: mf has no hidden layers: leave it out"):
+        parse_job({**JOB, "model": {"kind": "mf", "hidden": [8]}})
+    assert parse_job({**JOB, "model": {"kind": "mf", "hidden": []}}).model.num_hidden == 0
