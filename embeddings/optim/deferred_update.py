@@ -36,7 +36,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embeddings.optim.row_optimizers import MAX_LEAD, Adam, RowOptimizer
+from embeddings.optim.adam import Adam
+from embeddings.optim.base import MAX_LEAD, RowOptimizer
 
 # r^J below this is dropped: the rest of an idle row's movement, in units of the first step's.
 VANISHED = {"float64": 1e-13, "float32": 1e-6}

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from embeddings.optim.registry import KINDS
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, open_numeric
 from trainer.data.prepare.drift import PROFILE_FILE, open_profile
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec, Table
-from trainer.spec.checks import supported
 from trainer.spec.models.registry import parse_model
 
 if TYPE_CHECKING:
@@ -182,16 +182,16 @@ def _check_idle(job: JobSpec, theirs: dict[str, Any]) -> None:
     What they owe is computed when they are read: other settings would move every idle row at once.
     """
     mine = job.optimizer.model_dump(mode="json")
-    kind, fields = job.optimizer.kind, []
-    if kind in supported.AVERAGING:
+    kind, fields = KINDS[job.optimizer.kind], []
+    if kind.takes("moments"):
         fields.append("moments")
-        if theirs["moments"] == "dense" and kind in supported.ADAM_FAMILY:
+        if theirs["moments"] == "dense" and kind.takes("beta1"):
             fields += ["learning_rate", "schedule", "beta1", "beta2", "eps", "eps_inside_root"]
-    if kind in supported.WEIGHT_DECAY:
+    if kind.takes("weight_decay"):
         fields += ["learning_rate", "schedule", "weight_decay"]
-    if kind in (*supported.WEIGHT_DECAY, *supported.ADAPTIVE_DECAY):
+    if kind.takes("first_touch"):
         fields.append("first_touch")
-    if kind in supported.ADAPTIVE_DECAY:
+    if kind.takes("decay"):
         fields.append("decay")
     for field in dict.fromkeys(fields):
         # A parent of an earlier version has not been asked.

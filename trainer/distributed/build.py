@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from embeddings.embedding_tables import Backend
-from embeddings.optim import SGD, RowOptimizer, RowwiseAdagrad
+from embeddings.optim import RowOptimizer
+from embeddings.optim.registry import KINDS
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, Pooling, TableConfig
 from trainer.data.batches.keys import Key
@@ -26,9 +26,8 @@ from trainer.distributed.sharded_model import (
 from trainer.models.base import RankingModel
 from trainer.models.registry import MODELS
 from trainer.models.sse_labels import target_configs
-from trainer.sizing.memory import OPTIMIZERS, sequence_ids, table_budget, table_rows
+from trainer.sizing.memory import sequence_ids, table_budget, table_rows
 from trainer.spec import JobSpec
-from trainer.spec.checks import supported
 from trainer.spec.checks.evaluation import loss_of, loss_settings_of
 from trainer.spec.lr_schedule import schedule_of
 
@@ -168,29 +167,9 @@ def row_optimizer(job: JobSpec, alpha: float | None) -> RowOptimizer:
     Raises:
         ValueError: a combination that has no meaning.
     """
-    spec = job.optimizer
-    settings: dict[str, Any] = {
-        "learning_rate": spec.learning_rate,
-        "schedule": schedule_of(spec.schedule),
-        "clip_row_norm": spec.clip_row_norm,
-    }
-    if spec.kind == "sgd":
-        return SGD(**settings)
-    settings["eps"] = spec.eps
-    if spec.kind == "rowwise_adagrad":
-        return RowwiseAdagrad(**settings)
-    settings["eps_inside_root"] = spec.eps_inside_root
-    if spec.kind in supported.AVERAGING:
-        settings |= {"beta2": spec.beta2, "moments": spec.moments}
-    if spec.kind in supported.ADAM_FAMILY:
-        settings["beta1"] = spec.beta1
-    if spec.kind in supported.WEIGHT_DECAY:
-        settings["weight_decay"] = spec.weight_decay
-    if spec.kind in supported.ADAPTIVE_DECAY:
-        settings |= {"alpha": alpha, "decay": spec.decay}
-    if spec.kind in (*supported.WEIGHT_DECAY, *supported.ADAPTIVE_DECAY):
-        settings["first_touch"] = spec.first_touch
-    return OPTIMIZERS[spec.kind](**settings)
+    spec, kind = job.optimizer, KINDS[job.optimizer.kind]
+    settings = spec.model_dump() | {"schedule": schedule_of(spec.schedule), "alpha": alpha}
+    return kind.optimizer(**{name: value for name, value in settings.items() if kind.takes(name)})
 
 
 DEFAULT_HALF_LIFE = 0.3
@@ -208,7 +187,7 @@ def default_alpha(steps_per_epoch: int) -> float:
 
 def choose_alpha(job: JobSpec, steps_per_epoch: int) -> float | None:
     """Return the alpha of adaptive regularization of a table's first training; None for optimizers without it."""
-    if job.optimizer.kind not in supported.ADAPTIVE_DECAY:
+    if not KINDS[job.optimizer.kind].takes("alpha"):
         return None
     assert job.optimizer.alpha != "auto"
     return default_alpha(steps_per_epoch) if job.optimizer.alpha == "default" else float(job.optimizer.alpha)

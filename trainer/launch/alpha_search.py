@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from embeddings.durable_files import write_json
+from embeddings.optim.registry import KINDS
 from trainer.distributed.build import build, choose_alpha, default_alpha
 from trainer.spec import JobSpec
-from trainer.spec.checks import supported
 from trainer.spec.checks.regularizers import LOWER_IS_BETTER
 from trainer.spec.regularizers import EarlyStopping
 from trainer.training.loop import Trainer, dense_optimizer
@@ -57,7 +57,7 @@ def taken_alpha(
         Cancelled: any rank is asked to stop during a search.
     """
     job = run.job
-    if job.optimizer.kind not in supported.ADAPTIVE_DECAY or job.optimizer.alpha != "auto":
+    if not KINDS[job.optimizer.kind].takes("alpha") or job.optimizer.alpha != "auto":
         return choose_alpha(job, data.steps_per_epoch)
     watched = job.regularizers.early_stopping or EarlyStopping()
     regularizers = job.regularizers.model_copy(update={"early_stopping": None})

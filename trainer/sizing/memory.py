@@ -13,41 +13,11 @@ from pathlib import Path
 import psutil
 
 from embeddings.kernels.fbgemm.placement import FOR_TABLES, Placement, place
-from embeddings.optim import (
-    SGD,
-    Adagrad,
-    AdagradAR,
-    Adam,
-    AdamAR,
-    AdamW,
-    RMSprop,
-    RMSpropAR,
-    RowOptimizer,
-    RowwiseAdagrad,
-    RowwiseAdam,
-    RowwiseAdamAR,
-)
+from embeddings.optim.registry import KINDS
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
-from trainer.spec.checks.supported import FBGEMM_OPTIMIZERS
 from trainer.spec.models.sequences import SequenceSpec
 from trainer.spec.models.size import ModelSize
-
-OPTIMIZERS: dict[str, type[RowOptimizer]] = {
-    "sgd": SGD,
-    "adagrad": Adagrad,
-    "adagradw": Adagrad,
-    "adagrad_ar": AdagradAR,
-    "rowwise_adagrad": RowwiseAdagrad,
-    "rmsprop": RMSprop,
-    "rmsprop_ar": RMSpropAR,
-    "adam": Adam,
-    "adamw": AdamW,
-    "adam_ar": AdamAR,
-    "rowwise_adam": RowwiseAdam,
-    "rowwise_adam_ar": RowwiseAdamAR,
-}
-"""The row optimizer's class, which names its state, by ``optimizer.kind``."""
 
 FLOAT_BYTES = 4
 VALUE_BYTES = {"float32": FLOAT_BYTES, "float16": 2, "bfloat16": 2}
@@ -193,7 +163,7 @@ def graph_bytes(num_rows: int, num_edges: int) -> int:
 
 def state_counts(kind: str) -> tuple[int, int]:
     """Return (state vectors as wide as the row, single numbers) that optimizer ``kind`` keeps for a row."""
-    optimizer = OPTIMIZERS[kind]
+    optimizer = KINDS[kind].optimizer
     numbers = len(optimizer.row_state_names)
     return len(optimizer.state_names) - 1 - numbers, numbers
 
@@ -443,7 +413,7 @@ def _gpu_remedy(job: JobSpec, memory: RankMemory) -> str:
         return "a smaller batch_size, more micro_batches, or more ranks"
     if memory.batches + memory.dense > memory.gpu_bytes * (1 - FOR_TABLES):  # type: ignore[operator]
         return "a smaller batch_size, more micro_batches, a smaller model, or more ranks with tables split over them"
-    kinds = ", ".join(FBGEMM_OPTIMIZERS)
+    kinds = ", ".join(name for name, kind in KINDS.items() if kind.on_fbgemm)
     return (
         "more ranks with tables split over them, a smaller model.embedding_dim, or kernel: fbgemm with one of its "
         f"optimizers ({kinds}), which keeps in the host's memory what a GPU cannot hold"

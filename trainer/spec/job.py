@@ -12,12 +12,13 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from embeddings.dynamic.settings import MAX_ADMIT_AFTER, MAX_CAPACITY, Growth
+from embeddings.optim.registry import KINDS
 from trainer.spec import yaml_documents
 from trainer.spec.base import NAME_PATTERN, Column, Name, Positive, Probability, Spec, later
 from trainer.spec.checks import supported
@@ -171,6 +172,12 @@ _SCHEDULES: dict[str, tuple[str | None, tuple[str, ...]]] = {
 """By kind of schedule, the field that it cannot do without, and those that it has."""
 
 
+if TYPE_CHECKING:
+    OptimizerKind = str
+else:
+    OptimizerKind = Literal[tuple(KINDS)]
+
+
 class Optimizer(Spec):
     """Row optimizer of the embedding tables (embeddings.optim). What a kind does not have is refused if it is set.
 
@@ -180,10 +187,7 @@ class Optimizer(Spec):
     ranks together; ``clip_row_norm`` that of each row's.
     """
 
-    kind: Literal[
-        "sgd", "adagrad", "adam", "adam_ar", "adamw", "adagrad_ar", "adagradw", "rowwise_adagrad", "rmsprop",
-        "rmsprop_ar", "rowwise_adam", "rowwise_adam_ar",
-    ] = "adam_ar"  # fmt: skip
+    kind: OptimizerKind = "adam_ar"
     learning_rate: float = Field(default=0.001, ge=0.0, allow_inf_nan=False)
     alpha: Literal["default", "auto"] | Positive = "default"
     moments: Literal["dense", "lazy"] = "dense"
@@ -201,9 +205,8 @@ class Optimizer(Spec):
     @model_validator(mode="before")
     @classmethod
     def _beta2_of_its_kind(cls, document: Any) -> Any:
-        if isinstance(document, dict) and document.get("kind") in supported.RMSPROP_FAMILY:
-            return {"beta2": 0.99, **document}
-        return document
+        kind = KINDS.get(document.get("kind", "")) if isinstance(document, dict) else None
+        return {"beta2": kind.default("beta2"), **document} if kind is not None and kind.takes("beta2") else document
 
 
 class DenseOptimizer(Spec):

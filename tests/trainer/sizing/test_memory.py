@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from embeddings.kernels.layout import Layout
+from embeddings.optim.registry import KINDS
 from embeddings.tables.config import TableConfig
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.driver import execute
 from trainer.runs.protocol import EXIT_FAILED
 from trainer.sizing.memory import (  # fmt: skip
-    OPTIMIZERS,
     arithmetic,
     machine_memory_bytes,
     memory_problem,
@@ -45,7 +45,7 @@ def job_of(*, sharding=None, **changes):
     return parse_job(document).model_copy(update={"sharding": sharding or {}})
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_row_costs_what_the_layout_allocates(kind):
     """Tables start at cache lines: at most 64 bytes more for each of the tensors."""
     import torch
@@ -54,7 +54,7 @@ def test_a_row_costs_what_the_layout_allocates(kind):
     job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"kind": kind})})
     predicted = rank_memory(job, {"user": 1003, "item": 77}, IDS).tables
     tables = [TableConfig(name, rows, 16, (name,)) for name, rows in (("user", 1003), ("item", 77))]
-    layout = Layout(tables, OPTIMIZERS[kind](), 0, torch.float32)
+    layout = Layout(tables, KINDS[kind].optimizer(), 0, torch.float32)
     held = sum(each.nbytes for each in (layout.weights, layout.vectors, layout.row_values, layout.last_steps))
     assert predicted <= held <= predicted + 4 * 2 * 64
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from embeddings.optim.registry import KINDS
 from trainer.spec.models.registry import kinds_that
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
-
-DECAYING = ("adamw", "adagradw", "adam_ar", "adagrad_ar", "rmsprop_ar", "rowwise_adam_ar")
 
 
 def publish_problems(spec: JobSpec) -> Iterator[str]:
@@ -41,7 +40,7 @@ def publish_problems(spec: JobSpec) -> Iterator[str]:
         yield f"{where}: regularizers.meda begins frozen rows anew with each epoch: leave one of them out"
     if spec.optimizer.first_touch == "literal":
         yield f"{where}: with optimizer.first_touch literal frozen rows would decay: use keep"
-    if kind == "item2vec" and spec.optimizer.kind in DECAYING:
+    if kind == "item2vec" and KINDS[spec.optimizer.kind].takes("first_touch"):
         yield (
             f"{where}: a row of item2vec holds both sides, and {spec.optimizer.kind} decays it as a whole: use "
             "optimizer.kind adam, adagrad or sgd"

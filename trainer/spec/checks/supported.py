@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from embeddings.optim.registry import KINDS, kinds_that_take
 from trainer.spec.checks.dynamic_tables import growth_fit_problems, growth_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
 from trainer.spec.checks.models import model_problems
@@ -18,24 +19,7 @@ from trainer.spec.models.registry import kinds_that
 if TYPE_CHECKING:
     from trainer.spec.job import DatasetSpec, JobSpec, Optimizer
 
-ADAM_FAMILY = ("adam", "adamw", "adam_ar", "rowwise_adam", "rowwise_adam_ar")
-RMSPROP_FAMILY = ("rmsprop", "rmsprop_ar")
-OPTIMIZERS = ("sgd", "adagrad", "adagradw", "adagrad_ar", "rowwise_adagrad", *RMSPROP_FAMILY, *ADAM_FAMILY)
-AVERAGING = (*ADAM_FAMILY, *RMSPROP_FAMILY)
-"""Kinds that keep a running mean of squares."""
-ROWWISE = ("rowwise_adagrad", "rowwise_adam", "rowwise_adam_ar")
-"""Kinds that keep one number for a whole row."""
-WEIGHT_DECAY = ("adamw", "adagradw")
-ADAPTIVE_DECAY = ("adam_ar", "adagrad_ar", "rmsprop_ar", "rowwise_adam_ar")
 COLUMN_SHARDINGS = ("column_wise", "grid")
-FBGEMM_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-_READ_BY = {
-    ("alpha", "decay"): ADAPTIVE_DECAY,
-    ("beta1",): ADAM_FAMILY,
-    ("moments", "beta2"): AVERAGING,
-    ("eps",): tuple(kind for kind in OPTIMIZERS if kind != "sgd"),
-}
-"""Fields of ``optimizer``, and the kinds that read them. They may be left at what they are without being set."""
 
 
 def refuse(problems: Iterator[str]) -> None:
@@ -65,8 +49,6 @@ def dataset_problems(spec: DatasetSpec) -> Iterator[str]:
 def job_problems(spec: JobSpec) -> Iterator[str]:
     yield from model_problems(spec)
     optimizer = spec.optimizer
-    if optimizer.kind not in OPTIMIZERS:
-        yield f"optimizer.kind: {optimizer.kind} is not available yet: use one of {', '.join(OPTIMIZERS)}"
     if optimizer.alpha == "auto" and not has_validation(spec):
         yield "optimizer.alpha: auto looks at a validation split: set evaluation.split.validation, or use default"
     yield from optimizer_problems(optimizer)
@@ -94,21 +76,23 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
-    """What is set of the row optimizer that its kind has no use for, and what it needs."""
-    kind = optimizer.kind
-    if optimizer.weight_decay and kind not in WEIGHT_DECAY:
-        yield f"optimizer.weight_decay: {kind} has none: use one of {', '.join(WEIGHT_DECAY)}, or leave it 0"
-    if not optimizer.weight_decay and kind in WEIGHT_DECAY:
-        yield f"optimizer.weight_decay: {kind} is {kind.removesuffix('w')} with it: set it, such as to 0.01"
-    if optimizer.first_touch != "keep" and kind not in (*WEIGHT_DECAY, *ADAPTIVE_DECAY):
-        yield f"optimizer.first_touch: rows of {kind} do not decay, touched or not: leave it out"
-    if optimizer.eps_inside_root and kind in ("sgd", "rowwise_adagrad"):
-        why = "sgd has no root" if kind == "sgd" else f"{kind} adds eps to it"
+    """Yield what is set of the row optimizer that its kind does not use, and what it needs."""
+    name, kind = optimizer.kind, KINDS[optimizer.kind]
+    decaying = ", ".join(one for one in kinds_that_take("weight_decay"))
+    if optimizer.weight_decay and not kind.takes("weight_decay"):
+        yield f"optimizer.weight_decay: {name} has none: use one of {decaying}, or leave it 0"
+    if not optimizer.weight_decay and kind.takes("weight_decay"):
+        yield f"optimizer.weight_decay: {name} is {name.removesuffix('w')} with it: set it, such as to 0.01"
+    if optimizer.first_touch != "keep" and not kind.takes("first_touch"):
+        yield f"optimizer.first_touch: rows of {name} do not decay, touched or not: leave it out"
+    if optimizer.eps_inside_root and not kind.takes("eps_inside_root"):
+        why = f"{name} adds eps to it" if kind.takes("eps") else f"{name} has no root"
         yield f"optimizer.eps_inside_root: {why}: leave it out"
-    for names, kinds in _READ_BY.items():
-        for name in names:
-            if kind not in kinds and getattr(optimizer, name) != type(optimizer).model_fields[name].default:
-                yield f"optimizer.{name}: {kind} has none: use one of {', '.join(kinds)}, or leave it out"
+    for setting in ("alpha", "decay", "beta1", "moments", "beta2", "eps"):
+        default = type(optimizer).model_fields[setting].default
+        if not kind.takes(setting) and getattr(optimizer, setting) != default:
+            kinds = ", ".join(kinds_that_take(setting))
+            yield f"optimizer.{setting}: {name} has none: use one of {kinds}, or leave it out"
 
 
 def sharding_problems(spec: JobSpec) -> Iterator[str]:
@@ -142,25 +126,23 @@ def kernel_problems(spec: JobSpec) -> Iterator[str]:
     kind = spec.optimizer.kind
     if spec.kernel == "fbgemm":
         where = "" if spec.resources.gpus_per_worker else " on CPU"
-        if kind not in FBGEMM_OPTIMIZERS:
-            yield (
-                f"kernel: fbgemm has no fused {kind}{where}: use kernel evenkeel, or optimizer.kind "
-                f"{', '.join(FBGEMM_OPTIMIZERS)}"
-            )
+        if not KINDS[kind].on_fbgemm:
+            fused = ", ".join(name for name, one in KINDS.items() if one.on_fbgemm)
+            yield f"kernel: fbgemm has no fused {kind}{where}: use kernel evenkeel, or optimizer.kind {fused}"
         for option in ("eps_inside_root", "weight_decay", "clip_row_norm"):
             if getattr(spec.optimizer, option):
                 yield f"optimizer.{option}: FBGEMM's fused optimizers have none: use kernel evenkeel, or leave it out"
         for name, stored in spec.tables.items():
             if (stored.dtype, stored.state_dtype) != ("float32", "float32"):
                 yield f"tables.{name}: FBGEMM trains float32 rows and state{where}: use kernel evenkeel, or float32"
-    if kind in AVERAGING:
+    if KINDS[kind].takes("moments"):
         for name, stored in spec.tables.items():
             if stored.state_dtype == "float16":
                 yield (
                     f"tables.{name}.state_dtype: float16 cannot hold the squares that {kind} keeps: use bfloat16 or "
                     "float32"
                 )
-    if kind in ROWWISE:
+    if KINDS[kind].is_rowwise:
         for table, sharding in spec.sharding.items():
             if sharding in COLUMN_SHARDINGS:
                 yield (

@@ -1,0 +1,127 @@
+"""Adam (Kingma and Ba 2015), AdamW, rowwise Adam, and with adaptive regularization: AdamAR (Li and Lyu)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from embeddings.optim.base import (
+    FIRST_TOUCH,
+    MAX_LEAD,
+    MOMENTS,
+    AdaptiveDecay,
+    RowOptimizer,
+    check_beta,
+    check_decay,
+    check_one_of,
+    check_positive,
+)
+
+
+@dataclass(frozen=True)
+class Adam(RowOptimizer):
+    """m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2; theta <- theta - eta mhat / (sqrt(vhat) + eps).
+
+    Adam (Kingma and Ba 2015), bias-corrected by the global step: mhat = m / (1 - beta1^k), vhat = v / (1 - beta2^k).
+
+    Args:
+        eps_inside_root: mhat / sqrt(vhat + eps), as Li and Lyu print it.
+        moments: ``dense`` is what torch.optim.Adam does on dense gradients: an untouched row goes on moving by its
+            momentum, and its moments shrink. ``lazy`` is what torch.optim.SparseAdam does: an untouched row and its
+            moments stay.
+    """
+
+    learning_rate: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    moments: Literal["dense", "lazy"] = "dense"
+    eps_inside_root: bool = field(default=False, kw_only=True)
+    state_names: ClassVar[tuple[str, ...]] = ("m", "v", "last_update_step")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("eps", self.eps)
+        for name in ("beta1", "beta2"):
+            check_beta(name, getattr(self, name))
+        check_one_of("moments", self.moments, MOMENTS)
+        if self.moments == "dense" and self.beta1 > 0.0 and not self.idle_ratio < 1.0:
+            bound = "beta2^1.5 (eps stands inside the root)" if self.eps_inside_root else "beta2"
+            raise ValueError(
+                f"moments 'dense' needs beta1 < {bound}, not {self.beta1} and beta2 = {self.beta2}: "
+                "else an idle row's movement does not die away; use moments 'lazy'"
+            )
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        return self.beta1, self.beta2
+
+    @property
+    def idle_momentum(self) -> bool:
+        return self.moments == "dense" and self.beta1 > 0.0
+
+    @property
+    def idle_ratio(self) -> float:
+        """The factor per step of the slowest part of an untouched row's movement, the one with eps."""
+        slowest = self.beta2**1.5 if self.eps_inside_root else self.beta2
+        return self.beta1 / slowest if slowest > 0.0 else float("inf")
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), as torch.optim.AdamW on dense gradients.
+
+    Every row is first multiplied by 1 - eta weight_decay at every step, touched or not.
+
+    Args:
+        first_touch: a row that was never touched is kept as it was initialised, or decays from step 1 (literal, as
+            torch.optim.AdamW does).
+    """
+
+    weight_decay: float = field(default=0.01, kw_only=True)
+    first_touch: Literal["keep", "literal"] = field(default="keep", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_decay(self.learning_rate, self.weight_decay)
+        check_one_of("first_touch", self.first_touch, FIRST_TOUCH)
+        if self.idle_momentum:
+            keep = 1.0 - self.learning_rate * self.weight_decay
+            if not keep * MAX_LEAD * (1.0 - self.idle_ratio / keep) >= 1.0 - self.idle_ratio:
+                raise ValueError(
+                    f"learning_rate * weight_decay = {1 - keep:g} takes more from a row in a step than its momentum "
+                    "loses: use a smaller weight_decay, or moments 'lazy'"
+                )
+
+    @property
+    def constant_decay(self) -> float:
+        return self.weight_decay
+
+    @property
+    def decays_from_start(self) -> bool:
+        return self.first_touch == "literal"
+
+
+@dataclass(frozen=True)
+class AdamAR(AdaptiveDecay, Adam):
+    """Adam with adaptive regularization (Li and Lyu, Algorithm 1).
+
+    theta <- theta - lambda theta - eta mhat / (sqrt(vhat) + eps).
+    """
+
+
+@dataclass(frozen=True)
+class RowwiseAdam(Adam):
+    """Adam with one v for each row: v <- beta2 v + (1 - beta2) mean(g^2).
+
+    FBGEMM's PARTIAL_ROWWISE_ADAM (whose moments are ``lazy``): half of Adam's state, as m is still kept for each
+    element. Deferred updates follow :mod:`embeddings.optim.deferred_update` as Adam's do, with the row's v for each
+    element's.
+    """
+
+    row_state_names: ClassVar[tuple[str, ...]] = ("v",)
+
+
+@dataclass(frozen=True)
+class RowwiseAdamAR(RowwiseAdam, AdamAR):
+    """:class:`AdamAR` with one v for each row, as in :class:`RowwiseAdam`."""

@@ -1,0 +1,154 @@
+"""What row optimizers have in common: their settings, and the state they keep for each row; torch-free.
+
+A row is touched by a step if it occurs in the batch with non-zero weight, whatever its gradient. Only touched rows are
+written. What dense semantics would do to the others is a deferred update, applied when the row is read (see
+:mod:`embeddings.optim.deferred_update`). Below, eta is ``learning_rate`` times the schedule's factor at the step, and g
+a row's gradient summed over the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from embeddings.optim.lr_schedules import Constant, Schedule
+
+MOMENTS = ("dense", "lazy")
+FIRST_TOUCH = ("keep", "literal")
+DECAYS = ("at_read", "at_update")
+# With dense moments and a decay, a row may be stored at most so much farther from its value than without a decay.
+MAX_LEAD = 32.0
+
+
+@dataclass(frozen=True)
+class RowOptimizer:
+    """Base of the row optimizers: their settings, and which state they keep for each row.
+
+    ``state_names`` are the tensors kept for each row; ``last_update_step`` is the step of its last touch, 0 = never.
+    ``row_state_names`` are those of them that hold one number for each row, not one for each of its elements.
+
+    Args:
+        learning_rate: eta where the schedule's factor is 1.
+        schedule: eta's course over the steps.
+        clip_row_norm: a row's g is scaled down to this Euclidean norm where it is longer. None: never.
+    """
+
+    learning_rate: float = 0.01
+    schedule: Schedule = field(default=Constant(), kw_only=True)
+    clip_row_norm: float | None = field(default=None, kw_only=True)
+    state_names: ClassVar[tuple[str, ...]] = ("last_update_step",)
+    row_state_names: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.learning_rate < float("inf"):
+            raise ValueError(f"learning_rate must be a finite number of at least 0, not {self.learning_rate}")
+        if self.clip_row_norm is not None:
+            check_positive("clip_row_norm", self.clip_row_norm)
+
+    def rates(self, steps: np.ndarray) -> np.ndarray:
+        """Return eta at each of ``steps`` (from 1), float64."""
+        return self.learning_rate * self.schedule.factors(steps)
+
+    def rate(self, step: int) -> float:
+        """Return eta at ``step``."""
+        return float(self.rates(np.array([step]))[0])
+
+    @property
+    def betas(self) -> tuple[float, float] | None:
+        """beta1 and beta2 of the running means of g and its square; None where none is kept."""
+        return None
+
+    @property
+    def fading(self) -> bool:
+        """Whether running means of an untouched row shrink at each step."""
+        return self.betas is not None and getattr(self, "moments", "lazy") == "dense"
+
+    @property
+    def idle_alpha(self) -> float:
+        """alpha of the decay of untouched rows; 0 is none."""
+        return 0.0
+
+    @property
+    def read_alpha(self) -> float:
+        """alpha of the decay of untouched rows that a read applies.
+
+        It is all of it, but where it waits for the next update.
+        """
+        return 0.0 if getattr(self, "decay", "at_read") == "at_update" else self.idle_alpha
+
+    @property
+    def constant_decay(self) -> float:
+        """The part of eta by which a row decays at each step, touched or not; 0 is none."""
+        return 0.0
+
+    @property
+    def decays_from_start(self) -> bool:
+        """Whether a row that was never touched decays like one that was touched at step 0."""
+        return False
+
+    @property
+    def idle_momentum(self) -> bool:
+        """Whether momentum keeps moving an untouched row."""
+        return False
+
+
+@dataclass(frozen=True)
+class AdaptiveDecay:
+    """Adaptive regularization (Li and Lyu, Algorithm 1), before another optimizer's step, applied at read.
+
+    theta <- theta - lambda theta for every row at every step k, where lambda = min(1, alpha (k - s - 1)) and s is the
+    step of the row's last touch. The decay is not multiplied by eta.
+
+    Args:
+        first_touch: a row that was never touched is kept as it was initialised, or decays as if touched at step 0
+            (literal).
+        decay: ``at_update`` is a baseline: an untouched row does not decay, and its next update has the lambda of that
+            step alone, which is what decay in a sparse optimizer comes to. It does not stop one-epoch overfitting.
+    """
+
+    alpha: float = 1e-4
+    first_touch: Literal["keep", "literal"] = field(default="keep", kw_only=True)
+    decay: Literal["at_read", "at_update"] = field(default="at_read", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]  # of the optimizer whose step it is
+        if not 0.0 < self.alpha < float("inf"):
+            plain = type(self).__name__.removesuffix("AR")
+            raise ValueError(f"alpha must be a finite number above 0, not {self.alpha}: for no decay use {plain}")
+        check_one_of("decay", self.decay, DECAYS)
+        check_one_of("first_touch", self.first_touch, FIRST_TOUCH)
+
+    @property
+    def idle_alpha(self) -> float:
+        return self.alpha
+
+    @property
+    def decays_from_start(self) -> bool:
+        return self.first_touch == "literal"
+
+
+def check_positive(name: str, value: float) -> None:
+    if not 0.0 < value < float("inf"):
+        raise ValueError(f"{name} must be a finite number above 0, not {value}")
+
+
+def check_beta(name: str, beta: float) -> None:
+    if not 0.0 <= beta < 1.0:
+        raise ValueError(f"{name} must lie in [0, 1), not {beta}")
+
+
+def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} '{value}' is unknown: use {' or '.join(known)}")
+
+
+def check_decay(learning_rate: float, weight_decay: float) -> None:
+    if not 0.0 <= weight_decay < float("inf"):
+        raise ValueError(f"weight_decay must be a finite number of at least 0, not {weight_decay}")
+    if not learning_rate * weight_decay < 1.0:
+        raise ValueError(
+            f"learning_rate * weight_decay must stay below 1, not {learning_rate * weight_decay:g}: "
+            "a row would be gone after one step"
+        )

@@ -1,0 +1,58 @@
+"""Row optimizers by the name that a job gives them, and which of their settings a job of that name may set."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from embeddings.optim.adagrad import Adagrad, AdagradAR, RowwiseAdagrad
+from embeddings.optim.adam import Adam, AdamAR, AdamW, RowwiseAdam, RowwiseAdamAR
+from embeddings.optim.base import RowOptimizer
+from embeddings.optim.rmsprop import RMSprop, RMSpropAR
+from embeddings.optim.sgd import SGD
+
+
+class Kind(NamedTuple):
+    """A row optimizer as jobs name it."""
+
+    optimizer: type[RowOptimizer]
+    without: tuple[str, ...] = ()
+    """Settings of the class that are not this kind's."""
+    on_fbgemm: bool = False
+    """Whether FBGEMM has a fused form of it."""
+
+    def takes(self, setting: str) -> bool:
+        """Return whether the kind has a setting, such as ``beta1``."""
+        return setting not in self.without and setting in {one.name for one in dataclasses.fields(self.optimizer)}
+
+    def default(self, setting: str) -> Any:
+        """Return the class's default of a setting."""
+        return next(one.default for one in dataclasses.fields(self.optimizer) if one.name == setting)
+
+    @property
+    def is_rowwise(self) -> bool:
+        """Whether one number of its state is of a whole row."""
+        return bool(self.optimizer.row_state_names)
+
+
+KINDS: dict[str, Kind] = {
+    "sgd": Kind(SGD, on_fbgemm=True),
+    "adam": Kind(Adam),
+    "adamw": Kind(AdamW),
+    "adam_ar": Kind(AdamAR),
+    "adagrad": Kind(Adagrad, without=("weight_decay", "first_touch"), on_fbgemm=True),
+    "adagradw": Kind(Adagrad),
+    "adagrad_ar": Kind(AdagradAR, without=("weight_decay",)),
+    "rowwise_adagrad": Kind(RowwiseAdagrad, on_fbgemm=True),
+    "rmsprop": Kind(RMSprop),
+    "rmsprop_ar": Kind(RMSpropAR),
+    "rowwise_adam": Kind(RowwiseAdam),
+    "rowwise_adam_ar": Kind(RowwiseAdamAR),
+}
+"""In the order in which errors name them to users."""
+
+
+def kinds_that_take(setting: str) -> Iterator[str]:
+    """Yield the kinds that have a setting."""
+    return (name for name, kind in KINDS.items() if kind.takes(setting))

@@ -1,0 +1,48 @@
+"""RMSprop (Tieleman and Hinton 2012), and with adaptive regularization (Li and Lyu)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from embeddings.optim.base import MOMENTS, AdaptiveDecay, RowOptimizer, check_beta, check_one_of, check_positive
+
+
+@dataclass(frozen=True)
+class RMSprop(RowOptimizer):
+    """v <- beta2 v + (1 - beta2) g^2; theta <- theta - eta g / (sqrt(v) + eps), element by element.
+
+    RMSprop (Tieleman and Hinton 2012) without momentum and without centring, as torch.optim.RMSprop, which calls beta2
+    alpha. v is not corrected for its start at 0: a row's first step is 1 / sqrt(1 - beta2) times Adam's.
+
+    Args:
+        eps_inside_root: g / sqrt(v + eps).
+        moments: ``dense`` is what torch.optim.RMSprop does on dense gradients: v of an untouched row shrinks at each
+            step. ``lazy``: v stays. The row itself stays in both.
+    """
+
+    learning_rate: float = 0.01
+    beta2: float = 0.99
+    eps: float = 1e-8
+    moments: Literal["dense", "lazy"] = "dense"
+    eps_inside_root: bool = field(default=False, kw_only=True)
+    state_names: ClassVar[tuple[str, ...]] = ("v", "last_update_step")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("eps", self.eps)
+        check_beta("beta2", self.beta2)
+        check_one_of("moments", self.moments, MOMENTS)
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        return 0.0, self.beta2
+
+
+@dataclass(frozen=True)
+class RMSpropAR(AdaptiveDecay, RMSprop):
+    """RMSprop with adaptive regularization.
+
+    Not FBGEMM's ``rowwise_rmsprop_ar``, whose lambda is multiplied by eta and never below a floor, and which keeps one
+    number for a row.
+    """
