@@ -124,7 +124,7 @@ def test_what_is_not_built_yet_is_refused_by_name(path: str, value: Any) -> None
         ({"kind": "adam", "alpha": 0.5}, "alpha: adam has none: use one of adam_ar, adagrad_ar"),
         ({"kind": "sgd", "moments": "lazy"}, "moments: sgd has none: use one of adam, adamw, adam_ar"),
         ({"kind": "adagrad", "beta2": 0.5}, "beta2: adagrad has none"),
-        ({"kind": "sgd", "eps": 0.5}, "eps: sgd has none: use one of adagrad,"),
+        ({"kind": "sgd", "eps": 0.5}, "eps: sgd has none: use one of adam,"),
         ({"kind": "rowwise_adagrad", "eps_inside_root": True}, "rowwise_adagrad adds eps to it"),
         ({"kind": "rmsprop", "alpha": 0.5}, "alpha: rmsprop has none: use one of adam_ar, adagrad_ar, rmsprop_ar"),
         ({"kind": "rmsprop_ar", "beta1": 0.5}, "beta1: rmsprop_ar has none: use one of adam, "),
