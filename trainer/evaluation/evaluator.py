@@ -28,6 +28,7 @@ from trainer.sizing.memory import EVALUATION_BATCH_SIZE as BATCH_SIZE
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import loss_of, ranks_catalogue
 from trainer.spec.evaluation import DEFAULT_METRICS, ranking_parts
+from trainer.spec.losses import LOSSES
 
 NORM_ROWS_AT_ONCE = 1 << 16
 
@@ -40,9 +41,7 @@ def wanted_metrics(job: JobSpec, is_value: bool) -> tuple[str, ...]:
         return tuple(name for name in dict.fromkeys(wanted) if not (sequence and name == "logloss"))
     if sequence:
         return ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
-    if loss == "mse":
-        return ("rmse", "mae") if is_value else ("auc", "rmse")
-    return ("auc",) if loss in ("sampled_softmax", "focal") else DEFAULT_METRICS
+    return ("rmse", "mae") if is_value and loss == "mse" else LOSSES[loss].default_metrics
 
 
 class Evaluator:

@@ -20,6 +20,7 @@ from trainer.inference.parquet_scoring import chunk_of
 from trainer.inference.top_items import TopItems
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import loss_of
+from trainer.spec.losses import LOSSES
 
 BATCH_ROWS = 8192
 # Of users whose next items are ranked among all: their scores are [b, a piece of the catalogue].
@@ -43,10 +44,7 @@ class RowScorer(ABC):
     def outputs(self) -> dict[str, pa.DataType]:
         if self._top is not None:
             return {"items": pa.list_(self._top.ids.type), "scores": pa.list_(pa.float32())}
-        loss = loss_of(self.job)
-        if loss == "bce":
-            return {"logit": pa.float32(), "probability": pa.float32()}
-        return {"prediction" if loss == "mse" else "score": pa.float32()}
+        return dict.fromkeys(LOSSES[loss_of(self.job)].outputs, pa.float32())
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
         """Return what is read of rows that have the columns ``there``.

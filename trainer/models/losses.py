@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,7 @@ from trainer.data.batches.order import rank_slice
 def pointwise_loss(kind: str, scores: Tensor, labels: Tensor, **settings: Any) -> Tensor:
     """Of [b] scores against [b] labels, [b]. ``bce``: binary cross-entropy with the score as logit, log(1 + e^z) - y z,
     labels in [0, 1]; ``mse``: (z - y)^2, any labels; ``focal``: :func:`focal_loss`, which takes the ``settings``."""
-    labels = labels.to(scores.dtype)
-    if kind == "mse":
-        return (scores - labels).square()
-    if kind == "focal":
-        return focal_loss(scores, labels, **settings)
-    return binary_cross_entropy_with_logits(scores, labels, reduction="none")
+    return POINTWISE[kind](scores, labels.to(scores.dtype), **settings)
 
 
 def focal_loss(scores: Tensor, labels: Tensor, *, gamma: float, alpha: float | None) -> Tensor:
@@ -43,14 +38,42 @@ def sampled_loss(kind: str, positive: Tensor, negative: Tensor) -> Tensor:
     ``bce``: -log s(z) - sum_j log(1 - s(z_j)), s the sigmoid (Kang and McAuley, ICDM 2018, equation 7);
     ``sampled_softmax``: -z + log(e^z + sum_j e^z_j); ``bpr``: the mean over j of -log s(z - z_j); ``top1``: the mean of
     s(z_j - z) + s(z_j^2) (both Hidasi et al., ICLR 2016, section 3.2.2)."""
-    if kind == "bce":
-        return softplus(-positive) + softplus(negative).sum(1)
-    if kind == "sampled_softmax":
-        return torch.cat([positive[:, None], negative], dim=1).logsumexp(1) - positive
-    above = negative - positive[:, None]
-    if kind == "bpr":
-        return softplus(above).mean(1)
-    return (torch.sigmoid(above) + torch.sigmoid(negative.square())).mean(1)
+    return SAMPLED[kind](positive, negative)
+
+
+def _bce(scores: Tensor, labels: Tensor) -> Tensor:
+    return binary_cross_entropy_with_logits(scores, labels, reduction="none")
+
+
+def _mse(scores: Tensor, labels: Tensor) -> Tensor:
+    return (scores - labels).square()
+
+
+def _sampled_bce(positive: Tensor, negative: Tensor) -> Tensor:
+    return softplus(-positive) + softplus(negative).sum(1)
+
+
+def _sampled_softmax(positive: Tensor, negative: Tensor) -> Tensor:
+    return torch.cat([positive[:, None], negative], dim=1).logsumexp(1) - positive
+
+
+def _bpr(positive: Tensor, negative: Tensor) -> Tensor:
+    return softplus(negative - positive[:, None]).mean(1)
+
+
+def _top1(positive: Tensor, negative: Tensor) -> Tensor:
+    return (torch.sigmoid(negative - positive[:, None]) + torch.sigmoid(negative.square())).mean(1)
+
+
+POINTWISE: dict[str, Callable[..., Tensor]] = {"bce": _bce, "mse": _mse, "focal": focal_loss}
+"""Losses of a score and its label, by the name in trainer.spec.losses."""
+SAMPLED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bce": _sampled_bce,
+    "sampled_softmax": _sampled_softmax,
+    "bpr": _bpr,
+    "top1": _top1,
+}
+"""Losses of a target's score among those of drawn items."""
 
 
 def in_batch_softmax(

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from trainer.spec.base import Column, Spec, later
 
-Metric = Literal[
-    "auc", "logloss", "gauc", "normalized_entropy", "ece", "ece_equal_width", "calibration", "rmse", "mae",
-    "frequency_buckets",
-    "mrr", "mrr_full",
-    "hit_rate_1", "hit_rate_5", "hit_rate_10", "hit_rate_20", "hit_rate_50",
-    "hit_rate_1_full", "hit_rate_5_full", "hit_rate_10_full", "hit_rate_20_full", "hit_rate_50_full",
-    "ndcg_1", "ndcg_5", "ndcg_10", "ndcg_20", "ndcg_50",
-    "ndcg_1_full", "ndcg_5_full", "ndcg_10_full", "ndcg_20_full", "ndcg_50_full",
-    "precision_1", "precision_5", "precision_10", "precision_20", "precision_50",
-    "precision_1_full", "precision_5_full", "precision_10_full", "precision_20_full", "precision_50_full",
-    "recall_1", "recall_5", "recall_10", "recall_20", "recall_50",
-    "recall_1_full", "recall_5_full", "recall_10_full", "recall_20_full", "recall_50_full",
-]  # fmt: skip
-"""What can be measured (docs/papers.md). Of the ranking metrics NAME_k is against 100 negatives, NAME_k_full among all
-items but those of training."""
 POINTWISE_METRICS = (
     "auc", "logloss", "gauc", "normalized_entropy", "ece", "ece_equal_width", "calibration", "rmse", "mae",
     "frequency_buckets",
 )  # fmt: skip
-DEFAULT_METRICS: tuple[Literal["auc", "logloss"], ...] = ("auc", "logloss")
+RANKING_METRICS = ("hit_rate", "ndcg", "precision", "recall")
+DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
+METRIC_PATTERN = (
+    rf"^({'|'.join(POINTWISE_METRICS)}|mrr(_full)?|({'|'.join(RANKING_METRICS)})_[1-9][0-9]{{0,2}}(_full)?)$"
+)
+Metric = Annotated[str, StringConstraints(pattern=METRIC_PATTERN)]
+"""What can be measured (docs/papers.md). Of the ranking metrics NAME_k, with k up to 999, is against 100 negatives,
+NAME_k_full among all items but those of training."""
 
 
 def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:

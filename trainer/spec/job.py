@@ -23,7 +23,16 @@ from trainer.spec import yaml_documents
 from trainer.spec.base import NAME_PATTERN, Column, Name, Positive, Probability, Spec, later
 from trainer.spec.checks import supported
 from trainer.spec.dataset import DatasetSpec, Feature, Graph, Join, Label, Negatives, PreviousItems, parse_rule
-from trainer.spec.evaluation import DEFAULT_METRICS, Evaluation, Intervals, Metric, Split
+from trainer.spec.evaluation import (
+    DEFAULT_METRICS,
+    METRIC_PATTERN,
+    POINTWISE_METRICS,
+    RANKING_METRICS,
+    Evaluation,
+    Intervals,
+    Metric,
+    Split,
+)
 from trainer.spec.models.base import Init
 from trainer.spec.models.registry import MODELS, Model
 from trainer.spec.publish import Anchor, Compass, Expire, Gate, MovingAverage, Publish, View
@@ -365,6 +374,11 @@ def in_words(error: Mapping[str, Any]) -> tuple[list[str], str]:
             break
     if error["type"] == "extra_forbidden":
         message = "no such field: check the spelling"
+    elif error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == METRIC_PATTERN:
+        ranking = ", ".join(f"{name}_K" for name in RANKING_METRICS)
+        message = (
+            f"no such metric: use one of {', '.join(POINTWISE_METRICS)}, mrr, {ranking} (K: 1 to 999; _full: of all)"
+        )
     elif error["type"] == "union_tag_not_found":
         where, message = [*where, "kind"], "Field required"
     elif error["type"] == "union_tag_invalid":

@@ -457,6 +457,18 @@ def test_errors_of_a_model_name_the_field_as_it_is_written(model, field, message
     assert message in said
 
 
+@pytest.mark.parametrize("metric", ["recall_7", "ndcg_100_full", "mrr_full", "hit_rate_999"])
+def test_rankings_are_measured_at_any_k(metric):
+    found = parse_job({**JOB, "model": {"kind": "mf"}, "evaluation": {"metrics": [metric]}})
+    assert found.evaluation.metrics == (metric,)
+
+
+@pytest.mark.parametrize("metric", ["recall_0", "recall_1000", "recall", "ndcg_05", "auc_10", "AUC"])
+def test_a_metric_that_there_is_not_is_refused_with_those_that_there_are(metric):
+    with pytest.raises(SpecError, match=r"evaluation\.metrics\.0: no such metric: use one of auc, logloss, .*recall_K"):
+        parse_job({**JOB, "evaluation": {"metrics": [metric]}})
+
+
 def test_a_kept_spec_with_the_fields_of_all_kinds_is_read_and_those_that_are_set_are_refused():
     older = {"window": 3, "negatives": None, "length": 50, "blocks": 2, "heads": 1, "loss": "bce"}
     kept = parse_job({**JOB, "model": {**JOB["model"], **older}})

@@ -7,20 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.spec.evaluation import DEFAULT_METRICS, POINTWISE_METRICS, ranking_parts
+from trainer.spec.evaluation import DEFAULT_METRICS, ranking_parts
+from trainer.spec.losses import LOSSES
 from trainer.spec.models.base import FocalSpec
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
 
-_BY_LOSS = {
-    "bce": POINTWISE_METRICS,
-    "mse": ("auc", "gauc", "rmse", "mae", "frequency_buckets"),
-    **dict.fromkeys(("sampled_softmax", "focal"), ("auc", "gauc", "frequency_buckets")),
-    "bpr": ("auc", "logloss", "gauc", "frequency_buckets"),
-}
-"""Metrics that need no ranking, by loss: only bce makes of a score the log odds of a class."""
 _OF_VALUES = ("rmse", "mae")
 
 
@@ -69,7 +63,7 @@ def _training_problems(spec: JobSpec) -> Iterator[str]:
     """What keeps training rows from being evaluated as held-out ones are."""
     if not spec.evaluation.training:
         return
-    if spec.model.reads_sequences or loss_of(spec) not in ("bce", "mse", "focal"):
+    if spec.model.reads_sequences or not LOSSES[loss_of(spec)].of_labels:
         yield (
             f"evaluation.training: {spec.model.kind} trained by {loss_of(spec)} has no label of its own for a training "
             "row: leave it out"
@@ -86,7 +80,7 @@ def _metric_problems(spec: JobSpec) -> Iterator[str]:
     if wanted == DEFAULT_METRICS:
         return
     sequence = spec.model.reads_sequences
-    pointwise = ("auc",) if sequence else _BY_LOSS[loss_of(spec)]
+    pointwise = ("auc",) if sequence else LOSSES[loss_of(spec)].metrics
     for name in dict.fromkeys(wanted):
         if ranking_parts(name) is None:
             if name not in pointwise and not (sequence and name == "logloss" and "auc" in wanted):

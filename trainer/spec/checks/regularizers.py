@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainer.spec.checks.evaluation import loss_of
+from trainer.spec.losses import LOSSES
+
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
@@ -17,7 +20,7 @@ def regularizer_problems(spec: JobSpec) -> Iterator[str]:
     yield from _dropout_problems(spec)
     yield from _method_problems(spec)
     regularizers, kind, sequence = spec.regularizers, spec.model.kind, spec.model.reads_sequences
-    if regularizers.label_smoothing and (kind == "bpr" or sequence or spec.model.loss not in ("bce", "focal")):
+    if regularizers.label_smoothing and (sequence or not LOSSES[loss_of(spec)].of_classes):
         yield f"regularizers.label_smoothing: {kind} has no class labels to smooth here: leave it 0"
     if spec.dense_optimizer.weight_decay and spec.model.reads_pairs:
         yield f"dense_optimizer.weight_decay: {kind} has no dense parameters: use regularizers.l2, or leave it 0"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from trainer.spec import Metric, SpecError, parse_dataset, parse_job
-from trainer.spec.evaluation import POINTWISE_METRICS, ranking_parts
+from trainer.spec import SpecError, parse_dataset, parse_job
+from trainer.spec.evaluation import METRIC_PATTERN, POINTWISE_METRICS, RANKING_METRICS, ranking_parts
 
 
 def job_of(**changes):
@@ -23,7 +25,9 @@ def dataset_of(label=None, **features):
 
 
 def test_every_metric_is_of_rows_or_a_ranking():
-    for name in Metric.__args__:
+    ranked = [f"{name}_{k}{full}" for name in RANKING_METRICS for k in (1, 7, 50) for full in ("", "_full")]
+    for name in (*POINTWISE_METRICS, "mrr", "mrr_full", *ranked):
+        assert re.match(METRIC_PATTERN, name)
         parts = ranking_parts(name)
         assert (parts is None) == (name in POINTWISE_METRICS)
         if parts is not None:
@@ -45,8 +49,8 @@ def test_some_metrics_are_available_for_every_model(kind):
     ("changes", "message"),
     [
         ({"evaluation": {"metrics": ["auc", "recall_20_full"]}}, "dnn has no recall_20_full, it cannot rank"),
-        ({"evaluation": {"metrics": ["accuracy"]}}, "evaluation.metrics.0: Input should be"),
-        ({"evaluation": {"metrics": ["recall_3_full"]}}, "evaluation.metrics.0: Input should be"),
+        ({"evaluation": {"metrics": ["accuracy"]}}, "evaluation.metrics.0: no such metric: use one of auc"),
+        ({"evaluation": {"metrics": ["recall_3_full"]}}, "evaluation.metrics: dnn has no recall_3_full"),
         ({"model": {"kind": "bpr"}, "evaluation": {"metrics": ["ece"]}}, "bpr trained by bpr has no ece: use auc"),
         (
             {"model": {"kind": "dnn", "loss": "mse"}, "evaluation": {"metrics": ["calibration"]}},
