@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def flatten_mapping(self, node: Any) -> None:
-        """Merge into ``node`` what its merge keys (``<<``) name; refuse one that is too large or contains ``node`` itself."""
+        """Merge into ``node`` what its merge keys (``<<``) name; each must be small, and must not contain ``node``."""
         self.flattening.append(node)
         for key_node, value_node in node.value:
             if key_node.tag != "tag:yaml.org,2002:merge":
