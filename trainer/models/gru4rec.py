@@ -22,8 +22,8 @@ class GRU4Rec(EveryPositionModel):
         z_t = s(W_z x_t + U_z h_{t-1}), r_t = s(W_r x_t + U_r h_{t-1}),
         g_t = tanh(W x_t + r_t o (U h_{t-1})), h_t = (1 - z_t) h_{t-1} + z_t g_t,
     with biases after each W and U, and r_t after the product with U, as in torch.nn.GRU (whose z is 1 - z_t); the paper
-    has U (r_t o h_{t-1}). Dropout is applied to the rows that are read and to the states that leave a layer, not to those
-    that a layer passes to its own next step.
+    has U (r_t o h_{t-1}). Dropout is applied to the rows that are read and to the states that leave a layer, not to
+    those that a layer passes to its own next step.
 
     loss: ``top1`` and ``bpr`` are the paper's (section 3.2.2), ``bce`` and ``sampled_softmax`` those of sasrec.
     Parameters: |I| d + layers (6 d^2 + 6 d), the paper's 6 d^2 for each layer with biases.

@@ -66,8 +66,9 @@ class NextItemModel(RankingModel):
         """Return the ranks of each target and the share of negatives below it, each [n].
 
         Returns:
-            (rank of the target among it and its negatives, share of the negatives below it, its rank among all items but those
-            that came before). Ranks count from 0, with ties against the target. Without a catalogue the last is NaN.
+            (rank of the target among it and its negatives, share of the negatives below it, its rank among all items
+            but those that came before). Ranks count from 0, with ties against the target. Without a catalogue the last
+            is NaN.
         """
         rows = self.embeddings(batch.features)
         queries = self.queries(rows)

@@ -32,8 +32,8 @@ def with_swapped_classes(job: JobSpec, batch: Any, step: int) -> Any:
     """Return the batch with its class labels after SSE-SE, by the counters of ``(seed, "label"; step, global sample)``.
 
     Args:
-        job: its ``seed`` and ``sse.label`` are read; without the latter the batch is returned as it is, and so it is for a
-            model whose outputs are ids of a table.
+        job: its ``seed`` and ``sse.label`` are read; without the latter, and for a model whose outputs are ids of a
+            table, the batch is returned as it is.
         batch: a rank's slice (trainer.data.batches.batch.Batch); its ``labels`` [b] in {0, 1} and ``sample_offset``
             are read.
         step: the step being computed, 1, 2, ...: that of the tables.

@@ -53,7 +53,10 @@ class TwoTower(RankingModel):
         return {"options": TowerOptions.of(job)}
 
     def begin(self, data: Any) -> None:
-        """Compute log Q of each row of the item table: the share of training examples of that item, whatever their label."""
+        """Compute log Q of each row of the item table, Q the share of training examples of that item.
+
+        Every example counts, whatever its label.
+        """
         if self.loss_kind != "sampled_softmax":
             return
         key = next(key for key in data.keys if key.name == ITEM)
