@@ -33,6 +33,9 @@ def events_of(dataset: DatasetSpec, job: JobSpec, folder: Path, prepared: Path) 
     Must be called on the main thread.
 
     Args:
+        dataset: the dataset that the job names.
+        job: the job to run.
+        folder: an existing folder, for the run's files.
         prepared: its rows, coded: the run finds them where it would have written them.
 
     Raises:

@@ -41,7 +41,10 @@ class Task:
     hidden: tuple[int, ...] = (128, 64)
 
     def job(self, model: str, seed: int, learning_rate: float, threads: int) -> JobSpec:
-        """Return our job: AdamAR with its whole state on the tables, alpha by the rule, Adam on the rest, one learning rate."""
+        """Return our job: AdamAR with its whole state on the tables, Adam on the rest, one learning rate.
+
+        alpha is chosen by the rule.
+        """
         structure = {"structure": "parallel", "cross_layers": CROSS_LAYERS} if model == "dcnv2" else {}
         return documents.job(
             f"{self.name} {model}",
@@ -75,7 +78,10 @@ def quick_task(folder: Path) -> Task:
 
 
 def speed_task(folder: Path, num_rows: int, num_features: int, num_ids: int, batch_size: int) -> Task:
-    """Return a task of ``num_features`` tables of ``num_ids`` ids, every one of which occurs; half of the ids are Zipf."""
+    """Return a task of ``num_features`` tables of ``num_ids`` ids, every one of which occurs.
+
+    Half of the ids are Zipf.
+    """
     path = folder / "log.parquet"
     if not path.exists():
         write_log(path, num_rows, num_features, num_ids)

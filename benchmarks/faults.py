@@ -101,7 +101,7 @@ def scaled(items: ItemVectors, factor: float, rng: Rng) -> ItemVectors:
 
 
 def foreign(others: ItemVectors) -> Callable[[ItemVectors, float, Rng], ItemVectors]:
-    """Give some items the vector that another collection has at their place."""
+    """Return a fault that gives some items the vector that another collection has at their place."""
 
     def make(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
         vectors = np.array(items.vectors)
@@ -113,7 +113,10 @@ def foreign(others: ItemVectors) -> Callable[[ItemVectors, float, Rng], ItemVect
 
 
 def faults_of_rows(others: ItemVectors) -> tuple[Fault, ...]:
-    """Return ten of the eleven; a half-trained model is trained, not made. ``others``: another collection of the same dim."""
+    """Return ten of the eleven faults; a half-trained model is trained, not made.
+
+    ``others``: another collection of the same dim.
+    """
     return (
         Fault("shuffled ids", (0.01, 0.1, 1.0), "of the items", shuffled),
         Fault("skipped alignment", (0.05, 0.2, 1.0), "of a random rotation", turned, align=False),

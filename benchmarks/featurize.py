@@ -89,7 +89,10 @@ def fetch(folder: Path, num_rows: int, iterations: int) -> dict[str, Any]:
 
 
 def align_ema(num_rows: int, iterations: int) -> dict[str, Any]:
-    """Measure alignment and average; every iteration has another rotation and other noise over the same million items."""
+    """Measure alignment and the moving average.
+
+    Every iteration has another rotation and other noise over the same million items.
+    """
     keys = np.arange(num_rows)
     served = normals(num_rows, 0)
     served /= np.linalg.norm(served, axis=1, keepdims=True)

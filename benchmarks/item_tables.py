@@ -61,14 +61,16 @@ class ItemTables:
         held: dict[str, Any] | None = None,
         **changes: Any,
     ) -> ItemVectors:
-        """Return the item rows of the run ``name``: the job with this seed, trained unless the run is there.
+        """Return the item rows of the run ``name``, which is trained unless it is there.
 
         Args:
-            init: The run that it is warm-started from.
-            rows: A file whose rows replace the data set's own.
-            chain: The collection that it is published to.
-            held: Anchor and compass in the job's part ``publish``; read with a ``chain``.
-            changes: Changed fields of the job.
+            name: the run; the same name is trained once.
+            seed: the job's.
+            init: the run that it is warm-started from.
+            rows: a file whose rows replace the data set's own.
+            chain: the collection that it is published to.
+            held: anchor and frozen context in the job's part ``publish``; read with a ``chain``.
+            changes: changed fields of the job.
         """
         if chain is not None:
             publish = {"collection": _name(chain), "gate": {"mode": "report"}, **(held or {})}

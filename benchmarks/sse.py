@@ -129,7 +129,10 @@ def batches(workload: Workload) -> Iterator[tuple[Batch, ...]]:
 
 
 def time_row_wise(workload: Workload, iterations: int) -> tuple[np.ndarray, int]:
-    """Return milliseconds of a whole step with SSE and without, [iterations, 2], and ids swapped in a batch. Collective."""
+    """Return milliseconds of a whole step with SSE and without, [iterations, 2], and the ids swapped in a batch.
+
+    Collective.
+    """
     swapping, plain = Training(workload, PROBABILITY), Training(workload, None)
     source = batches(workload)
     given = next(source)

@@ -45,7 +45,10 @@ POLL_SECONDS = 0.05
 
 
 def write_rows(path: Path) -> None:
-    """Write rows of users of ten kinds, each with items of its own kind, one day more than the first job is trained on."""
+    """Write rows of users of ten kinds, each with items of its own kind.
+
+    There is one day more than the first job is trained on.
+    """
     generator = np.random.default_rng(0)
     count = NUM_ROWS * (NUM_DAYS + 1) // NUM_DAYS
     user = generator.integers(0, NUM_USERS, count)

@@ -84,7 +84,7 @@ def decoded(found: list[Any], width: int) -> Array:
 
 @contextlib.contextmanager
 def redis_server(folder: Path, large_pages: bool = False) -> Iterator[str | None]:
-    """Yield the URL of a Redis process of our own on a free port, without persistence; None where it is not installed."""
+    """Yield the URL of a Redis process of our own on a free port, without persistence; None if it is not installed."""
     if shutil.which("redis-server") is None:
         yield None
         return

@@ -67,7 +67,10 @@ def time_updates(draw: Any, grad: torch.Tensor, contestants: list[Any], iteratio
 
 
 def bytes_moved(workload: Workload, rows: float, num_vectors: int) -> float:
-    """Return the bytes of an update: each touched row, its state and last step read and written, each output gradient read."""
+    """Return the bytes that an update must move.
+
+    Each touched row and its state are read and written, its last step too; each output gradient is read.
+    """
     row_bytes = 4 * workload.dim
     return rows * (2 * row_bytes * (1 + num_vectors) + 8) + workload.num_tables * workload.batch_size * row_bytes
 
