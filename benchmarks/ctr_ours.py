@@ -36,7 +36,7 @@ def events_of(dataset: DatasetSpec, job: JobSpec, folder: Path, prepared: Path) 
         dataset: the dataset that the job names.
         job: the job to run.
         folder: an existing folder, for the run's files.
-        prepared: its rows, coded: the run finds them where it would have written them.
+        prepared: the job's rows, coded: the run finds them where it would have written them.
 
     Raises:
         RuntimeError: The run fails, or did not use these rows.

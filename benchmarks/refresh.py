@@ -324,7 +324,7 @@ def serve(
 
 
 def conditions(lines: Sequence[dict[str, Any]]) -> list[Condition]:
-    """Judge that vectors carry meaning, that a frozen consumer keeps working, and that without alignment it does not."""
+    """Judge that vectors carry meaning, a frozen consumer keeps working, and without alignment it does not."""
     found = []
 
     def add(name: str, value: float, limit: float, above: bool = True) -> None:
