@@ -16,7 +16,7 @@ from trainer.spec import JobSpec
 
 
 class _Pooled(nn.Module):
-    """torch.nn.EmbeddingBag for each feature, tables shared as in the job; its output is that of TorchRec's collection."""
+    """torch.nn.EmbeddingBag for each feature, tables shared as in the job; output as of TorchRec's collection."""
 
     def __init__(self, weights: Mapping[str, Tensor], features: Mapping[str, tuple[str, str]], *, trainable: bool):
         """Build the tables; ``features`` is (table, pooling) by feature.
