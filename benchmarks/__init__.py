@@ -1,1 +1,1 @@
-"""Each figure in the documents comes from one file here, side by side with a peer."""
+"""Benchmarks: each figure in the documents comes from one file here, measured side by side with a peer."""

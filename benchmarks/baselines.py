@@ -16,10 +16,13 @@ from trainer.spec import JobSpec
 
 
 class _Pooled(nn.Module):
-    """torch.nn.EmbeddingBag for each feature, tables shared as in the job; gives what TorchRec's collection gives."""
+    """torch.nn.EmbeddingBag for each feature, tables shared as in the job; output as of TorchRec's collection."""
 
     def __init__(self, weights: Mapping[str, Tensor], features: Mapping[str, tuple[str, str]], *, trainable: bool):
-        """``features``: (table, pooling) by feature. Row 0 is padding: it adds nothing and has no gradient."""
+        """Build the tables; ``features`` is (table, pooling) by feature.
+
+        Row 0 is padding: it adds nothing and has no gradient.
+        """
         super().__init__()
         self.rows = nn.ParameterDict(
             {name: nn.Parameter(w.clone(), requires_grad=trainable) for name, w in weights.items()}
@@ -51,7 +54,7 @@ class _Blocks:
 
 
 class TorchModel:
-    """A model on one process whose embeddings torch.optim.Adam trains on dense gradients, or nobody does.
+    """A model on one process whose embeddings are trained by torch.optim.Adam on dense gradients, or are frozen.
 
     Implements trainer.training.loop.Model.
     """
@@ -69,7 +72,7 @@ class TorchModel:
 
     @classmethod
     def like(cls, job: JobSpec, data: PreparedData, model: ShardedModel, *, frozen_std: float | None) -> TorchModel:
-        """The model with the initial values of ``model``, or with rows frozen at normal(0, frozen_std)."""
+        """Return the model with the initial values of ``model``, or with rows frozen at normal(0, frozen_std)."""
         configs = table_configs(job, data)
         weights = {}
         generator = torch.Generator().manual_seed(job.seed)
@@ -113,7 +116,7 @@ class TorchModel:
             self._optimizer.zero_grad(set_to_none=True)
 
     def all_reduce_gradients(self) -> None:
-        """One process: nothing to sum."""
+        """Do nothing: with one process there is nothing to sum."""
 
     def non_finite_tables(self) -> list[str]:
         return []
@@ -128,4 +131,4 @@ class TorchModel:
             self._optimizer.step()
 
     def discard(self) -> None:
-        """Gradients are dropped before the next step."""
+        """Do nothing: gradients are dropped before the next step."""

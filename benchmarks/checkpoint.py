@@ -68,7 +68,7 @@ class Tables:
         ]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor under a name of its own: views of what the tables store."""
+        """Return every tensor under a name of its own: views of what the tables store."""
         return {
             f"{number}.{name}": value
             for number, shard in enumerate(self.shards())
@@ -85,7 +85,7 @@ class Tables:
 
 
 def measure(make_contestants: Callable[[int], list[Callable[[], Any]]], iterations: int) -> np.ndarray:
-    """Milliseconds [iterations, contestants] after a warm-up that is not timed; the order turns."""
+    """Return milliseconds [iterations, contestants], after a warm-up that is not timed; the order rotates."""
     if iterations < MIN_ITERATIONS:
         raise ValueError(f"a median of {iterations} is no figure: take at least {MIN_ITERATIONS} iterations")
     rows = []
@@ -103,7 +103,7 @@ def measure(make_contestants: Callable[[int], list[Callable[[], Any]]], iteratio
 
 
 def run(num_rows: int, dim: int, iterations: int, folder: Path) -> None:
-    """Prints the four lines."""
+    """Print the four lines."""
     tables, other, columns = Tables(num_rows, dim), Tables(num_rows, dim), Tables(num_rows, dim, columns=True)
     tables.fill()
     case, size = f"N{num_rows} D{dim} adam", tables.nbytes / 1e9

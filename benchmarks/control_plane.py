@@ -1,6 +1,7 @@
 """The control plane beside a training run: lists of jobs, vectors under load, start, memory, import.
 
-``python -m benchmarks.control_plane`` makes a home of its own, and trains in it while it measures. A JSON line a case.
+``python -m benchmarks.control_plane`` creates a home of its own, and trains in it while it measures. It prints a JSON
+line for each case.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def report(case: str, **figures: float | str) -> None:
 
 @contextlib.contextmanager
 def serving(home: Path, *options: str) -> Iterator[tuple[str, str, int, float]]:
-    """``evenkeel serve`` over this home: its address, its key, its pid, seconds until it answered."""
+    """Run ``evenkeel serve`` over this home, and yield its address, its key, its pid, and seconds until it answered."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
     environment |= {"EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(home.parent)}
     begun = time.monotonic()
@@ -115,7 +116,7 @@ def timed(call: Callable[[], httpx.Response]) -> float:
 
 
 def imports() -> None:
-    """Wall time of an import in a fresh interpreter, less the interpreter's own."""
+    """Measure the wall time of an import in a fresh interpreter, less the interpreter's own."""
 
     def once(statement: str) -> float:
         begun = time.perf_counter()
@@ -127,7 +128,7 @@ def imports() -> None:
 
 
 def first_job(folder: Path) -> None:
-    """From nothing, an empty home, to the first job accepted."""
+    """Measure the time from an empty home to the first job accepted."""
     begun = time.monotonic()
     with serving(folder / "home") as (url, key, _, _):
         http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
@@ -145,7 +146,7 @@ def idle_memory(folder: Path) -> None:
 
 
 def many_jobs(home: Path) -> None:
-    """So many ended jobs as copies of the one that is there, with metrics."""
+    """Copy the one job that is there into many ended jobs, with metrics."""
     with contextlib.closing(sqlite3.connect(home / "evenkeel.db")) as database, database:
         names = [row[1] for row in database.execute("PRAGMA table_info(job)")]
         one = dict(zip(names, database.execute("SELECT * FROM job LIMIT 1").fetchone(), strict=True))
@@ -168,7 +169,7 @@ def publish(home: Path) -> None:
 
 
 def under_training(folder: Path) -> None:
-    """Lists and vectors on one worker while a job trains beside it."""
+    """Measure lists and vectors on one worker while a job trains beside it."""
     home = folder / "home"
     publish(home)
     with serving(home) as (url, key, _, _):
@@ -194,15 +195,18 @@ def end(http: httpx.Client, job_id: str) -> None:
 
 
 def lists(http: httpx.Client, beside: str) -> None:
-    """1000 jobs, in pages of the greatest length and of the usual one."""
+    """Measure lists of 1000 jobs, in pages of the greatest length and of the usual one."""
     for limit in (50, 200):
         taken = [timed(lambda limit=limit: http.get("/v1/jobs", params={"limit": limit})) for _ in range(100)]  # type: ignore[misc]
         report(f"list {limit} of {NUM_JOBS} jobs, {beside}", **quantiles(taken))
 
 
 def vectors(url: str, key: str) -> None:
-    """RATE requests a second of IDS random ids, as Arrow. Sent by http.client from bodies that are ready: what a client
-    computes for itself would be counted as the service's, on a machine that both share."""
+    """Measure RATE requests a second of IDS random ids, as Arrow.
+
+    They are sent by http.client from bodies that are ready: on a machine that client and service share, what the client
+    computes for itself would be counted as the service's time.
+    """
     taken: list[float] = []
     lock = threading.Lock()
     end = time.monotonic() + SECONDS

@@ -29,7 +29,7 @@ VARIANTS = ("adam", "adam_no_l2", "adagrad_no_l2")
 
 
 def run(request: Request, data: PreparedData) -> dict[str, Any]:
-    """``validation`` and ``test``: AUC after each epoch; or ``examples_per_second``."""
+    """Return ``validation`` and ``test``, AUC after each epoch; or ``examples_per_second``."""
     library = imported()
     with contextlib.redirect_stdout(sys.stderr):
         model = _model(library, request, data)
@@ -41,7 +41,11 @@ def run(request: Request, data: PreparedData) -> dict[str, Any]:
 
 
 def imported() -> Any:
-    """The package. Raises ImportError where the extra is not installed."""
+    """Return the package.
+
+    Raises:
+        ImportError: The extra is not installed.
+    """
     # At import it asks the index for a newer version, over the network and in a thread that a process waits for.
     silent = types.ModuleType("deepctr_torch.utils")
     silent.check_version = lambda version: None  # type: ignore[attr-defined]
@@ -83,7 +87,7 @@ def _feature_columns(inputs: Any, request: Request, data: PreparedData) -> list[
 
 
 def padded(column: Jagged | npt.NDArray[np.int32], length: int | None = None) -> npt.NDArray[np.int32]:
-    """Lists as rows [n, longest], or ``length``, with 0 behind; single ids as they are."""
+    """Return lists as rows [n, longest], or [n, ``length``], padded with 0 behind; single ids as they are."""
     if not isinstance(column, Jagged):
         return np.asarray(column)
     lengths = column.lengths
@@ -118,7 +122,7 @@ def _aucs(library: Any, model: Any, request: Request, data: PreparedData) -> dic
 
 
 def _rate(library: Any, model: Any, request: Request, data: PreparedData) -> float:
-    """``fit`` of two epochs over as many rows as ``timed_steps`` take, of which the second is timed."""
+    """Run ``fit`` for two epochs over as many rows as ``timed_steps`` take, and time the second."""
     num_rows = request.timed_steps * request.batch_size
     rows = np.sort(np.random.default_rng(request.seed).permutation(data.num_examples["train"])[:num_rows])
     started: list[float] = []

@@ -1,5 +1,7 @@
-"""Ours, as users run it: a job of ``trainer.launch.in_process``, what ``evenkeel train`` calls. Its own events are its
-figures."""
+"""Ours, as users run it: a job of ``trainer.launch.in_process``, which ``evenkeel train`` calls.
+
+Its figures are taken from its own events.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,19 @@ WARM_SECONDS = 4.0
 
 
 def events_of(dataset: DatasetSpec, job: JobSpec, folder: Path, prepared: Path) -> list[dict[str, Any]]:
-    """What a run of the job told, its files in ``folder`` for as long as it takes. ``prepared`` are its rows, coded:
-    the run finds them where it would have written them. Must be called on the main thread. Raises RuntimeError if it
-    fails, and if it did not take these rows."""
+    """Run the job and return its events; its files are in ``folder`` for as long as it takes.
+
+    Must be called on the main thread.
+
+    Args:
+        dataset: the dataset that the job names.
+        job: the job to run.
+        folder: an existing folder, for the run's files.
+        prepared: the job's rows, coded: the run finds them where it would have written them.
+
+    Raises:
+        RuntimeError: The run fails, or did not use these rows.
+    """
     with tempfile.TemporaryDirectory(dir=folder, prefix="run-") as within:
         directory = Path(within) / "run"
         shutil.copytree(prepared, directory / "data", copy_function=os.link)
@@ -45,12 +57,12 @@ def events_of(dataset: DatasetSpec, job: JobSpec, folder: Path, prepared: Path) 
 
 
 def aucs(events: Sequence[dict[str, Any]], split: str) -> list[float]:
-    """After each epoch."""
+    """Return the AUC after each epoch."""
     return [event["auc"] for event in events if event["type"] == "metric" and event["split"] == split]
 
 
 def rate(events: Sequence[dict[str, Any]]) -> float:
-    """Examples a second that a job's progress tells, over the windows after the first ``WARM_SECONDS`` of them."""
+    """Return examples a second from a job's progress events, over the windows after the first ``WARM_SECONDS``."""
     progress = [event for event in events if event["type"] == "progress"]
     examples = np.diff([0, *(event["examples"] for event in progress)])
     seconds = examples / np.array([event["examples_per_second"] for event in progress])
@@ -68,7 +80,7 @@ def specs_to_json(dataset: DatasetSpec, job: JobSpec, folder: Path, prepared: Pa
 
 
 def main(text: str) -> None:
-    """In a process of its own: specs as JSON in, one line of JSON out."""
+    """Run in a process of its own: specs as JSON in, one line of JSON out."""
     asked = json.loads(text)
     dataset, job = parse_dataset(asked["dataset"]), parse_job(asked["job"])
     events = events_of(dataset, job, Path(asked["folder"]), Path(asked["prepared"]))

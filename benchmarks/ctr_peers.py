@@ -53,7 +53,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs keep files, and what is told of each."""
+    """Where runs keep files, and what is reported of each."""
 
     folder: Path
     tell: Callable[[Line], None]
@@ -64,7 +64,7 @@ class Place:
 
 
 def prepared(task: Task, seed: int, place: Place) -> Path:
-    """The rows of a seed, coded and split as a job of ours prepares them, once."""
+    """Return the folder of a seed's rows, coded and split as a job of ours prepares them, once."""
     folder = place.folder / f"{task.name}-{seed}"
     prepare(task.dataset, task.job(MODELS[0], seed, MIDDLE[OURS], place.threads), folder)
     return folder
@@ -76,7 +76,7 @@ def request(task: Task, model: str, seed: int, rate: float, place: Place, **more
 
 
 def train(task: Task, library: str, model: str, seed: int, rate: float, place: Place) -> Line:
-    """AUC after each epoch, by held-out split."""
+    """Train, and return the AUC after each epoch, by held-out split."""
     if library == OURS:
         job = task.job(model, seed, rate, place.threads)
         events = ctr_ours.events_of(task.dataset, job, place.folder, prepared(task, seed, place))
@@ -90,13 +90,13 @@ def train(task: Task, library: str, model: str, seed: int, rate: float, place: P
 
 
 def at_best_epoch(line: Line) -> tuple[float, float]:
-    """(validation, test) AUC of the epoch that is best on validation."""
+    """Return (validation, test) AUC of the epoch that is best on validation."""
     best = int(np.argmax(line["validation"]))
     return line["validation"][best], line["test"][best]
 
 
 def climbed(score: Callable[[int], float]) -> int:
-    """The n with the highest score, from 0 on: until both neighbours of the best are known and worse."""
+    """Return the n with the highest score, searching from 0 until both neighbours of the best are known and worse."""
     best = 0
     while True:
         top = max((best - 1, best, best + 1), key=score)
@@ -112,7 +112,7 @@ def learning_rate(library: str, n: int) -> float:
 def compare_auc(
     task: Task, libraries: Sequence[str], models: Sequence[str], seeds: int, known: Sequence[Line], place: Place
 ) -> Iterator[Line]:
-    """A line for each training that the comparison is made of; those that are ``known`` are not made again."""
+    """Yield a line for each training of the comparison, except those in ``known``, which are not run again."""
     made = {_key(line): line for line in known if line["case"] == "auc"}
 
     def line(library: str, model: str, seed: int, n: int) -> Line:
@@ -145,7 +145,7 @@ def _key(line: Line) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A bar with the figures behind it."""
+    """A pass or fail condition with the figures behind it."""
 
     what: str
     holds: bool
@@ -156,7 +156,7 @@ class Verdict:
 
 
 def auc_verdicts(lines: Sequence[Line]) -> list[Verdict]:
-    """Ours against each peer: not below by more than noise, twice the standard error of the seeds' differences."""
+    """Compare ours with each peer: not below by more than noise, twice the standard error of the seeds' differences."""
     found = []
     for task, model in _cases(lines):
         ours = _test_aucs(lines, task, model, OURS)
@@ -178,7 +178,7 @@ def auc_verdicts(lines: Sequence[Line]) -> list[Verdict]:
 
 
 def auc_table(lines: Sequence[Line]) -> str:
-    """Test AUC, mean and standard deviation of seeds, with the learning rate that was chosen."""
+    """Return test AUC, mean and standard deviation over seeds, with the learning rate that was chosen."""
     rows = ["| test AUC | " + " | ".join(LIBRARIES) + " |", "|---" * (1 + len(LIBRARIES)) + "|"]
     for task, model in _cases(lines):
         cells = []
@@ -209,7 +209,7 @@ def _test_aucs(lines: Sequence[Line], task: str, model: str, library: str) -> di
 def compare_speed(
     task: Task, libraries: Sequence[str], models: Sequence[str], rounds: int, steps: dict[str, int], place: Place
 ) -> Iterator[Line]:
-    """A line for each library, variant and model in each round."""
+    """Yield a line for each library, variant and model in each round."""
     for _ in range(rounds):
         for model in models:
             for library in libraries:
@@ -234,7 +234,7 @@ def _own_process(task: Task, library: str, variant: str, model: str, steps: dict
 
 
 def speed_verdicts(lines: Sequence[Line]) -> list[Verdict]:
-    """Ours against the fastest variant of each peer, medians of rounds."""
+    """Compare ours with the fastest variant of each peer, by medians over rounds."""
     found = []
     for model in dict.fromkeys(line["model"] for line in lines):
         rates = speeds(lines, model)
@@ -250,7 +250,7 @@ def speed_verdicts(lines: Sequence[Line]) -> list[Verdict]:
 
 
 def speeds(lines: Sequence[Line], model: str) -> dict[tuple[str, str], float]:
-    """Median examples a second by library and variant."""
+    """Return the median examples a second by library and variant."""
     by_variant: dict[tuple[str, str], list[float]] = {}
     for line in lines:
         if line["model"] == model:
@@ -272,7 +272,7 @@ def speed_table(lines: Sequence[Line]) -> str:
 
 
 def installed() -> tuple[str, ...]:
-    """The libraries that are here."""
+    """Return the libraries that are installed."""
     return tuple(name for name in LIBRARIES if name != DEEPCTR or importlib.util.find_spec("deepctr_torch"))
 
 

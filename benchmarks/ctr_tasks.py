@@ -41,7 +41,10 @@ class Task:
     hidden: tuple[int, ...] = (128, 64)
 
     def job(self, model: str, seed: int, learning_rate: float, threads: int) -> JobSpec:
-        """Ours: AdamAR with its whole state on the tables, alpha by the rule, Adam on the rest, one learning rate."""
+        """Return our job: AdamAR with its whole state on the tables, Adam on the rest, one learning rate.
+
+        alpha is chosen by the rule.
+        """
         structure = {"structure": "parallel", "cross_layers": CROSS_LAYERS} if model == "dcnv2" else {}
         return documents.job(
             f"{self.name} {model}",
@@ -60,7 +63,7 @@ class Task:
 
 
 def quality_tasks(data: Path) -> dict[str, Task]:
-    """Data sets on which AUC is compared; ``data`` is the folder of their files."""
+    """Return the data sets on which AUC is compared; ``data`` is the folder of their files."""
     ml1m = documents.dataset("ml1m", data / "ml1m.parquet", {"rule": "rating >= 4"}, order="pos")
     return {
         "amazon_sports": Task("amazon_sports", documents.amazon_sports(data), 512, 4, documents.LAST_ITEMS),
@@ -69,13 +72,16 @@ def quality_tasks(data: Path) -> dict[str, Task]:
 
 
 def quick_task(folder: Path) -> Task:
-    """A small log of the project's own generator, written to ``folder``."""
+    """Write a small log of the project's own generator to ``folder``, and return its task."""
     write_quick_data(folder)
     return Task("quick", documents.click_log(folder), 256, 2, documents.RANDOM, dim=8, hidden=(32,))
 
 
 def speed_task(folder: Path, num_rows: int, num_features: int, num_ids: int, batch_size: int) -> Task:
-    """``num_features`` tables of ``num_ids`` ids, every one of which occurs; half of the ids are Zipf."""
+    """Return a task of ``num_features`` tables of ``num_ids`` ids, every one of which occurs.
+
+    Half of the ids are Zipf.
+    """
     path = folder / "log.parquet"
     if not path.exists():
         write_log(path, num_rows, num_features, num_ids)
@@ -86,8 +92,10 @@ def speed_task(folder: Path, num_rows: int, num_features: int, num_ids: int, bat
 
 @dataclass(frozen=True)
 class Request:
-    """One training of a peer, in a process of its own. ``prepared``: folder of the coded rows. With ``timed_steps``
-    nothing is evaluated: so many steps are timed after ``warm_steps``."""
+    """One training of a peer, in a process of its own. ``prepared``: folder of the coded rows.
+
+    With ``timed_steps`` nothing is evaluated: so many steps are timed after ``warm_steps``.
+    """
 
     prepared: str
     model: str
@@ -112,7 +120,7 @@ class Request:
 
 
 def answer(request: str, run: Callable[[Request, PreparedData], dict[str, Any]]) -> None:
-    """What a peer's process does: the request as JSON in, one line of JSON out."""
+    """Run a peer's process: the request as JSON in, one line of JSON out."""
     asked = Request.from_json(request)
     torch.set_num_threads(asked.threads)
     torch.manual_seed(asked.seed)
@@ -120,5 +128,5 @@ def answer(request: str, run: Callable[[Request, PreparedData], dict[str, Any]])
 
 
 def auc_of(scores: np.ndarray, data: PreparedData, split: str) -> float:
-    """AUC of scores in row order."""
+    """Return the AUC of scores in row order."""
     return float(auc(np.asarray(scores, np.float32).ravel(), np.asarray(data.labels(split), np.float32)))

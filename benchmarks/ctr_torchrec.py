@@ -1,10 +1,10 @@
-"""TorchRec with FBGEMM's fused rowwise Adagrad: its EmbeddingBagCollection under DistributedModelParallel, and a plain
-loop of torch.
+"""TorchRec with FBGEMM's fused rowwise Adagrad.
 
-Its own sharder and planner place the tables (one rank, whole, the fused kernel on the CPU). The dense part is ours,
-module for module, so that what differs is the tables, their optimizer and the loop; torch's Adam trains it. No
-DistributedDataParallel around it, which one rank has no use for. Batches are made by our reader (``reader``), or all
-there before anything is timed (``memory``). FBGEMM wants columns in fours: DeepFM's rows of 17 are 20 here, 3 unused.
+It is TorchRec's EmbeddingBagCollection under DistributedModelParallel, and a plain loop of torch. Its own sharder and
+planner place the tables (one rank, whole, the fused kernel on the CPU). The dense part is ours, module for module, so
+that only the tables, their optimizer and the loop differ; torch's Adam trains it. There is no DistributedDataParallel
+around it, which one rank has no use for. Batches are made by our reader (``reader``), or all are made before anything
+is timed (``memory``). FBGEMM needs a multiple of four columns: DeepFM's rows of 17 are 20 here, 3 unused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VARIANTS = ("memory", "reader")
 
 
 def run(request: Request, data: PreparedData) -> dict[str, Any]:
-    """``validation`` and ``test``: AUC after each epoch; or ``examples_per_second``."""
+    """Return ``validation`` and ``test``, AUC after each epoch; or ``examples_per_second``."""
     quiet()
     with single_rank_group():
         model = built(request, data)
@@ -93,7 +93,7 @@ def _epochs(data: PreparedData) -> Iterator[Any]:
 
 
 class _Blocks:
-    """What our models read of a KeyedTensor: the first ``columns`` of each feature's block."""
+    """The part of a KeyedTensor that our models read: the first ``columns`` of each feature's block."""
 
     def __init__(self, pooled: Any, columns: int):
         self._blocks = {name: block[:, :columns] for name, block in pooled.to_dict().items()}
@@ -109,7 +109,7 @@ class _Blocks:
 
 
 class _Narrow(nn.Module):
-    """Tables with unused columns behind."""
+    """Tables with unused columns at the end."""
 
     def __init__(self, tables: nn.Module, columns: int):
         super().__init__()
@@ -120,7 +120,7 @@ class _Narrow(nn.Module):
 
 
 def built(request: Request, data: PreparedData) -> DistributedModelParallel:
-    """Our model of the kind around TorchRec's tables, which start as TorchRec starts them."""
+    """Return our model of the kind around TorchRec's tables, which start as TorchRec starts them."""
     kind: Any = MODELS[request.model]
     columns = parse_model({"kind": request.model, "embedding_dim": request.dim}).table_columns("")
     width = -(-columns // 4) * 4

@@ -1,8 +1,8 @@
-"""Eleven ways in which a refresh goes wrong, at three severities each, as changes of the item rows that it hands over.
+"""Eleven ways in which a refresh goes wrong, at three severities each, as changes of its item rows.
 
-A fault takes the rows of an honest refresh and gives those of a broken one. ``severity`` is a share of the items unless
-the fault says otherwise. ``align: False`` marks faults that happen after, or instead of, the alignment, which would
-undo them.
+A fault takes the rows of an honest refresh and returns those of a broken one. ``severity`` is a share of the items
+unless the fault says otherwise. ``align: False`` marks faults that happen after, or instead of, the alignment, which
+would undo them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Fault:
 
 
 def shuffled(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
-    """The vectors of some items dealt out among them anew."""
+    """Shuffle the vectors of some items among them."""
     chosen = some(items, share, rng)
     order = np.arange(len(items))
     order[chosen] = rng.permutation(chosen)
@@ -38,7 +38,7 @@ def shuffled(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
 
 
 def swapped(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
-    """Pairs of items with each other's vector."""
+    """Swap the vectors of pairs of items."""
     chosen = rng.permutation(some(items, share, rng))
     half = len(chosen) // 2
     order = np.arange(len(items))
@@ -47,7 +47,7 @@ def swapped(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
 
 
 def wrong_map(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
-    """An id inserted into the map: from there to the end, each item has the vector of the one before it."""
+    """Insert an id into the map: from there to the end, each item has the vector of the one before it."""
     start = round((1 - share) * len(items))
     order = np.arange(len(items))
     order[start:] = np.roll(order[start:], 1)
@@ -55,7 +55,7 @@ def wrong_map(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
 
 
 def turned(items: ItemVectors, part: float, rng: Rng) -> ItemVectors:
-    """Another basis: a random rotation to the power ``part``."""
+    """Change the basis by a random rotation to the power ``part``."""
     basis = np.linalg.qr(rng.standard_normal((items.dim, items.dim)))[0]
     if np.linalg.det(basis) < 0:
         basis[0] *= -1
@@ -64,7 +64,7 @@ def turned(items: ItemVectors, part: float, rng: Rng) -> ItemVectors:
 
 
 def flipped(items: ItemVectors, num_axes: float, rng: Rng) -> ItemVectors:
-    """The signs of some axes."""
+    """Flip the signs of some axes."""
     vectors = np.array(items.vectors)
     vectors[:, rng.permutation(items.dim)[: int(num_axes)]] *= -1
     return with_vectors(items, vectors)
@@ -77,14 +77,14 @@ def not_a_number(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
 
 
 def constant(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
-    """One vector for many items."""
+    """Give many items the same vector."""
     vectors = np.array(items.vectors)
     vectors[some(items, share, rng)] = vectors[np.flatnonzero(items.evidence)].mean(axis=0)
     return with_vectors(items, vectors)
 
 
 def truncated(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
-    """Some items not there at all."""
+    """Remove some items."""
     keep = np.ones(len(items), dtype=bool)
     keep[some(items, share, rng)] = False
     counts = None if items.counts is None else items.counts[keep]
@@ -93,7 +93,7 @@ def truncated(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
 
 
 def scaled(items: ItemVectors, factor: float, rng: Rng) -> ItemVectors:
-    """A tenth of the items with longer rows."""
+    """Scale up the rows of a tenth of the items."""
     factors = np.ones(len(items), dtype=np.float32)
     factors[some(items, 0.1, rng)] = factor
     vectors = np.asarray(items.vectors) * factors[:, None]
@@ -101,7 +101,7 @@ def scaled(items: ItemVectors, factor: float, rng: Rng) -> ItemVectors:
 
 
 def foreign(others: ItemVectors) -> Callable[[ItemVectors, float, Rng], ItemVectors]:
-    """Some items with the vector that another collection has at their place."""
+    """Return a fault that gives some items the vector that another collection has at their place."""
 
     def make(items: ItemVectors, share: float, rng: Rng) -> ItemVectors:
         vectors = np.array(items.vectors)
@@ -113,7 +113,10 @@ def foreign(others: ItemVectors) -> Callable[[ItemVectors, float, Rng], ItemVect
 
 
 def faults_of_rows(others: ItemVectors) -> tuple[Fault, ...]:
-    """Ten of the eleven; a half-trained model is trained, not made. ``others``: another collection of the same dim."""
+    """Return ten of the eleven faults; a half-trained model is trained, not made.
+
+    ``others``: another collection of the same dim.
+    """
     return (
         Fault("shuffled ids", (0.01, 0.1, 1.0), "of the items", shuffled),
         Fault("skipped alignment", (0.05, 0.2, 1.0), "of a random rotation", turned, align=False),
@@ -129,13 +132,13 @@ def faults_of_rows(others: ItemVectors) -> tuple[Fault, ...]:
 
 
 def some(items: ItemVectors, share: float, rng: Rng) -> Array:
-    """Rows of a share of the items that have evidence, at least two."""
+    """Return the rows of a share of the items that have evidence, at least two."""
     rows = np.flatnonzero(items.evidence)
     return np.sort(rng.choice(rows, max(2, round(share * len(rows))), replace=False))
 
 
 def reordered(items: ItemVectors, order: Array) -> ItemVectors:
-    """Row i gets vector and norm of row ``order[i]``."""
+    """Give row i the vector and norm of row ``order[i]``."""
     return ItemVectors(
         items.keys, np.asarray(items.vectors)[order], norms=items.norms[order], evidence=items.evidence,
         counts=items.counts,

@@ -1,10 +1,12 @@
-"""Run by the interpreter of Feast's own environment (docs/store.md): materializes a feature repository once and reads
-random ids of it, as JSON. Imports nothing of the project, whose dependencies are not there.
+"""Feast as a peer: materializes a feature repository once and reads random ids of it, as JSON.
+
+It is run by the interpreter of Feast's own environment (docs/store.md). It imports nothing of the project, whose
+dependencies are not there.
 
     python feast_peer.py FOLDER VIEW ENTITY IDS.npy [IDS.npy ...]
 
-``materialize_seconds``; ``get_ms``, one for each file of ids, whose answer is brought to float32 [n, dim]; ``sums`` of
-the answers, for whoever compares them.
+``materialize_seconds``; ``get_ms``, one for each file of ids, whose answer is converted to float32 [n, dim]; ``sums``
+of the answers, for the caller to compare.
 """
 
 import json

@@ -41,7 +41,7 @@ def normals(num_rows: int, seed: int) -> Array:
 
 
 def plain_features(h: Array, u: Array) -> Array:
-    """The formula, all rows at once."""
+    """Compute the formula, all rows at once."""
     unit = h / np.linalg.norm(h, axis=1, keepdims=True)
     angles = unit @ u.T
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) / np.float32(np.sqrt(len(u)))
@@ -89,7 +89,10 @@ def fetch(folder: Path, num_rows: int, iterations: int) -> dict[str, Any]:
 
 
 def align_ema(num_rows: int, iterations: int) -> dict[str, Any]:
-    """Every iteration has another rotation and other noise over the same million items."""
+    """Measure alignment and the moving average.
+
+    Every iteration has another rotation and other noise over the same million items.
+    """
     keys = np.arange(num_rows)
     served = normals(num_rows, 0)
     served /= np.linalg.norm(served, axis=1, keepdims=True)
@@ -155,7 +158,7 @@ def main() -> None:
 
 
 def one_core() -> None:
-    """Keeps this process on one core, so that figures per core are what they say whatever BLAS would take."""
+    """Keep this process on one core, so that figures are per core, whatever number of threads BLAS would use."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 

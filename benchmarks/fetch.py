@@ -35,7 +35,7 @@ Fetch = Callable[[np.ndarray], np.ndarray]
 
 
 def publish(folder: Path, name: str, num_items: int, dim: int) -> Collection:
-    """A collection of random directions, with its default view, published."""
+    """Publish a collection of random directions, with its default view, and return it."""
     generator = np.random.default_rng(dim)
     vectors = generator.standard_normal((num_items, dim), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -48,7 +48,7 @@ def publish(folder: Path, name: str, num_items: int, dim: int) -> Collection:
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[Client]:
-    """A client of a service over ``folder``, whose process ends with the block."""
+    """Yield a client of a service over ``folder``, whose process ends with the block."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
     command = [str(Path(sys.executable).with_name("evenkeel")), "serve", "--role", "vectors", "--port", "0"]
     process = subprocess.Popen(
@@ -68,7 +68,7 @@ def served(folder: Path) -> Iterator[Client]:
 
 
 def fetch_json(client: Client, view: str) -> Fetch:
-    """As a caller does who has orjson and no Arrow."""
+    """Return a fetch as a caller does it who has orjson and no Arrow."""
 
     def fetch(ids: np.ndarray) -> np.ndarray:
         answer = client.request("POST", f"/views/{view}/vectors", json={"ids": ids.tolist()})

@@ -28,7 +28,7 @@ PACKAGES = (*NEEDED, "fbgemm-gpu")
 
 
 def missing() -> list[str]:
-    """What this machine lacks, in words."""
+    """Return what this machine lacks, in words."""
     lacking = [f"the Python package {name}" for name in NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
         return lacking
@@ -41,7 +41,7 @@ def missing() -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Python, packages that matter, CUDA."""
+    """Return the versions of Python, the packages that matter, and CUDA."""
     import torch
 
     found = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
@@ -54,7 +54,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the repository, as far as it is one."""
+    """Return the commit of the repository, as far as it is one."""
     try:
         command = ["git", "rev-parse", "--short", "HEAD"]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

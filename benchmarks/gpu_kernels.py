@@ -64,7 +64,7 @@ CASES = [
 
 
 def sampler(case: Case) -> Callable[[], tuple[Any, Any]]:
-    """Draws fresh (indices, offsets) on the GPU. Rows 0 and 1 are never drawn."""
+    """Return a function that draws fresh (indices, offsets) on the GPU. Rows 0 and 1 are never drawn."""
     offsets = torch.arange(0, case.num_ids + 1, case.length, device=DEVICE)
     if case.distribution == "uniform":
         return lambda: (torch.randint(2, case.num_rows, (case.num_ids,), device=DEVICE), offsets)
@@ -82,7 +82,7 @@ def sampler(case: Case) -> Callable[[], tuple[Any, Any]]:
 
 
 def build(case: Case, optimizer: Any, sse: float = 0.0, dtype: Any = None) -> Any:
-    """Our tables on the GPU, rows normal."""
+    """Return our tables on the GPU, with normal rows."""
     configs = [TableConfig(f"t{t}", case.num_rows, case.dim, (f"f{t}",)) for t in range(case.num_tables)]
     swaps = {f"f{t}": SSEConfig(sse) for t in range(case.num_tables)} if sse else {}
     tables = EmbeddingTables(
@@ -93,7 +93,7 @@ def build(case: Case, optimizer: Any, sse: float = 0.0, dtype: Any = None) -> An
 
 
 def train(tables: Any, draw: Callable[[], tuple[Any, Any]], num_steps: int) -> None:
-    """Real steps, so that rows have the ages and moments that training gives them."""
+    """Train real steps, so that rows have the ages and moments that training gives them."""
     for _ in range(num_steps):
         pooled = tables(*draw())
         pooled.backward(1e-3 * torch.randn_like(pooled))
@@ -101,7 +101,7 @@ def train(tables: Any, draw: Callable[[], tuple[Any, Any]], num_steps: int) -> N
 
 
 def fbgemm(case: Case, optimizer: str) -> Any:
-    """FBGEMM's table-batched embedding in the GPU's memory; None where it is not installed."""
+    """Return FBGEMM's table-batched embedding in the GPU's memory; None where it is not installed."""
     if importlib.util.find_spec("fbgemm_gpu") is None:
         return None
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -126,10 +126,10 @@ def interleave(
     iterations: int,
     prepare: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Milliseconds for one input of each contestant, [iterations], by CUDA events; 3 rounds are not timed.
+    """Return milliseconds for one input of each contestant, [iterations], by CUDA events; 3 rounds are not timed.
 
-    A round is all inputs one after the other, so that what the host does for one is hidden behind what the GPU does for
-    the one before, as in training. ``prepare`` makes, untimed, what a contestant is given instead of an input.
+    A round is all inputs one after the other, so that the host's work for one is hidden behind the GPU's work for the
+    one before, as in training. ``prepare`` makes, untimed, what a contestant is given instead of an input.
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     names = list(contestants)
@@ -150,7 +150,7 @@ def interleave(
 
 
 def copy_bandwidth(iterations: int = 15) -> float:
-    """Bytes read and written for each second by a copy within the GPU's memory, far larger than its cache."""
+    """Return bytes read and written for each second by a copy within the GPU's memory, far larger than its cache."""
     source = torch.ones(COPY_BYTES // 4, device=DEVICE)
     target = torch.empty_like(source)
     times = interleave({"copy": lambda _: target.copy_(source)}, [None], iterations)["copy"]
@@ -158,7 +158,7 @@ def copy_bandwidth(iterations: int = 15) -> float:
 
 
 def line(bench: str, case: str, times: dict[str, Any], copy: float, moved: float, **more: Any) -> dict[str, Any]:
-    """The line of ours against its peer, or against the time that a copy of as many bytes would take."""
+    """Return the line of ours against its peer, or against the time that a copy of as many bytes would take."""
     medians = {name: float(np.median(values)) for name, values in times.items()}
     iqr = {name: float(np.subtract(*np.percentile(values, [75, 25]))) for name, values in times.items()}
     peer = next((name for name in times if name != "ours"), "copy")
@@ -175,7 +175,10 @@ def line(bench: str, case: str, times: dict[str, Any], copy: float, moved: float
 
 
 def lookups(case: Case, copy: float, iterations: int) -> Iterator[dict[str, Any]]:
-    """``plain``; ``training`` (AdamAR: decay, idle momentum at read); ``sse`` (p = .01; its peer is ours without)."""
+    """Yield lines of lookups: ``plain``, ``training`` and ``sse``.
+
+    ``training`` is AdamAR: decay, idle momentum at read. ``sse`` has p = .01; its peer is ours without.
+    """
     draw = sampler(case)
     inputs = [draw() for _ in range(INPUT_SETS)]
     moved = case.num_ids * (4 * case.dim + 8) + 4 * case.num_tables * case.batch_size * case.dim
@@ -195,7 +198,10 @@ def lookups(case: Case, copy: float, iterations: int) -> Iterator[dict[str, Any]
 
 
 def updates(case: Case, copy: float, iterations: int) -> Iterator[dict[str, Any]]:
-    """Backward and update of outputs made before; FBGEMM's is its fused backward with the optimizer that peer names."""
+    """Yield lines of backward and update of outputs made before.
+
+    FBGEMM's is its fused backward with the optimizer that the peer names.
+    """
     draw = sampler(case)
     inputs = [draw() for _ in range(INPUT_SETS)]
     grad = 1e-3 * torch.randn(case.batch_size, case.num_tables * case.dim, device=DEVICE)
@@ -227,7 +233,7 @@ def call(module: Any) -> Callable[[Any], Any]:
 
 
 def updating(module: Any, grad: Any) -> Callable[[Any], None]:
-    """Backward and update of an output of ``module``."""
+    """Return a function that runs backward and update of an output of ``module``."""
 
     def update(pooled: Any) -> None:
         pooled.backward(grad)

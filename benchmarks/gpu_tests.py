@@ -1,4 +1,4 @@
-"""Tests that need a GPU, run by `python -m benchmarks.gpu` in processes of their own, and what became of each."""
+"""Tests that need a GPU, run by `python -m benchmarks.gpu` in processes of their own, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -51,8 +51,12 @@ BEYOND_THE_KERNEL = {
 
 
 def run_suite(suite: Suite) -> dict[str, Any]:
-    """``outcome``: passed, failed or skipped, as a whole; ``reason`` of the latter; ``counts`` by outcome; ``cases``:
-    the outcome of each test, with the reason unless it passed."""
+    """Run a suite of tests and return its outcomes.
+
+    Returns:
+        ``outcome``: passed, failed or skipped, as a whole; ``reason`` where it was skipped; ``counts`` by outcome;
+        ``cases``: the outcome of each test, with the reason unless it passed.
+    """
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
     probed = subprocess.run(
         [sys.executable, "-c", suite.probe], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -78,7 +82,7 @@ def run_suite(suite: Suite) -> dict[str, Any]:
 
 
 def _cases(report: Path) -> dict[str, str]:
-    """Outcomes by file and name of the test, of pytest's own report."""
+    """Return outcomes by file and name of the test, from pytest's own report."""
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         outcome = "passed"

@@ -1,4 +1,4 @@
-"""Growing ids beside TorchRec's zero-collision modules: time for each id, who has a row, and what that costs a step.
+"""Dynamic tables beside TorchRec's zero-collision modules: time for each id, who has a row, and what a step costs.
 
 Ids are 64-bit, drawn by Zipf (exponent 1.05) from three million at a time, of which a thousandth is replaced by new
 ones at each step, so that a table of a million rows is full after a while and old ids have to go. Bench ``assign``: our
@@ -87,7 +87,7 @@ def managed_modules() -> dict[str, Callable[[], Managed]]:
 
 
 def assign(peer: str, growth: Growth, steps: int, iterations: int) -> None:
-    """Prints the lines of benches ``assign`` and ``find`` beside one peer."""
+    """Print the lines of benches ``assign`` and ``find`` beside one peer."""
     stream, ours, theirs = Stream(), GrowingIds(growth), managed_modules()[peer]()
     step, own = 0, np.zeros(2)
 
@@ -115,18 +115,18 @@ def assign(peer: str, growth: Growth, steps: int, iterations: int) -> None:
 
 
 def means(times: np.ndarray) -> dict[str, float]:
-    """Of both contestants in milliseconds: some steps make room for others."""
+    """Return the means of both contestants in milliseconds: some steps make room for others."""
     ours, theirs = times.mean(axis=0)
     return {"ours_mean_ms": round(float(ours), 4), "peer_mean_ms": round(float(theirs), 4)}
 
 
 def num_bytes(ids: GrowingIds) -> int:
-    """Of all arrays of a map."""
+    """Return the bytes of all arrays of a map."""
     return sum(value.nbytes for value in vars(ids).values() if isinstance(value, np.ndarray))
 
 
 def whole_step(steps: int, iterations: int) -> None:
-    """Prints the line of bench ``step``."""
+    """Print the line of bench ``step``."""
     growth = Growth(CAPACITY)
     config = TableConfig("item", growth.num_rows, DIM, ("item",), init=InitConfig("hash"), grows=True)
     growing = GrowingTables({"item": growth}, [config], AdamAR(0.001, alpha=1e-5))

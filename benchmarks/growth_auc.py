@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, int]] = {
 
 
 def test_auc(table: dict[str, int], seed: int, data: Path) -> list[float]:
-    """After each epoch."""
+    """Return the test AUC after each epoch."""
     dataset, job = load_documents(MANIFEST)
     assert dataset is not None
     assert job is not None

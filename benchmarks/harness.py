@@ -39,7 +39,7 @@ class Workload:
         return f"{self.distribution} T{self.num_tables} N{self.num_rows} D{self.dim} B{self.batch_size}"
 
     def sampler(self, seed: int = 0) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-        """A function that draws fresh (indices, offsets), feature by feature. Row 0 is never drawn."""
+        """Return a function that draws fresh (indices, offsets), feature by feature. Row 0 is never drawn."""
         generator = np.random.default_rng(seed)
         count, live = self.num_tables * self.batch_size, self.num_rows - 2
         offsets = torch.arange(count + 1)
@@ -68,7 +68,7 @@ WORKLOADS = tuple(
 def interleave(
     make_input: Callable[[], Any], *contestants: Callable[[Any], Any], iterations: int, warm_up: int = 3
 ) -> np.ndarray:
-    """Milliseconds [iterations, contestants]; each iteration has an input of its own, the order turns."""
+    """Return milliseconds [iterations, contestants]; each iteration has an input of its own, the order rotates."""
     if iterations < MIN_ITERATIONS:
         raise ValueError(f"a median of {iterations} is no figure: take at least {MIN_ITERATIONS} iterations")
     times = np.empty((iterations, len(contestants)))
@@ -84,7 +84,7 @@ def interleave(
 
 
 def line(bench: str, case: str, peer: str, times: np.ndarray, **more: Any) -> dict[str, Any]:
-    """The line of two contestants (ours first), printed and returned. ``more`` adds fields."""
+    """Print and return the line of two contestants (ours first). ``more`` adds fields."""
     ours, theirs = np.median(times, axis=0)
     low, high = np.percentile(times, [25, 75], axis=0)
     found = {
@@ -110,7 +110,7 @@ def versions() -> dict[str, str]:
 
 
 def cpu() -> str:
-    """Model and number of cores, as the kernel names them."""
+    """Return the CPU model and number of cores, as the kernel names them."""
     model = platform.processor() or platform.machine()
     path = Path("/proc/cpuinfo")
     if path.exists():
@@ -120,7 +120,10 @@ def cpu() -> str:
 
 
 def main(run: Callable[[Workload, int], Iterable[dict[str, Any]]], description: str) -> argparse.Namespace:
-    """Command line of a kernel benchmark: each workload with 1 and 2 threads, or as its options, returned, choose."""
+    """Run the command line of a kernel benchmark, and return its options.
+
+    Each workload is run with 1 and 2 threads, or as the options choose.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--iterations", type=int, default=31)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])

@@ -1,5 +1,7 @@
-"""Item vectors of many runs of one spec, trained in this process once and kept as files: what the studies of refreshes
-and faults start from."""
+"""Item vectors of many runs of one spec, trained in this process once and kept as files.
+
+The studies of refreshes and faults start from them.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,13 @@ _COLUMNS = ("vectors", "norms", "evidence", "counts")
 
 
 def succeeded(directory: Path) -> bool:
-    """Whether the run of this directory came to its end."""
+    """Return whether the run of this directory came to its end."""
     file = directory / EXIT_FILE
     return file.exists() and bool(json.loads(file.read_text())["state"] == "succeeded")
 
 
 def _name(text: str) -> str:
-    """As a collection may be named."""
+    """Return the text in the form that a collection's name may have."""
     return text.replace("_", "-").replace(".", "-")
 
 
@@ -59,9 +61,17 @@ class ItemTables:
         held: dict[str, Any] | None = None,
         **changes: Any,
     ) -> ItemVectors:
-        """The item rows of the run ``name``: the job with this seed, warm-started from the run ``init``, on the rows of
-        a file in place of the data set's own, with fields of the job changed. With a ``chain`` it is published to that
-        collection, with ``held`` (anchor, compass) in the job's part ``publish``."""
+        """Return the item rows of the run ``name``, which is trained unless it is there.
+
+        Args:
+            name: the run; the same name is trained once.
+            seed: the job's.
+            init: the run that it is warm-started from.
+            rows: a file whose rows replace the data set's own.
+            chain: the collection that it is published to.
+            held: anchor and frozen context in the job's part ``publish``; read with a ``chain``.
+            changes: changed fields of the job.
+        """
         if chain is not None:
             publish = {"collection": _name(chain), "gate": {"mode": "report"}, **(held or {})}
             changes["publish"] = self._publish() | publish
@@ -87,7 +97,7 @@ class ItemTables:
             return ItemVectors(file["ids"], **{column: file[column] for column in _COLUMNS})
 
     def begin_chain(self, chain: str, day0: ItemVectors) -> None:
-        """A collection whose first version is ``day0``, unless it is there."""
+        """Create a collection whose first version is ``day0``, unless it is there."""
         target = self.chain(chain)
         if target.current() is None:
             publish_candidate(
@@ -96,20 +106,20 @@ class ItemTables:
             )  # fmt: skip
 
     def chain(self, chain: str) -> Collection:
-        """The collection of a chain."""
+        """Return the collection of a chain."""
         return open_store(self._store()).collection(_name(chain))
 
     def run(self, name: str) -> Run:
-        """The run of that name, which was trained before."""
+        """Return the run of that name, which was trained before."""
         return read_run(self._directory(name))
 
     def rows_but_a_tenth(self, seed: int) -> Path:
-        """The data set without a tenth of its rows, another tenth for each seed."""
+        """Return the data set without a tenth of its rows, another tenth for each seed."""
         keep = np.random.default_rng(seed).random(pq.read_metadata(self.dataset.uri).num_rows) < 0.9
         return self.rows(f"tenth-{seed}", keep)
 
     def rows(self, name: str, keep: Any) -> Path:
-        """A file of the data set's rows that ``keep``, bool, has."""
+        """Return a file of the data set's rows where ``keep``, bool, is true."""
         path = self.folder / "rows" / f"{name}.parquet"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

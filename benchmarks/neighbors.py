@@ -34,7 +34,7 @@ K = 10
 
 
 def rows_of(kind: str, num_items: int, dim: int) -> Array:
-    """Unit rows, float16 [n, dim], as they are published."""
+    """Return unit rows, float16 [n, dim], as they are published."""
     generator = np.random.default_rng(dim)
     scale = np.ones(dim) if kind == "uniform" else 1.0 / np.sqrt(1.0 + np.arange(dim))
     centres = generator.standard_normal((NUM_CENTRES, dim)) * scale
@@ -48,7 +48,7 @@ def rows_of(kind: str, num_items: int, dim: int) -> Array:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that no file stands behind."""
+    """Return the memory of this process that no file stands behind."""
     memory = psutil.Process().memory_info()
     return int(memory.rss - memory.shared)
 

@@ -84,7 +84,7 @@ class Replayed:
 
 
 def run(job: JobSpec, data: Any, method: str, alpha: float | None = None) -> Result:
-    """Trains and evaluates once."""
+    """Train and evaluate once."""
     result = Result(method, job.seed, alpha)
     started = time.perf_counter()
     kind = "adam_ar" if method == "adam_ar" else "adam"
@@ -105,7 +105,7 @@ def run(job: JobSpec, data: Any, method: str, alpha: float | None = None) -> Res
 
 
 def choose_alpha(job: JobSpec, data: Any, tell: Any) -> float:
-    """The alpha of the grid 10^(n/2) with the highest validation AUC after the last epoch, one seed.
+    """Return the alpha of the grid 10^(n/2) with the highest validation AUC after the last epoch, one seed.
 
     The curve over alpha has one hump, so the search starts at the half decade nearest to the default and climbs.
     """
@@ -144,7 +144,7 @@ class Condition:
 
 
 def conditions(dataset: str, auc: dict[str, np.ndarray]) -> list[Condition]:
-    """The conditions that the methods at hand allow to be judged. ``auc``: mean test AUC by method, [epochs].
+    """Return the conditions that the given methods allow to be judged. ``auc``: mean test AUC by method, [epochs].
 
     On data sets other than PROTOCOLS, where Adam may well fall below frozen embeddings, runs are judged by their best.
     """
@@ -190,7 +190,7 @@ def conditions(dataset: str, auc: dict[str, np.ndarray]) -> list[Condition]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Mean test AUC over seeds (and their standard deviation) as Markdown."""
+    """Return the mean test AUC over seeds (and their standard deviation) as Markdown."""
     epochs = max(len(result.test) for result in results)
     lines = [
         "| method | " + " | ".join(f"epoch {e + 1}" for e in range(epochs)) + " | seconds |",
@@ -257,7 +257,7 @@ def compare(
     folder: Path,
     tell: Any,
 ) -> list[Result]:
-    """Every method with every seed. alpha is chosen with the first seed, on validation, and kept for the others."""
+    """Run every method with every seed. alpha is chosen with the first seed, on validation, and kept for the others."""
     results = []
     for seed in range(num_seeds):
         seeded = job.model_copy(update={"seed": seed})

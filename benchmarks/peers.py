@@ -20,12 +20,12 @@ from embeddings.tables.config import InitConfig, TableConfig
 
 
 def ours(workload: Workload, optimizer: RowOptimizer, sse: float | None = None) -> EmbeddingTables:
-    """Our tables with normal rows; ``sse``: the swap probability of every feature."""
+    """Return our tables with normal rows; ``sse``: the swap probability of every feature."""
     return EmbeddingTables(table_configs(workload), optimizer, sse=swaps(workload, sse))
 
 
 def table_configs(workload: Workload) -> list[TableConfig]:
-    """Table ``t0`` of feature ``f0`` and so on, with normal rows."""
+    """Return table ``t0`` of feature ``f0`` and so on, with normal rows."""
     return [
         TableConfig(f"t{t}", workload.num_rows, workload.dim, (f"f{t}",), init=InitConfig("normal", 0.1))
         for t in range(workload.num_tables)
@@ -33,14 +33,14 @@ def table_configs(workload: Workload) -> list[TableConfig]:
 
 
 def swaps(workload: Workload, sse: float | None) -> dict[str, SSEConfig]:
-    """SSE of every feature, or of none."""
+    """Return SSE of every feature, or of none."""
     return {} if sse is None else {f"f{t}": SSEConfig(sse) for t in range(workload.num_tables)}
 
 
 def fbgemm(
     workload: Workload, like: EmbeddingTables, optimizer: Any = EmbOptimType.EXACT_ADAGRAD, **settings: Any
 ) -> Any:
-    """FBGEMM's table-batched embedding on CPU, with the rows of ``like``."""
+    """Return FBGEMM's table-batched embedding on CPU, with the rows of ``like``."""
     peer = SplitTableBatchedEmbeddingBagsCodegen(
         [(workload.num_rows, workload.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * workload.num_tables,
         optimizer=optimizer,
@@ -73,7 +73,7 @@ class TorchSparseAdam:
 
 
 def train(tables: EmbeddingTables, draw: Any, num_steps: int) -> None:
-    """Real steps, so that rows have the ages and moments that training gives them."""
+    """Train real steps, so that rows have the ages and moments that training gives them."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(num_steps):
         k = tables.completed_steps + 1

@@ -60,7 +60,10 @@ PEERS = ("torchrec_fbgemm_rowwise_adagrad", "torch_sparse_adam", "torch_dense_ad
 
 
 def write_log(path: Path, num_rows: int, num_features: int, num_ids: int, seed: int = 0) -> None:
-    """``f0``, ``f1`` ... int64, ``click`` int8; every id of every feature occurs. Needs num_rows >= 2 num_ids."""
+    """Write columns ``f0``, ``f1`` ... int64, and ``click`` int8; every id of every feature occurs.
+
+    Needs num_rows >= 2 num_ids.
+    """
     generator = np.random.default_rng(seed)
     weights = np.arange(1, num_ids + 1, dtype=np.float64) ** -EXPONENT
     cumulative = np.cumsum(weights) / weights.sum()
@@ -102,7 +105,7 @@ def specs(path: Path, num_features: int, workers: int, threads: int, epochs: int
 
 
 def read(data: PreparedData, steps: int) -> float:
-    """Examples of so many steps a second, read as the loop reads them."""
+    """Return the examples of so many steps a second, read as the loop reads them."""
     count, start = 0, time.perf_counter()
     with contextlib.closing(data.train_batches(0)) as batches:
         for _ in range(steps):
@@ -111,7 +114,7 @@ def read(data: PreparedData, steps: int) -> float:
 
 
 def trained(directory: Path) -> dict[str, Any]:
-    """What the run's events say: the rate after the first progress event, which has compilation in it."""
+    """Return what the run's events say: the rate after the first progress event, which includes compilation."""
     events = [json.loads(text) for text in (directory / "events.jsonl").read_text().splitlines()]
     progress = [event for event in events if event["type"] == "progress" and event["epoch"] == 1]
     first, last = progress[0], progress[-1]
@@ -165,7 +168,7 @@ class _Peer:
 
 
 def _fbgemm(rows: list[int]) -> Callable[[Any], torch.Tensor]:
-    """What TorchRec's own batched kernel runs on a CPU: FBGEMM's, with rowwise Adagrad fused."""
+    """Return the kernel that TorchRec's own batched one runs on a CPU: FBGEMM's, with rowwise Adagrad fused."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -182,7 +185,7 @@ def _fbgemm(rows: list[int]) -> Callable[[Any], torch.Tensor]:
 
 
 def peer(kind: str, data: PreparedData, job: JobSpec, steps: int) -> float:
-    """Examples a second of ``steps`` steps after a few."""
+    """Return examples a second of ``steps`` steps after a few untimed ones."""
     contestant = _Peer(kind, [data.tables[key.table].num_rows for key in data.keys], job)
     with contextlib.closing(data.train_batches(0)) as batches:
         for _ in range(3):
@@ -199,7 +202,7 @@ def peer(kind: str, data: PreparedData, job: JobSpec, steps: int) -> float:
 
 
 def parts(data: PreparedData, job: JobSpec, threads: int, steps: int) -> Iterator[tuple[str, float, float]]:
-    """(part, ms of a step, processor ms of a step): medians of the loop's own calls on batches that are there."""
+    """Yield (part, ms of a step, processor ms of a step): medians of the loop's own calls on batches that are there."""
     from trainer.distributed.build import build, choose_alpha
 
     use_threads(threads)

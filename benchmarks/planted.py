@@ -49,7 +49,7 @@ KINDS = ("free", "anchor", "compass", "anchor_compass")
 
 
 def clustered(path: Path, day: int, repeat: int = 0) -> Path:
-    """Writes the log of a day: user, item and click, 18 clicks for each user."""
+    """Write the log of a day: user, item and click, 18 clicks for each user."""
     rng, place = np.random.default_rng(day + 1000 * repeat), HOMES.copy()
     place[MOVED] = 1 if day else 0
     weights = (1.0 + ITEMS % PER_CLUSTER) ** -0.7
@@ -63,7 +63,7 @@ def clustered(path: Path, day: int, repeat: int = 0) -> Path:
 
 
 def to_second(served: Array, items: Array) -> float:
-    """Mean cosine of unit rows of ``items`` to the centre of the second cluster's own items."""
+    """Return the mean cosine of unit rows of ``items`` to the centre of the second cluster's own items."""
     centre = unit_rows(served[SECOND].mean(axis=0, keepdims=True))[0]
     return float((served[items] @ centre.T).mean())
 
@@ -71,7 +71,7 @@ def to_second(served: Array, items: Array) -> float:
 def follow(
     folder: Path, kind: str, strength: float, new_weight: float, num_refreshes: int, repeat: int
 ) -> tuple[Array, Array, Array]:
-    """(moved, at_home, others) by day."""
+    """Return (moved, at_home, others) by day."""
     folder.mkdir(parents=True)
     days = [clustered(folder / f"{day}.parquet", day, repeat) for day in range(num_refreshes + 1)]
     features = {"user": {"type": "id"}, "item": {"type": "id"}}

@@ -133,14 +133,14 @@ class Genres:
 
 
 def published_vectors(collection: Collection, ids: Array, version: str, view: str | None = None) -> Array:
-    """[len(ids), dim] of a version; an item that is missing is a zero row."""
+    """Return the vectors of a version, [len(ids), dim]; an item that is missing is a zero row."""
     _, vectors = collection.open(version).lookup(ids)
     vectors = np.nan_to_num(vectors)
     return collection.view_transform(view, vectors, version) if view is not None else vectors
 
 
 def item_bias(run: Run) -> dict[Any, float]:
-    """The bias that BPR learns beside each item's vector; empty for other models."""
+    """Return the bias that BPR learns beside each item's vector; empty for other models."""
     if run.job.model.kind != "bpr":
         return {}
     checkpoint = latest_valid(run.checkpoints)
@@ -152,7 +152,7 @@ def item_bias(run: Run) -> dict[Any, float]:
 
 
 def rows_of(vectors: ItemVectors, ids: Array) -> Array:
-    """Unit rows of ``ids``, in that order; zero where there is none."""
+    """Return unit rows of ``ids``, in that order; zero where there is none."""
     place = {identifier: row for row, identifier in enumerate(np.asarray(vectors.ids).tolist())}
     unit, _ = unit_rows(np.nan_to_num(vectors.vectors))
     return np.stack([unit[place[identifier]] if identifier in place else 0 * unit[0] for identifier in ids.tolist()])
@@ -162,7 +162,7 @@ Day = tuple[Array, Array, list[str]]
 
 
 def follow(genres: Genres, consumer: Any, day0: Array, days: Sequence[Day]) -> dict[str, Any]:
-    """The frozen consumer through all days, each (served features, raw vectors, what failed at the gate)."""
+    """Follow the frozen consumer through all days, each (served features, raw vectors, what failed at the gate)."""
     before = genres.predict(consumer, day0)
     day0_accuracy = genres.accuracy(before)
     accuracies, flips = [], []
@@ -189,8 +189,11 @@ def follow(genres: Genres, consumer: Any, day0: Array, days: Sequence[Day]) -> d
 def refreshes(
     tables: ItemTables, kind: str, number: int, epochs: int, strength: float = ANCHOR_STRENGTH, null: bool = False
 ) -> list[ItemVectors]:
-    """The item rows of each day. Those with an anchor or a compass go on from what was published the day before.
-    ``null``: other days of the kind, all on day 0's rows."""
+    """Return the item rows of each day.
+
+    Kinds with an anchor or a frozen context go on from what was published the day before. ``null``: other days of the
+    kind, all on day 0's rows.
+    """
     found, before = [], "day0"
     held = {
         **({"anchor": {"strength": strength}} if "anchor" in kind else {}),
@@ -274,8 +277,10 @@ def serve(
     candidates: Sequence[ItemVectors],
     nulls: Sequence[ItemVectors] = (),
 ) -> list[dict[str, Any]]:
-    """The lines of one case: ``candidates`` published one after the other to a collection of their own, whose gate is
-    calibrated by ``nulls`` where there are any."""
+    """Return the lines of one case: ``candidates`` published one after the other to a collection of their own.
+
+    Its gate is calibrated by ``nulls`` where there are any.
+    """
     target, view = store.collection(name), f"{name}_rff"
 
     def publish(where: Collection, items: ItemVectors, how: Settings) -> Publication:
@@ -319,7 +324,7 @@ def serve(
 
 
 def conditions(lines: Sequence[dict[str, Any]]) -> list[Condition]:
-    """Vectors carry meaning, a frozen consumer keeps working, and without alignment it does not."""
+    """Judge that vectors carry meaning, a frozen consumer keeps working, and without alignment it does not."""
     found = []
 
     def add(name: str, value: float, limit: float, above: bool = True) -> None:

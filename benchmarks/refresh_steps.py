@@ -1,5 +1,6 @@
-"""Retrains from scratch: which step of the stage keeps a frozen consumer right and quiet, and which part of a retrain
-makes it loud?
+"""Retrains from scratch: which step of the stage keeps a frozen consumer accurate and its predictions stable.
+
+It also measures which part of a retrain makes them change.
 
     python -m benchmarks.refresh_steps [SPEC] [--refreshes 9] [--folder DIR]
 
@@ -65,7 +66,7 @@ class Day:
 
 
 def turned(day: Day, onto: Array, weigh: Callable[[Array], Array] = np.ones_like) -> Array:
-    """The day's rows in the coordinates of ``onto``: weighted orthogonal Procrustes over the items of both."""
+    """Return the day's rows in the coordinates of ``onto``: weighted orthogonal Procrustes over the items of both."""
     both = day.rows.any(axis=1) & onto.any(axis=1)
     left, _, right = np.linalg.svd((day.rows[both] * weigh(day.counts[both])[:, None]).T @ onto[both])
     rows: Array = day.rows @ (left @ right)
@@ -114,7 +115,7 @@ Step = Callable[[Array, Day], tuple[Array, Array]]
 
 
 def followed(genres: Genres, days: Sequence[Day], step: Step) -> dict[str, float]:
-    """The consumer frozen on the first day through ``step`` (served, day) -> (served, which were reset)."""
+    """Follow the consumer frozen on the first day through ``step`` (served, day) -> (served, which were reset)."""
     served = days[0].rows
     consumer = genres.fit(served)
     before = genres.predict(consumer, served)

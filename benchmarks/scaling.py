@@ -70,7 +70,7 @@ class Trained:
 
 
 def rows(distribution: str, threads: int, iterations: int, many: int = MANY, few: int = FEW) -> dict[str, Any]:
-    """The line of case ``rows``."""
+    """Return the line of case ``rows``."""
     torch.set_num_threads(threads)
     large, small = Trained(distribution, many), Trained(distribution, few)
     times = interleave(
@@ -108,7 +108,7 @@ class Training:
         self.batch_size, self._all_reduce = workload.batch_size, all_reduce
 
     def step(self, batch: Batch) -> float:
-        """Trains; the mean loss of the global batch."""
+        """Train on the batch, and return the mean loss of the global batch."""
         k = self.model.completed_steps + 1
         self.model.set_context(k, batch.start, self.batch_size)
         self.dense.zero_grad()
@@ -140,11 +140,11 @@ class Ranks:
             self._processes.append(process)
 
     def prepare(self) -> None:
-        """Makes the batches of the next :meth:`step`."""
+        """Make the batches of the next :meth:`step`."""
         self._ask("prepare")
 
     def step(self) -> None:
-        """STEPS_AT_ONCE steps on all ranks. Keeps the losses, and the busiest rank's processor seconds."""
+        """Run STEPS_AT_ONCE steps on all ranks. Keeps the losses, and the busiest rank's processor seconds."""
         answers = self._ask("step")
         self.losses.extend(answers[0][0])
         self.cpu_seconds.append(max(seconds for _, seconds in answers))
@@ -198,7 +198,7 @@ def _both(workload: Workload, plan: str) -> Iterator[tuple[Ranks, Ranks]]:
 
 
 def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
-    """The line of case ``ranks``."""
+    """Return the line of case ``ranks``."""
     torch.set_num_threads(1)
     with _both(workload, plan) as (two, one):
 

@@ -35,7 +35,7 @@ TIMEOUT = timedelta(minutes=5)
 
 
 def separate_pass(indices: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Ids swapped with probability p for another row, by whole-tensor operations."""
+    """Return ids swapped with probability p for another row, by whole-tensor operations."""
     drawn = torch.randint(2, num_rows - 1, indices.shape)
     drawn += drawn >= indices
     return torch.where(torch.rand(indices.shape) < PROBABILITY, drawn, indices)
@@ -90,7 +90,7 @@ class Training:
         self.features, self.batch_size = features, workload.batch_size
 
     def pooled(self, batch: Batch) -> torch.Tensor:
-        """Rows that the next training forward reads, [b, features, dim]."""
+        """Return the rows that the next training forward reads, [b, features, dim]."""
         from trainer.models.base import pooled_rows
 
         self.model.set_context(self.model.completed_steps + 1, batch.start, self.batch_size)
@@ -110,7 +110,7 @@ class Training:
 
 
 def batches(workload: Workload) -> Iterator[tuple[Batch, ...]]:
-    """Fresh batches of this rank, each twice: what TorchRec remembers in one saves the other contestant nothing."""
+    """Yield fresh batches of this rank, each twice: what TorchRec caches for one saves the other contestant nothing."""
     from torchrec import KeyedJaggedTensor
 
     draw = workload.sampler()
@@ -129,7 +129,10 @@ def batches(workload: Workload) -> Iterator[tuple[Batch, ...]]:
 
 
 def time_row_wise(workload: Workload, iterations: int) -> tuple[np.ndarray, int]:
-    """Milliseconds of a whole step with SSE and without, [iterations, 2], and ids swapped in a batch. Collective."""
+    """Return milliseconds of a whole step with SSE and without, [iterations, 2], and the ids swapped in a batch.
+
+    Collective.
+    """
     swapping, plain = Training(workload, PROBABILITY), Training(workload, None)
     source = batches(workload)
     given = next(source)
@@ -148,7 +151,7 @@ def time_row_wise(workload: Workload, iterations: int) -> tuple[np.ndarray, int]
 
 
 def row_wise(workloads: Sequence[Workload], iterations: int) -> None:
-    """Prints the lines of bench ``row_wise``. The ranks end with this call, and with this process, however it ends."""
+    """Print the lines of bench ``row_wise``. The ranks end with this call, and with this process, however it ends."""
     with tempfile.TemporaryDirectory(prefix="evenkeel-bench-") as folder:
         arguments = (f"file://{folder}/store", list(workloads), iterations)
         multiprocessing.spawn(_rank, arguments, nprocs=NUM_RANKS, daemon=True)

@@ -62,7 +62,7 @@ class Family:
         return self.tables.table("day0", self.tables.job.seed)
 
     def refreshes(self, row: str, seed: int, number: int, start: str = "day0", shifted: bool = False) -> Iterator[str]:
-        """Names of warm refreshes, each started from the one before, trained when they are asked for."""
+        """Yield names of warm refreshes, each started from the one before, trained when they are asked for."""
         before = start
         for day in range(1, number + 1):
             name = f"{row}-{day}"
@@ -72,7 +72,7 @@ class Family:
             before = name
 
     def open(self, name: str, first: ItemVectors, calibration: Calibration | None = None) -> Collection:
-        """A fresh collection that serves ``first``, with the canary, and calibrated if that is given."""
+        """Return a fresh collection that serves ``first``, with the canary, and calibrated if that is given."""
         target = self.store.collection(name)
         if not target.exists():
             self.publish(name, first, "off")
@@ -96,7 +96,7 @@ def first_genres(movies: Path) -> tuple[list[int], list[str]]:
 
 
 def study(family: Family, others: Family | None, num_nulls: int, num_unseen: int, num_retrains: int) -> Iterator[Line]:
-    """The lines of one family; ``others``: where another collection's vectors come from."""
+    """Yield the lines of one family; ``others``: where another collection's vectors come from."""
     day0 = family.day0()
     scratch = family.open("nulls", day0)
     versions = [
@@ -147,7 +147,7 @@ def _row(
 
 
 def growing(family: Family, calibration: Calibration) -> Line:
-    """A tenth of the movies unknown on day 0."""
+    """Return the line of the case with a tenth of the movies unknown on day 0."""
     items = pq.read_table(family.tables.dataset.uri, columns=["item"])["item"].to_numpy()
     distinct = np.unique(items)
     fresh = np.random.default_rng(5).choice(distinct, len(distinct) // 10, replace=False)
@@ -158,7 +158,7 @@ def growing(family: Family, calibration: Calibration) -> Line:
 
 
 def faulty(family: Family, others: Family | None, calibration: Calibration, retrained: ItemVectors) -> Iterator[Line]:
-    """A refresh that is honest but for the fault, judged against the version before it."""
+    """Yield lines of refreshes that are honest but for the fault, judged against the version before them."""
     row = "unseen0"
     target = family.store.collection(row)
     honest = family.tables.table(f"{row}-{FAULTY_DAY}", 0)
@@ -203,7 +203,7 @@ def faulty(family: Family, others: Family | None, calibration: Calibration, retr
 
 
 def summary(ends: Sequence[Publication]) -> Line:
-    """How many passed, and by what the others were held."""
+    """Return how many passed, and which metrics held the others."""
     held = [sorted({check["metric"] for check in end.gate if check["verdict"] == "fail"}) for end in ends]
     cosines = [end.metrics["cosine_mean"] for end in ends]
     return {
@@ -216,7 +216,7 @@ def summary(ends: Sequence[Publication]) -> Line:
 
 
 def broken_promises(lines: Sequence[Line]) -> list[str]:
-    """What must hold and does not."""
+    """Return the conditions that must hold and do not."""
     found = []
     for line in lines:
         where = f"{line['model']}, {line['case']}"

@@ -32,7 +32,7 @@ Line = dict[str, Any]
 
 
 def tables(lines: Sequence[Line], source: str) -> str:
-    """Honest refreshes, limits and faults, per model family."""
+    """Return tables of honest refreshes, limits and faults, per model family."""
     models = list(dict.fromkeys(line["model"] for line in lines))
     parts = [f"({source})", "", "### Honest refreshes", "", *_honest(lines, models)]
     parts += ["", "### Nulls and the limits that they call for", "", *_limits(lines, models)]
@@ -76,7 +76,7 @@ def _limits(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
 
 
 def _faults(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
-    """Severities in the order tried; what was not caught is struck through."""
+    """Return the table of faults: severities in the order tried; what was not caught is struck through."""
     faults = [line for line in lines if line["case"] == "fault"]
     names = list(dict.fromkeys(line["fault"] for line in faults))
     rows = ["| fault, smallest caught | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
@@ -109,7 +109,7 @@ def _severity(line: Line) -> str:
 
 
 def put_into(document: Path, text: str) -> None:
-    """Puts ``text`` between the document's marks."""
+    """Put ``text`` between the document's marks."""
     before, begin, rest = document.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

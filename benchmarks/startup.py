@@ -45,7 +45,10 @@ POLL_SECONDS = 0.05
 
 
 def write_rows(path: Path) -> None:
-    """Users of ten kinds, each with items of its own kind, one day more than the first job is trained on."""
+    """Write rows of users of ten kinds, each with items of its own kind.
+
+    There is one day more than the first job is trained on.
+    """
     generator = np.random.default_rng(0)
     count = NUM_ROWS * (NUM_DAYS + 1) // NUM_DAYS
     user = generator.integers(0, NUM_USERS, count)
@@ -83,10 +86,13 @@ def job_of(**changes: Any) -> dict[str, Any]:
 
 
 def parts_of(directory: Path, submitted: float, ended: float) -> dict[str, Any]:
-    """The fields of a line. Parts, in the order of time: ``queue`` until there is a process, ``process`` until it says
-    that it starts (its imports), ``prepare``, ``cluster`` (Ray's), ``workers`` until rank 0 is at its first line,
-    ``build`` until its first batch, ``first step``, ``training`` (what is no other part), ``evaluation``,
-    ``checkpoint``, ``publish``, ``end`` until it is seen."""
+    """Return the fields of a line.
+
+    Parts, in the order of time: ``queue`` until there is a process, ``process`` until it says that it starts (its
+    imports), ``prepare``, ``cluster`` (Ray's), ``workers`` until rank 0 is at its first line, ``build`` until its first
+    batch, ``first step``, ``training`` (what is no other part), ``evaluation``, ``checkpoint``, ``publish``, ``end``
+    until it is seen.
+    """
     events = [event.fields for event in read_events(directory)]
     phases = [event for event in events if event["type"] == "phase"]
     steps = [_seconds(event) for event in events if event["type"] == "progress"]
@@ -124,7 +130,7 @@ def _seconds(event: dict[str, Any]) -> float:
 
 
 def _started(directory: Path) -> float | None:
-    """When the run's process was started, to a hundredth of a second; None where it is not known."""
+    """Return when the run's process was started, to a hundredth of a second; None where it is not known."""
     try:
         recorded = json.loads((directory / PROCESS_FILE).read_text("utf-8"))
     except FileNotFoundError:
@@ -143,7 +149,7 @@ def line(case: str, fields: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def service(home: Path) -> Iterator[Client]:
-    """A service of its own, ready; ended with all that it started."""
+    """Yield a client of a service of its own, ready; it ends with all that it started."""
     environment = os.environ | {"EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(home.parent)}
     for name in ("EVENKEEL_API_KEY", "EVENKEEL_URL", "EVENKEEL_STORE_URL", "EVENKEEL_DATABASE_URL"):
         environment.pop(name, None)
@@ -181,7 +187,7 @@ def waited_for(client: Client, home: Path, job_id: str, submitted: float) -> dic
 
 
 def served(folder: Path, cases: list[str], repeat: int) -> None:
-    """``cold``, ``warm`` and ``refresh`` of one service."""
+    """Run cases ``cold``, ``warm`` and ``refresh`` of one service."""
     home = folder / "home"
     with service(home) as client:
         client.add_dataset(dataset_of(folder / "rows.parquet"))
@@ -202,7 +208,7 @@ def served(folder: Path, cases: list[str], repeat: int) -> None:
 
 
 def trained(folder: Path) -> None:
-    """``train``: the same by ``evenkeel train``, from the shell's command to its end."""
+    """Run case ``train``: the same by ``evenkeel train``, from the shell's command to its end."""
     spec, directory = folder / "train.yaml", folder / "run"
     spec.write_text(yaml.safe_dump_all([dataset_of(folder / "rows.parquet"), {"spec_version": 1, **job_of()}]))
     evenkeel = Path(sys.executable).with_name("evenkeel")

@@ -39,7 +39,7 @@ Items = tuple[np.ndarray, np.ndarray]
 
 
 def make_items(num_items: int) -> Items:
-    """Ids and directions, which float16 holds without loss."""
+    """Return ids and directions, which float16 holds without loss."""
     generator = np.random.default_rng(0)
     vectors = generator.standard_normal((num_items, DIM), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

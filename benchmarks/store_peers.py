@@ -1,5 +1,7 @@
-"""What the feature store is measured against: a table of id and vector bytes in SQLite, the same in LMDB; and a Redis
-of our own to put the store in."""
+"""Peers of the feature store: a table of id and vector bytes in SQLite, and the same in LMDB.
+
+Also a Redis of our own to put the store in.
+"""
 
 from __future__ import annotations
 
@@ -69,12 +71,12 @@ def big_endian(keys: Array) -> Any:
 
 
 def rows(vectors: Array) -> Iterator[bytes]:
-    """float16 vectors as bytes, one by one."""
+    """Yield float16 vectors as bytes, one by one."""
     return map(bytes, np.ascontiguousarray(vectors).view(f"V{vectors.shape[1] * vectors.itemsize}").reshape(-1))
 
 
 def decoded(found: list[Any], width: int) -> Array:
-    """float32 [n, dim] of float16 bytes, zero for None."""
+    """Return float32 [n, dim] of float16 bytes, zero for None."""
     nothing = bytes(width)
     joined = b"".join([nothing if value is None else value for value in found])
     return np.frombuffer(joined, np.float16).reshape(len(found), -1).astype(np.float32)
@@ -82,7 +84,7 @@ def decoded(found: list[Any], width: int) -> Array:
 
 @contextlib.contextmanager
 def redis_server(folder: Path, large_pages: bool = False) -> Iterator[str | None]:
-    """The URL of a Redis process of our own on a free port, without persistence; None where it is not installed."""
+    """Yield the URL of a Redis process of our own on a free port, without persistence; None if it is not installed."""
     if shutil.which("redis-server") is None:
         yield None
         return

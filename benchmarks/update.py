@@ -43,7 +43,7 @@ SAME = {"fbgemm_adagrad": "adagrad", "fbgemm_rowwise_adagrad": "rowwise_adagrad"
 
 
 def update_of(tables: Any, pooled: dict[int, torch.Tensor], number: int, grad: torch.Tensor) -> Callable[[Any], None]:
-    """Backward and update of the output ``pooled[number]``."""
+    """Return a function that runs backward and update of the output ``pooled[number]``."""
 
     def update(_: Any) -> None:
         pooled[number].backward(grad)
@@ -54,7 +54,7 @@ def update_of(tables: Any, pooled: dict[int, torch.Tensor], number: int, grad: t
 
 
 def time_updates(draw: Any, grad: torch.Tensor, contestants: list[Any], iterations: int) -> np.ndarray:
-    """Milliseconds of backward + update, [iterations, contestants]."""
+    """Return milliseconds of backward + update, [iterations, contestants]."""
     pooled: dict[int, torch.Tensor] = {}
 
     def prepare() -> None:
@@ -67,13 +67,16 @@ def time_updates(draw: Any, grad: torch.Tensor, contestants: list[Any], iteratio
 
 
 def bytes_moved(workload: Workload, rows: float, num_vectors: int) -> float:
-    """Each touched row and its state read and written, its last step too; each output gradient read."""
+    """Return the bytes that an update must move.
+
+    Each touched row and its state are read and written, its last step too; each output gradient is read.
+    """
     row_bytes = 4 * workload.dim
     return rows * (2 * row_bytes * (1 + num_vectors) + 8) + workload.num_tables * workload.batch_size * row_bytes
 
 
 def copy_bandwidth(repetitions: int = 15) -> float:
-    """Bytes read and written for each second by a copy far larger than the caches, on torch's threads."""
+    """Return bytes read and written for each second by a copy far larger than the caches, on torch's threads."""
     source, target = torch.ones(COPY_BYTES // 4), torch.zeros(COPY_BYTES // 4)
     seconds = []
     for _ in range(repetitions + 1):
@@ -110,10 +113,10 @@ def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
 
 
 def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterations: int) -> Iterator[dict[str, Any]]:
-    """A whole step with dense moments beside one with lazy moments, once rows idle for long are many.
+    """Measure a whole step with dense moments beside one with lazy moments, once rows idle for long are many.
 
     ``hot``: the share of looked-up rows that were touched within the steps that momentum lives for, and so are read
-    with their moments. It is a matter of rows and batch: close to 1 on tables that the batches soon go through.
+    with their moments. It depends on rows and batch: close to 1 on tables that the batches soon go through.
     """
     optimizers = [AdamAR(1e-3, alpha=1e-6), AdamAR(1e-3, alpha=1e-6, moments="lazy")]
     contestants = [peers.ours(workload, optimizer) for optimizer in optimizers]
@@ -148,7 +151,7 @@ def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterat
 def against_memory(
     workload: Workload, name: str, optimizer: RowOptimizer, draw: Any, grad: torch.Tensor, iterations: int
 ) -> Iterator[dict[str, Any]]:
-    """The bandwidth of a step, its sort included, of a copy's."""
+    """Measure the bandwidth of a step, its sort included, as a share of a copy's."""
     tables, touched = peers.ours(workload, optimizer), []
 
     def prepare() -> None:

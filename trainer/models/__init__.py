@@ -1,4 +1,4 @@
-"""Single-device models, a file each; ``registry`` has them by name. Sharding is applied around them.
+"""Single-device models, a file each, listed by name in ``registry``. Sharding is applied around them.
 
-``size`` needs no torch. None of them knows of ranks, runs or the service.
+``size`` needs no torch. No model depends on ranks, runs or the service.
 """

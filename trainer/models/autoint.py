@@ -1,5 +1,7 @@
-"""AutoInt: self-attention over fields (Song et al., AutoInt: Automatic Feature Interaction Learning via Self-Attentive
-Neural Networks, CIKM 2019)."""
+"""AutoInt: self-attention over fields.
+
+Song et al., AutoInt: Automatic Feature Interaction Learning via Self-Attentive Neural Networks, CIKM 2019.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from trainer.models.layers.seeded_init import drawn, uniform
 class AutoInt(ClickModel):
     """logit = <w, concat of e_m^L> + MLP(concat of e_m), e^0 = e, and e^1 .. e^L by an :class:`InteractingLayer` each.
 
-    The fields e_m are pooled rows, and of numeric features x_j v_j (equation 4). ``hidden`` empty: no MLP, and <w, ..>
-    + b of equation 9 alone; with one it is AutoInt+ (section 5.5), whose b is that of the tower's last layer. Rows of
-    zeros learn by the MLP, or beside a numeric feature: ReLU passes nothing at 0.
+    The fields e_m are pooled rows, and x_j v_j for numeric features (equation 4). With ``hidden`` empty there is no
+    MLP, and <w, ..> + b of equation 9 alone; with an MLP the model is AutoInt+ (section 5.5), whose b is that of the
+    tower's last layer. Rows of zeros learn through the MLP, or beside a numeric feature: ReLU passes no gradient at 0.
 
     Parameters, M = F + n fields, k = heads times units: dim for each id; n dim; layers 4 dim k, and 4 k^2 after the
     first; M k for w; the tower sum of (a + 1) b over neighbouring sizes of [M dim, *hidden, 1], or 1 for b.
@@ -72,8 +74,11 @@ class AutoInt(ClickModel):
 
 
 class InteractingLayer(nn.Module):
-    """e [b, M, d] -> relu(concat over heads of sum_k a_mk W_V e_k, + W_R e_m) [b, M, heads units], equations 5 to 8:
-    a_m = softmax over k of <W_Q e_m, W_K e_k>, not divided by the root of the units."""
+    """Multi-head self-attention over fields: e [b, M, d] -> [b, M, heads units], equations 5 to 8.
+
+    The output is relu(concat over heads of sum_k a_mk W_V e_k, + W_R e_m), with a_m = softmax over k of
+    <W_Q e_m, W_K e_k>, not divided by the root of the units.
+    """
 
     def __init__(self, width: int, heads: int, units: int, dtype: torch.dtype):
         super().__init__()

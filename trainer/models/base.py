@@ -1,4 +1,4 @@
-"""What the loop asks of a model, and the parts that models share."""
+"""The interface between models and the training loop, and the parts that models share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 
 class Batch(Protocol):
-    """What a model reads of a batch (trainer.data): ``features`` (KeyedJaggedTensor), ``labels`` [b] in {0, 1}, and
-    ``dense`` [b, n], the n numeric features after their transforms; None where the dataset has none."""
+    """The fields of a batch (trainer.data) that a model reads.
+
+    ``features`` is a KeyedJaggedTensor; ``labels`` [b] in {0, 1}; ``dense`` [b, n], the n numeric features after their
+    transforms, None where the dataset has none.
+    """
 
     @property
     def features(self) -> Any: ...
@@ -29,7 +32,7 @@ class RankingModel(nn.Module):
     """Base of all models: pooled embeddings in, one number per sample out.
 
     ``embeddings`` maps a KeyedJaggedTensor to a KeyedTensor of pooled rows, one [b, dim] block per feature. It is built
-    on the meta device and replaced by its sharded form, so a model touches it in :meth:`forward` alone.
+    on the meta device and replaced by its sharded form, so a model uses it only in :meth:`forward`.
     """
 
     embeddings: nn.Module
@@ -46,59 +49,72 @@ class RankingModel(nn.Module):
     (``reads_numbers`` of its spec)."""
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
-        """``forward(features)``, or of a model that reads numeric features ``forward(features, dense)``, with the
-        batch's ``dense`` [b, num_dense]: scores (logits) [b]."""
+        """Return scores (logits) [b].
+
+        It is called as ``forward(features)``, or as ``forward(features, dense)`` by a model that reads numeric
+        features, with the batch's ``dense`` [b, num_dense].
+        """
         raise NotImplementedError
 
     def scores(self, batch: Batch) -> Tensor:
-        """:meth:`forward` of a batch, [b]."""
+        """Return :meth:`forward` of a batch, [b]."""
         return self(batch.features, batch.dense) if self.num_dense else self(batch.features)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Per-sample losses [b]. The loop divides by the global count and sums."""
+        """Return per-sample losses [b]. The loop divides by the global count and sums."""
         raise NotImplementedError
 
     def evaluate(self, batch: Batch, catalogue: Tensor | None = None) -> tuple[Tensor, ...]:
-        """What metrics are made of (trainer.evaluation.evaluator), each [n]: scores and labels of a batch.
-        ``catalogue`` is that of the model."""
+        """Return the inputs of metrics (trainer.evaluation.evaluator), each [n]: scores and labels of a batch.
+
+        ``catalogue`` is what :meth:`catalogue` returned.
+        """
         return self.scores(batch), batch.labels
 
     def user_side(self, features: Any) -> Tensor:
-        """Of a model that ranks all items for a user (``ranks_all_items`` of its spec): what the score
-        is a product of, [b, d], from features of which ``user`` alone is not empty."""
+        """Return the user's factor of the score, [b, d], from features of which only ``user`` is not empty.
+
+        It is for a model that ranks all items for a user (``ranks_all_items`` of its spec).
+        """
         raise NotImplementedError
 
     def item_side(self, features: Any) -> Tensor:
-        """The other factor, [b, d], from features of which ``item`` alone is not empty: <user side, item side> is the
-        score up to what is the same for all items of a user."""
+        """Return the item's factor of the score, [b, d], from features of which only ``item`` is not empty.
+
+        <user side, item side> is the score up to a term that is the same for all items of a user.
+        """
         raise NotImplementedError
 
     def catalogue(self, data: Any, device: torch.device | None = None) -> Tensor | None:
-        """What the evaluation of every batch needs, once before it; None for nothing. Collective. ``device`` is where
-        the model is, left out: the CPU."""
+        """Return what the evaluation of every batch needs, computed once before it; None for nothing. Collective.
+
+        ``device`` is where the model is; None: the CPU.
+        """
         return None
 
     @staticmethod
     def settings(job: Any) -> dict[str, Any]:
-        """Keywords that this model takes beyond the common ones, from the job (trainer.spec.JobSpec)."""
+        """Return the keywords that this model takes beyond the common ones, from the job (trainer.spec.JobSpec)."""
         return {}
 
     @staticmethod
     def of_keys(keys: Sequence[Any]) -> dict[str, Any]:
-        """Keywords that this model takes from the keys of its batches (trainer.data.batches.keys)."""
+        """Return the keywords that this model takes from the keys of its batches (trainer.data.batches.keys)."""
         return {}
 
     def begin(self, data: Any) -> None:
-        """Sets initial values that are those of the data (trainer.data.batches.prepared.PreparedData), such as a mean
-        label."""
+        """Set initial values that are computed from the data, such as a mean label.
+
+        ``data`` is a trainer.data.batches.prepared.PreparedData.
+        """
 
     def dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of everything outside the embedding tables, in a fixed order."""
+        """Return (name, parameter) of everything outside the embedding tables, in a fixed order."""
         return [(name, p) for name, p in self.named_parameters() if not name.startswith("embeddings.")]
 
 
 def mlp(sizes: Sequence[int], *, seed: int, dtype: torch.dtype) -> nn.Sequential:
-    """Linear layers of the given sizes with ReLU between them, none after the last.
+    """Return linear layers of the given sizes with ReLU between them, none after the last.
 
     Initial weights are torch's default, drawn from ``seed`` alone in float32 and then cast: the same on every rank and,
     up to rounding, in every dtype.
@@ -112,12 +128,15 @@ def mlp(sizes: Sequence[int], *, seed: int, dtype: torch.dtype) -> nn.Sequential
 
 
 def with_dense(rows: Tensor, dense: Tensor | None) -> Tensor:
-    """What a tower reads: rows side by side [b, m], then the numeric features, [b, m + n]."""
+    """Return the input of a tower: rows side by side [b, m], then the numeric features, [b, m + n]."""
     return rows if dense is None else torch.cat([rows, dense.to(rows.dtype)], dim=1)
 
 
 def pooled_rows(pooled: Any, features: Sequence[str]) -> Tensor:
-    """The named blocks of a KeyedTensor side by side, [b, sum of dims]; their order does not depend on the plan."""
+    """Return the named blocks of a KeyedTensor side by side, [b, sum of dims].
+
+    Their order does not depend on the sharding plan.
+    """
     if list(features) == pooled.keys():
         # They are side by side already: taking them apart would copy them, and their gradient.
         values: Tensor = pooled.values()

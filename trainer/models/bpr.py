@@ -19,7 +19,7 @@ class BPR(RankingModel):
 
     ``b_i`` is one more column at the end of the item's row, so table ``item`` is ``dim + 1`` wide: popularity goes
     there and not into the direction of the item vectors, which are the first ``dim`` columns. There are no dense
-    parameters; ``hidden``, ``seed`` and ``dtype`` are the common signature's, without a tower to shape.
+    parameters; ``hidden``, ``seed`` and ``dtype`` belong to the common signature and have no tower to shape.
     """
 
     targets = (ITEM, NEGATIVE)
@@ -42,7 +42,7 @@ class BPR(RankingModel):
         self.dim = dim
 
     def forward(self, features: Any) -> Tensor:
-        """Scores of the batch's items, [b]: positives in training, whatever is labelled in evaluation."""
+        """Return scores of the batch's items, [b]: positives in training, the labelled items in evaluation."""
         return self._scores(features)[0]
 
     def loss(self, batch: Batch) -> Tensor:

@@ -1,5 +1,4 @@
-"""What sasrec and gru4rec share: at each position of a piece of a sequence a state, which asks for the item that comes
-next."""
+"""The common part of sasrec and gru4rec: a state at each position of a sequence, which scores the next item."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ Drop = Callable[[Tensor, int], Tensor]
 class EveryPositionModel(NextItemModel):
     """Base: score(i | s_1 .. s_t) = <M_i, F_t>, M the item table, shared by input and output; M is what is published.
 
-    loss: of each position by ``loss`` (trainer.models.losses.sampled_loss), the target against its negatives, summed
-    over a sample and divided by ``length``, the most items that are read. ``dropout`` where the subclass has its
-    places.
+    The loss of each position is ``loss`` (trainer.models.losses.sampled_loss) of the target against its negatives,
+    summed over a sample and divided by ``length``, the most items that are read. ``dropout`` is applied at the
+    subclass's places.
     """
 
     def __init__(self, embeddings: Any, *, dim: int, seed: int, length: int, dropout: float, loss: str):
@@ -34,12 +33,14 @@ class EveryPositionModel(NextItemModel):
 
     @abstractmethod
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:
-        """States [b, l, dim] from rows of items [b, l, dim], oldest first and at the left: none depends on a later
-        item, so that the padding behind them does not matter. ``positions`` [b, l] count to ``length`` - 1, the last
-        item's."""
+        """Return states [b, l, dim] from rows of items [b, l, dim], oldest first and left-aligned.
+
+        No state depends on a later item, so that the padding behind them does not matter. ``positions`` [b, l] count up
+        to ``length`` - 1, the last item's.
+        """
 
     def finished(self, states: Tensor) -> Tensor:
-        """F of the states that are asked for, [n, dim]."""
+        """Return F of the given states, [n, dim]."""
         return states
 
     def loss(self, batch: Batch) -> Tensor:
@@ -59,7 +60,7 @@ class EveryPositionModel(NextItemModel):
         return rows
 
     def _states(self, rows: Any, batch: Any) -> Tensor:
-        """F of every item read, [number of ids, d]; with dropout where the model trains."""
+        """Return F of every item read, [number of ids, d]; with dropout where the model trains."""
         lengths, values = rows[ITEM].lengths(), rows[ITEM].values()
         if not len(values):
             # A rank without a sample: a part of the graph all the same, so that backward finds it.
@@ -69,7 +70,7 @@ class EveryPositionModel(NextItemModel):
         return self.finished(self._hidden(padded(values, lengths), lengths, batch)[owner, place])
 
     def _hidden(self, items: Tensor, lengths: Tensor, batch: Any) -> Tensor:
-        """:meth:`hidden`, with dropout where there is a ``batch`` and the model trains."""
+        """Return :meth:`hidden`, with dropout where there is a ``batch`` and the model trains."""
         columns = torch.arange(items.shape[1], device=items.device)
         positions = (self.length - lengths[:, None] + columns).clamp(max=self.length - 1)
         return self.hidden(items, positions, self._dropout(batch, positions))

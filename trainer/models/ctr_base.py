@@ -1,4 +1,4 @@
-"""What the CTR models share: pooled rows as field vectors, first-order weights, loss of a score."""
+"""The common part of the CTR models: pooled rows as field vectors, first-order weights, loss of a score."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClickModel(RankingModel):
         return {"options": TowerOptions.of(job)}
 
     def vectors(self, features: Any) -> Tensor:
-        """The fields' vectors [b, number of fields, dim]."""
+        """Return the fields' vectors [b, number of fields, dim]."""
         return self._rows(features, self.dim)
 
     def _rows(self, features: Any, columns: int) -> Tensor:
@@ -42,9 +42,9 @@ class ClickModel(RankingModel):
 class FirstOrderModel(ClickModel):
     """Base: a row is [v | w], dim + 1 columns: the field's vector, and one weight for each id, the first-order term.
 
-    sum_f w_f + <u, x>: with x the numeric features, whose weights u are dense parameters. Lists are pooled, w like v.
-    Features that share a table share the weights of its ids. Both start alike (``model.init``), are moved by the row
-    optimizer, and learn from zeros (docs/adr/0030).
+    The first-order terms are sum_f w_f + <u, x>, with x the numeric features, whose weights u are dense parameters. In
+    lists w is pooled like v. Features that share a table share the weights of its ids. v and w start alike
+    (``model.init``), are updated by the row optimizer, and learn from zeros (docs/adr/0030).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FirstOrderModel(ClickModel):
             self.first_order = nn.Linear(num_dense, 1, bias=False, dtype=torch.float32).to(dtype) if num_dense else None
 
     def vectors_and_first_order(self, features: Any, dense: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The fields' vectors [b, number of fields, dim], and the sum of the first-order terms [b]."""
+        """Return the fields' vectors [b, number of fields, dim], and the sum of the first-order terms [b]."""
         rows = self._rows(features, self.dim + 1)
         linear = rows[:, :, self.dim].sum(1)
         if self.first_order is not None and dense is not None:
@@ -71,8 +71,11 @@ class FirstOrderModel(ClickModel):
 
 
 class NumericFields(nn.Module):
-    """x [b, n] -> x_j v_j [b, n, dim]: numeric features as fields like others, each with a vector v_j (Rendle, 2010,
-    equation 1; Song et al., 2019, equation 4). Parameters: n dim."""
+    """Numeric features as fields like others, each with a vector v_j: x [b, n] -> x_j v_j [b, n, dim].
+
+    Rendle, Factorization Machines, ICDM 2010, equation 1; Song et al., AutoInt, CIKM 2019, equation 4. Parameters: n
+    dim.
+    """
 
     def __init__(self, num_dense: int, dim: int, *, seed: int, dtype: torch.dtype):
         super().__init__()

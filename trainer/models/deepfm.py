@@ -16,7 +16,8 @@ from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
 class DeepFM(FirstOrderModel):
     """logit = sum_f w_f + <u, x> + sum over pairs f < g of <v_f, v_g> + MLP(concat of v_f, and x), equations 1 to 4.
 
-    The pairs are of fields: a list is one field, whose vector is pooled. Numeric features are first-order and deep.
+    The pairs are pairs of fields: a list is one field, whose vector is pooled. Numeric features are first-order and
+    deep.
 
     Parameters: (dim + 1) for each id, and of the tower [F dim + n, *hidden, 1] for F fields and n numeric features sum
     of (a + 1) b over neighbouring sizes, and n: those of Wide & Deep, as the pairs have none.
@@ -44,6 +45,8 @@ class DeepFM(FirstOrderModel):
 
 
 def pairs(vectors: Tensor) -> Tensor:
-    """sum over f < g of <v_f, v_g>, [b], from vectors [b, F, d]: (|sum_f v_f|^2 - sum_f |v_f|^2) / 2 (Rendle,
-    Factorization Machines, ICDM 2010, lemma 3.1)."""
+    """Return sum over f < g of <v_f, v_g>, [b], from vectors [b, F, d].
+
+    It is computed as (|sum_f v_f|^2 - sum_f |v_f|^2) / 2 (Rendle, Factorization Machines, ICDM 2010, lemma 3.1).
+    """
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)

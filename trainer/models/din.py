@@ -17,16 +17,16 @@ from trainer.models.next_item import owners, sums_by_owner
 
 
 class DIN(ClickModel):
-    """logit = MLP(concat over the features of their vectors, and x): a history is pooled by what the target is.
+    """logit = MLP(concat over the features of their vectors, and x): the target determines how a history is pooled.
 
     v_U(A) = sum_j a(e_j, v_A) e_j over the rows e_j of the history, equation 3, with v_A the row of its target A: the
     weights a are not normalised, so that they keep how strong an interest is. a is an MLP of
     [e_j | v_A | e_j - v_A | e_j o v_A] with the activation of ``attention_activation``, ``dice`` by default
     (:class:`Dice`). A list whose table no single id reads is pooled as its feature says.
 
-    ``embeddings`` gives a row for each id (``is_sequence``), which is what attention needs, and of a single id that is
-    its vector. The tower has ReLU like all of ours; mini-batch aware regularization (section 5.1) is not here: rows of
-    rare ids are what AdamAR is about.
+    ``embeddings`` gives a row for each id (``is_sequence``), which attention needs; for a single id that row is its
+    vector. The tower has ReLU like those of the other models; mini-batch aware regularization (section 5.1) is not
+    implemented: AdamAR is the method here for rows of rare ids.
 
     Parameters, F features and n numeric ones: dim for each id; of each history's attention, hidden sizes
     ``attention_hidden``, the sum of (p + 1) q over neighbouring sizes of [4 dim, *attention_hidden, 1], and q more for
@@ -75,7 +75,10 @@ class DIN(ClickModel):
 
     @staticmethod
     def of_keys(keys: Sequence[Any]) -> dict[str, Any]:
-        """The target of a list is the single id that reads its table: the first, where there are several."""
+        """Return ``histories`` and ``poolings``.
+
+        The target of a list is the single id that reads its table: the first, where there are several.
+        """
         targets: dict[str, str] = {}
         for key in keys:
             if not key.is_list:
@@ -92,7 +95,7 @@ class DIN(ClickModel):
         return self.tower(with_dense(torch.cat(blocks, dim=1), dense)).squeeze(1)
 
     def _block(self, name: str, rows: Any) -> Tensor:
-        """The vector of a feature [b, dim]."""
+        """Return the vector of a feature [b, dim]."""
         values: Tensor = rows[name].values()
         if name not in self.poolings:
             return values
@@ -109,10 +112,12 @@ class DIN(ClickModel):
 
 
 class Dice(nn.Module):
-    """f(s) = p s + (1 - p) alpha s, p = sigmoid((s - E[s]) / sqrt(Var[s] + eps)), equation 4, for s [n, width]: PReLU
-    whose turning point follows the data. Moments over all rows of the global batch in training, running ones in
-    evaluation (trainer.models.layers.batch_norm). alpha, one for each column, starts from 0 and is learned; eps is
-    1e-8."""
+    """PReLU whose turning point follows the data: f(s) = p s + (1 - p) alpha s for s [n, width].
+
+    p = sigmoid((s - E[s]) / sqrt(Var[s] + eps)), equation 4. The moments are taken over all rows of the global batch in
+    training, and are running ones in evaluation (trainer.models.layers.batch_norm). alpha, one for each column, starts
+    from 0 and is learned; eps is 1e-8.
+    """
 
     def __init__(self, width: int, dtype: torch.dtype):
         super().__init__()
@@ -127,7 +132,7 @@ class Dice(nn.Module):
 def _attention(
     dim: int, hidden: Sequence[int], activation: str, *, seed: int, name: str, dtype: torch.dtype
 ) -> nn.Sequential:
-    """a(e_j, v_A): [n, 4 dim] -> [n, 1]."""
+    """Return the network a(e_j, v_A): [n, 4 dim] -> [n, 1]."""
     with drawn(seed, f"attention {name}"):
         network = mlp([4 * dim, *hidden, 1], seed=int(torch.randint(2**32, ())), dtype=dtype)
     layers: list[nn.Module] = []

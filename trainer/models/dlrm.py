@@ -1,5 +1,7 @@
-"""DLRM: dot products of all pairs (Naumov et al., Deep Learning Recommendation Model for Personalization and
-Recommendation Systems, 2019)."""
+"""DLRM: dot products of all pairs of vectors.
+
+Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation Systems, 2019.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
 
 
 class DLRM(ClickModel):
-    """logit = MLP([z | <e_i, e_j> for i < j]) over the fields' vectors e and z, the bottom MLP of the numeric features,
-    which is one more vector (section 2.5); without numeric features there is no bottom MLP, and z is left out.
+    """logit = MLP([z | <e_i, e_j> for i < j]) over the fields' vectors e and z, the bottom MLP of the numeric features.
+
+    z is one more vector in the products (section 2.5); without numeric features there is no bottom MLP, and z is left
+    out.
 
     The bottom MLP is [n, *hidden, dim], its last layer followed by ReLU too, as in the paper's code. Without numeric
-    features the logit sees products of rows alone: rows that start from zeros get no gradient, and such a start is
-    refused.
+    features the logit depends on products of rows alone: rows that start from zeros get no gradient, and such a start
+    is refused.
 
     Parameters, for F fields and n numeric features: dim for each id; the top MLP sum of (a + 1) b over neighbouring
     sizes of [F (F - 1) / 2, *hidden, 1] without numeric features, else of [dim + (F + 1) F / 2, *hidden, 1], and those

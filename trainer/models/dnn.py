@@ -14,10 +14,10 @@ from trainer.models.losses import pointwise_loss
 
 
 class DNN(RankingModel):
-    """logit = MLP(concat of e_f over the features f, and x, the numeric ones); hidden sizes ``hidden``; loss
-    ``bce``, ``mse`` or ``focal``.
+    """logit = MLP(concat of e_f over the features f, and x, the numeric ones), with hidden sizes ``hidden``.
 
-    Its first layer absorbs any linear map of an item table, so its vectors are not published (methods: which vectors).
+    The loss is ``bce``, ``mse`` or ``focal``. The first layer absorbs any linear map of an item table, so the model's
+    vectors are not published.
     """
 
     def __init__(

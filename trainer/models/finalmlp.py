@@ -1,5 +1,7 @@
-"""FinalMLP: two MLPs of differently gated features, fused by products (Mao et al., FinalMLP: An Enhanced Two-Stream MLP
-Model for CTR Prediction, AAAI 2023)."""
+"""FinalMLP: two MLPs of differently gated features, fused by products.
+
+Mao et al., FinalMLP: An Enhanced Two-Stream MLP Model for CTR Prediction, AAAI 2023.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,14 @@ from trainer.models.layers.seeded_init import drawn, uniform
 
 
 class FinalMLP(ClickModel):
-    """o_s = MLP_s(2 sigmoid(Gate_s(c_s)) o e) for streams s = 1, 2, e = concat of v_f, and of the numeric features;
+    """Two streams with stream-specific gating, joined by multi-head bilinear fusion.
 
+        o_s = MLP_s(2 sigmoid(Gate_s(c_s)) o e) for streams s = 1, 2, e = concat of v_f, and of the numeric features;
         logit = b + <w, [o_1 | o_2]> + sum over heads j of o_1j^T W_j o_2j,
 
-    o_sj the j-th of ``fusion_heads`` equal parts of o_s: stream-specific gating, and multi-head bilinear fusion. c_s is
-    the concat of the vectors of features that the gate is told of (``first_gate``, ``second_gate``); of none, a learned
-    vector. All layers of MLP_s, ``hidden`` and ``second_hidden`` (left out: ``hidden``), are hidden ones.
+    o_sj being the j-th of ``fusion_heads`` equal parts of o_s. c_s is the concat of the vectors of the features that
+    the gate reads (``first_gate``, ``second_gate``), or a learned vector if it reads none. All layers of MLP_s,
+    ``hidden`` and ``second_hidden`` (None: ``hidden``), are hidden ones.
 
     Parameters, D = F dim + n for F fields and n numeric features, h_s the last of MLP_s, c_s dim times the features of
     its gate, or dim: dim for each id; of each stream the sum of (a + 1) b over neighbouring sizes of [c_s,
@@ -76,8 +79,11 @@ class FinalMLP(ClickModel):
 
 
 class Gate(nn.Module):
-    """vectors [b, F, d] -> 2 sigmoid(MLP(c)) in (0, 2), c of the fields at ``places``: [b, sizes[-1]]; or c learned:
-    [1, sizes[-1]]."""
+    """Gate of a stream: vectors [b, F, d] -> 2 sigmoid(MLP(c)) in (0, 2).
+
+    c is of the fields at ``places``, and the output [b, sizes[-1]]; without places c is learned, and the output
+    [1, sizes[-1]].
+    """
 
     def __init__(self, places: Sequence[int], dim: int, sizes: Sequence[int], dtype: torch.dtype):
         super().__init__()

@@ -15,8 +15,8 @@ from trainer.models.deepfm import pairs
 class FM(FirstOrderModel):
     """logit = w_0 + sum_f w_f + <u, x> + sum over pairs f < g of <v_f, v_g>, equation 1 for degree 2.
 
-    The pairs are of fields: single ids, lists, each one pooled vector, and numeric features j, of vector x_j v_j. Rows
-    of zeros have no gradient but that of w_f, unless there is a numeric feature: all else is products.
+    The pairs are pairs of fields: single ids; lists, each one pooled vector; and numeric features j, of vector x_j v_j.
+    Rows of zeros have no gradient but that of w_f, unless there is a numeric feature: all other terms are products.
 
     Parameters: (dim + 1) for each id; 1 + n + n dim for w_0, u and the vectors of n numeric features.
     """

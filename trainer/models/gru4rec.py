@@ -1,5 +1,7 @@
-"""GRU4Rec: a recurrent network over a user's items (Hidasi et al., Session-based Recommendations with Recurrent Neural
-Networks, ICLR 2016)."""
+"""GRU4Rec: a recurrent network over a user's items.
+
+Hidasi et al., Session-based Recommendations with Recurrent Neural Networks, ICLR 2016.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from trainer.models.layers.seeded_init import drawn
 
 
 class GRU4Rec(EveryPositionModel):
-    """score(i | s_1 .. s_t) = <M_i, h_t>, h the states of the last of ``gru_layers`` GRUs above each other, over M_s.
+    """score(i | s_1 .. s_t) = <M_i, h_t>, h the states of the last of ``gru_layers`` stacked GRUs over M_s.
 
     A GRU (section 3.1), x the row M_s or the state below, h_0 = 0, s the sigmoid:
         z_t = s(W_z x_t + U_z h_{t-1}), r_t = s(W_r x_t + U_r h_{t-1}),
         g_t = tanh(W x_t + r_t o (U h_{t-1})), h_t = (1 - z_t) h_{t-1} + z_t g_t,
     with biases after each W and U, and r_t after the product with U, as in torch.nn.GRU (whose z is 1 - z_t); the paper
-    has U (r_t o h_{t-1}). Dropout of the rows that are read and of the states that leave a layer, not of those that it
-    hands to itself.
+    has U (r_t o h_{t-1}). Dropout is applied to the rows that are read and to the states that leave a layer, not to
+    those that a layer passes to its own next step.
 
     loss: ``top1`` and ``bpr`` are the paper's (section 3.2.2), ``bce`` and ``sampled_softmax`` those of sasrec.
     Parameters: |I| d + layers (6 d^2 + 6 d), the paper's 6 d^2 for each layer with biases.

@@ -1,5 +1,7 @@
-"""item2vec: skip-gram with negative sampling over users' items (Barkan and Koenigstein, MLSP 2016; Mikolov et al.,
-NIPS 2013, equation 4)."""
+"""item2vec: skip-gram with negative sampling over users' items.
+
+Barkan and Koenigstein, Item2Vec, MLSP 2016; Mikolov et al., NIPS 2013, equation 4.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, owne
 class Item2Vec(NextItemModel):
     """loss = sum over the targets o of centre i of [-log sigmoid(<v_i, u_o>) - sum_k log sigmoid(-<v_i, u_k>)].
 
-    Targets are the items at most ``window`` places from i in its user's sequence, the k are drawn for each of them by
+    Targets are the items at most ``window`` places from i in its user's sequence; the k are drawn for each of them by
     unigram^0.75 (trainer.data.batches.sequence_batches). An item's row is [v | u], 2 dim wide: v, the input embedding,
-    is what is published, u the output embedding. Parameters: 2 dim for each item, nothing else.
+    is published, u is the output embedding. Parameters: 2 dim for each item, nothing else.
 
-    Where it ranks, a user is the mean v of the last ``window`` items, against u: the log odds, up to item frequency,
-    that the candidate is near them.
+    In ranking, a user is the mean v of the last ``window`` items, and is scored against u: the log odds, up to item
+    frequency, that the candidate is near them.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Item2Vec(NextItemModel):
         self.dim = dim
 
     def loss(self, batch: Batch) -> Tensor:
-        """[b]: sums over the pairs of each centre; one without neighbours has 0."""
+        """Return sums over the pairs of each centre, [b]; one without neighbours has 0."""
         rows = self.embeddings(batch.features)
         centres = rows[ITEM].values()[:, : self.dim]
         total = centres.new_zeros(len(centres))

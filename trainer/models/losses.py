@@ -15,15 +15,21 @@ from trainer.data.batches.order import rank_slice
 
 
 def pointwise_loss(kind: str, scores: Tensor, labels: Tensor, **settings: Any) -> Tensor:
-    """Of [b] scores against [b] labels, [b]. ``bce``: binary cross-entropy with the score as logit, log(1 + e^z) - y z,
-    labels in [0, 1]; ``mse``: (z - y)^2, any labels; ``focal``: :func:`focal_loss`, which takes the ``settings``."""
+    """Return the loss of [b] scores against [b] labels, [b].
+
+    ``bce``: binary cross-entropy with the score as logit, log(1 + e^z) - y z, labels in [0, 1]; ``mse``: (z - y)^2, any
+    labels; ``focal``: :func:`focal_loss`, which takes the ``settings``.
+    """
     return POINTWISE[kind](scores, labels.to(scores.dtype), **settings)
 
 
 def focal_loss(scores: Tensor, labels: Tensor, *, gamma: float, alpha: float | None) -> Tensor:
-    """-alpha_t (1 - p_t)^gamma log p_t [b] (Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, equation 5):
+    """Return -alpha_t (1 - p_t)^gamma log p_t, [b].
+
     p_t = sigmoid(z) and alpha_t = ``alpha`` where the label is 1, 1 - sigmoid(z) and 1 - ``alpha`` where it is 0; a
-    label between them has both, by its share. ``alpha`` None: alpha_t = 1, equation 4."""
+    label between them has both, by its share (Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, equation
+    5). ``alpha`` None: alpha_t = 1, equation 4.
+    """
     weight = (1.0, 1.0) if alpha is None else (alpha, 1.0 - alpha)
     # log p = -softplus(-z) and log(1 - p) = -softplus(z): nothing overflows, and nothing is the log of 0.
     not_one, not_zero = softplus(-scores), softplus(scores)
@@ -33,11 +39,14 @@ def focal_loss(scores: Tensor, labels: Tensor, *, gamma: float, alpha: float | N
 
 
 def sampled_loss(kind: str, positive: Tensor, negative: Tensor) -> Tensor:
-    """Of scores z of targets, ``positive`` [n], among those of drawn items, ``negative`` [n, k], z_1 .. z_k, [n].
+    """Return the loss of target scores z among the scores z_1 .. z_k of drawn items, [n].
+
+    The target scores are ``positive`` [n], those of the drawn items ``negative`` [n, k].
 
     ``bce``: -log s(z) - sum_j log(1 - s(z_j)), s the sigmoid (Kang and McAuley, ICDM 2018, equation 7);
     ``sampled_softmax``: -z + log(e^z + sum_j e^z_j); ``bpr``: the mean over j of -log s(z - z_j); ``top1``: the mean of
-    s(z_j - z) + s(z_j^2) (both Hidasi et al., ICLR 2016, section 3.2.2)."""
+    s(z_j - z) + s(z_j^2) (both Hidasi et al., ICLR 2016, section 3.2.2).
+    """
     return SAMPLED[kind](positive, negative)
 
 
@@ -85,21 +94,26 @@ def in_batch_softmax(
     global_size: int,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Softmax over the items of the whole batch, corrected for how often each is in one, [b] (Yi et al.,
-    Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, equations 3 to 5):
+    """Return the softmax loss over the items of the whole batch, corrected for how often each is in one, [b].
 
         -y_i log( exp(s_ii - log Q_i) / sum_j exp(s_ij - log Q_j) ),  s_ij = <query_i, candidate_j>,
 
     j over the items of all ranks' samples, Q_j the probability that a sample of a batch is of item j, y_i the label
     (the paper's reward r_i): a sample of label 0 is a negative of the others, and no query. Samples of the same item as
-    i are terms of the sum like others: in expectation it is then that over the whole catalogue, times the batch size.
+    i are terms of the sum like others: in expectation it is then that over the whole catalogue, times the batch size
+    (Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, equations 3
+    to 5).
 
     Collective where there are several ranks, backward too; gradients are those of one rank with the whole batch.
 
     Args:
-        queries, candidates: [b, d], of this rank's samples. May be empty.
-        labels, log_probabilities: [b]; log Q of each sample's item.
-        sample_offset, global_size: where the rank's samples lie in the global batch.
+        queries: [b, d], of this rank's samples. May be empty.
+        candidates: [b, d], likewise.
+        labels: [b].
+        log_probabilities: [b]; log Q of each sample's item.
+        sample_offset: where the rank's samples begin in the global batch.
+        global_size: number of samples of the global batch.
+        group: the ranks that share the batch; None: all ranks.
     """
     everyone, all_log = candidates, log_probabilities
     if dist.is_initialized() and dist.get_world_size(group) > 1:
@@ -116,7 +130,7 @@ def in_batch_softmax(
 
 
 class _OfAllRanks(torch.autograd.Function):
-    """[b, d] of each rank, below each other in rank order; backward sums each rank's part over all ranks."""
+    """[b, d] of all ranks, concatenated in rank order; backward sums each rank's part over all ranks."""
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:

@@ -1,5 +1,9 @@
-"""MF: matrix factorization, with biases (Koren, Bell and Volinsky, Computer 2009) or of products alone (Mnih and
-Salakhutdinov, NIPS 2007, to which Wu et al., SSE, section 4.1, refer)."""
+"""MF: matrix factorization, with biases or of products alone.
+
+With biases: Koren, Bell and Volinsky, Matrix Factorization Techniques for Recommender Systems, Computer 2009. Products
+alone: Mnih and Salakhutdinov, Probabilistic Matrix Factorization, NIPS 2007, to which Wu et al., Stochastic Shared
+Embeddings, NeurIPS 2019, section 4.1, refer.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,14 @@ from trainer.models.losses import pointwise_loss
 
 
 class MF(RankingModel):
-    """r = mu + b_u + b_i + <p_u, q_i>; loss ``mse``: (r - y)^2, ``bce``: binary cross-entropy with r the logit.
-    Without ``biases`` r = <p_u, q_i>.
+    """r = mu + b_u + b_i + <p_u, q_i>, or without ``biases`` r = <p_u, q_i>.
+
+    The loss is ``mse``: (r - y)^2, or ``bce``: binary cross-entropy with r the logit.
 
     A row is [p_u | b_u], [q_i | b_i]: the bias is one more column at its end, so both tables are ``dim + 1`` wide, and
     the first ``dim`` columns are the vector. ``mu`` is the mean label of the training split (its log odds for ``bce``),
-    a constant that checkpoints have: a resumed job and a warm start go on with it. There are no dense parameters;
-    ``hidden``, ``seed`` and ``dtype`` are the common signature's. Rows without ``biases`` are as wide, their last
+    a constant that checkpoints contain: a resumed job and a warm start keep it. There are no dense parameters;
+    ``hidden``, ``seed`` and ``dtype`` belong to the common signature. Rows without ``biases`` are as wide, their last
     column is not read, and ``mu`` is 0.
 
     Parameters: (dim + 1) (users + items); without ``biases`` dim (users + items) that are read.

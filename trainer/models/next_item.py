@@ -1,4 +1,4 @@
-"""What models of sequences share: scores of a target against negatives, and its rank among them and among all items."""
+"""The common part of sequence models: scores of a target against negatives, its rank among them and among all items."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class NextItemModel(RankingModel):
     """Base: ``embeddings`` maps a KeyedJaggedTensor to {feature: JaggedTensor}, one row for each id.
 
     A batch (trainer.data.batches.sequence_batches) has lists of ``item``, ``item__target`` and ``item__negative``. In
-    evaluation ``item`` is what came before, ``item__target`` one item and ``item__negative`` as many for each sample.
+    evaluation ``item`` is the items that came before, ``item__target`` one item, and ``item__negative`` has the same
+    number of items for each sample.
     """
 
     is_sequence = True
@@ -34,25 +35,27 @@ class NextItemModel(RankingModel):
 
     @abstractmethod
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """What each sample asks for [b, dim], from rows of its items, oldest first, [b, l, columns]: the first
-        ``lengths`` [b] of each sample are its own, the others zeros. Without any: 0."""
+        """Return the query of each sample [b, dim], from rows of its items, oldest first, [b, l, columns].
+
+        The first ``lengths`` [b] of each sample are its own, the others zeros. Without any: 0.
+        """
 
     def queries(self, rows: Any) -> Tensor:
-        """:meth:`encode` of the looked-up rows of ``item``, [b, dim]."""
+        """Return :meth:`encode` of the looked-up rows of ``item``, [b, dim]."""
         lengths = rows[ITEM].lengths()
         return self.encode(padded(rows[ITEM].values(), lengths), lengths)
 
     @abstractmethod
     def candidates(self, rows: Tensor) -> Tensor:
-        """From looked-up rows of the item table [n, ...] what a query is multiplied with [n, dim]."""
+        """Return what a query is multiplied with [n, dim], from looked-up rows of the item table [n, ...]."""
 
     def forward(self, features: Any) -> Tensor:
-        """Scores of the targets [b], one for each sample."""
+        """Return scores of the targets [b], one for each sample."""
         rows = self.embeddings(features)
         return (self.queries(rows) * self.candidates(rows[TARGET].values())).sum(1)
 
     def catalogue(self, data: Any, device: torch.device | None = None) -> Tensor | None:
-        """:meth:`candidates` of every row of the item table, None where they are too many. Collective."""
+        """Return :meth:`candidates` of every row of the item table, None where they are too many. Collective."""
         num_rows = data.tables[data.keys[0].table].num_rows
         if num_rows > FULL_RANKING_ROWS:
             return None
@@ -60,8 +63,13 @@ class NextItemModel(RankingModel):
         return self.candidates(self.embeddings(features)[NEGATIVE].values())
 
     def evaluate(self, batch: Batch, catalogue: Tensor | None = None) -> tuple[Tensor, ...]:
-        """(rank of the target among it and its negatives, share of the negatives below it, its rank among all items but
-        those that came before), each [n]; ranks count from 0, ties against the target. NaN without a catalogue."""
+        """Return the ranks of each target and the share of negatives below it, each [n].
+
+        Returns:
+            (rank of the target among it and its negatives, share of the negatives below it, its rank among all items
+            but those that came before). Ranks count from 0, with ties against the target. Without a catalogue the last
+            is NaN.
+        """
         rows = self.embeddings(batch.features)
         queries = self.queries(rows)
         target = (queries * self.candidates(rows[TARGET].values())).sum(1)
@@ -82,7 +90,10 @@ class NextItemModel(RankingModel):
 
 
 def owners(lengths: Tensor, total: int | None = None) -> Tensor:
-    """The sample of each entry of lists of these lengths, int64 [total], their sum (left out: it is computed)."""
+    """Return the sample of each entry of lists of these lengths, int64 [total].
+
+    ``total`` is the sum of the lengths; None: it is computed.
+    """
     if torch.jit.is_tracing():
         # As the exporter knows it: an entry's owner is how many lists have ended at it.
         ends = lengths.new_zeros(total + 1).scatter_add(0, lengths.cumsum(0), torch.ones_like(lengths))  # type: ignore[operator]
@@ -92,7 +103,7 @@ def owners(lengths: Tensor, total: int | None = None) -> Tensor:
 
 
 def sums_by_owner(values: Tensor, owner: Tensor, num_owners: int) -> Tensor:
-    """Sums of rows [n, d] by their owners [n]: [num_owners, d]."""
+    """Return the sums of rows [n, d] by their owners [n]: [num_owners, d]."""
     zeros = values.new_zeros(num_owners, values.shape[1])
     if torch.jit.is_tracing():
         # The exporter to ONNX takes index_add for an assignment (torch 2.13).
@@ -101,7 +112,10 @@ def sums_by_owner(values: Tensor, owner: Tensor, num_owners: int) -> Tensor:
 
 
 def padded(values: Tensor, lengths: Tensor) -> Tensor:
-    """Lists of these lengths [n, d] at the left of [b, l, d], zeros behind them; l is the longest, at least 1."""
+    """Return lists of these lengths [n, d] left-aligned in [b, l, d], with zeros behind them.
+
+    l is the longest length, at least 1.
+    """
     owner = owners(lengths)
     place = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[owner]
     longest = max(1, int(lengths.max())) if len(lengths) else 1
@@ -109,7 +123,7 @@ def padded(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def by_owner(rows: Tensor, num_owners: int) -> Tensor:
-    """Rows [n k, d] of n owners, k for each: [n, k, d], also where there are none."""
+    """Return rows [n k, d] of n owners, k for each, as [n, k, d], also where there are none."""
     return rows.view(num_owners, len(rows) // max(1, num_owners), rows.shape[1])
 
 

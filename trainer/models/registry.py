@@ -1,4 +1,4 @@
-"""Modules of models by the name that a job gives them; of other packages those entered as ``evenkeel.models``."""
+"""Model classes by the name that a job gives them; other packages register theirs as ``evenkeel.models``."""
 
 from importlib.metadata import entry_points
 

@@ -1,5 +1,7 @@
-"""SASRec: self-attention over a user's last items (Kang and McAuley, Self-Attentive Sequential Recommendation, ICDM
-2018)."""
+"""SASRec: self-attention over a user's last items.
+
+Kang and McAuley, Self-Attentive Sequential Recommendation, ICDM 2018.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class SASRec(EveryPositionModel):
         }  # fmt: skip
 
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:
-        """The output of the last block; the causal mask hides the padding."""
+        """Return the output of the last block; the causal mask hides the padding."""
         x = drop(items * self.dim**0.5 + self.positions[positions], 0)
         for number, block in enumerate(self.blocks):
             x = block(x, drop, 2 * number + 1)
@@ -71,7 +73,7 @@ class SASRec(EveryPositionModel):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a pointwise network, each of the LayerNorm of its input [b, l, d]."""
+    """Causal self-attention and a pointwise network, each applied to the LayerNorm of its input [b, l, d]."""
 
     def __init__(self, dim: int, heads: int):
         super().__init__()
@@ -83,7 +85,7 @@ class Block(nn.Module):
         self.second = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, drop: Drop, site: int) -> Tensor:
-        """``drop(part, site)`` is the dropout of what is added at ``site`` and the one after it."""
+        """Apply the block; ``drop(part, site)`` is the dropout of what is added at ``site`` and the one after it."""
         x = x + drop(self.attend(x), site)
         return x + drop(self.transform(x), site + 1)
 

@@ -1,13 +1,14 @@
-"""The label side of SSE, p_y (Wu et al., NeurIPS 2019, section 3.2): ``sse.label`` of a job, by model.
+"""The label side of SSE, p_y: ``sse.label`` of a job, by model.
 
-Equation 1 counts the output y_i among the embeddings of a sample. What the output is, the model says:
+Equation 1 of Wu et al., Stochastic Shared Embeddings, NeurIPS 2019, section 3.2, counts the output y_i among the
+embeddings of a sample. What the output is, the model says:
 
 * a class (dnn, two_tower: ``targets`` is empty): its embedding is a fixed one-hot vector, and SSE-SE over two classes
   flips the label with probability p_y, in expectation label smoothing;
-* ids of a table (bpr: the item that was had, and the one that was not): they are swapped as input ids are, by the
-  draws of their own features.
+* ids of a table (bpr: the item that the user had, and the one that was drawn): they are swapped as input ids are, by
+  the draws of their own features.
 
-Only training sees swapped labels, so its loss is that of the SSE objective (equation 2); metrics are of true labels.
+Only training has swapped labels, so its loss is that of the SSE objective (equation 2); metrics use true labels.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from trainer.spec import JobSpec
 
 
 def target_configs(job: JobSpec) -> dict[str, SSEConfig]:
-    """p_y by feature, for a model whose outputs are ids of a table; {} for others."""
+    """Return p_y by feature, for a model whose outputs are ids of a table; {} for others."""
     probability = _probability(job)
     return {feature: SSEConfig(probability) for feature in MODELS[job.model.kind].targets} if probability else {}
 
 
 def with_swapped_classes(job: JobSpec, batch: Any, step: int) -> Any:
-    """The batch with its class labels after SSE-SE, by the counters of ``(seed, "label"; step, global sample)``.
+    """Return the batch with its class labels after SSE-SE, by the counters of ``(seed, "label"; step, global sample)``.
 
     Args:
+        job: its ``seed`` and ``sse.label`` are read; without the latter, and for a model whose outputs are ids of a
+            table, the batch is returned as it is.
         batch: a rank's slice (trainer.data.batches.batch.Batch); its ``labels`` [b] in {0, 1} and ``sample_offset``
-        are read.
+            are read.
         step: the step being computed, 1, 2, ...: that of the tables.
     """
     probability = _probability(job)

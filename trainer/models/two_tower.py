@@ -17,12 +17,14 @@ ITEM = "item"
 
 
 class TwoTower(RankingModel):
-    """logit = <MLP(concat of e_f over f other than item), e_item> + c; loss ``bce``, ``mse``, or ``sampled_softmax``
-    over the items of the batch (trainer.models.losses.in_batch_softmax), which leaves c alone.
+    """logit = <MLP(concat of e_f over f other than item), e_item> + c.
+
+    The loss is ``bce``, ``mse``, or ``sampled_softmax`` over the items of the batch
+    (trainer.models.losses.in_batch_softmax), which does not train c.
 
     The item tower is the item's row, so the loss determines the geometry of the rows up to a rotation (and the tower's
-    scale), which is what alignment between versions needs. There is one bias ``c`` for all items: an item's own
-    popularity goes into its row, as it does in what a consumer of the vectors reads.
+    scale), which alignment between versions needs. There is one bias ``c`` for all items: an item's own popularity goes
+    into its row, and so into the vectors that a consumer reads.
     """
 
     def __init__(
@@ -51,7 +53,10 @@ class TwoTower(RankingModel):
         return {"options": TowerOptions.of(job)}
 
     def begin(self, data: Any) -> None:
-        """log Q of each row of the item table: how often a training example is of that item, whatever its label."""
+        """Compute log Q of each row of the item table, Q the share of training examples of that item.
+
+        Every example counts, whatever its label.
+        """
         if self.loss_kind != "sampled_softmax":
             return
         key = next(key for key in data.keys if key.name == ITEM)
@@ -66,7 +71,7 @@ class TwoTower(RankingModel):
         return (user * item).sum(1) + self.bias
 
     def towers(self, features: Any) -> tuple[Tensor, Tensor]:
-        """What the user's tower and the item's row say, each [b, dim]."""
+        """Return the outputs of the user's tower and the item's row, each [b, dim]."""
         blocks = self.embeddings(features).to_dict()
         return self.tower(torch.cat([blocks[name] for name in self.context], dim=1)), blocks[ITEM]
 

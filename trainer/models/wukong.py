@@ -1,5 +1,7 @@
-"""Wukong: stacked factorization machines (Zhang et al., Wukong: Towards a Scaling Law for Large-Scale Recommendation,
-ICML 2024)."""
+"""Wukong: stacked factorization machines.
+
+Zhang et al., Wukong: Towards a Scaling Law for Large-Scale Recommendation, ICML 2024.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +76,8 @@ class InteractionLayer(nn.Module):
     """X [b, n, d] -> LN([FMB(X) | LCB(X)] + X) [b, fm_vectors + linear_vectors, d].
 
     FMB(X) = reshape(MLP(LN(flatten(X (X^T Y))))): the products of all pairs, compressed by a learned Y [n, rank]
-    (section 3.5). LCB(X) = W_L X (section 3.4). Where n is not the number of vectors out, W_R X stands for the X that
-    is added.
+    (section 3.5). LCB(X) = W_L X (section 3.4). Where n is not the number of vectors out, W_R X replaces the X that is
+    added.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from trainer.models.layers.seeded_init import drawn, uniform
 
 
 class XDeepFM(FirstOrderModel):
-    """logit = sum_f w_f + <u, x> + <w_cin, p+> + MLP(concat of v_f, and x), equation 9; p+ of the CIN.
+    """logit = sum_f w_f + <u, x> + <w_cin, p+> + MLP(concat of v_f, and x), equation 9; p+ of the :class:`CIN`.
 
     Its b is that of the tower's last layer. Numeric features are first-order and deep.
 
@@ -52,11 +52,13 @@ class XDeepFM(FirstOrderModel):
 
 
 class CIN(nn.Module):
-    """X^0 [b, F, d] -> <w, p+> [b]: feature maps X^k_h = sum over i, j of W^k_hij (X^{k-1}_i o X^0_j), equation 6, o
-    elementwise; p^k_h = the sum of X^k_h over d, equation 7; p+ = all of them.
+    """Compressed interaction network: X^0 [b, F, d] -> <w, p+> [b].
 
-    No activation between layers, with which the paper does best (section 4.4.3), and every map goes both to the next
-    layer and to the output.
+    The feature maps are X^k_h = sum over i, j of W^k_hij (X^{k-1}_i o X^0_j), equation 6, o elementwise; p^k_h = the
+    sum of X^k_h over d, equation 7; p+ = all of them.
+
+    There is no activation between layers, the setting with which the paper does best (section 4.4.3), and every map
+    goes both to the next layer and to the output.
     """
 
     def __init__(self, num_fields: int, layers: Sequence[int], *, seed: int, dtype: torch.dtype):

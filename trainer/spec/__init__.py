@@ -1,6 +1,6 @@
-"""The two documents that users write: DatasetSpec (what rows mean) and JobSpec (one training run). Without torch.
+"""The two documents that users write: DatasetSpec (what rows mean) and JobSpec (one training run). Torch-free.
 
-``parse_job``, ``parse_dataset`` and ``load_documents`` are the ways in.
+The entry points are ``parse_job``, ``parse_dataset`` and ``load_documents``.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What the parts of a spec are made of: an immutable base, and the types of names and numbers."""
+"""Building blocks of specs: an immutable base class, and the types of names and numbers."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ class Spec(BaseModel):
 
 
 def later(default: Any, **constraints: Any) -> Any:
-    """A field that came after specs had been hashed, kept and compared: where it is at its default a dump leaves it
-    out, so that what asked for the same before is the same still."""
+    """Return a field that was added after specs had been hashed, kept and compared.
+
+    A dump leaves the field out where it has its default, so that a spec that does not set it keeps its hash and still
+    equals the specs written before the field was added.
+    """
     return Field(default=default, exclude_if=lambda value: value == default, **constraints)

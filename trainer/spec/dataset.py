@@ -14,8 +14,9 @@ from trainer.spec.checks import supported
 class Join(Spec):
     """A column looked up in a second file: ``column`` of the row whose ``on`` equals this row's ``on``.
 
-    ``take`` says what becomes of a list-valued column: its last element, its first, or all of them (an id_list).
-    ``timestamp``: the column of the second file that says when a row of it was known, as ``timestamp`` of a feature.
+    ``take`` says what a list-valued column becomes: its last element, its first, or all of them (an id_list).
+    ``timestamp`` names the column of the second file that says when a row of it was known, like ``timestamp`` of a
+    feature.
     """
 
     uri: str = Field(min_length=1)
@@ -51,14 +52,14 @@ class Feature(Spec):
 
     Without ``join`` or ``derive`` the feature reads ``column`` (default: the feature's own name). ``shares`` names the
     feature whose embedding table this one uses. ``weights`` names a column of lists as long as those of an id_list:
-    each row is multiplied by its own, at least 0, and ``mean`` divides by their sum.
+    each row is multiplied by its own weight, which is at least 0, and ``mean`` divides by the sum of the weights.
 
     ``timestamp`` names the column that says when the value was known: where rows are split by ``time`` or
-    ``per_user_last``, one from after its row is refused (trainer.data.columns.point_in_time).
+    ``per_user_last``, a value from after its row is refused (trainer.data.columns.point_in_time).
 
-    ``transform`` of a dense feature (trainer.data.columns.numeric): its statistics are those of the training rows.
-    ``missing``: what null and NaN are. Of ids ``unknown`` (left out), of dense features the ``mean`` (left out) or a
-    number; ``error``: the row is bad (``max_bad_rows``).
+    ``transform`` of a dense feature (trainer.data.columns.numeric) takes its statistics from the training rows.
+    ``missing`` says what null and NaN become. Ids become ``unknown`` (the default), dense features the ``mean`` (the
+    default) or a number; with ``error`` the row is bad (``max_bad_rows``).
     """
 
     type: Literal["id", "id_list", "dense"] = "id"
@@ -105,9 +106,12 @@ class Feature(Spec):
 
 
 class Negatives(Spec):
-    """Every row is a positive; for each, ``per_positive`` items that its user never had are drawn, once: ``uniform``
-    over all others, or by ``popularity``, their number of rows that train, to the ``power``. ``in_batch`` is of models:
-    ``model.negative_distribution``, or ``loss: sampled_softmax`` of two_tower."""
+    """Labels where every row is a positive: for each, ``per_positive`` items that its user never had are drawn, once.
+
+    ``distribution``: ``uniform`` over all other items, or by ``popularity``, the number of an item's training rows to
+    the ``power``. ``in_batch`` is a setting of models: use ``model.negative_distribution``, or ``loss:
+    sampled_softmax`` of two_tower.
+    """
 
     per_positive: int = Field(default=1, ge=1, le=100)
     of: str
@@ -117,8 +121,11 @@ class Negatives(Spec):
 
 
 class Label(Spec):
-    """Where the target comes from: a 0/1 ``column``, a ``rule`` such as ``rating >= 4``, drawn ``negatives``, or the
-    ``value`` of a column, a real number to be predicted by loss ``mse``."""
+    """Where the target comes from: exactly one of the fields is set.
+
+    ``column``: a column of 0 and 1; ``rule``: a condition such as ``rating >= 4``; ``negatives``: drawn negatives;
+    ``value``: a column with a real number to be predicted by loss ``mse``.
+    """
 
     column: Column | None = None
     rule: str | None = None
@@ -151,11 +158,11 @@ class Graph(Spec):
 class DatasetSpec(Spec):
     """A registered dataset: where its rows are and what their columns mean.
 
-    ``uri`` is a file or a directory of Parquet or CSV; a relative one is taken from the working directory of whoever
-    reads it. A ``join`` or ``graph`` uri without a directory is taken from beside ``uri``.
+    ``uri`` is a file or a directory of Parquet or CSV; a relative one is resolved against the working directory of the
+    process that reads it. A ``join`` or ``graph`` uri without a directory is looked up in the directory of ``uri``.
 
-    ``max_bad_rows``: the share of rows that may be bad (trainer.data.sources.bad_rows): they are left out, counted, and
-    written to the run directory; with more of them the job fails. Left out, it fails at the first one.
+    ``max_bad_rows`` is the share of rows that may be bad (trainer.data.sources.bad_rows): they are left out, counted,
+    and written to the run directory; with more of them the job fails. Without it, the job fails at the first bad row.
     """
 
     name: Name
@@ -236,7 +243,10 @@ _RULE = re.compile(r"^\s*([A-Za-z_][\w.-]*)\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+
 
 
 def parse_rule(rule: str) -> tuple[str, str, float]:
-    """``"rating >= 4"`` -> ("rating", ">=", 4.0). The grammar is column, comparison, number: nothing is evaluated."""
+    """Parse a rule: ``"rating >= 4"`` -> ("rating", ">=", 4.0).
+
+    The grammar is column, comparison, number: nothing is evaluated.
+    """
     match = _RULE.match(rule)
     if match is None:
         raise ValueError(f"rule '{rule}' is not COLUMN COMPARISON NUMBER, such as 'rating >= 4'")

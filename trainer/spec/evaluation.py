@@ -23,8 +23,10 @@ NAME_k_full among all items but those of training."""
 
 
 def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
-    """(name, k, whether among all items) of a ranking metric: ``recall_20_full`` -> ("recall", 20, True), ``mrr`` ->
-    ("mrr", None, False). None for others."""
+    """Return (name, k, whether among all items) of a ranking metric, None for other metrics.
+
+    ``recall_20_full`` -> ("recall", 20, True), ``mrr`` -> ("mrr", None, False).
+    """
     if metric in POINTWISE_METRICS:
         return None
     name = metric.removesuffix("_full")
@@ -35,10 +37,10 @@ def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
 class Split(Spec):
     """Which rows validate and test.
 
-    ``random``: shares of the (user, item) pairs, by hash. ``time``: the latest shares. ``per_user_last``: of each user
-    the last ``num_test`` rows test and the ``num_validation`` before them validate; none where the share is 0.
-    ``column``: rows where ``column`` is 1, true or ``test`` test; rows that it names ``validation`` validate, and where
-    there are none, a share of the others does, by hash. ``test`` is not read.
+    ``random``: shares of the (user, item) pairs, by hash. ``time``: the latest shares. ``per_user_last``: the last
+    ``num_test`` rows of each user test and the ``num_validation`` before them validate; none where the share is 0.
+    ``column``: rows where ``column`` is 1, true or ``test`` test; rows where it is ``validation`` validate, and where
+    there are none, a share of the other rows does, by hash. ``test`` is then not read.
     """
 
     kind: Literal["random", "per_user_last", "time", "column"] = "random"
@@ -63,10 +65,12 @@ class Split(Spec):
 
 
 class Intervals(Spec):
-    """Bootstrap intervals of the metrics, as ``NAME_low`` and ``NAME_high``, from ``replicates`` drawings of rows, or
-    of users with all their rows. GAUC and ranking metrics always draw users. ECE has none: drawing adds to its bias. A
-    split that is too large to be gathered (trainer.evaluation.pointwise.GATHER_ROWS) has intervals of ranking metrics
-    alone."""
+    """Bootstrap intervals of the metrics, as ``NAME_low`` and ``NAME_high``.
+
+    They come from ``replicates`` resamples of rows, or of users with all their rows (``by``). GAUC and ranking metrics
+    always resample users. ECE has no interval, because resampling adds to its bias. A split that is too large to be
+    gathered (trainer.evaluation.pointwise.GATHER_ROWS) has intervals of ranking metrics only.
+    """
 
     replicates: int = Field(default=200, ge=10, le=10_000)
     level: float = Field(default=0.95, gt=0.5, lt=1.0)
@@ -74,10 +78,13 @@ class Intervals(Spec):
 
 
 class Evaluation(Spec):
-    """``metrics`` left out are all that the model has: AUC and logloss, or RMSE and MAE of real-valued labels; of
-    models of sequences AUC, hit rate and NDCG at 10 against 100 negatives, and both among all items (``full``).
-    ``training``: after each epoch the rows of training are evaluated too, with the same metrics, under split ``train``:
-    what the generalization gap is taken from."""
+    """Which rows are held out, and which metrics are computed on them.
+
+    ``metrics`` defaults to all that the model has: AUC and logloss, or RMSE and MAE of real-valued labels; for sequence
+    models AUC, hit rate and NDCG at 10 against 100 negatives, and both among all items (``full``). ``training``: after
+    each epoch the training rows are evaluated too, with the same metrics, under split ``train``, from which the
+    generalization gap is computed.
+    """
 
     split: Split = Split()
     metrics: tuple[Metric, ...] = DEFAULT_METRICS

@@ -1,10 +1,10 @@
 """The two documents users write: DatasetSpec (what the rows mean) and JobSpec (one training run).
 
-What a dataset is made of is in :mod:`trainer.spec.dataset`, a job's model in :mod:`trainer.spec.models`, what it
-publishes in :mod:`trainer.spec.publish`; every part can be imported from here. Frozen pydantic models, torch-free, so
-that the control plane validates exactly what the trainer will run. The schema is whole: a field that this version
-cannot honour is refused with "not available yet" (:mod:`trainer.spec.checks.supported`), never ignored. A YAML file may
-hold a dataset and a job as two documents; :func:`load_documents` tells them apart.
+The parts of a dataset are in :mod:`trainer.spec.dataset`, a job's model in :mod:`trainer.spec.models`, what it
+publishes in :mod:`trainer.spec.publish`; every part can be imported from here. They are frozen pydantic models,
+torch-free, so that the control plane validates exactly what the trainer will run. The schema is complete: a field that
+this version cannot honour is refused with "not available yet" (:mod:`trainer.spec.checks.supported`), never ignored. A
+YAML file may hold a dataset and a job as two documents; :func:`load_documents` tells them apart.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ LabelText = Annotated[str, StringConstraints(max_length=255)]
 
 
 class Window(Spec):
-    """Rows whose partition lies in ``[start - days + 1, start]``; schedules fill ``{firing_date}`` in."""
+    """Rows whose partition lies in ``[start - days + 1, start]``; schedules fill in ``{firing_date}``."""
 
     start: str
     days: int = Field(default=1, ge=1, le=3660)
@@ -125,8 +125,11 @@ class DatasetRef(Spec):
 
 
 class InitFrom(Spec):
-    """Warm start from the job behind a published version, or from a job. An id that the last ``retire_after_runs`` runs
-    of the chain did not have, this one among them, loses its row; left out, none does."""
+    """Warm start from the job behind a published version, or from a job.
+
+    ``retire_after_runs``: an id that is not in the data of the last so many runs of the chain, including this one,
+    loses its row; without it no id does.
+    """
 
     collection: Name | None = None
     version: str | None = None
@@ -143,11 +146,12 @@ class InitFrom(Spec):
 
 
 class LearningRateSchedule(Spec):
-    """How a learning rate goes on with the steps, each of which is a batch of the job (embeddings.optim.lr_schedules).
+    """How a learning rate changes with the steps, each of which is a batch of the job (embeddings.optim.lr_schedules).
 
-    ``linear_warmup``: from ``start_factor`` up to 1 within ``warmup_steps`` steps. The others may begin with it:
-    ``cosine``, from 1 down to ``final_factor`` within ``decay_steps``; ``step``, times ``gamma`` every ``every_steps``.
-    Steps are those of the tables: a warm start goes on where its parent was, and does not warm up again.
+    ``linear_warmup``: from ``start_factor`` up to 1 within ``warmup_steps`` steps. The other kinds may begin with a
+    warmup: ``cosine``, from 1 down to ``final_factor`` within ``decay_steps``; ``step``, times ``gamma`` every
+    ``every_steps``. Steps are those of the tables: a warm start continues from its parent's step, and does not warm up
+    again.
     """
 
     kind: Literal["constant", "linear_warmup", "cosine", "step"] = "constant"
@@ -188,12 +192,13 @@ else:
 
 
 class Optimizer(Spec):
-    """Row optimizer of the embedding tables (embeddings.optim). What a kind does not have is refused if it is set.
+    """Row optimizer of the embedding tables (embeddings.optim). A setting that the kind does not have is refused.
 
-    ``alpha`` is read by the kinds with _ar (Li and Lyu), ``weight_decay`` by adamw and adagradw, ``first_touch`` by
-    both, ``beta1`` by the Adam family, ``moments`` and ``beta2`` by RMSprop's too (for which 0.99 is its default, as
-    torch's alpha). ``clip_norm`` bounds the norm of the step's gradient, that of all tables and dense parameters on all
-    ranks together; ``clip_row_norm`` that of each row's.
+    ``alpha`` is read by the kinds with _ar (Li and Lyu, Adaptive Regularization), ``weight_decay`` by adamw and
+    adagradw, ``first_touch`` by both, ``beta1`` by the Adam family, ``moments`` and ``beta2`` by the Adam family and
+    RMSprop (for which 0.99 is the default of ``beta2``, like torch's alpha). ``clip_norm`` bounds the norm of the
+    step's gradient, taken over all tables and dense parameters on all ranks together; ``clip_row_norm`` bounds that of
+    each row.
     """
 
     kind: OptimizerKind = "adam_ar"
@@ -219,8 +224,10 @@ class Optimizer(Spec):
 
 
 class DenseOptimizer(Spec):
-    """torch's optimizer of what is not an embedding table. ``weight_decay`` is its L2: that times the parameter is
-    added to the gradient."""
+    """torch's optimizer of everything that is not an embedding table.
+
+    ``weight_decay`` is its L2 penalty: that factor times the parameter is added to the gradient.
+    """
 
     kind: Literal["adam", "sgd"] = "adam"
     learning_rate: float = Field(default=0.001, ge=0.0, allow_inf_nan=False)
@@ -235,13 +242,13 @@ class Walk(Spec):
 
 
 class SSE(Spec):
-    """Stochastic Shared Embeddings of one feature (Wu et al., equations 3 and 5): swap probability, graph and ratio.
+    """Stochastic Shared Embeddings of one feature: swap probability, graph and ratio (Wu et al., NeurIPS 2019).
 
-    In ``JobSpec.sse`` a feature's name is the input side (p_x): its ids are swapped wherever the model looks them up,
-    for ``item`` the drawn negatives of bpr too. With ``graph`` (of the dataset) neighbours are ``rho`` times as likely
-    as other rows; with ``walk`` a swapped id becomes one that the walk from it visits. ``label`` is the output side
-    (p_y): class labels flip (dnn, two_tower), or the items that are the targets are swapped (bpr, where that is
-    ``item`` by another name: give one of the two).
+    The equations are 3 and 5. In ``JobSpec.sse`` a feature's name is the input side (p_x): its ids are swapped wherever
+    the model looks them up, for ``item`` also in the drawn negatives of bpr. With ``graph`` (of the dataset) neighbours
+    are ``rho`` times as likely as other rows; with ``walk`` a swapped id becomes one that the walk from it visits.
+    ``label`` is the output side (p_y): class labels flip (dnn, two_tower), or the items that are the targets are
+    swapped (bpr, where that is ``item`` by another name: give one of the two).
     """
 
     probability: Probability = 0.01
@@ -251,13 +258,14 @@ class SSE(Spec):
 
 
 class Table(Spec):
-    """How the rows of an embedding table and the state of their optimizer are stored. Half rows are read, summed and
-    moved as float32, and stored with stochastic rounding.
+    """How the rows of an embedding table and the state of their optimizer are stored.
 
-    With ``capacity`` the table grows while it trains (embeddings.dynamic): at most so many ids have a row at once, an
-    id gets it at its ``admit_after``-th occurrence in training and loses it when it did not occur for ``ttl_steps``
-    steps, or ``when_full``. Ids without a row read that of unknown ids. Left out, every id of the training rows has a
-    row.
+    Rows in half precision are read, summed and updated as float32, and stored with stochastic rounding.
+
+    With ``capacity`` the table is dynamic: it grows while it trains (embeddings.dynamic): at most so many ids have a
+    row at once. An id gets its row at its ``admit_after``-th occurrence in training and loses it when it did not occur
+    for ``ttl_steps`` steps, or according to ``when_full``. Ids without a row read the row of unknown ids. Without
+    ``capacity`` every id of the training rows has a row.
     """
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -283,7 +291,10 @@ class Table(Spec):
 
 
 class Resources(Spec):
-    """``memory_bytes_per_worker``: a job whose ranks are predicted to take more is refused (trainer.sizing.memory)."""
+    """Workers of a job and their limits.
+
+    ``memory_bytes_per_worker``: a job whose ranks are predicted to use more memory is refused (trainer.sizing.memory).
+    """
 
     num_workers: int = Field(default=1, ge=1, le=1024)
     cpus_per_worker: float = Field(default=1, gt=0, le=1024)
@@ -293,8 +304,11 @@ class Resources(Spec):
 
 
 class Checkpoint(Spec):
-    """``asynchronous``: training goes on while a checkpoint is written, from a copy that takes the memory of the rows
-    and their state once more."""
+    """When checkpoints are written and how many are kept.
+
+    ``asynchronous``: training continues while a checkpoint is written, from a copy that needs the memory of the rows
+    and their state once more.
+    """
 
     every_steps: int = Field(default=500, ge=1)
     keep_last: int = Field(default=3, ge=1)
@@ -304,8 +318,8 @@ class Checkpoint(Spec):
 class JobSpec(Spec):
     """One training run. ``batch_size`` is global: ranks share it. Seeds are uint32.
 
-    A step is one batch, whatever ``micro_batches`` says: into how many parts it is cut, of which each is looked up and
-    differentiated before the next, to save memory. Their gradients add up, and one update follows.
+    A step is one batch, whatever ``micro_batches`` is: the number of parts that a batch is cut into to save memory.
+    Each part is looked up and differentiated before the next; their gradients add up, and one update follows.
     """
 
     spec_version: Literal[1] = 1
@@ -339,7 +353,11 @@ class JobSpec(Spec):
         return self
 
     def against(self, dataset: DatasetSpec) -> JobSpec:
-        """This job, checked against the dataset it names. Raises ValueError naming each field that does not fit."""
+        """Return this job, checked against the dataset it names.
+
+        Raises:
+            ValueError: The job does not fit the dataset; the message names each field that does not fit.
+        """
         supported.refuse(supported.fit_problems(self, dataset))
         return self
 
@@ -401,7 +419,11 @@ def parse_job(document: Any, where: str = "job") -> JobSpec:
 
 
 def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None]:
-    """The dataset and the job that a YAML file holds (either may be absent). Raises SpecError, also for bad YAML."""
+    """Return the dataset and the job that a YAML file holds; either may be absent.
+
+    Raises:
+        SpecError: A document is not a valid spec, or the file is not valid YAML.
+    """
     where = str(path)
     try:
         found = yaml_documents.load_all(Path(path).read_text("utf-8"))

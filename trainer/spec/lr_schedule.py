@@ -1,4 +1,4 @@
-"""The learning-rate schedule that a job's words stand for. Torch-free."""
+"""The learning-rate schedule that a job's settings describe. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from trainer.spec.job import LearningRateSchedule
 
 
 def schedule_of(spec: LearningRateSchedule) -> Schedule:
-    """As :mod:`embeddings.optim.lr_schedules` has it. Raises ValueError like that."""
+    """Return the schedule as :mod:`embeddings.optim.lr_schedules` implements it.
+
+    Raises:
+        ValueError: That module refuses the settings.
+    """
     warmup = (spec.warmup_steps, spec.start_factor)
     if spec.kind == "linear_warmup":
         return LinearWarmup(*warmup)

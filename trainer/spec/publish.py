@@ -1,5 +1,6 @@
-"""What a job publishes, and what keeps the vectors of its refreshes near those that are served: a part of trainer.spec.
-Torch-free.
+"""What a job publishes, and what keeps the vectors of its refreshes near those that are served. Torch-free.
+
+A part of trainer.spec.
 """
 
 from __future__ import annotations
@@ -41,28 +42,35 @@ class View(Spec):
 
 
 class Expire(Spec):
-    """When an item that is carried, because runs do not find it any more, becomes missing: after more publications than
-    the limit, or once its own vector is older than so many days; null: no such limit."""
+    """When an item that is carried over, because runs no longer find it, becomes missing.
+
+    It does after more publications than ``after_publications``, or once its own vector is older than ``after_days``
+    days; null means no such limit.
+    """
 
     after_publications: int | None = Field(default=None, ge=1)
     after_days: int | None = Field(default=90, ge=1)
 
 
 class Anchor(Spec):
-    """L2 anchor to the version that was current when the job started: ``strength`` |e - n p|^2 is added to a sample's
-    loss for each row e that it looks up of an item that the version has, p being the served vector and n its norm, in
-    the job's own basis (trainer.publishing.anchor). New items have none. The stronger, the quieter, and the slower to
-    follow an item that has moved (docs/adr/0039)."""
+    """L2 anchor to the version that was current when the job started.
+
+    ``strength`` |e - n p|^2 is added to a sample's loss for each row e that it looks up of an item that the version
+    has, p being the served vector and n its norm, in the job's own basis (trainer.publishing.anchor). New items have no
+    anchor. A stronger anchor makes vectors change less, and follow an item that has moved more slowly (docs/adr/0039).
+    """
 
     strength: Positive = 0.01
 
 
 class Compass(Spec):
-    """Frozen context: what items are trained against (users' rows, output vectors, the other tower) is the parent's,
-    named by ``init_from``, and does not change, but for ids that the parent did not have
+    """Frozen context: what items are trained against is the parent's, named by ``init_from``, and does not change.
+
+    The context is users' rows, output vectors, or the other tower; only ids that the parent did not have are trained
     (trainer.publishing.frozen_context; Di Carlo, Bianchi and Palmonari, Training temporal word embeddings with a
     compass, AAAI 2019). ``items``: rows of the items themselves begin ``fresh``, at initial values, or ``warm``, where
-    the parent left them."""
+    the parent left them.
+    """
 
     items: Literal["fresh", "warm"] = "fresh"
 

@@ -1,7 +1,8 @@
-"""Regularizers of a job: what it is asked for beside its loss, each off unless it is set. Torch-free.
+"""Regularizers of a job: terms and methods in addition to its loss, each off unless it is set. Torch-free.
 
 SSE has a part of its own (``sse``), and so has weight decay (``optimizer.weight_decay`` of rows,
-``dense_optimizer.weight_decay``). What has no meaning for a model is refused (trainer.spec.checks.regularizers).
+``dense_optimizer.weight_decay``). A setting that has no meaning for a model is refused
+(trainer.spec.checks.regularizers).
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from trainer.spec.base import Name, Positive, Spec, later
 
 
 class DropoutMethod(Spec):
-    """How ``dropout`` of probability q is realised (Wei, Kakade and Ma, The Implicit and Explicit Regularization
-    Effects of Dropout; trainer.training.regularizers.dropout has the equations).
+    """How ``dropout`` of probability q is computed: by masks, an explicit regularizer, and noise on the gradient.
 
-    ``masks``: k of DROPOUT_k (Algorithm 1), the loss averaged over so many draws; 1 is dropout as it is known, 0 no
-    masks at all: ``explicit`` and ``noise`` then stand for it (Algorithm 2). ``explicit``: R of ``output_hessian``
-    (R_approx, 4.4), ``loss_jacobian`` (R~, 5.1) or ``identity`` (C.4), ``explicit_strength`` its lambda_1, left out:
-    q / (1 - q). ``noise`` added to the gradient: ``exact`` (section 3.1) or ``approximate`` (xi_approx, 4.6; with masks
-    that is Algorithm 4), ``noise_strength`` its factor, left out: what gives the covariance of DROPOUT_1.
+    The paper is Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of Dropout;
+    trainer.training.regularizers.dropout has the equations.
 
-    ``label_samples``: of Algorithm 3, for the output Hessian; left out, it is computed exactly. ``coefficient``: R has
-    none as it is ``published``; the second order of a ``taylor`` series has 1/2.
+    ``masks``: k of DROPOUT_k (Algorithm 1), the loss averaged over so many draws; 1 is ordinary dropout, 0 no masks at
+    all: ``explicit`` and ``noise`` then replace it (Algorithm 2). ``explicit``: R of ``output_hessian`` (R_approx,
+    4.4), ``loss_jacobian`` (R~, 5.1) or ``identity`` (C.4); ``explicit_strength``: its lambda_1, by default q / (1 -
+    q). ``noise`` added to the gradient: ``exact`` (section 3.1) or ``approximate`` (xi_approx, 4.6; with masks that is
+    Algorithm 4); ``noise_strength``: its factor, by default the one that gives the covariance of DROPOUT_1.
+
+    ``label_samples``: those of Algorithm 3, for the output Hessian; without it, that is computed exactly.
+    ``coefficient``: R has none as it is ``published``; the second order of a ``taylor`` series has 1/2.
     """
 
     masks: int = Field(default=1, ge=0, le=64)
@@ -38,20 +41,23 @@ class DropoutMethod(Spec):
 
     @property
     def passes(self) -> int:
-        """How many forward passes' activations a step keeps at once; a derivative that is differentiated counts two."""
+        """How many forward passes' activations a step keeps at once; a differentiated derivative counts as two."""
         factors = 0 if self.explicit == "none" else self.label_samples or 1
         derivatives = factors + (self.noise == "approximate")
         plain = 1 if derivatives or not self.masks else 0
         return self.masks + plain + 2 * derivatives + (2 if self.noise == "exact" else 0)
 
     def lambda_1(self, rate: float) -> float:
-        """The factor of R, q / (1 - q) = Var(eta) unless it is set, halved for ``taylor``."""
+        """Return the factor of R: ``explicit_strength``, by default q / (1 - q) = Var(eta), halved for ``taylor``."""
         strength = rate / (1.0 - rate) if self.explicit_strength is None else self.explicit_strength
         return strength * (0.5 if self.coefficient == "taylor" else 1.0)
 
     def noise_factor(self, rate: float) -> float:
-        """What the noise is multiplied with: unless it is set sqrt((1 - 1/k) / 2) for the difference of two draws,
-        sqrt(q / (1 - q)) sqrt(1 - 1/k) for xi_approx of signs; 1 - 1/k is 1 without masks."""
+        """Return the factor of the noise: ``noise_strength``, or its default.
+
+        The default is sqrt((1 - 1/k) / 2) for the difference of two draws, and sqrt(q / (1 - q)) sqrt(1 - 1/k) for
+        xi_approx of signs; 1 - 1/k is 1 without masks.
+        """
         if self.noise_strength is not None:
             return self.noise_strength
         missing = 1.0 - 1.0 / self.masks if self.masks else 1.0
@@ -59,17 +65,22 @@ class DropoutMethod(Spec):
 
 
 class Sam(Spec):
-    """Sharpness-aware minimization (Foret et al., ICLR 2021): the gradient is taken at w + rho g / |g|, and applied at
-    w. ``of``: which parameters w are: all, the rows of tables, or the dense ones."""
+    """Sharpness-aware minimization (Foret et al., ICLR 2021).
+
+    The gradient is computed at w + ``rho`` g / |g|, and applied at w. ``of``: which parameters w are: all, the rows of
+    tables, or the dense ones.
+    """
 
     rho: Positive = 0.05
     of: Literal["all", "tables", "dense"] = "all"
 
 
 class EarlyStopping(Spec):
-    """Training ends once ``metric`` of the validation split (left out: the model's AUC, or RMSE) has not got better by
-    more than ``min_delta`` for ``patience`` epochs. ``keep``: what it ends with, the parameters after its best epoch or
-    after the last one."""
+    """Stop training once ``metric`` of the validation split has not improved for ``patience`` epochs.
+
+    ``metric`` defaults to the model's AUC, or RMSE; an improvement is one by more than ``min_delta``. ``keep``: which
+    parameters training ends with, those after its ``best`` epoch or those after the ``last`` one.
+    """
 
     metric: str | None = Field(default=None, min_length=1, max_length=64)
     patience: int = Field(default=1, ge=1, le=1000)
@@ -78,8 +89,10 @@ class EarlyStopping(Spec):
 
 
 class Laplacian(Spec):
-    """``strength`` |e_j - e_k|^2 of each looked-up row j of ``feature`` and a uniform neighbour k of it in
-    ``graph``."""
+    """Graph regularizer: ``strength`` |e_j - e_k|^2 is added to the loss.
+
+    j is each looked-up row of ``feature``, and k a uniformly drawn neighbour of it in ``graph``.
+    """
 
     feature: str = Field(min_length=1)
     graph: Name
@@ -87,11 +100,13 @@ class Laplacian(Spec):
 
 
 class Regularizers(Spec):
-    """``dropout``: probability q, after each hidden layer of a tower, or on looked-up rows (``dropout_layers``, left
-    out: where the model has hidden layers there, else on rows); sasrec and gru4rec have places of their own.
-    ``label_smoothing``: class labels y become y (1 - s) + s / 2. ``l2``: l2 |e|^2 of all that a sample looks up is
-    added to its loss, so that touched rows shrink. ``meda``: rows and their optimizer's state begin anew with each
-    epoch.
+    """Dropout, label smoothing and other regularizers of a job, each off unless it is set.
+
+    ``dropout``: probability q, after each hidden layer of a tower, or on looked-up rows (``dropout_layers``; default:
+    hidden layers where the model has them, else rows); sasrec and gru4rec have places of their own.
+    ``label_smoothing``: class labels y become y (1 - s) + s / 2. ``l2``: l2 |e|^2 of every row that a sample looks up
+    is added to its loss, so that touched rows shrink. ``meda``: rows and their optimizer's state are reset at the start
+    of each epoch.
     """
 
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)

@@ -1,4 +1,4 @@
-"""YAML as data alone: the safe loader's types, no key twice in a mapping, no aliases that multiply."""
+"""YAML as plain data: the safe loader's types, no duplicate key in a mapping, no aliases that multiply."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_MERGED = 1000
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what the safe loader lets pass: it keeps the last of two equal keys, and expands aliases without end."""
+    """Refuses what the safe loader accepts: it keeps the last of two equal keys, and expands aliases without limit."""
 
     def __init__(self, stream: Any):
         super().__init__(stream)
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def flatten_mapping(self, node: Any) -> None:
-        """Takes into ``node`` what its merge keys (``<<``) name: each alone is little, and not itself."""
+        """Merge into ``node`` what its merge keys (``<<``) name; each must be small, and must not contain ``node``."""
         self.flattening.append(node)
         for key_node, value_node in node.value:
             if key_node.tag != "tag:yaml.org,2002:merge":
@@ -64,5 +64,9 @@ def _refusal(node: Any, message: str) -> yaml.constructor.ConstructorError:
 
 
 def load_all(text: str) -> Iterator[Any]:
-    """The documents of a text. Raises yaml.YAMLError."""
+    """Yield the documents of a text.
+
+    Raises:
+        yaml.YAMLError: The text is not valid YAML, or has duplicate keys or too many aliases.
+    """
     yield from yaml.load_all(text, Loader=_Loader)

@@ -1,1 +1,1 @@
-"""Parts of models whose values are functions of the job's seed: towers, dropout, batch normalisation, first weights."""
+"""Parts of models that depend on the job's seed: towers, dropout, batch normalisation, initial weights."""

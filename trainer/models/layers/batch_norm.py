@@ -1,7 +1,7 @@
 """Batch normalisation over the global batch (Ioffe and Szegedy, Batch Normalization, ICML 2015, algorithms 1 and 2).
 
 On several ranks the moments are those of the whole batch, whatever each rank's share: the outcome does not depend on
-the number of ranks, up to rounding. torch's SyncBatchNorm does so on GPUs alone, and not where a rank has no sample.
+the number of ranks, up to rounding. torch's SyncBatchNorm does so only on GPUs, and not where a rank has no sample.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class BatchNorm(nn.Module):
     """y = gamma (x - E[x]) / sqrt(Var[x] + eps) + beta for x [n, width], moments over the samples of all ranks.
 
     Training forwards and their backwards are collective: every rank takes part, also one without a sample (n = 0).
-    Evaluation uses running moments and asks nobody: mean <- (1 - momentum) mean + momentum E[x], and so the variance,
-    of n / (n - 1) Var[x]. They are buffers, so that checkpoints have them. With micro-batches each part is normalised
-    by its own moments, and moves the running ones.
+    Evaluation uses running moments and needs no communication: mean <- (1 - momentum) mean + momentum E[x], and
+    likewise the variance, from n / (n - 1) Var[x]. They are buffers, so that checkpoints contain them. With
+    micro-batches each part is normalised by its own moments, and updates the running ones.
 
     Args:
         affine: whether gamma (from 1) and beta (from 0), 2 width parameters, are there.

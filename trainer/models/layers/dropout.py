@@ -1,4 +1,4 @@
-"""Dropout whose masks are a function of counters: the same for any ranks, cuts of a batch and resumes.
+"""Dropout whose masks are a function of counters: the same for any number of ranks, micro-batches and resumes.
 
 Philox4x32-10 with key (seed, crc32("dropout")) and counter (step, sample, site << 16 | position, column >> 2); word
 ``column & 3`` below rate 2^32 drops. ``sample`` is the index in the global batch, ``site`` the place in the model.
@@ -16,13 +16,17 @@ from embeddings.tables.philox import table_key
 def keep_mask(
     positions: torch.Tensor, dim: int, rate: float, *, seed: int, step: int, sample_offset: int, site: int
 ) -> torch.Tensor:
-    """bool [b, l, dim], False with probability ``rate``.
+    """Return the mask of what dropout keeps: bool [b, l, dim], False with probability ``rate``.
 
     Args:
-        positions: int64 [b, l], those of each sample, in [0, 2^16): what is at one position has one mask, wherever it
-            lies in the tensor. The mask is drawn on the CPU and given where they are.
+        positions: int64 [b, l], those of each sample, in [0, 2^16): an element's mask depends on its position, not on
+            where it lies in the tensor. The mask is drawn on the CPU and moved to their device.
+        dim: columns of the mask.
+        rate: probability of a drop, for each column of each position on its own.
+        seed: the job's; with "dropout" it is the key of the draws.
+        step: the training step, a part of the counter of the draws.
         sample_offset: index in the global batch of the first sample.
-        site: in [0, 2^16).
+        site: place in the model, in [0, 2^16).
     """
     key0, key1 = table_key(seed, "dropout")
     keep = torch.empty(*positions.shape, -(-dim // 4) * 4, dtype=torch.bool)

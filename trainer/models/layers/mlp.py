@@ -23,7 +23,7 @@ class TowerOptions:
 
     @staticmethod
     def of(job: Any) -> TowerOptions:
-        """Those of a job (trainer.spec.JobSpec)."""
+        """Return the options of a job (trainer.spec.JobSpec)."""
         return TowerOptions(job.model.residual, job.model.batch_norm)
 
 
@@ -38,8 +38,9 @@ def tower(
     options: TowerOptions = PLAIN,
     logits: bool = True,
 ) -> nn.Module:
-    """[b, sizes[0]] -> [b, sizes[-1]]: linear layers, all but the last followed by ReLU; ``logits=False``: also the
-    last, so that all are hidden layers.
+    """Return a tower, [b, sizes[0]] -> [b, sizes[-1]]: linear layers, all but the last followed by ReLU.
+
+    With ``logits=False`` the last is too, so that all are hidden layers.
 
     With options a hidden layer is h = relu(N(W x + b)) + S x: N batch normalisation (``batch_norm``), S x the shortcut
     (``residual``; He et al., CVPR 2016; Shan et al., Deep Crossing, KDD 2016): x itself where sizes agree, else a

@@ -1,4 +1,4 @@
-"""What this version can run of what a spec can say; each refusal names the field and the remedy. Without torch.
+"""Checks of what this version can run; each refusal names the field and the remedy. Torch-free.
 
-Called while a spec is parsed; nobody else need.
+They are called while a spec is parsed; no other caller is needed.
 """

@@ -1,5 +1,7 @@
-"""What of a job has no meaning, or is not available yet, where tables grow: a part of trainer.spec.checks.supported.
-Torch-free."""
+"""Checks of jobs with dynamic tables: what has no meaning with them or is not available yet. Torch-free.
+
+A part of trainer.spec.checks.supported.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def growth_problems(spec: JobSpec) -> Iterator[str]:
-    """What of the job has no meaning, or is not available yet, where tables grow."""
+    """Yield what of the job has no meaning, or is not available yet, with dynamic tables."""
     growing = [name for name, table in spec.tables.items() if table.capacity is not None]
     if not growing:
         return
@@ -40,7 +42,7 @@ def growth_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def growth_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
-    """What swaps or compares rows of tables that grow."""
+    """Yield the settings that swap or compare rows of dynamic tables."""
     for name, feature in dataset.features.items():
         table = feature.shares or name
         if table in job.tables and job.tables[table].capacity is not None:

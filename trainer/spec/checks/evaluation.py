@@ -1,6 +1,7 @@
-"""Which losses, labels and metrics go together, and the remedy where they do not: a part of
-trainer.spec.checks.supported.
-Torch-free."""
+"""Checks of which losses, labels and metrics go together, with the remedy where they do not. Torch-free.
+
+A part of trainer.spec.checks.supported.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +20,25 @@ _OF_VALUES = ("rmse", "mae")
 
 
 def loss_of(job: JobSpec) -> str:
-    """The loss that the job's model is trained with; that of item2vec, which has no other name, is ``bce``."""
+    """Return the loss that the job's model is trained with; that of item2vec, which has no other name, is ``bce``."""
     own = job.model.losses == ("bpr",)
     return "bpr" if own else job.model.loss
 
 
 def loss_settings_of(job: JobSpec) -> dict[str, float | None]:
-    """What that loss takes beside scores and labels (trainer.models.losses)."""
+    """Return the arguments of that loss other than scores and labels (trainer.models.losses)."""
     if loss_of(job) != "focal" or not isinstance(job.model, FocalSpec):
         return {}
     return {"gamma": job.model.focal_gamma, "alpha": job.model.focal_alpha}
 
 
 def ranks_catalogue(job: JobSpec) -> bool:
-    """Whether the job asks for metrics of all items ranked for each user."""
+    """Return whether the job asks for metrics of all items ranked for each user."""
     return job.model.ranks_all_items and any(ranking_parts(name) is not None for name in job.evaluation.metrics)
 
 
 def evaluation_problems(spec: JobSpec) -> Iterator[str]:
-    """What of ``model.loss`` and ``evaluation`` the job's model has no form of, whatever the dataset."""
+    """Yield what of ``model.loss`` and ``evaluation`` the job's model does not support, whatever the dataset."""
     kind, loss = spec.model.kind, spec.model.loss
     losses = spec.model.losses
     if loss not in losses and loss != "bce":
@@ -60,7 +61,7 @@ def evaluation_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def _training_problems(spec: JobSpec) -> Iterator[str]:
-    """What keeps training rows from being evaluated as held-out ones are."""
+    """Yield what prevents training rows from being evaluated like held-out rows."""
     if not spec.evaluation.training:
         return
     if spec.model.reads_sequences or not LOSSES[loss_of(spec)].of_labels:
@@ -94,7 +95,7 @@ def _metric_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
-    """What of the loss and ``evaluation`` does not fit the dataset."""
+    """Yield what of the loss and ``evaluation`` does not fit the dataset."""
     kind, wanted = job.model.kind, job.evaluation.metrics
     features = dataset.features
     if dataset.label.value is not None:
@@ -113,7 +114,7 @@ def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]
 
 
 def _value_problems(job: JobSpec, column: str) -> Iterator[str]:
-    """What a real-valued label cannot be used for."""
+    """Yield the settings that cannot be used with a real-valued label."""
     kind = job.model.kind
     rule = f"use label: {{rule: '{column} >= ...'}}"
     if "mse" not in job.model.losses:
@@ -133,7 +134,7 @@ def _value_problems(job: JobSpec, column: str) -> Iterator[str]:
 
 
 def _needs_ids(what: str, name: str, dataset: DatasetSpec) -> Iterator[str]:
-    """A feature of single ids that reads a column."""
+    """Yield a problem unless feature ``name`` is a feature of single ids that reads a column."""
     feature = dataset.features.get(name)
     if feature is None or feature.type != "id" or feature.join is not None or feature.derive is not None:
         yield f"{what} need a feature named '{name}' of type id that reads a column of dataset '{dataset.name}'"

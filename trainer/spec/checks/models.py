@@ -1,4 +1,4 @@
-"""What of a model does not fit the rest of a job, or its dataset."""
+"""Checks of what of a model does not fit the rest of a job, or its dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNPOOLED_SHARDINGS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 
 
 def model_problems(spec: JobSpec) -> Iterator[str]:
-    """Yield what is set of the model that its kind has no use for, or cannot learn from."""
+    """Yield the settings of the model that its kind has no use for, or cannot learn from."""
     yield from spec.model.problems(spec)
     if not spec.model.pools:
         for table, sharding in spec.sharding.items():

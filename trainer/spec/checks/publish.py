@@ -1,5 +1,7 @@
-"""Which of ``publish.anchor`` and ``publish.compass`` have no meaning for a job, and the remedy: a part of
-trainer.spec.checks.supported. Torch-free."""
+"""Checks of where ``publish.anchor`` and ``publish.compass`` have no meaning, with the remedy. Torch-free.
+
+A part of trainer.spec.checks.supported.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def publish_problems(spec: JobSpec) -> Iterator[str]:
-    """What of ``publish`` the job's model, optimizer or regularizers have no use for."""
+    """Yield what of ``publish`` the job's model, optimizer or regularizers have no use for."""
     if spec.publish is None:
         return
     swapped = sorted(name for name, sse in spec.sse.items() if sse.probability)
@@ -50,7 +52,7 @@ def publish_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
-    """What of ``publish.anchor`` and ``publish.compass`` does not fit the dataset."""
+    """Yield what of ``publish.anchor`` and ``publish.compass`` does not fit the dataset."""
     if job.publish is None or job.publish.feature not in dataset.features:
         return
     items = job.publish.feature

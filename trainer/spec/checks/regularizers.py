@@ -1,4 +1,7 @@
-"""Which regularizers have no meaning for a job, and the remedy: a part of trainer.spec.checks.supported. Torch-free."""
+"""Checks of which regularizers have no meaning for a job, with the remedy. Torch-free.
+
+A part of trainer.spec.checks.supported.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ LOWER_IS_BETTER = ("logloss", "rmse", "mse", "mae", "normalized_entropy", "ece",
 
 
 def regularizer_problems(spec: JobSpec) -> Iterator[str]:
-    """What of ``regularizers`` the job's model, optimizer or kernel has no use for."""
+    """Yield what of ``regularizers`` the job's model, optimizer or kernel has no use for."""
     yield from _dropout_problems(spec)
     yield from _method_problems(spec)
     regularizers, kind, sequence = spec.regularizers, spec.model.kind, spec.model.reads_sequences
@@ -48,7 +51,7 @@ def regularizer_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
-    """What of ``regularizers`` does not fit the dataset."""
+    """Yield what of ``regularizers`` does not fit the dataset."""
     laplacian = job.regularizers.laplacian
     if laplacian is None:
         return
@@ -70,17 +73,17 @@ def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str
 
 
 def has_validation(spec: JobSpec) -> bool:
-    """Whether there is a validation split to look at while training."""
+    """Return whether there is a validation split to evaluate while training."""
     return spec.evaluation.split.kind == "per_user_last" or spec.evaluation.split.validation > 0
 
 
 def has_hidden_layers(spec: JobSpec) -> bool:
-    """Whether the job's model has a tower with at least one hidden layer."""
+    """Return whether the job's model has a tower with at least one hidden layer."""
     return spec.model.num_hidden > 0
 
 
 def dropout_layers(spec: JobSpec) -> str:
-    """Where dropout is: ``hidden``, ``embeddings`` or ``both``."""
+    """Return where dropout is applied: ``hidden``, ``embeddings`` or ``both``."""
     return spec.regularizers.dropout_layers or ("hidden" if has_hidden_layers(spec) else "embeddings")
 
 

@@ -1,6 +1,6 @@
-"""What this version can run. Every field of the schema that it cannot honour is refused here, with the remedy.
+"""What this version can run: a field of the schema that it cannot honour is refused here, with the remedy. Torch-free.
 
-One place to read, and one place to shrink as features arrive. Torch-free.
+There is one place to read, and one place to shrink as features are added.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ COLUMN_SHARDINGS = ("column_wise", "grid")
 
 
 def refuse(problems: Iterator[str]) -> None:
-    """Raises one ValueError that names every problem."""
+    """Raise one error for all problems, if there are any.
+
+    Raises:
+        ValueError: There is a problem; the message names every one.
+    """
     found = list(problems)
     if found:
         raise ValueError("; ".join(found))
@@ -76,7 +80,7 @@ def job_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
-    """Yield what is set of the row optimizer that its kind does not use, and what it needs."""
+    """Yield the settings of the row optimizer that its kind has no use for, and the required ones that are missing."""
     name, kind = optimizer.kind, KINDS[optimizer.kind]
     decaying = ", ".join(one for one in kinds_that_take("weight_decay"))
     if optimizer.weight_decay and not kind.takes("weight_decay"):
@@ -96,7 +100,7 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
 
 
 def sharding_problems(spec: JobSpec) -> Iterator[str]:
-    """What of ``sharding`` the row optimizer cannot work with, where there are ranks to split columns over."""
+    """Yield what of ``sharding`` the row optimizer cannot work with, where there are ranks to split columns over."""
     if spec.optimizer.clip_row_norm is None or spec.resources.num_workers == 1:
         return
     for table, sharding in spec.sharding.items():
@@ -108,7 +112,7 @@ def sharding_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def sse_problems(spec: JobSpec) -> Iterator[str]:
-    """What of ``sse`` has no meaning, whatever the dataset."""
+    """Yield what of ``sse`` has no meaning, whatever the dataset."""
     for feature, sse in spec.sse.items():
         if feature == "label" and (sse.graph is not None or sse.rho != 1.0 or sse.walk is not None):
             yield "sse.label.graph: labels have no graph: leave graph, rho and walk out (bpr: set them under sse.item)"
@@ -122,7 +126,7 @@ def sse_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def kernel_problems(spec: JobSpec) -> Iterator[str]:
-    """What the job's kernel has no form of."""
+    """Yield what the job's kernel does not support."""
     kind = spec.optimizer.kind
     if spec.kernel == "fbgemm":
         where = "" if spec.resources.gpus_per_worker else " on CPU"
@@ -152,7 +156,7 @@ def kernel_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def column_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[str]:
-    """Tables that FBGEMM's module for GPUs does not take (embeddings.kernels.fbgemm.module)."""
+    """Yield a problem for tables that FBGEMM's module for GPUs does not accept (embeddings.kernels.fbgemm.module)."""
     if job.kernel != "fbgemm" or not job.resources.gpus_per_worker:
         return
     columns = {table: job.model.table_columns(table) for table in sorted(tables)}
@@ -167,7 +171,7 @@ def column_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[str]:
 
 
 def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
-    """What of the job does not fit the dataset it names."""
+    """Yield what of the job does not fit the dataset it names."""
     names = ", ".join(sorted(dataset.features))
     if job.dataset.name != dataset.name:
         yield f"dataset.name: the job names '{job.dataset.name}', the dataset is '{dataset.name}'"

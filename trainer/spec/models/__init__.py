@@ -1,1 +1,1 @@
-"""Kinds of models as a job asks for them: a file for each family, ``registry`` has them by name. Without torch."""
+"""Kinds of models as a job names them: a file for each family, listed by name in ``registry``. Torch-free."""

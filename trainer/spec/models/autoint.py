@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 class AutoIntSpec(ClickSpec):
-    """``attention_layers`` of ``attention_heads`` heads of so many units each; ``hidden: []`` leaves the deep part
-    out."""
+    """AutoInt: ``attention_layers`` layers of ``attention_heads`` heads with ``attention_units`` units each.
+
+    ``hidden: []`` leaves the deep part out.
+    """
 
     kind: Literal["autoint"]
     attention_layers: int = later(3, ge=1, le=16)

@@ -1,4 +1,4 @@
-"""What every kind of model says of itself: its fields, its traits, its size. Without torch."""
+"""What every kind of model declares: its fields, its traits, its size. Torch-free."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ OF_PRODUCTS = Init(kind="hash", std=0.1)
 
 
 class ModelSpec(Spec):
-    """A kind of model, as a job asks for it. ``embedding_dim``: columns of a vector; ``init``: its first values.
+    """A kind of model, as a job names it. ``embedding_dim``: columns of a vector; ``init``: its initial values.
 
-    A kind is a subclass, entered in trainer.spec.models.registry; its torch module is entered in
+    A kind is a subclass, registered in trainer.spec.models.registry; its torch module is registered in
     trainer.models.registry. A field of another kind is refused by its name.
     """
 
@@ -68,7 +68,7 @@ class ModelSpec(Spec):
     @model_validator(mode="wrap")
     @classmethod
     def _sort_out_fields(cls, document: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        """Put fields of other kinds aside, for :meth:`problems` to name those that are set."""
+        """Put fields of other kinds aside, so that :meth:`problems` can name those that are set."""
         if not isinstance(document, dict):
             return handler(document)
         from trainer.spec.models.registry import kinds_with
@@ -80,27 +80,27 @@ class ModelSpec(Spec):
 
     @property
     def effective_init(self) -> Init:
-        """The init that is asked for, else the kind's own."""
+        """The init that the job sets, else the kind's own."""
         return self.init or self.default_init
 
     @property
     def default_init(self) -> Init:
-        """Zero, as the AdamAR paper starts CTR towers."""
+        """Zero, the start of CTR towers in the AdamAR paper (Li and Lyu, Adaptive Regularization)."""
         return Init()
 
     @property
     def num_hidden(self) -> int:
-        """Hidden layers of its tower."""
+        """Number of hidden layers of its tower."""
         return 0
 
     @property
     def num_negatives(self) -> int:
-        """Draws for each target."""
+        """Number of negatives drawn for each target."""
         return 1
 
     @property
     def history_length(self) -> int:
-        """How many of a user's last items a model of sequences reads where it ranks what comes next."""
+        """How many of a user's last items a sequence model reads when it ranks what comes next."""
         return 0
 
     @property
@@ -109,7 +109,7 @@ class ModelSpec(Spec):
         return False
 
     def table_columns(self, table: str) -> int:
-        """Return the columns of a table: the vector, and beside it what the kind keeps for each id."""
+        """Return the number of columns of a table: the vector, and what the kind keeps for each id in addition."""
         return self.embedding_dim
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
@@ -124,7 +124,7 @@ class ModelSpec(Spec):
         return ModelSize()
 
     def problems(self, job: JobSpec) -> Iterator[str]:
-        """Yield what is set that the kind has no use for, or cannot learn from, with the remedy."""
+        """Yield the settings that the kind has no use for, or cannot learn from, with the remedy."""
         from trainer.spec.models.registry import kinds_with
 
         for name in self._of_others:
@@ -168,8 +168,11 @@ def _says_nothing(name: str, value: Any) -> bool:
 
 
 class TowerSpec(ModelSpec):
-    """A model with a tower: ``hidden`` layers, a shortcut around each (``residual``), batch normalisation over the
-    global batch in each (``batch_norm``: moments of a micro-batch where a step has several)."""
+    """A model with a tower of ``hidden`` layers.
+
+    ``residual``: a shortcut around each hidden layer. ``batch_norm``: batch normalisation over the global batch in
+    each, with the moments of a micro-batch where a step has several.
+    """
 
     hidden: tuple[Size, ...] = (128, 64)
     residual: bool = later(False)
@@ -184,7 +187,7 @@ class TowerSpec(ModelSpec):
         return self.batch_norm
 
     def tower(self, inputs: int, *ends: int, logits: bool = True) -> ModelSize:
-        """Return the size of the tower from so many inputs on, with layers of these sizes after the hidden ones."""
+        """Return the size of the tower on ``inputs`` inputs, with layers of sizes ``ends`` after the hidden ones."""
         sizes = [inputs, *self.hidden, *ends]
         return tower_size(sizes, residual=self.residual, batch_norm=self.batch_norm, logits=logits)
 
@@ -197,7 +200,7 @@ class TowerSpec(ModelSpec):
 
 
 class FocalSpec(ModelSpec):
-    """A model that can be trained by the focal loss; ``focal_alpha`` null: classes weigh alike."""
+    """A model that can be trained by the focal loss; with ``focal_alpha`` null classes have equal weights."""
 
     focal_gamma: float = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
     focal_alpha: float | None = later(0.25, gt=0.0, lt=1.0)
@@ -225,11 +228,11 @@ class FirstOrderSpec(ClickSpec):
 
 
 class DrawingSpec(ModelSpec):
-    """A model that draws negatives anew in each epoch.
+    """A model that draws new negatives in each epoch.
 
-    ``negative_distribution``: items of training alike (``uniform``), by their number of examples to the
-    ``negative_power`` (``popularity``), or those of other examples of the global batch (``in_batch``). All kinds but
-    item2vec take none that the user had in training.
+    ``negative_distribution``: all items of training alike (``uniform``), by their number of examples to the
+    ``negative_power`` (``popularity``), or the items of other examples of the global batch (``in_batch``). All kinds
+    but item2vec draw none that the user had in training.
     """
 
     negative_distribution: Literal["uniform", "popularity", "in_batch"] | None = later(None)
@@ -239,7 +242,7 @@ class DrawingSpec(ModelSpec):
 
     @property
     def sampling(self) -> str:
-        """The distribution that is asked for, else that of the model's paper."""
+        """The distribution that the job sets, else that of the model's paper."""
         return self.negative_distribution or self.default_sampling
 
     def problems(self, job: JobSpec) -> Iterator[str]:
@@ -250,7 +253,7 @@ class DrawingSpec(ModelSpec):
 
 
 def pair_fit_problems(kind: str, dataset: DatasetSpec) -> Iterator[str]:
-    """Yield what keeps a model from reading one user and one item of each row."""
+    """Yield what prevents a model from reading one user and one item of each row."""
     names = ", ".join(sorted(dataset.features))
     for feature in ("user", "item"):
         if feature not in dataset.features:

@@ -10,8 +10,10 @@ from trainer.spec.models.size import ModelSize
 
 
 class DCNv2Spec(ClickSpec):
-    """``cross_layers`` before (``stacked``) or beside (``parallel``) the tower, their matrices of rank ``low_rank``
-    (left out: whole)."""
+    """DCN-V2: ``cross_layers`` cross layers before (``stacked``) or beside (``parallel``) the tower.
+
+    Their matrices have rank ``low_rank``; without it they are full matrices.
+    """
 
     kind: Literal["dcnv2"]
     structure: Literal["stacked", "parallel"] = later("stacked")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DINSpec(ClickSpec):
-    """``attention_hidden`` layers of the attention unit, and their activation."""
+    """DIN: ``attention_hidden`` layers of the attention unit, and their activation."""
 
     kind: Literal["din"]
     attention_hidden: tuple[Size, ...] = later((36,), max_length=16)

@@ -9,7 +9,7 @@ from trainer.spec.models.size import ModelSize
 
 
 class DLRMSpec(ClickSpec):
-    """``hidden`` layers both below, of the numeric features, and above the products."""
+    """DLRM: ``hidden`` layers both below the products, on the numeric features, and above them."""
 
     kind: Literal["dlrm"]
 

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 class FinalMLPSpec(ClickSpec):
-    """A stream of ``hidden`` and one of ``second_hidden`` layers (left out: alike), each gated by an MLP of
-    ``gate_hidden`` layers of the features ``first_gate`` or ``second_gate`` (none: of a learned vector), fused by
-    products of ``fusion_heads`` heads."""
+    """FinalMLP: a stream of ``hidden`` layers and one of ``second_hidden`` layers (default: those of ``hidden``).
+
+    Each stream is gated by an MLP of ``gate_hidden`` layers that reads the features ``first_gate`` or ``second_gate``
+    (none: a learned vector). The streams are fused by products of ``fusion_heads`` heads.
+    """
 
     kind: Literal["finalmlp"]
     second_hidden: tuple[Size, ...] | None = later(None, min_length=1)

@@ -49,8 +49,10 @@ class BPRSpec(PairSpec, DrawingSpec):
 
 
 class MFSpec(PairSpec):
-    """Matrix factorization (Koren, Bell and Volinsky, 2009), with ``biases`` of users and items and the mean label, or
-    the product alone."""
+    """Matrix factorization (Koren, Bell and Volinsky, 2009), with biases or as the product alone.
+
+    ``biases``: whether biases of users and items and the mean label are added to the product.
+    """
 
     kind: Literal["mf"]
     biases: bool = later(True)

@@ -1,4 +1,4 @@
-"""Kinds of models by name: those of this package, and of others that enter theirs as ``evenkeel.model_specs``."""
+"""Kinds of models by name: those of this package, and those that others register as ``evenkeel.model_specs``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MODEL_SPECS: tuple[type[ModelSpec], ...] = (
 
 
 def kind_of(spec: type[ModelSpec]) -> str:
-    """Return the name of a kind, as jobs write it."""
+    """Return the name of a kind, as it is written in jobs."""
     return str(spec.model_fields["kind"].annotation.__args__[0])  # type: ignore[union-attr]
 
 
@@ -72,7 +72,11 @@ def default_of(field: str) -> Any:
 
 
 def parse_model(document: Any) -> ModelSpec:
-    """Return the model that a document asks for by its ``kind``. Raises pydantic's ValidationError."""
+    """Return the model that a document names by its ``kind``.
+
+    Raises:
+        pydantic.ValidationError: The document is not a valid model.
+    """
     found: ModelSpec = _ADAPTER.validate_python(document)
     return found
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SequenceSpec(DrawingSpec):
-    """A model of users' items in order. ``negatives``: draws for each target; left out, those of the model's paper."""
+    """A model of users' items in order. ``negatives``: draws for each target; default: those of the model's paper."""
 
     negatives: int | None = Field(default=None, ge=1, le=100)
 
@@ -29,12 +29,12 @@ class SequenceSpec(DrawingSpec):
 
     @property
     def num_negatives(self) -> int:
-        """Draws for each target."""
+        """Number of negatives drawn for each target."""
         return self.negatives or self.default_negatives
 
     @property
     def ids_in_example(self) -> tuple[int, int]:
-        """At most so many items are read of an example, and are its targets."""
+        """The most items that are read in an example, and the most that are its targets."""
         raise NotImplementedError
 
     @property
@@ -49,8 +49,10 @@ class SequenceSpec(DrawingSpec):
 
 
 class Item2VecSpec(SequenceSpec):
-    """Skip-gram over users' items (Barkan and Koenigstein, 2016): targets are the items at most ``window`` places
-    away."""
+    """Skip-gram over users' items (Barkan and Koenigstein, 2016).
+
+    Targets are the items at most ``window`` places away.
+    """
 
     kind: Literal["item2vec"]
     window: int = Field(default=3, ge=1, le=100)
@@ -95,7 +97,7 @@ class PieceSpec(SequenceSpec):
 
 
 class SASRecSpec(PieceSpec):
-    """Self-attention over a user's last items (Kang and McAuley, ICDM 2018): ``blocks`` with ``heads`` heads."""
+    """Self-attention over a user's last items (Kang and McAuley, ICDM 2018): ``blocks`` blocks with ``heads`` heads."""
 
     kind: Literal["sasrec"]
     blocks: int = Field(default=2, ge=1, le=64)
@@ -116,7 +118,7 @@ class SASRecSpec(PieceSpec):
         )  # fmt: skip
 
     def _kept(self, num_features: int) -> int:
-        """Rough: what a tower of 128 and 64 units would keep."""
+        """Return a rough estimate: the numbers that a tower of 128 and 64 units would keep."""
         return num_features * self.embedding_dim + 128 + 64 + 1
 
     def problems(self, job: JobSpec) -> Iterator[str]:
@@ -126,7 +128,7 @@ class SASRecSpec(PieceSpec):
 
 
 class GRU4RecSpec(PieceSpec):
-    """A recurrent network over a user's items (Hidasi et al., ICLR 2016), of ``gru_layers``."""
+    """A recurrent network of ``gru_layers`` layers over a user's items (Hidasi et al., ICLR 2016)."""
 
     kind: Literal["gru4rec"]
     gru_layers: int = later(1, ge=1, le=16)

@@ -1,4 +1,4 @@
-"""How large the dense part of a model is: parameters, activations, multiply-adds, before anything is built."""
+"""The size of the dense part of a model before it is built: parameters, activations, multiply-adds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NORMALISED = 6
 class ModelSize:
     """The dense part of a model.
 
-    ``parameters``; for each sample ``tower``, the widths of its layers, input and output among them, ``interaction``,
-    the numbers that all other layers keep for backward, ``widest``, the most that one of them needs at once, and
-    ``multiply_adds`` of a forward pass.
+    ``parameters`` counts its parameters. For each sample, ``tower`` is the sum of the widths of its layers, input and
+    output included; ``interaction``, the numbers that all other layers keep for backward; ``widest``, the most that one
+    of them needs at once; ``multiply_adds``, those of a forward pass.
     """
 
     parameters: int = 0
@@ -42,7 +42,7 @@ def linear_layers(sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def tower_size(sizes: Sequence[int], *, residual: bool, batch_norm: bool, logits: bool = True) -> ModelSize:
-    """Return the size of trainer.models.layers.mlp.tower of these sizes."""
+    """Return the size of a trainer.models.layers.mlp.tower of these layer sizes."""
     parameters, multiply_adds = linear_layers(sizes)
     outputs = sizes[1:-1] if logits else sizes[1:]
     between = list(itertools.pairwise(sizes))[: len(outputs)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TwoTowerSpec(TowerSpec):
-    """``loss``: bce or mse of a label, or sampled_softmax over the items of the batch."""
+    """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch."""
 
     kind: Literal["two_tower"]
 

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 
 class WukongSpec(ClickSpec):
-    """``interaction_layers``, each of which gives ``fm_vectors`` by an MLP ``fm_hidden`` of pair products compressed to
-    ``fm_rank``, and ``linear_vectors``."""
+    """Wukong: ``interaction_layers`` layers, each of which returns ``fm_vectors`` and ``linear_vectors`` vectors.
+
+    The former come from an MLP of ``fm_hidden`` layers on pair products compressed to ``fm_rank``, the latter from a
+    linear compression.
+    """
 
     kind: Literal["wukong"]
     interaction_layers: int = later(2, ge=1, le=64)

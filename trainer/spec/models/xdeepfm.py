@@ -11,7 +11,7 @@ from trainer.spec.models.size import ModelSize
 
 
 class XDeepFMSpec(FirstOrderSpec):
-    """``cin_layers``: feature maps of each layer of the CIN."""
+    """xDeepFM. ``cin_layers``: number of feature maps of each layer of the CIN."""
 
     kind: Literal["xdeepfm"]
     cin_layers: tuple[Size, ...] = later((100, 100), min_length=1, max_length=16)
