@@ -70,8 +70,10 @@ def downgrade() -> None:
 
 
 def _rename_keys(columns: list[str], before: str, after: str) -> None:
-    """What makes a dataset and a schedule unique. SQLite makes such a table anew, and dropping the old schedules would
-    cascade into the firings: they are kept aside meanwhile."""
+    """Change what makes a dataset and a schedule unique.
+
+    SQLite makes such a table anew, and dropping the old schedules would cascade into the firings: they are kept aside.
+    """
     sqlite = op.get_bind().dialect.name == "sqlite"
     if sqlite:
         op.execute("CREATE TEMPORARY TABLE firing_kept AS SELECT * FROM firing")
