@@ -2,9 +2,9 @@
 
 Ids are 64-bit, drawn by Zipf (exponent 1.05) from three million at a time, of which a thousandth is replaced by new
 ones at each step, so that a table of a million rows is full after a while and old ids have to go. Bench ``assign``: our
-:class:`embeddings.dynamic.id_map.GrowingIds` and the peer get the same ids in turns in one process; the time is that of
-a step's ids becoming rows, after ``--steps`` steps that are not timed. ``own_row``: share of the timed ids that have a
-row which nobody else reads.
+:class:`embeddings.dynamic.id_map.DynamicIdMap` and the peer get the same ids in turns in one process; the time is that
+of a step's ids becoming rows, after ``--steps`` steps that are not timed. ``own_row``: share of the timed ids that have
+a row which nobody else reads.
 
 Peers: ``mch_lru``, ``mch_lfu``: MCHManagedCollisionModule, which sorts its ids and lets ids in and out every
 ``EVICTION_INTERVAL`` batches. (HashZchManagedCollisionModule trains on CUDA alone.) ``find``: the peer's lookup in
@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from benchmarks.harness import interleave, line
-from embeddings.dynamic.id_map import GrowingIds
+from embeddings.dynamic.id_map import DynamicIdMap
 from embeddings.dynamic.settings import UNKNOWN_ROW, Growth
-from embeddings.dynamic.tables import GrowingTables
+from embeddings.dynamic.tables import DynamicTables
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import AdamAR
 from embeddings.tables.config import InitConfig, TableConfig
@@ -88,7 +88,7 @@ def managed_modules() -> dict[str, Callable[[], Managed]]:
 
 def assign(peer: str, growth: Growth, steps: int, iterations: int) -> None:
     """Print the lines of benches ``assign`` and ``find`` beside one peer."""
-    stream, ours, theirs = Stream(), GrowingIds(growth), managed_modules()[peer]()
+    stream, ours, theirs = Stream(), DynamicIdMap(growth), managed_modules()[peer]()
     step, own = 0, np.zeros(2)
 
     def give(raw: np.ndarray) -> None:
@@ -120,7 +120,7 @@ def means(times: np.ndarray) -> dict[str, float]:
     return {"ours_mean_ms": round(float(ours), 4), "peer_mean_ms": round(float(theirs), 4)}
 
 
-def num_bytes(ids: GrowingIds) -> int:
+def num_bytes(ids: DynamicIdMap) -> int:
     """Return the bytes of all arrays of a map."""
     return sum(value.nbytes for value in vars(ids).values() if isinstance(value, np.ndarray))
 
@@ -129,7 +129,7 @@ def whole_step(steps: int, iterations: int) -> None:
     """Print the line of bench ``step``."""
     growth = Growth(CAPACITY)
     config = TableConfig("item", growth.num_rows, DIM, ("item",), init=InitConfig("hash"), grows=True)
-    growing = GrowingTables({"item": growth}, [config], AdamAR(0.001, alpha=1e-5))
+    growing = DynamicTables({"item": growth}, [config], AdamAR(0.001, alpha=1e-5))
     known = EmbeddingTables([TableConfig("item", growth.num_rows, DIM, ("item",))], AdamAR(0.001, alpha=1e-5))
     stream, offsets, gradient = Stream(), torch.arange(BATCH + 1), torch.rand(BATCH, DIM)
     rows = torch.full((BATCH,), UNKNOWN_ROW)

@@ -21,7 +21,7 @@ from benchmarks import peers
 from benchmarks.harness import Workload, interleave, line, main
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import Adagrad, Adam, AdamAR, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdamAR
-from embeddings.optim.deferred_update import IdleCoefficients
+from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 
 EPS = 1e-8
 # SparseAdam adds eps before it corrects the bias of v: with a small one both do the same.
@@ -120,7 +120,7 @@ def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterat
     """
     optimizers = [AdamAR(1e-3, alpha=1e-6), AdamAR(1e-3, alpha=1e-6, moments="lazy")]
     contestants = [peers.ours(workload, optimizer) for optimizer in optimizers]
-    horizon = IdleCoefficients(optimizers[0], "float32").horizon
+    horizon = DeferredUpdateCoefficients(optimizers[0], "float32").horizon
     hot: list[float] = []
 
     def whole_step(tables: EmbeddingTables) -> Callable[[Any], None]:

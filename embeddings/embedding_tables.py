@@ -19,7 +19,7 @@ from embeddings.kernels.cpu import CpuKernel
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureSlot, Kernel, Layout, Record, Swaps
 from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
 from embeddings.optim import RowOptimizer
-from embeddings.optim.deferred_update import IdleCoefficients, idle_coefficients
+from embeddings.optim.deferred_update import DeferredUpdateCoefficients, deferred_update_coefficients
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.swap import check_sse
 from embeddings.tables.config import TableConfig
@@ -105,7 +105,7 @@ class EmbeddingTables(torch.nn.Module):
             )
         self._sample_offset = 0
         self._records: list[Record] = []
-        self._idle = idle_coefficients(optimizer, str(self.layout.compute_dtype).removeprefix("torch."))
+        self._idle = deferred_update_coefficients(optimizer, str(self.layout.compute_dtype).removeprefix("torch."))
         self._sse = self._check_sse(dict(sse or {}), sse_outside)
         self._anchor = torch.zeros((), requires_grad=True)
         self._kernel = _kernel(backend, self.layout, where)
@@ -223,7 +223,7 @@ class EmbeddingTables(torch.nn.Module):
             swaps = Swaps(self._sse, self.completed_steps + 1, self._sample_offset)
         return self._kernel.forward(indices, offsets, weights, batch_size, swaps, self._idle_now())
 
-    def _idle_now(self) -> IdleCoefficients | None:
+    def _idle_now(self) -> DeferredUpdateCoefficients | None:
         if self._may_be_ahead:
             last = int(self.layout.last_steps.max()) if self.layout.last_steps.numel() else 0
             if last > self.completed_steps - self.birth_step:

@@ -31,7 +31,7 @@ from service.core.database import Database
 from service.core.errors import ProblemBody
 from service.core.inline_io import AtOnce, is_local
 from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
-from service.core.task_health import Pulse
+from service.core.task_health import TaskHealth
 from service.core.text_validation import refuse_odd_text
 from service.features.neighbors import Neighbors
 from service.features.store_health import StoreWatch
@@ -154,7 +154,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
         errors_of = state.metrics.background_errors
         for outcome in sender.OUTCOMES:
             state.metrics.webhooks.labels(outcome)  # a series that begins with a 1 has not increased, to Prometheus
-        state.pulses = pulses = tuple(map(Pulse, ("runner", "scheduler", "webhooks", "retention")))
+        state.pulses = pulses = tuple(map(TaskHealth, ("runner", "scheduler", "webhooks", "retention")))
         tasks = [
             asyncio.create_task(runner.run(pulses[0], errors_of.labels("runner").inc)),
             asyncio.create_task(

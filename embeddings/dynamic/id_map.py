@@ -1,6 +1,6 @@
 """Entries of a table for raw 64-bit ids that come and go while it trains.
 
-ids = GrowingIds(Growth(capacity=1_000_000, admit_after=2, ttl_steps=50_000))
+ids = DynamicIdMap(Growth(capacity=1_000_000, admit_after=2, ttl_steps=50_000))
 given = ids.assign(raw, step)    # training: entries, which ids were admitted, which evicted
 entries = ids.find(raw)          # evaluation: changes nothing
 
@@ -23,7 +23,7 @@ _FIRST_BITS = 10
 
 
 class Assigned(NamedTuple):
-    """Entries that the ids of one call of :meth:`GrowingIds.assign` got.
+    """Entries that the ids of one call of :meth:`DynamicIdMap.assign` got.
 
     Attributes:
         entries: int64 [n], the entry of each id; -1 where the id has none and is to read the row of unknown ids.
@@ -38,7 +38,7 @@ class Assigned(NamedTuple):
     gone_ids: Int64s
 
 
-class GrowingIds:
+class DynamicIdMap:
     """A map from raw ids to the entries 0 .. capacity - 1; :class:`Growth` says which ids are admitted and evicted.
 
     The result is a function of the calls and their order alone, the same on every machine: ranks that are given the

@@ -1,4 +1,4 @@
-"""The behaviour of :class:`embeddings.dynamic.id_map.GrowingIds` in plain Python, for tests and to read; torch-free."""
+"""The id map (:mod:`embeddings.dynamic.id_map`) in plain Python, for tests and to read; torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MASK = 2**64 - 1
 
 
 class ReferenceIds:
-    """Entries 0 .. capacity - 1 of ids, one dictionary; see :class:`embeddings.dynamic.id_map.GrowingIds`."""
+    """Entries 0 .. capacity - 1 of ids, one dictionary; see :class:`embeddings.dynamic.id_map.DynamicIdMap`."""
 
     def __init__(self, growth: Growth) -> None:
         self.growth = growth

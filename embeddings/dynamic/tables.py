@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from embeddings.dynamic.id_map import GrowingIds
+from embeddings.dynamic.id_map import DynamicIdMap
 from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW, Growth
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import RowOptimizer
 from embeddings.tables.config import TableConfig
 
 
-class GrowingTables(torch.nn.Module):
+class DynamicTables(torch.nn.Module):
     """EmbeddingTables of which some are looked up by raw ids instead of rows.
 
     growth = Growth(capacity=1_000_000, ttl_steps=50_000)
     item = TableConfig("item", growth.num_rows, 16, ("item",), init=InitConfig("hash"), grows=True)
-    tables = GrowingTables({"item": growth}, [item], AdamAR(alpha=1e-4))
+    tables = DynamicTables({"item": growth}, [item], AdamAR(alpha=1e-4))
     pooled = tables(raw_ids, offsets)    # training: new ids get rows, with initial values of hash(id, seed)
     loss(pooled).backward()
     tables.step(1)
@@ -37,7 +37,7 @@ class GrowingTables(torch.nn.Module):
 
     Attributes:
         tables: the EmbeddingTables: rows, state and optimizer. Row e + 2 is entry e of ``ids``.
-        ids: by table, :class:`GrowingIds`.
+        ids: by table, :class:`DynamicIdMap`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class GrowingTables(torch.nn.Module):
         self._names = tuple(table.name for table in tables)
         if missing := sorted(set(growth) - set(self._names)):
             raise ValueError(f"growth is of tables {missing}, which are not there (there are {list(self._names)})")
-        self.ids = {name: GrowingIds(growth[name]) for name in self._names if name in growth}
+        self.ids = {name: DynamicIdMap(growth[name]) for name in self._names if name in growth}
         self._gone: dict[str, list[np.ndarray]] = {name: [] for name in self.ids}
 
     def forward(
@@ -147,7 +147,7 @@ class GrowingTables(torch.nn.Module):
         """
         if state["ids"].keys() != self.ids.keys() or state["tables"].keys() != set(self._names):
             raise ValueError(f"the state is of tables {sorted(state['tables'])}, these are {sorted(self._names)}")
-        loaded = {name: GrowingIds(ids.growth) for name, ids in self.ids.items()}
+        loaded = {name: DynamicIdMap(ids.growth) for name, ids in self.ids.items()}
         for name, ids in loaded.items():
             ids.load(state["ids"][name])
         for name, given in state["tables"].items():

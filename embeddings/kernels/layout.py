@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from embeddings.optim import RowOptimizer
-from embeddings.optim.deferred_update import IdleCoefficients
+from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import Pooling, TableConfig
 
@@ -81,7 +81,7 @@ class Kernel(Protocol):
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: IdleCoefficients | None,
+        idle: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Swap, read and pool: return (output [B, sum of dims], the ids looked up); without pooling output is [n, dim].
 
@@ -91,11 +91,13 @@ class Kernel(Protocol):
         """
         ...
 
-    def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+    def read(self, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
         """Return local rows of table ``t`` as of now, a copy [len(rows), dim]; rows are known to exist."""
         ...
 
-    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+    def update(
+        self, records: Sequence[Record], step: int, idle: DeferredUpdateCoefficients | None, scale: float = 1.0
+    ) -> None:
         """Apply ``scale`` times the sum of the recorded gradients to the touched rows, as step ``step``.
 
         What can fail, such as taking memory, comes before the first row is changed: it raises and changes nothing.

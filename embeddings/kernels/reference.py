@@ -9,7 +9,7 @@ import torch
 
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
 from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad
-from embeddings.optim.deferred_update import IdleCoefficients, Movement
+from embeddings.optim.deferred_update import DeferredUpdateCoefficients, Movement
 from embeddings.optim.stochastic_rounding import rounding_words, to_bfloat16, to_float16
 from embeddings.sse.swap import swap_in_numpy
 from embeddings.tables.philox import table_key
@@ -28,7 +28,7 @@ class ReferenceKernel:
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: IdleCoefficients | None,
+        idle: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
         if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
@@ -56,10 +56,12 @@ class ReferenceKernel:
             output[:, slot.column : slot.column + slot.dim].index_add_(0, places, rows)
         return output, used
 
-    def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+    def read(self, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
         return read_rows(self.layout, t, rows, idle)
 
-    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+    def update(
+        self, records: Sequence[Record], step: int, idle: DeferredUpdateCoefficients | None, scale: float = 1.0
+    ) -> None:
         summed = [row_gradients(self.layout, t, records) for t in range(len(self.layout.tables))]
         for t, (rows, grad) in enumerate(summed):
             self._apply(t, rows, scale * grad, step, idle)
@@ -68,7 +70,9 @@ class ReferenceKernel:
         grads = (row_gradients(self.layout, t, records)[1] for t in range(len(self.layout.tables)))
         return sum(float(grad.double().square().sum()) for grad in grads)
 
-    def _apply(self, t: int, rows: torch.Tensor, grad: torch.Tensor, step: int, idle: IdleCoefficients | None) -> None:
+    def _apply(
+        self, t: int, rows: torch.Tensor, grad: torch.Tensor, step: int, idle: DeferredUpdateCoefficients | None
+    ) -> None:
         layout, optimizer = self.layout, self.layout.optimizer
         weight, last, real = layout.weight(t), layout.last_update_step(t), layout.compute_dtype
         if optimizer.clip_row_norm is not None:
@@ -163,7 +167,7 @@ def _entries(
     return ids[kept], places[kept], scale[kept]
 
 
-def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
     """Return local rows of table ``t`` as of now, a copy [len(rows), dim].
 
     The equation is that of theta_read in :mod:`embeddings.optim.deferred_update`.
@@ -178,7 +182,9 @@ def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients
     return theta
 
 
-def read_rows_without_decay(layout: Layout, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+def read_rows_without_decay(
+    layout: Layout, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None
+) -> torch.Tensor:
     """Return rows as :func:`read_rows` does, had they not decayed since their last touch; for every backend."""
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
     if idle is not None:

@@ -61,7 +61,7 @@ class Movement(NamedTuple):
     floor: np.ndarray
 
 
-class IdleCoefficients:
+class DeferredUpdateCoefficients:
     """Coefficients of the deferred updates of rows of every age, at K completed steps; :meth:`at` moves to a K.
 
     ``dtype`` (float32 or float64) is that of the arithmetic with rows; it says what has vanished.
@@ -151,7 +151,7 @@ class IdleCoefficients:
         assert isinstance(self.optimizer, Adam)
         return self._ratio**idle, self.optimizer.idle_ratio**idle
 
-    def at(self, completed_steps: int) -> IdleCoefficients:
+    def at(self, completed_steps: int) -> DeferredUpdateCoefficients:
         """Move to K = ``completed_steps``: one recurrence if it is the next step, else at most J* of them."""
         if completed_steps == self.completed_steps:
             return self
@@ -323,8 +323,8 @@ class IdleCoefficients:
         return idle, owing
 
 
-def idle_coefficients(optimizer: RowOptimizer, dtype: str) -> IdleCoefficients | None:
+def deferred_update_coefficients(optimizer: RowOptimizer, dtype: str) -> DeferredUpdateCoefficients | None:
     """Return the coefficients of an optimizer; None if it leaves untouched rows alone."""
     if not (optimizer.read_alpha or optimizer.constant_decay or optimizer.idle_momentum):
         return None
-    return IdleCoefficients(optimizer, dtype)
+    return DeferredUpdateCoefficients(optimizer, dtype)

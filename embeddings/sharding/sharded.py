@@ -10,7 +10,7 @@ from torchrec import KeyedJaggedTensor
 
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.perturbation import Perturbed, perturb
-from embeddings.sharding.exchange.collective_check import Vote, emptied, problem_of
+from embeddings.sharding.exchange.collective_check import CollectiveCheck, emptied, problem_of
 from embeddings.sharding.replicas import Replicas, ReplicatedTables
 from embeddings.sharding.settings import LocalPiece, Place, TableSettings
 from embeddings.tables.config import TableConfig
@@ -130,7 +130,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         ``ctx.vote`` is to be counted later.
         """
         problem = problem_of(features, self._readers, self.settings.bounds == "fatal")
-        ctx.vote = Vote(problem, self._env.process_group, features.values().device)
+        ctx.vote = CollectiveCheck(problem, self._env.process_group, features.values().device)
         return features if problem is None else emptied(features)
 
     def kernels(self) -> Iterator[EmbeddingTables]:

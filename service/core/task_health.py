@@ -1,4 +1,4 @@
-"""Health of the background tasks, for /readyz, /metrics and the log: one :class:`Pulse` per task."""
+"""Health of the background tasks, for /readyz, /metrics and the log: one :class:`TaskHealth` per task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SILENT_SECONDS = 120.0
 SAID_AGAIN_SECONDS = 300.0
 
 
-class Pulse:
+class TaskHealth:
     """The rounds of one task.
 
     A failure that repeats every round is logged once, and then every five minutes, so that a long outage does not push

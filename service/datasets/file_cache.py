@@ -20,7 +20,7 @@ SETTLED_SECONDS = 2.0
 """A file that changed less long ago may change once more within the same tick of its file system's clock."""
 
 
-class Remembered(Generic[Found]):
+class FileCache(Generic[Found]):
     """The latest ``size`` results, thread-safe. Calls that raise are not cached."""
 
     def __init__(self, size: int = 512):

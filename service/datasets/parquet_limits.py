@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.core.errors import invalid
-from service.datasets.file_cache import Remembered
+from service.datasets.file_cache import FileCache
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import FilePath, opened
 
@@ -28,7 +28,7 @@ MAX_ROW_GROUP_BYTES = 2**33
 MAX_CHUNK_BYTES = 2**31
 """Uncompressed, of one column in one row group: no page of it can be larger."""
 _MAGIC = b"PAR1"
-_passed: Remembered[None] = Remembered(size=10_000)
+_passed: FileCache[None] = FileCache(size=10_000)
 
 
 def check(path: FilePath, field: str) -> None:

@@ -14,12 +14,12 @@ from service.core.database import Database
 from service.core.errors import Problem, invalid, not_found
 from service.core.settings import Settings
 from service.datasets import paths
-from service.datasets.file_cache import Remembered
+from service.datasets.file_cache import FileCache
 from trainer.data.errors import DataError
 from trainer.data.sources import infer
 from trainer.spec import DatasetSpec, parse_rule
 
-_named: Remembered[list[str]] = Remembered()
+_named: FileCache[list[str]] = FileCache()
 
 
 def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:

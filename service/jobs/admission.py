@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from service.core.settings import Settings
-from service.jobs.executors.base import Room
+from service.jobs.executors.base import FreeResources
 from trainer.sizing.gpus import machine_gpus
 from trainer.sizing.memory import RUN_BYTES, RankMemory, machine_memory_bytes
 from trainer.spec import JobSpec
 
 
-class Needs(NamedTuple):
+class ResourceRequest(NamedTuple):
     """Resources that all workers of a run use together; memory includes everything beside the workers.
 
     ``counted``: the rows of its tables were counted; otherwise memory is a lower bound.
@@ -35,10 +35,10 @@ class Needs(NamedTuple):
         return self._asdict()
 
 
-def needs_of(spec: JobSpec, memory: RankMemory, counted: bool) -> Needs:
+def needs_of(spec: JobSpec, memory: RankMemory, counted: bool) -> ResourceRequest:
     resources = spec.resources
     workers = resources.num_workers
-    return Needs(
+    return ResourceRequest(
         workers,
         workers * resources.cpus_per_worker,
         workers * memory.total + RUN_BYTES,
@@ -47,18 +47,18 @@ def needs_of(spec: JobSpec, memory: RankMemory, counted: bool) -> Needs:
     )
 
 
-def host(settings: Settings) -> Room:
+def host(settings: Settings) -> FreeResources:
     """Return the resources of this machine that runs may use: all, or what the settings say."""
     cores = settings.host_cores
     gpus = settings.host_gpus
-    return Room(
+    return FreeResources(
         float(len(os.sched_getaffinity(0))) if cores is None else cores,
         machine_memory_bytes() if settings.host_memory_bytes is None else settings.host_memory_bytes,
         float(len(machine_gpus())) if gpus is None else gpus,
     )
 
 
-def impossible(needs: Needs, room: Room) -> tuple[str, str] | None:
+def impossible(needs: ResourceRequest, room: FreeResources) -> tuple[str, str] | None:
     """Return what can never fit this host, with the arithmetic, and the remedy; or None."""
     # A bound on memory is no reason to refuse: the run counts its rows, and refuses then what does not fit.
     short = [one for one in _short(needs, room) if needs.counted or one[0] != "memory"]
@@ -75,7 +75,9 @@ def impossible(needs: Needs, room: Room) -> tuple[str, str] | None:
     return f"{_in_words(needs)}: {figures}", "; ".join(remedies[name] for name, _, _ in short)
 
 
-def obstacle(needs: Needs, room: Room, held: Mapping[str, Needs], max_runs: int) -> str | None:
+def obstacle(
+    needs: ResourceRequest, room: FreeResources, held: Mapping[str, ResourceRequest], max_runs: int
+) -> str | None:
     """Return why a run cannot start now, with figures; None if it can.
 
     Args:
@@ -88,7 +90,7 @@ def obstacle(needs: Needs, room: Room, held: Mapping[str, Needs], max_runs: int)
         return None  # one that fits alone is never kept waiting by rounding
     if len(held) >= max_runs:
         return _too_many(held, max_runs)
-    free = Room(
+    free = FreeResources(
         room.cpus - sum(used.cores for used in held.values()),
         room.memory_bytes - sum(used.memory_bytes for used in held.values()),
         room.gpus - sum(used.gpus for used in held.values()),
@@ -105,7 +107,7 @@ def obstacle(needs: Needs, room: Room, held: Mapping[str, Needs], max_runs: int)
 
 
 def cluster_obstacle(
-    needs: Needs, nodes: Sequence[Room] | None, held: Mapping[str, Needs], max_runs: int
+    needs: ResourceRequest, nodes: Sequence[FreeResources] | None, held: Mapping[str, ResourceRequest], max_runs: int
 ) -> str | None:
     """Return why a run cannot start on the cluster now; None if it can.
 
@@ -120,7 +122,7 @@ def cluster_obstacle(
         return _too_many(held, max_runs)
     if nodes is None:
         return None
-    each = Room(
+    each = FreeResources(
         needs.cores / needs.workers, (needs.memory_bytes - RUN_BYTES) // needs.workers, needs.gpus / needs.workers
     )
     places = sum(
@@ -141,16 +143,16 @@ def behind(head: str, obstacle_of_head: str) -> str:
     return f"after {head}, which is first in line: {obstacle_of_head}"
 
 
-def _too_many(held: Mapping[str, Needs], max_runs: int) -> str:
+def _too_many(held: Mapping[str, ResourceRequest], max_runs: int) -> str:
     limit = "one run at a time" if max_runs == 1 else f"{max_runs} runs at a time"
     return f"waiting for {_holders(held)}: {limit} (EVENKEEL_MAX_RUNS)"
 
 
-def _holders(held: Mapping[str, Needs]) -> str:
+def _holders(held: Mapping[str, ResourceRequest]) -> str:
     return ", ".join(f"{job_id} ({_figures(used)})" for job_id, used in sorted(held.items()))
 
 
-def _short(needs: Needs, room: Room) -> list[tuple[str, float, float]]:
+def _short(needs: ResourceRequest, room: FreeResources) -> list[tuple[str, float, float]]:
     """Return (name, wanted, available) of each resource that is too scarce."""
     pairs = (
         ("cores", needs.cores, room.cpus),
@@ -160,13 +162,13 @@ def _short(needs: Needs, room: Room) -> list[tuple[str, float, float]]:
     return [(name, wanted, there) for name, wanted, there in pairs if wanted > there + 1e-9]
 
 
-def _in_words(needs: Needs) -> str:
+def _in_words(needs: ResourceRequest) -> str:
     workers = "1 worker" if needs.workers == 1 else f"{needs.workers} workers"
     bound = "" if needs.counted else " at least"
     return f"{workers}: {_figures(needs)}{bound}"
 
 
-def _figures(needs: Needs) -> str:
+def _figures(needs: ResourceRequest) -> str:
     parts = [_figure("cores", needs.cores), _size(needs.memory_bytes)]
     if needs.gpus:
         parts.append(_figure("GPUs", needs.gpus))

@@ -14,7 +14,7 @@ from service.core import tables
 from service.core.database import Database, insert_together
 from service.core.errors import Problem, invalid, not_found
 from service.core.settings import Settings
-from service.jobs.states import ACTIVE, TERMINAL, Happening, Refused, transition
+from service.jobs.states import ACTIVE, TERMINAL, Refused, Trigger, transition
 from service.webhooks import webhook_records
 from trainer.runs import tracing
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec
@@ -202,7 +202,7 @@ async def record(connection: AsyncConnection, job_id: str, kind: str, data: dict
     await connection.execute(_INSERT_EVENT, {"job_id": job_id, "type": kind, "data": data})
 
 
-async def move(connection: AsyncConnection, row: Row, happening: Happening, **values: Any) -> str | Refused:
+async def move(connection: AsyncConnection, row: Row, happening: Trigger, **values: Any) -> str | Refused:
     """Apply one transition to a locked row, with the columns that change with it, and record its event.
 
     Returns:

@@ -30,7 +30,7 @@ class _Seen:
     launched: float
 
 
-class Watch:
+class Liveness:
     """Watches all runs of a runner.
 
     ``interval_seconds``: how long a run may be silent; a gap of half of it between two rounds restarts the interval.

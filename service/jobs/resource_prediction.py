@@ -14,10 +14,10 @@ from typing import Any
 from service.core.errors import Problem, invalid
 from service.core.settings import Settings
 from service.datasets import registry
-from service.datasets.file_cache import Remembered
+from service.datasets.file_cache import FileCache
 from service.datasets.paths import data_files, local_path
 from service.jobs import admission
-from service.jobs.admission import Needs, needs_of
+from service.jobs.admission import ResourceRequest, needs_of
 from trainer.data.errors import DataError
 from trainer.sizing.estimate import Estimate, estimate, ids_per_example, too_large
 from trainer.sizing.gpus import known_gpu_bytes
@@ -28,10 +28,10 @@ log = logging.getLogger("evenkeel.runner")
 
 AT_ONCE_BYTES = 32 * 2**20
 """Of the dataset's files: their rows are counted while the request waits, in about half a second for a million."""
-_counted: Remembered[Estimate] = Remembered()
+_counted: FileCache[Estimate] = FileCache()
 
 
-def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Needs | None:
+def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> ResourceRequest | None:
     """Predict the needs of a job while its submission waits.
 
     Returns:
@@ -73,7 +73,7 @@ def _estimated(spec: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None) -> Es
     return _counted.get(same, files_of(dataset), lambda: estimate(spec, dataset, gpu_bytes))
 
 
-def of_row(settings: Settings, row: dict[str, Any]) -> Needs:
+def of_row(settings: Settings, row: dict[str, Any]) -> ResourceRequest:
     """Predict the needs of a queued job.
 
     If its dataset cannot be read (missing files, unreadable rows), the prediction assumes empty tables; the run reports

@@ -32,11 +32,11 @@ from service.core import disk, logs, tables, thread_pools
 from service.core.database import Database
 from service.core.errors import Problem
 from service.core.settings import Settings
-from service.core.task_health import Pulse
+from service.core.task_health import TaskHealth
 from service.jobs import admission, job_records, resource_prediction, run_events, submission
-from service.jobs.admission import Needs
-from service.jobs.executors.base import Executor, Unknown
-from service.jobs.liveness import Looked, Watch
+from service.jobs.admission import ResourceRequest
+from service.jobs.executors.base import Executor, ExecutorUnavailable
+from service.jobs.liveness import Liveness, Looked
 from service.jobs.states import ACTIVE, TERMINAL, backoff_seconds
 from trainer.runs.directory import RUN_FILE, revoke
 
@@ -57,14 +57,14 @@ class Runner:
         self._executor = executor
         self._home_id = ""
         self._lock: int | None = None
-        self._watch = Watch(settings.silence_seconds)
+        self._watch = Liveness(settings.silence_seconds)
         self._host = admission.host(settings)
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._counting: dict[str, asyncio.Task[None]] = {}
         self._lingering: dict[str, float] = {}
         self._unanswered: dict[str, tuple[datetime.datetime, float]] = {}
 
-    async def run(self, pulse: Pulse, on_error: Callable[[], None] = lambda: None) -> None:
+    async def run(self, pulse: TaskHealth, on_error: Callable[[], None] = lambda: None) -> None:
         """Repeat rounds until cancelled.
 
         A failed round (database down, disk full) is tried again and reported to ``pulse``.
@@ -135,7 +135,7 @@ class Runner:
         named = logs.job_id.set(row["id"])  # what is logged on the way, in tasks begun here too, says whose it is
         try:
             await self._look_after(row)
-        except Unknown as error:
+        except ExecutorUnavailable as error:
             await self._wait_for_answer(row, error)
         except Exception as failure:
             failure.add_note(f"while job {row['id']} was looked after")  # it is logged elsewhere
@@ -164,7 +164,7 @@ class Runner:
     def _dir(self, row: dict[str, Any]) -> Path:
         return self._settings.run_dir(row["id"])
 
-    async def _wait_for_answer(self, row: dict[str, Any], error: Unknown) -> None:
+    async def _wait_for_answer(self, row: dict[str, Any], error: ExecutorUnavailable) -> None:
         """Keep a run whose state is unknown in its place, and apply what it reports itself.
 
         After a while the job shows why nothing else happens.
@@ -209,7 +209,9 @@ class Runner:
             if head is None:
                 return False
             held = {
-                row.id if row.tenant == head["tenant"] else f"another tenant's run ({number})": Needs(**row.needs)
+                row.id if row.tenant == head["tenant"] else f"another tenant's run ({number})": ResourceRequest(
+                    **row.needs
+                )
                 for number, row in enumerate(await connection.execute(mine), 1)
                 if row.needs
             }
@@ -217,7 +219,7 @@ class Runner:
             self._count(dict(head))
             reason: str | None = "the rows of its dataset are counted, to know the memory that it needs"
         else:
-            reason = await self._obstacle(Needs(**head["needs"]), held)
+            reason = await self._obstacle(ResourceRequest(**head["needs"]), held)
         if reason is not None:
             await self._explain(dict(head), reason, waiting)
             return False
@@ -228,7 +230,7 @@ class Runner:
                 await self._take(connection, dict(row), now)
         return row is not None
 
-    async def _obstacle(self, needs: Needs, held: dict[str, Needs]) -> str | None:
+    async def _obstacle(self, needs: ResourceRequest, held: dict[str, ResourceRequest]) -> str | None:
         shortage = disk.shortage(self._settings)
         if shortage is not None:
             return shortage
@@ -237,7 +239,7 @@ class Runner:
         ask = getattr(self._executor, "room", None)
         try:
             nodes = None if ask is None else await asyncio.to_thread(ask)
-        except Unknown as error:
+        except ExecutorUnavailable as error:
             return str(error)
         return admission.cluster_obstacle(needs, nodes, held, self._settings.max_runs)
 
@@ -411,7 +413,7 @@ class Runner:
                 await in_daemon_thread(
                     lambda: self._executor.terminate(directory, grace_seconds=self._settings.cancel_grace_seconds)
                 )
-            except Unknown as error:
+            except ExecutorUnavailable as error:
                 await self._wait_for_answer(row, error)
                 return
             self._unanswered.pop(row["id"], None)

@@ -8,7 +8,7 @@ STATES = ("queued", "starting", "running", "publishing", "cancelling", "succeede
 ACTIVE = ("starting", "running", "publishing", "cancelling")
 TERMINAL = ("succeeded", "failed", "cancelled")
 
-Happening = Literal[
+Trigger = Literal[
     "claimed",  # a runner takes it from the queue
     "running", "publishing", "succeeded", "failed", "cancelled",  # the run reports
     "interrupted",  # an infrastructure failure with a retry left
@@ -25,7 +25,7 @@ class Refused(NamedTuple):
     ignored: bool
 
 
-def transition(state: str, happening: Happening) -> str | Refused:
+def transition(state: str, happening: Trigger) -> str | Refused:
     """Return the state after ``happening``.
 
     A run never moves backward by its own report. A cancellation that was accepted ends as cancelled, unless the run had

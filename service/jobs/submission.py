@@ -16,11 +16,11 @@ from service.core.database import Database
 from service.core.errors import Problem, invalid
 from service.core.settings import Settings
 from service.datasets import registry
-from service.datasets.file_cache import Remembered
+from service.datasets.file_cache import FileCache
 from service.identity import idempotency, run_tokens
 from service.identity.keys import Principal
 from service.jobs import job_records, run_events
-from service.jobs.admission import Needs
+from service.jobs.admission import ResourceRequest
 from service.jobs.resource_prediction import at_once, files_of
 from trainer.data.errors import DataError
 from trainer.runs import directory as rundir
@@ -30,7 +30,7 @@ from trainer.sizing.gpus import gpu_problem, known_gpu_bytes
 from trainer.sizing.memory import machine_memory_bytes, memory_problem, rank_memory
 from trainer.spec import DatasetSpec, JobSpec
 
-_passed: Remembered[DatasetSpec] = Remembered()
+_passed: FileCache[DatasetSpec] = FileCache()
 
 
 async def submit(
@@ -113,7 +113,7 @@ async def validate(database: Database, settings: Settings, spec: JobSpec, tenant
     return await asyncio.to_thread(registry.check_files, settings.for_tenant(tenant), dataset)
 
 
-def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> Needs | None:
+def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> ResourceRequest | None:
     """Check the dataset's files and return the job's needs if they can be predicted quickly; raises 422; blocking."""
     of_tenant = settings.for_tenant(tenant)
     same = (of_tenant.data_roots, dataset.model_dump_json())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from service.core.errors import Problem
 from service.core.settings import Settings
-from service.jobs.executors.base import Unknown
+from service.jobs.executors.base import ExecutorUnavailable
 from service.jobs.executors.ray_api import TOKEN_REMEDY, RayApi, ray_token
 from service.ops.check import Check
 
@@ -30,7 +30,7 @@ def check_ray_jobs() -> Iterator[Check]:
     except Problem as problem:
         yield Check("executor", "fail", problem.detail, TOKEN_REMEDY)
         return
-    except Unknown as error:
+    except ExecutorUnavailable as error:
         yield Check("executor", "fail", str(error), "start the cluster, or correct EVENKEEL_RAY_ADDRESS and the token")
         return
     if room is None:

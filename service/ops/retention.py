@@ -25,7 +25,7 @@ from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem
 from service.core.settings import Settings
-from service.core.task_health import Pulse
+from service.core.task_health import TaskHealth
 from service.core.tenants import store_of
 from service.identity import idempotency
 from service.jobs import job_records
@@ -57,7 +57,7 @@ class Swept(NamedTuple):
 
 
 async def run(
-    database: Database, settings: Settings, store: Store, pulse: Pulse, on_error: Callable[[], None] = lambda: None
+    database: Database, settings: Settings, store: Store, pulse: TaskHealth, on_error: Callable[[], None] = lambda: None
 ) -> None:
     """Sweep once a day until cancelled."""
     while True:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from service.core import tables
 from service.core.database import Database
-from service.core.task_health import Pulse
+from service.core.task_health import TaskHealth
 from service.schedules import cron, schedule_records
 
 log = logging.getLogger("evenkeel.scheduler")
@@ -19,7 +19,9 @@ log = logging.getLogger("evenkeel.scheduler")
 CLOCK_SET_BACK = datetime.timedelta(seconds=5)
 
 
-async def run(database: Database, seconds: float, pulse: Pulse, on_error: Callable[[], None] = lambda: None) -> None:
+async def run(
+    database: Database, seconds: float, pulse: TaskHealth, on_error: Callable[[], None] = lambda: None
+) -> None:
     """Fire due schedules every ``seconds`` until cancelled.
 
     A failed round (database down) is tried again and reported to ``pulse``.

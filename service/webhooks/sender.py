@@ -22,7 +22,7 @@ from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
 from service.core.ssrf_guard import Network, TargetError, resolve
-from service.core.task_health import Pulse
+from service.core.task_health import TaskHealth
 from service.webhooks import webhook_records
 
 log = logging.getLogger("evenkeel.webhooks")
@@ -43,7 +43,7 @@ Count = Callable[[str], None]
 async def run(
     database: Database,
     settings: Settings,
-    pulse: Pulse,
+    pulse: TaskHealth,
     count: Count = lambda outcome: None,
     on_error: Callable[[], None] = lambda: None,
 ) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from service.core.errors import Problem
-from service.jobs.executors.base import Executor, Unknown
+from service.jobs.executors.base import Executor, ExecutorUnavailable
 from service.jobs.executors.local import LocalRuns
 from service.jobs.executors.ray_api import RayApi
 from service.jobs.executors.ray_jobs import JOB_FILE, RayJobs
@@ -189,7 +189,7 @@ def test_a_submission_whose_answer_was_lost_is_found_again(ray_cluster, run_dir)
     class Deaf(RayApi):
         def submit(self, document):
             super().submit(document)
-            raise Unknown("the answer was lost")
+            raise ExecutorUnavailable("the answer was lost")
 
     executor = RayJobs(Deaf(ray_cluster.dashboard, ray_cluster.token), GRACE_SECONDS, entrypoint=COMMAND)
     submission_id = executor.launch(prepare(run_dir, "end"))
@@ -206,18 +206,18 @@ def test_a_submission_whose_answer_was_lost_is_found_again(ray_cluster, run_dir)
 def test_a_cluster_that_does_not_answer_says_nothing_of_the_run(run_dir):
     executor = RayJobs(RayApi("http://127.0.0.1:9", "secret"), GRACE_SECONDS)
     prepare(run_dir, "wait")
-    with pytest.raises(Unknown, match="does not answer"):
+    with pytest.raises(ExecutorUnavailable, match="does not answer"):
         executor.launch(run_dir)
     (run_dir / JOB_FILE).write_text(json.dumps({"submission_id": "a-1", "log_bytes": 0, "asked_to_stop": False}))
     for ask in (executor.is_alive, lambda path: executor.terminate(path, grace_seconds=0)):
-        with pytest.raises(Unknown, match="does not answer"):
+        with pytest.raises(ExecutorUnavailable, match="does not answer"):
             ask(run_dir)
 
 
 @ray
 def test_a_wrong_token_says_nothing_of_the_run_either(ray_cluster, run_dir):
     executor = RayJobs(RayApi(ray_cluster.dashboard, "0" * 64), GRACE_SECONDS, entrypoint=COMMAND)
-    with pytest.raises(Unknown, match=r"does not take our token.*RAY_AUTH_TOKEN_PATH"):
+    with pytest.raises(ExecutorUnavailable, match=r"does not take our token.*RAY_AUTH_TOKEN_PATH"):
         executor.launch(prepare(run_dir, "end"))
     assert not (run_dir / "begun").exists()
 

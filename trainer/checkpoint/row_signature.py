@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embeddings.optim.deferred_update import idle_coefficients
+from embeddings.optim.deferred_update import deferred_update_coefficients
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
     decay has left since step 0.
     """
     optimizer = settings.optimizer
-    idle = idle_coefficients(optimizer, str(settings.compute_dtype).removeprefix("torch."))
+    idle = deferred_update_coefficients(optimizer, str(settings.compute_dtype).removeprefix("torch."))
     rates = optimizer.rates(np.arange(1, completed_steps + 1))
     return {
         "ahead": idle is not None and idle.ahead,

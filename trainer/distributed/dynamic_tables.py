@@ -20,7 +20,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torchrec import KeyedJaggedTensor
 
-from embeddings.dynamic.id_map import Assigned, GrowingIds
+from embeddings.dynamic.id_map import Assigned, DynamicIdMap
 from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW
 from embeddings.kernels.swap import swap
 from embeddings.sse.config import SSEConfig
@@ -43,7 +43,7 @@ def state_file(table: str) -> str:
     return f"growing-{table}.safetensors"
 
 
-class GrowingRows:
+class DynamicRows:
     """The rows of a job's dynamic tables on this rank. For a job without any, everything is passed on as it is.
 
     Attributes:
@@ -52,7 +52,7 @@ class GrowingRows:
 
     def __init__(self, job: JobSpec, data: Any, sharded: Any) -> None:
         growths = {name: table.growth for name, table in job.tables.items()}
-        self.ids = {name: GrowingIds(growth) for name, growth in growths.items() if growth is not None}
+        self.ids = {name: DynamicIdMap(growth) for name, growth in growths.items() if growth is not None}
         self._data, self._sharded = data, sharded
         if not self.ids:
             return

@@ -16,7 +16,7 @@ from embeddings.sharding.exchange.collectives import all_reduce
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.sequence_batches import MAX_BATCH
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
-from trainer.distributed.dynamic_tables import GrowingRows
+from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.full_ranking import Ranks, catalogue_ranks, single_bags
 from trainer.evaluation.pointwise import GATHER_ROWS, Rows, gathered, intervals, streamed
 from trainer.metrics.classification import mean
@@ -52,7 +52,7 @@ class Evaluator:
 
     def __init__(
         self, job: JobSpec, data: Any, model: Any, device: torch.device | None = None, *,
-        gather_rows: int = GATHER_ROWS, growing: GrowingRows | None = None,
+        gather_rows: int = GATHER_ROWS, growing: DynamicRows | None = None,
     ):  # fmt: skip
         self.job, self.data, self.model, self._growing = job, data, model, growing
         self.device = device or torch.device("cpu")

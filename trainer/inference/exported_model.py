@@ -17,7 +17,7 @@ from trainer.data.batches.keys import Key, keys_of, read_features
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import numeric_of
-from trainer.data.columns.row_encoder import Coded, RowCoder
+from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.inference.manifest import SealError, unseal
 from trainer.inference.scorer import Float32s, RowScorer, is_sequence
 from trainer.inference.top_items import TopItems
@@ -72,9 +72,9 @@ class Exported(RowScorer):
             top = TopItems(items.column("candidate" if "candidate" in items.names else "vector"), items.ids, k)
         ids = {name: table.ids for name, table in tables.items()}
         numeric = [numeric_of(one) for one in manifest["numeric"]]
-        super().__init__(job, RowCoder(dataset, features, ids, numeric=numeric, joins=joins), top)
+        super().__init__(job, RowEncoder(dataset, features, ids, numeric=numeric, joins=joins), top)
 
-    def _forward(self, coded: Coded) -> Float32s:
+    def _forward(self, coded: EncodedRows) -> Float32s:
         if not coded.num_rows:
             return np.empty(0, dtype=np.float32)
         inputs: dict[str, npt.NDArray[Any]] = {}

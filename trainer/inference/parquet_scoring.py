@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embeddings.durable_files import appearing
-from trainer.data.columns.row_encoder import Coded
+from trainer.data.columns.row_encoder import EncodedRows
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source, SourceFile
 
@@ -41,7 +41,7 @@ class Scorer(Protocol):
         """
         ...
 
-    def score(self, chunk: Chunk) -> tuple[list[pa.Array], Coded]:
+    def score(self, chunk: Chunk) -> tuple[list[pa.Array], EncodedRows]:
         """Return the outputs for each row, in the order of ``outputs``, and how its ids were known."""
         ...
 
@@ -57,7 +57,7 @@ class Summary:
     unknown: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
 
-    def add(self, coded: Coded) -> None:
+    def add(self, coded: EncodedRows) -> None:
         self.rows += coded.num_rows
         self.unknown.update(coded.unknown)
         self.missing.update(coded.missing)

@@ -29,7 +29,7 @@ from trainer.checkpoint.warm_start import id_maps, numeric_features
 from trainer.data.batches.keys import Key, keys_of, read_features
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric
-from trainer.data.columns.row_encoder import Coded, RowCoder
+from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import window_of
 from trainer.data.sources.locations import is_object, local_path
@@ -97,7 +97,7 @@ class Predictor(RowScorer):
             top = TopItems(self.candidates, ids[self.keys[0].table], k)
         derived = any(feature.derive is not None for feature in dataset.features.values())
         past = _Past(self.run) if derived else None
-        coder = RowCoder(dataset, read_features(dataset, job), ids, numeric=numeric, past=past)
+        coder = RowEncoder(dataset, read_features(dataset, job), ids, numeric=numeric, past=past)
         super().__init__(job, coder, top)
 
     def _open(self, which: str) -> ReadTables:
@@ -114,7 +114,7 @@ class Predictor(RowScorer):
                     raise
         raise AssertionError
 
-    def features(self, coded: Coded) -> KeyedJaggedTensor:
+    def features(self, coded: EncodedRows) -> KeyedJaggedTensor:
         """Return a batch as the model looks it up; keys that it does not score with have no ids."""
         lengths = np.zeros((len(self.keys), coded.num_rows), dtype=np.int64)
         parts: list[Any] = [np.empty(0, dtype=np.int64)]
@@ -141,7 +141,7 @@ class Predictor(RowScorer):
         )
 
     @torch.no_grad()
-    def _forward(self, coded: Coded) -> Float32s:
+    def _forward(self, coded: EncodedRows) -> Float32s:
         features = self.features(coded)
         if isinstance(self.model, NextItemModel):
             return self.model.queries(self.model.embeddings(features)).numpy()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.row_encoder import Coded, RowCoder
+from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.sources.source import Chunk
 from trainer.inference.parquet_scoring import chunk_of
 from trainer.inference.top_items import TopItems
@@ -37,7 +37,7 @@ class RowScorer(ABC):
     ``items`` and ``scores``: the k that the user has not had, the highest first.
     """
 
-    def __init__(self, job: JobSpec, coder: RowCoder, top: TopItems | None):
+    def __init__(self, job: JobSpec, coder: RowEncoder, top: TopItems | None):
         self.job, self._coder, self._top = job, coder, top
 
     @property
@@ -54,7 +54,7 @@ class RowScorer(ABC):
         """
         return self._coder.columns(there, where)
 
-    def score(self, chunk: Chunk) -> tuple[list[pa.Array], Coded]:
+    def score(self, chunk: Chunk) -> tuple[list[pa.Array], EncodedRows]:
         """Return the outputs for each row, in the order of ``outputs``, and how its ids were known."""
         coded = self._coder.code(chunk)
         if self._top is not None:
@@ -78,7 +78,7 @@ class RowScorer(ABC):
         scores, _ = self.score(chunk_of(rows))
         return pa.table(dict(zip(self.outputs, scores, strict=True)), schema=pa.schema(list(self.outputs.items())))
 
-    def _next_items(self, coded: Coded) -> list[pa.Array]:
+    def _next_items(self, coded: EncodedRows) -> list[pa.Array]:
         assert self._top is not None
         length, found = self.job.model.history_length, []
         for start in range(0, coded.num_rows, RANKED_ROWS):
@@ -93,7 +93,7 @@ class RowScorer(ABC):
         ]
 
     @abstractmethod
-    def _forward(self, coded: Coded) -> Float32s:
+    def _forward(self, coded: EncodedRows) -> Float32s:
         """Return the logits [b] of a batch of rows, or for a sequence model the queries [b, dim]."""
 
 

@@ -21,7 +21,7 @@ from embeddings.durable_files import write_file, write_json
 from trainer.runs import tracing
 from trainer.runs.directory import LOCK_FILE, Run
 from trainer.runs.events import EventWriter, phase, utc_now
-from trainer.runs.failures import Cancelled, Failure, GivenUpError, cause, classify
+from trainer.runs.failures import Cancelled, Failure, LeaseLostError, cause, classify
 from trainer.runs.lineage import lineage_of
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED
 from trainer.runs.uplink import reporting
@@ -48,7 +48,7 @@ def execute(run: Run, start_ranks: StartRanks) -> int:
 
     Raises:
         RunBusyError: another process is at this run directory.
-        GivenUpError: the attempt has lost its lease.
+        LeaseLostError: the attempt has lost its lease.
     """
     with _lock(run.directory):
         run.fence()
@@ -275,7 +275,7 @@ def _exit(
     document = {"code": code, "state": state, "retryable": retryable, "attempt": attempt, "time": utc_now()}
     if failure is not None:
         document |= {"error": {"code": failure.code, "message": failure.message, "remedy": failure.remedy}}
-    with _as_far_as_the_disk_allows(), contextlib.suppress(GivenUpError):
+    with _as_far_as_the_disk_allows(), contextlib.suppress(LeaseLostError):
         write_json(directory / EXIT_FILE, document, fence=fence)
     return code
 

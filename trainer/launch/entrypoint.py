@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainer.launch.driver import RunBusyError, StartRanks, execute, give_up
 from trainer.runs.directory import Run, attempt_named, read_run
-from trainer.runs.failures import GivenUpError, ServiceAwayError, classify
+from trainer.runs.failures import LeaseLostError, ServiceAwayError, classify
 from trainer.runs.protocol import (
     ATTEMPT_VARIABLE,
     EXIT_FAILED,
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _take_up(directory)
         run = read_run(directory)
-    except GivenUpError as error:
+    except LeaseLostError as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_FAILED
     except ServiceAwayError as error:
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         run.fence()
         with _ranks(run) as start_ranks:
             return execute(run, start_ranks)
-    except (RunBusyError, GivenUpError) as error:
+    except (RunBusyError, LeaseLostError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_FAILED
 
@@ -85,14 +85,14 @@ def _take_up(directory: Path) -> None:
     """Take up an attempt that a cluster starts, perhaps long after it was submitted, as the environment says.
 
     Raises:
-        GivenUpError: another attempt, or none, has its place.
+        LeaseLostError: another attempt, or none, has its place.
         ServiceAwayError: the service cannot be asked.
     """
     if REPORT_URL_VARIABLE in os.environ:
         fetch_run(directory, os.environ[REPORT_URL_VARIABLE], os.environ[REPORT_TOKEN_VARIABLE])
     expected = os.environ.get(ATTEMPT_VARIABLE)
     if expected is not None and attempt_named(directory) != int(expected):
-        raise GivenUpError(f"{directory}: attempt {expected} was given up, run.json names another")
+        raise LeaseLostError(f"{directory}: attempt {expected} was given up, run.json names another")
 
 
 if __name__ == "__main__":

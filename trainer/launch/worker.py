@@ -19,7 +19,7 @@ from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 from trainer.checkpoint.warm_start import check_fits, id_map_files, inherited_alpha, parent_checkpoint, rows_of_parent
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import build
-from trainer.distributed.dynamic_tables import GrowingRows
+from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.launch.alpha_search import taken_alpha
 from trainer.models import bpr
 from trainer.publishing import frozen_context
@@ -94,7 +94,7 @@ def _trainer(run: Run, reporter: Reporter, saver: BackgroundSaver | None, device
         alpha = taken_alpha(run, data, device, reporter.emit, should_stop)
     sharded = build(run.job, data, alpha=alpha, device=device)
     optimizer = dense_optimizer(run.job, sharded)
-    growing = GrowingRows(run.job, data, sharded)
+    growing = DynamicRows(run.job, data, sharded)
     position, history = Position(), []
     has_compass = frozen_context.is_frozen(run.job, data)
     if start is not None and not (own is None and has_compass and frozen_context.begins_fresh(run.job)):

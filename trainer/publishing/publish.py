@@ -37,7 +37,7 @@ def publish(run: Run) -> dict[str, Any]:
 
     Fenced: the version is published only if ``parent_version`` of run.json (the version that was current when the job
     started) is still the one that is served. An attempt that run.json does not name any more writes nothing, and does
-    not switch to what it has written (GivenUpError).
+    not switch to what it has written (LeaseLostError).
     """
     spec = run.job.publish
     assert spec is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.recipes.click_tasks import ClickTask, click_tasks, write_click_log
 from trainer.recipes.pages import documents, published
-from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
+from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 
 MODELS = {"dnn": "DNN", "wide_deep": "WDL", "xdeepfm": "xDeepFM", "wukong": "WuKong"}
 SAM = {"sam": {"rho": 0.05}}
@@ -63,7 +63,7 @@ def _points(
     seeds: int,
     dim: int = 16,
     hidden: tuple[int, ...] = (128, 64),
-) -> Iterator[Point]:
+) -> Iterator[Trial]:
     for seed in range(seeds):
         for model in models:
             for row, tried, optimizer, regularizers in methods(family):
@@ -79,7 +79,7 @@ def _points(
                     evaluation=task.evaluation | {"metrics": ["auc", "logloss", "frequency_buckets"]},
                     **({"regularizers": regularizers} if regularizers else {}),
                 )
-                yield Point(table, model, row, task.of, spec, tried)
+                yield Trial(table, model, row, task.of, spec, tried)
 
 
 def _tables(name: str, family: str) -> Iterator[Table]:

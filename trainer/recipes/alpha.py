@@ -19,7 +19,7 @@ from trainer.recipes.pages import documents
 from trainer.recipes.pages.figures import Figures
 from trainer.recipes.pages.section import Findings, Panel, Section
 from trainer.recipes.trials.quick_data import LOG as QUICK_LOG
-from trainer.recipes.trials.trial import Column, Point, Recipe, Table
+from trainer.recipes.trials.trial import Column, Recipe, Table, Trial
 
 HALF_LIVES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.6)
 """Epochs in which an idle row loses half its norm."""
@@ -83,7 +83,7 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
 def _points(
     name: str, task: ClickTask, batch_size: int, num_rows: int, half_lives: Sequence[float], size: dict[str, Any],
     seed: int,
-) -> Iterator[Point]:  # fmt: skip
+) -> Iterator[Trial]:  # fmt: skip
     plain = {"kind": "adam", "learning_rate": 0.001}
     decayed = {
         _row(half_life): plain | {"kind": "adam_ar", "alpha": alpha_of(half_life, num_rows, batch_size)}
@@ -102,7 +102,7 @@ def _points(
             seed=seed,
             evaluation=task.evaluation | {"metrics": ["auc"]},
         )
-        yield Point(TABLE, column, row, task.of, spec)
+        yield Trial(TABLE, column, row, task.of, spec)
 
 
 def _row(half_life: float) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.recipes.pages import documents, published
-from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
+from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.spec import DatasetSpec
 
 RATE = 0.4
@@ -72,7 +72,7 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
 def _points(
     table: str, of: DatasetSpec, rows: tuple[str, ...], seeds: int, evaluation: dict[str, Any], *,
     dim: int, hidden: list[int], batch_size: int,
-) -> Iterator[Point]:  # fmt: skip
+) -> Iterator[Trial]:  # fmt: skip
     for seed in range(seeds):
         for row in rows:
             method = METHODS[row]
@@ -91,7 +91,7 @@ def _points(
                 seed=seed,
                 evaluation=evaluation,
             )
-            yield Point(table, "dnn", row, of, spec)
+            yield Trial(table, "dnn", row, of, spec)
 
 
 _TITLE = "Dropout taken apart: DROPOUT_k, noise added back, explicit regularizers"

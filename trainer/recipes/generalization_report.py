@@ -22,7 +22,7 @@ from trainer.recipes.pages import documents
 from trainer.recipes.pages.layout import NOT_RUN, facts
 from trainer.recipes.pages.section import Findings, Panel, Section
 from trainer.recipes.trials.run_trial import kept_path
-from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
+from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_job
 from trainer.spec.checks.evaluation import loss_of
 
@@ -48,7 +48,7 @@ def recipe(
     dataset, jobs, claims = _given(*of) if of is not None else _own(data, quick)
     prepare = None
     points = [
-        Point(BASE, job.model.kind, row, dataset, _with_seed(job, dataset, seed), after="generalization")
+        Trial(BASE, job.model.kind, row, dataset, _with_seed(job, dataset, seed), after="generalization")
         for seed in range(seeds)
         for row, job in jobs.items()
     ]
@@ -64,11 +64,11 @@ def recipe(
         for seed in range(seeds):
             for row, job in jobs.items():
                 spec, kind = _with_seed(job, dataset, seed), job.model.kind
-                points.append(Point(PERMUTED, kind, row, at(dataset, others["permuted"]), spec))
+                points.append(Trial(PERMUTED, kind, row, at(dataset, others["permuted"]), spec))
                 if classes:
-                    points.append(Point(COINS, kind, row, at(dataset, others["coins"]), spec, after="random_fit"))
+                    points.append(Trial(COINS, kind, row, at(dataset, others["coins"]), spec, after="random_fit"))
                 points += [
-                    Point(NEIGHBOURS, kind, f"{row}, {count}", at(dataset, others[str(count)]), spec, after="outputs")
+                    Trial(NEIGHBOURS, kind, f"{row}, {count}", at(dataset, others[str(count)]), spec, after="outputs")
                     for count in counts
                 ]
     protocol = _PROTOCOL if why_not is None else f"{_PROTOCOL} Without permuted labels and neighbours: {why_not}"
@@ -195,7 +195,7 @@ def findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findin
     return Findings((*sections, *stability), tuple(_claims(measured)))
 
 
-def _label(point: Point, recipe: Recipe) -> str:
+def _label(point: Trial, recipe: Recipe) -> str:
     several = len({one.seed for one in recipe.points}) > 1
     return f"{point.row}, seed {point.seed}" if several else point.row
 
@@ -340,8 +340,8 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
 
 
 def _stability(
-    bases: Mapping[str, tuple[Point, Record]],
-    neighbours: Sequence[tuple[Point, Record]],
+    bases: Mapping[str, tuple[Trial, Record]],
+    neighbours: Sequence[tuple[Trial, Record]],
     out: Path,
 ) -> list[Section]:
     places = {(point.row, point.seed): (label, point) for label, (point, _) in bases.items()}

@@ -34,7 +34,7 @@ from trainer.recipes.rff_figures import (
 )
 from trainer.recipes.trials.quick_data import TASTE_CLASSES, write_tastes
 from trainer.recipes.trials.run_trial import KEPT, kept_path
-from trainer.recipes.trials.trial import Point, Recipe
+from trainer.recipes.trials.trial import Recipe, Trial
 
 DIMS = (16, 32, 64)
 MAIN_DIM = 32
@@ -94,7 +94,7 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
 
 def _point(
     of: Any, dim: int, seed: int, *, batch_size: int, epochs: int, every_steps: int, rate: float = 0.002
-) -> Point:
+) -> Trial:
     spec = documents.job(
         f"rff item2vec {dim}",
         of,
@@ -108,7 +108,7 @@ def _point(
         evaluation=documents.LAST_ITEMS | {"metrics": ["hit_rate_10"]},
         checkpoint={"every_steps": every_steps, "keep_last": 2 * epochs},
     )  # fmt: skip
-    return Point("item2vec", f"d{dim}", "item2vec", of, spec, after="item_vectors")
+    return Trial("item2vec", f"d{dim}", "item2vec", of, spec, after="item_vectors")
 
 
 def _first_genres(movies: Path) -> dict[int, str]:

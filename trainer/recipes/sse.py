@@ -16,7 +16,7 @@ from trainer.recipes.pages import documents, published
 from trainer.recipes.pages.figures import Figures
 from trainer.recipes.pages.section import Findings
 from trainer.recipes.trials.speed import speed
-from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
+from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.spec import DatasetSpec
 
 FEW = {"early_stopping": {"patience": 3}}
@@ -44,7 +44,7 @@ def _mf(
     table: str, row: str, of: DatasetSpec, seed: int, dim: int, l2: float, evaluation: dict[str, Any],
     sse: dict[str, Any] | None = None, rate: float = 0.01, batch_size: int = 256, epochs: int = 60, biases: bool = True,
     **regularizers: Any,
-) -> Point:  # fmt: skip
+) -> Trial:  # fmt: skip
     """Return SGD-MF as the paper writes it, p <- p + rate (e q - l2 p) for each rating.
 
     A step is the mean over its batch of the gradient of e^2 + l2 |p|^2, so that its rate is that of a rating times half
@@ -68,7 +68,7 @@ def _mf(
         evaluation=evaluation,
         **({"sse": sse} if sse else {}),
     )
-    return Point(table, "mf", row, of, spec)
+    return Trial(table, "mf", row, of, spec)
 
 
 NO_BIASES: dict[str, Any] = {
@@ -80,7 +80,7 @@ Variants = tuple[tuple[str, dict[str, Any] | None, dict[str, Any]], ...]
 """(row, SSE, what else it asks for)."""
 
 
-def _ml1m(data: Path, seed: int) -> Iterator[Point]:
+def _ml1m(data: Path, seed: int) -> Iterator[Trial]:
     of = documents.dataset("ml1m_ratings", data / "ml1m.parquet", {"value": "rating"})
     variants: Variants = (
         ("MF", None, {}),
@@ -100,7 +100,7 @@ def _movie_graphs(rows: Path) -> dict[str, Any]:
     }
 
 
-def _movies(rows: Path, data: Path, seed: int) -> Iterator[Point]:
+def _movies(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
     """Yield SSE-Graph by what the movies themselves share; the paper's graph is of their cast."""
     of = documents.dataset("ml1m_ratings", data / "ml1m.parquet", {"value": "rating"}, graphs=_movie_graphs(rows))
     for name in ("genres", "titles"):
@@ -111,7 +111,7 @@ def _by_graph(name: str) -> dict[str, Any]:
     return both(0.005) | {"item": {"probability": 0.005, "graph": name, "rho": 200}}
 
 
-def _few(rows: Path, data: Path, seed: int) -> Iterator[Point]:
+def _few(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
     """Yield table 1's own rows: users with fewer than 60 ratings."""
     few = rows / "ml1m_few.parquet"
     plain = documents.dataset("ml1m_few", few, {"value": "rating"})
@@ -146,7 +146,7 @@ def _write(data: Path, rows: Path) -> None:
         part.rename(few)
 
 
-def _douban(data: Path, seed: int) -> Iterator[Point]:
+def _douban(data: Path, seed: int) -> Iterator[Trial]:
     of = documents.dataset("douban_ratings", data / "douban.parquet", {"value": "rating"})
     by_column = {"split": {"kind": "column", "column": "is_test"}}
     variants: Variants = (
@@ -159,7 +159,7 @@ def _douban(data: Path, seed: int) -> Iterator[Point]:
         yield _mf("douban", row, of, seed, 10, 0.08, by_column, sse, batch_size=64, **more)
 
 
-def _epinions(data: Path, seed: int) -> Iterator[Point]:
+def _epinions(data: Path, seed: int) -> Iterator[Trial]:
     of = documents.epinions_ratings(data)
     trusted = {"user": {"probability": 0.01, "graph": "trust", "rho": 200}, "item": {"probability": 0.01}}
     laplacian = {"laplacian": {"feature": "user", "graph": "trust", "strength": 0.01}}
@@ -173,7 +173,7 @@ def _epinions(data: Path, seed: int) -> Iterator[Point]:
         yield _mf("epinions", row, of, seed, 10, 0.1, documents.RANDOM, sse, **more)
 
 
-def _pairwise(table: str, row: str, of: DatasetSpec, seed: int, evaluation: dict[str, Any], **fields: Any) -> Point:
+def _pairwise(table: str, row: str, of: DatasetSpec, seed: int, evaluation: dict[str, Any], **fields: Any) -> Trial:
     spec = documents.job(
         f"{table} {row}",
         of,
@@ -185,10 +185,10 @@ def _pairwise(table: str, row: str, of: DatasetSpec, seed: int, evaluation: dict
         evaluation=evaluation,
         **fields,
     )
-    return Point(table, "bpr", row, of, spec)
+    return Trial(table, "bpr", row, of, spec)
 
 
-def _bpr(data: Path, seed: int) -> Iterator[Point]:
+def _bpr(data: Path, seed: int) -> Iterator[Trial]:
     of = documents.dataset("ml1m", data / "ml1m.parquet", {"rule": "rating >= 4"}, order="pos")
     watched = {"early_stopping": {"metric": "precision_5_full", "patience": 3}, "l2": 0.001}
     evaluation = documents.RANDOM | {"metrics": [f"precision_{k}_full" for k in (1, 5, 10)]}
@@ -197,7 +197,7 @@ def _bpr(data: Path, seed: int) -> Iterator[Point]:
     yield _pairwise("ml1m_bpr", "SSE-SE + BPR", of, seed, evaluation, regularizers=watched, sse=both(0.01))
 
 
-def _gowalla(data: Path, seed: int) -> Iterator[Point]:
+def _gowalla(data: Path, seed: int) -> Iterator[Trial]:
     negatives = {"per_positive": 1, "of": "item", "distribution": "uniform", "seed": 7}
     of = documents.dataset("gowalla", data / "gowalla.parquet", {"negatives": negatives})
     watched = {"early_stopping": {"metric": "recall_20_full", "patience": 3}, "l2": 0.001}
@@ -215,19 +215,19 @@ SASREC: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def _sasrec(data: Path, seed: int) -> Iterator[Point]:
+def _sasrec(data: Path, seed: int) -> Iterator[Trial]:
     of = documents.dataset("ml1m_sequences", data / "ml1m.parquet", {"rule": "rating >= 1"}, order="pos")
     return _sequences("ml1m_sasrec", of, seed, dim=100, dropouts=(0.1, 0.2), epochs=80)
 
 
-def _beauty(data: Path, seed: int) -> Iterator[Point]:
+def _beauty(data: Path, seed: int) -> Iterator[Trial]:
     of = documents.amazon_beauty(data)
     return _sequences("beauty_sasrec", of, seed, dim=50, dropouts=(0.5,), epochs=40)
 
 
 def _sequences(
     table: str, of: DatasetSpec, seed: int, *, dim: int, dropouts: tuple[float, ...], epochs: int
-) -> Iterator[Point]:
+) -> Iterator[Trial]:
     """Yield every method with each rate of dropout, of which the validation split takes one for each."""
     for (row, sse), dropout in itertools.product(SASREC, dropouts):
         tried = f"dropout {dropout:g}" if len(dropouts) > 1 else ""
@@ -243,7 +243,7 @@ def _sequences(
             evaluation=documents.LAST_ITEMS | {"metrics": ["auc", "ndcg_10", "hit_rate_10"]},
             **({"sse": sse} if sse else {}),
         )
-        yield Point(table, "sasrec", row, of, spec, tried)
+        yield Trial(table, "sasrec", row, of, spec, tried)
 
 
 RMSE = (Column("RMSE", "mf", "rmse"),)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embeddings.durable_files import write_json
-from trainer.runs.failures import GivenUpError
+from trainer.runs.failures import LeaseLostError
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset, parse_job
 
 RUN_FILE = "run.json"
@@ -116,10 +116,12 @@ class Run:
         """Check that this attempt still has its lease.
 
         Raises:
-            GivenUpError: the lease is lost.
+            LeaseLostError: the lease is lost.
         """
         if not self.still_current():
-            raise GivenUpError(f"attempt {self.attempt} of run {self.run_id} was given up: it writes nothing any more")
+            raise LeaseLostError(
+                f"attempt {self.attempt} of run {self.run_id} was given up: it writes nothing any more"
+            )
 
 
 def revoke(directory: Path | str) -> None:

@@ -43,7 +43,7 @@ class Cancelled(Exception):
         return Cancelled, (self.reason,)
 
 
-class GivenUpError(RuntimeError):
+class LeaseLostError(RuntimeError):
     """This attempt is no longer the run's: another one, or nobody, may publish in its place."""
 
 
@@ -87,7 +87,7 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, ServiceAwayError):
         remedy = "see that EVENKEEL_INTERNAL_URL leads from the cluster to the service; what was trained is kept"
         return Failure("service_away", message, remedy, retryable=True)
-    if isinstance(error, GivenUpError):
+    if isinstance(error, LeaseLostError):
         return Failure("given_up", message, "look at the run's newer attempt")
     if isinstance(error, MemoryError):
         return Failure("out_of_memory", message, "use more workers, smaller embedding_dim or a smaller batch_size")

@@ -22,7 +22,7 @@ import httpx
 from embeddings.durable_files import write_json
 from trainer.runs.directory import RUN_FILE, Run, revoke
 from trainer.runs.events import EVENTS_FILE, EventWriter, read_events
-from trainer.runs.failures import GivenUpError, ServiceAwayError
+from trainer.runs.failures import LeaseLostError, ServiceAwayError
 from trainer.runs.protocol import EXIT_FILE, LOG_FILE
 
 PLACES_FILE = "uplink.json"
@@ -52,7 +52,7 @@ class Service:
         """Send a request to the service, and return its answer.
 
         Raises:
-            GivenUpError: the attempt is no longer the run's.
+            LeaseLostError: the attempt is no longer the run's.
             ServiceAwayError: there is no answer.
         """
         headers = {"Authorization": f"Bearer {self.token}"}
@@ -62,7 +62,7 @@ class Service:
             message = f"the service does not answer at {self.url}: {str(error) or type(error).__name__}"
             raise ServiceAwayError(message) from error
         if answer.status_code == 409:
-            raise GivenUpError(f"the service has given this attempt up: {answer.text[:300]}")
+            raise LeaseLostError(f"the service has given this attempt up: {answer.text[:300]}")
         if not answer.is_success:
             raise ServiceAwayError(f"the service answers {self.url} with {answer.status_code}: {answer.text[:300]}")
         return answer
@@ -107,7 +107,7 @@ def fetch_run(directory: Path, url: str, token: str) -> None:
     The attempt before, should it still be somewhere, has lost its lease then.
 
     Raises:
-        GivenUpError: the attempt is no longer the run's.
+        LeaseLostError: the attempt is no longer the run's.
         ServiceAwayError: the service cannot be asked.
     """
     service = Service(url, token)
@@ -124,7 +124,7 @@ def fence(run: Run) -> None:
     """Check, before a version is published, that the attempt is still the run's.
 
     Raises:
-        GivenUpError: it no longer is, by run.json or by the service's own word.
+        LeaseLostError: it no longer is, by run.json or by the service's own word.
         ServiceAwayError: the service cannot be asked.
     """
     run.fence()
@@ -196,7 +196,7 @@ class Uplink:
         try:
             if not self._run.given_up_file.exists():
                 patiently(self._finish)
-        except GivenUpError:
+        except LeaseLostError:
             self._run.given_up_file.touch()
         except ServiceAwayError as error:
             print(f"the service could not be told how this attempt ended: {error}", flush=True)
@@ -215,7 +215,7 @@ class Uplink:
             except ServiceAwayError:
                 self._done.wait(wait)
                 wait = min(2 * wait, LONGEST_WAIT_SECONDS)
-            except GivenUpError:
+            except LeaseLostError:
                 self._run.given_up_file.touch()
                 return
 
@@ -264,7 +264,7 @@ class Uplink:
         self._service.token = token
         document = json.loads((self._run.directory / RUN_FILE).read_text("utf-8"))
         document["report"]["token"] = token
-        with contextlib.suppress(GivenUpError):
+        with contextlib.suppress(LeaseLostError):
             write_json(self._run.directory / RUN_FILE, document, fence=self._run.fence)
 
     def _echo(self) -> None:

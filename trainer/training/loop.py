@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from embeddings.sharding.exchange.collectives import all_reduce
 from trainer.data.batches.prefetch import Prefetched
-from trainer.distributed.dynamic_tables import GrowingRows
+from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.evaluator import Evaluator
 from trainer.models.sse_labels import with_swapped_classes
 from trainer.runs.events import phase
@@ -124,7 +124,7 @@ class Trainer:
         save_best: Callable[[Trainer], None] = lambda trainer: None,
         load_best: Callable[[Trainer], Position] = lambda trainer: trainer.position,
         device: torch.device | None = None,
-        growing: GrowingRows | None = None,
+        growing: DynamicRows | None = None,
     ):
         """Set up a rank's training.
 
@@ -153,7 +153,7 @@ class Trainer:
         self.stop_asked = False
         self.emit, self.should_stop, self.save = emit, should_stop, save
         self.save_best, self.load_best = save_best, load_best
-        self.growing = growing or GrowingRows(job, data, sharded)
+        self.growing = growing or DynamicRows(job, data, sharded)
         self.objective = job_objective(job, sharded.module, data)
         self.evaluator = Evaluator(job, data, sharded.module, self.device, growing=self.growing)
         self._dense_schedule = schedule_of(job.dense_optimizer.schedule)

@@ -17,7 +17,7 @@ from embeddings.kernels.cpu.library import library
 from embeddings.kernels.cpu.threads import num_threads
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
 from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdam
-from embeddings.optim.deferred_update import SMALLEST_FLOOR, IdleCoefficients
+from embeddings.optim.deferred_update import SMALLEST_FLOOR, DeferredUpdateCoefficients
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.swap import SwapDraws, swap_draws
 from embeddings.tables.philox import table_key
@@ -56,7 +56,7 @@ class CpuKernel:
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: IdleCoefficients | None,
+        idle: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
         batch = _Batch(indices, offsets, self._scales(weights), batch_size)
@@ -87,7 +87,7 @@ class CpuKernel:
         slot, (fault, value) = self.layout.slots[f], (int(part) for part in faults[f])
         raise self.layout.bad_id(slot, value) if fault == native.BAD_ID else self.layout.bad_offsets(slot)
 
-    def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+    def read(self, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
         dim = self.layout.tables[t].dim
         # A reader may keep it, so it comes from no pool.
         output = torch.empty(len(rows), dim, dtype=self.layout.compute_dtype)
@@ -104,7 +104,9 @@ class CpuKernel:
         assert not faults.any()
         return output
 
-    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+    def update(
+        self, records: Sequence[Record], step: int, idle: DeferredUpdateCoefficients | None, scale: float = 1.0
+    ) -> None:
         call = self._update_call(records, idle)
         call.struct.step = pointer(self._step(step, scale))
         _check(library().update(byref(call.struct)))
@@ -114,7 +116,7 @@ class CpuKernel:
         _check(library().squared_norm(byref(call.struct), byref(found)))
         return found.value
 
-    def _update_call(self, records: Sequence[Record], idle: IdleCoefficients | None) -> _Described:
+    def _update_call(self, records: Sequence[Record], idle: DeferredUpdateCoefficients | None) -> _Described:
         layout, num_features = self.layout, len(self.layout.slots)
         # Gradients of several backwards lie one after the other.
         grads = [record.grad for record in records]
@@ -205,7 +207,7 @@ class CpuKernel:
             whole_column=table.column_start,
         )  # fmt: skip
 
-    def _idle(self, idle: IdleCoefficients | None) -> _Described | None:
+    def _idle(self, idle: DeferredUpdateCoefficients | None) -> _Described | None:
         if idle is None:
             return None
         if self._decay is None or self._decay[0] is not idle.decay:

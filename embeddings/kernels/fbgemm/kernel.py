@@ -20,7 +20,7 @@ import torch
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
 from embeddings.kernels.swap import swap
 from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
-from embeddings.optim.deferred_update import IdleCoefficients
+from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 
 # FBGEMM's numbers of PoolingMode.SUM, EmbeddingLocation.HOST and SparseType.FP32.
 _SUM, _HOST, _FP32 = 0, 0, 0
@@ -88,7 +88,7 @@ class FbgemmKernel:
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: IdleCoefficients | None,
+        idle: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
         self._check(indices, offsets, batch_size)
@@ -178,10 +178,12 @@ class FbgemmKernel:
             found.append(Bags(indices[span][mine], mine.long()[None], shares[span][mine]))
         return found
 
-    def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+    def read(self, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
         return self.layout.weight(t)[rows]
 
-    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+    def update(
+        self, records: Sequence[Record], step: int, idle: DeferredUpdateCoefficients | None, scale: float = 1.0
+    ) -> None:
         for group, bags, grad in list(self._joined(records)):
             if bags.indices.numel():
                 self._apply(group, bags, grad if scale == 1.0 else grad * scale, step)

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from embeddings.optim.deferred_update import IdleCoefficients
+from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 
 
 @triton.jit
@@ -19,10 +19,10 @@ def owed(
 ):  # fmt: skip
     """Return (P, moved, floor, taken, its floor) of rows last touched at the int32 steps ``last``.
 
-    See embeddings.optim.deferred_update.IdleCoefficients. ``near`` holds ``moved`` of rows that were not touched for J
-    < num_near steps, then ``floor``, ``taken`` and ``taken_floor``. ``decay`` is P without the constant decay for J <
-    num_decay; the last entry holds for every later J. ``logs`` is float64 L[s] for s < num_logs, read if LOGS; ``now``
-    is float64 L[K], and what a later step adds.
+    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``near`` holds ``moved`` of rows that were not
+    touched for J < num_near steps, then ``floor``, ``taken`` and ``taken_floor``. ``decay`` is P without the constant
+    decay for J < num_decay; the last entry holds for every later J. ``logs`` is float64 L[s] for s < num_logs, read if
+    LOGS; ``now`` is float64 L[K], and what a later step adds.
     """
     owing = last > 0
     if FROM_START:
@@ -76,7 +76,7 @@ class IdleTables(NamedTuple):
 
 
 class IdleSource:
-    """Copies of IdleCoefficients on the device: what changes at each step, and, where it has grown, the rest."""
+    """Copies of DeferredUpdateCoefficients on the device: what changes at each step, and the rest where it has grown."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
@@ -85,7 +85,7 @@ class IdleSource:
         self._near = self._decay = self._logs = (np.zeros(0), self._nothing)
         self._now: tuple[int, torch.Tensor] = (-1, self._no_logs)
 
-    def at(self, idle: IdleCoefficients | None) -> IdleTables:
+    def at(self, idle: DeferredUpdateCoefficients | None) -> IdleTables:
         """Return the tables as ``idle`` is now."""
         if idle is None:
             return IdleTables(self._nothing, 1, self._nothing, 1, self._no_logs, 1, self._no_logs)

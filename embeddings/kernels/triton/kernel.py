@@ -21,7 +21,7 @@ from embeddings.kernels.triton.faults import Faults
 from embeddings.kernels.triton.lookup import lookup
 from embeddings.kernels.triton.update import finish, update
 from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad
-from embeddings.optim.deferred_update import IdleCoefficients
+from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 from embeddings.sse.swap import swap_draws
 from embeddings.tables.philox import table_key
 
@@ -140,7 +140,7 @@ class TritonKernel:
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: IdleCoefficients | None,
+        idle: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout, device = self.layout, self.layout.weights.device
         for given in (indices, offsets, weights):
@@ -159,7 +159,7 @@ class TritonKernel:
             self._faults.watch(indices, offsets)
         return output, used
 
-    def read(self, t: int, rows: torch.Tensor, idle: IdleCoefficients | None) -> torch.Tensor:
+    def read(self, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
         table, rows = self.layout.tables[t], rows.to(self.layout.device)
         output = torch.empty(len(rows), table.dim, dtype=self.layout.compute_dtype, device=self.layout.device)
         # A lookup of one feature with one id in each bag, padding being a row like others.
@@ -180,7 +180,7 @@ class TritonKernel:
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: IdleCoefficients | None,
+        idle: DeferredUpdateCoefficients | None,
         pooled: bool,
     ) -> None:
         if batch_size == 0:
@@ -210,7 +210,9 @@ class TritonKernel:
 
     # --- update ------------------------------------------------------------------------------------------------------
 
-    def update(self, records: Sequence[Record], step: int, idle: IdleCoefficients | None, scale: float = 1.0) -> None:
+    def update(
+        self, records: Sequence[Record], step: int, idle: DeferredUpdateCoefficients | None, scale: float = 1.0
+    ) -> None:
         self.check()
         with self._on_device():
             self._apply(self._sorted_once(records), self._rule, step, idle, scale)
@@ -257,7 +259,7 @@ class TritonKernel:
         return Sorted(grads[0] if len(grads) == 1 else torch.cat(grads), keys, order, places, shares, shared)
 
     def _apply(
-        self, entries: Sorted, rule: Any, step: int, idle: IdleCoefficients | None, scale: float
+        self, entries: Sorted, rule: Any, step: int, idle: DeferredUpdateCoefficients | None, scale: float
     ) -> torch.Tensor:
         layout, num_entries = self.layout, entries.keys.numel()
         total = torch.zeros((), dtype=torch.float64, device=layout.device)
@@ -306,7 +308,7 @@ class TritonKernel:
     def _rule(self) -> Any:
         return next(rule for kind, rule in RULES.items() if isinstance(self.layout.optimizer, kind))
 
-    def _settings(self, step: int, scale: float, idle: IdleCoefficients | None) -> torch.Tensor:
+    def _settings(self, step: int, scale: float, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
         """Return rules.SETTINGS on the device."""
         optimizer, k = self.layout.optimizer, max(step, 1)
         rate = optimizer.rate(k)
@@ -327,7 +329,7 @@ class TritonKernel:
                 values["log_beta" + number] = math.log(beta) if beta > 0.0 else -math.inf
         return self._idle.carry(np.array([values.get(name, 0.0) for name in rules.SETTINGS]), torch.float64)
 
-    def _idle_options(self, idle: IdleCoefficients | None) -> dict[str, bool]:
+    def _idle_options(self, idle: DeferredUpdateCoefficients | None) -> dict[str, bool]:
         return {
             "IDLE": idle is not None,
             "MOMENTUM": idle is not None and idle.momentum,

@@ -21,7 +21,7 @@ class OtherRankFailed(RuntimeError):
     """Another rank was given input that it refuses; its own error says what."""
 
 
-class Vote:
+class CollectiveCheck:
     """A collective vote on whether every rank can go on.
 
     It begins where input is distributed, and is counted before the lookup.

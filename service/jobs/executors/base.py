@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 
-class Unknown(Exception):
+class ExecutorUnavailable(Exception):
     """The executor cannot be reached now (its cluster does not answer), so the state of the run is unknown.
 
     It may be alive or gone: do not give it up, and ask again later.
     """
 
 
-class Room(NamedTuple):
+class FreeResources(NamedTuple):
     """Free resources of one machine."""
 
     cpus: float
@@ -24,7 +24,7 @@ class Room(NamedTuple):
 class Executor(Protocol):
     """Executes runs, each identified by its run directory, which contains ``run.json``.
 
-    Each call may block, and may raise :class:`Unknown`.
+    Each call may block, and may raise :class:`ExecutorUnavailable`.
     """
 
     def launch(self, run_dir: Path, /) -> object:
@@ -57,5 +57,5 @@ class Executor(Protocol):
 class Cluster(Executor, Protocol):
     """An executor whose runs are elsewhere, so that free resources cannot be seen from this machine."""
 
-    def room(self) -> list[Room] | None:
+    def room(self) -> list[FreeResources] | None:
         """Return what is free now on each machine; None if the cluster does not report it."""

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import httpx
 
 from service.core.errors import Problem
-from service.jobs.executors.base import Room, Unknown
+from service.jobs.executors.base import ExecutorUnavailable, FreeResources
 
 ANSWER_SECONDS = 10.0
 SUBMIT_SECONDS = 60.0
@@ -43,7 +43,7 @@ def ray_token(environment: Mapping[str, str] | None = None) -> str | None:
 class RayApi:
     """A client for ``address``, ``http://HOST:8265``.
 
-    Each call raises Unknown if the cluster does not answer as expected.
+    Each call raises ExecutorUnavailable if the cluster does not answer as expected.
     """
 
     def __init__(self, address: str, token: str):
@@ -78,7 +78,7 @@ class RayApi:
         """Submit a job.
 
         Raises:
-            Unknown: The cluster did not accept it, possibly because its id was used before: ask :meth:`job`.
+            ExecutorUnavailable: The cluster did not accept it, possibly because its id was used before: ask :meth:`job`.
         """
         self._ask("POST", "/api/jobs/", json=document, timeout=SUBMIT_SECONDS)
 
@@ -91,7 +91,7 @@ class RayApi:
         answer = self._ask("GET", _path(submission_id, "/logs"))
         return b"" if answer.status_code == 404 else str(answer.json()["logs"]).encode()
 
-    def room(self) -> list[Room] | None:
+    def room(self) -> list[FreeResources] | None:
         """Return what is free on each node, as of some seconds ago; None if the cluster has no such report."""
         answer = self._ask("GET", "/api/cluster_status").json()
         report = ((answer.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
@@ -103,7 +103,9 @@ class RayApi:
             used, total = node.get(name) or (0.0, 0.0)
             return float(total) - float(used)
 
-        return [Room(free(node, "CPU"), int(free(node, "memory")), free(node, "GPU")) for node in nodes.values()]
+        return [
+            FreeResources(free(node, "CPU"), int(free(node, "memory")), free(node, "GPU")) for node in nodes.values()
+        ]
 
     def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
@@ -114,10 +116,10 @@ class RayApi:
             message = (
                 f"the Ray cluster at {self.address} does not take our token ({answer.status_code}): {TOKEN_REMEDY}"
             )
-            raise Unknown(message)
+            raise ExecutorUnavailable(message)
         if not answer.is_success and answer.status_code != 404:
             said = (answer.text.strip().splitlines() or [""])[-1][:300]
-            raise Unknown(
+            raise ExecutorUnavailable(
                 f"the Ray cluster at {self.address} answers {method} {path} with {answer.status_code}: {said}"
             )
         return answer
@@ -126,8 +128,10 @@ class RayApi:
         url = self.address + path
         return httpx.request(method, url, timeout=timeout, verify=self._certificates, trust_env=False, **options)
 
-    def _unknown(self, error: httpx.HTTPError) -> Unknown:
-        return Unknown(f"the Ray cluster at {self.address} does not answer: {str(error) or type(error).__name__}")
+    def _unknown(self, error: httpx.HTTPError) -> ExecutorUnavailable:
+        return ExecutorUnavailable(
+            f"the Ray cluster at {self.address} does not answer: {str(error) or type(error).__name__}"
+        )
 
 
 def _path(submission_id: str, rest: str = "") -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.durable_files import write_json
-from service.jobs.executors.base import Room, Unknown
+from service.jobs.executors.base import ExecutorUnavailable, FreeResources
 from service.jobs.executors.ray_api import RayApi
 from trainer.runs.directory import RUN_FILE
 from trainer.runs.protocol import (
@@ -69,7 +69,7 @@ class RayJobs:
         self._entrypoint = tuple(entrypoint)
         self._log_due: dict[str, float] = {}
 
-    def room(self) -> list[Room] | None:
+    def room(self) -> list[FreeResources] | None:
         return self._api.room()
 
     def launch(self, run_dir: Path, /) -> str:
@@ -86,7 +86,7 @@ class RayJobs:
         if self._api.job(submission_id) is None:
             try:
                 self._api.submit(self._submission(submission_id, run_dir, run))
-            except Unknown:
+            except ExecutorUnavailable:
                 if self._api.job(submission_id) is None:
                     raise
         return submission_id
@@ -158,7 +158,7 @@ class RayJobs:
             return
         try:
             said = self._api.log(submission_id)
-        except Unknown as error:
+        except ExecutorUnavailable as error:
             log.warning("%s: its log could not be fetched: %s", submission_id, error)
             return
         fresh = said[record["log_bytes"] :]

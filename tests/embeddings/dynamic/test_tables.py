@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW, Growth
-from embeddings.dynamic.tables import GrowingTables
+from embeddings.dynamic.tables import DynamicTables
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowwiseAdagrad
 from embeddings.sse.config import SSEConfig
@@ -31,7 +31,7 @@ def table(growth, name="item", features=("item", "history"), **more):
 
 
 def make(growth, optimizer=None, backend="cpu", **options):
-    return GrowingTables(
+    return DynamicTables(
         {"item": growth}, [table(growth)], optimizer or AdamAR(0.01, alpha=0.01), backend=backend, **options
     )
 
@@ -159,7 +159,7 @@ def test_resumes_with_the_same_bits(optimizer):
 def test_growing_tables_stand_beside_others():
     growth = Growth(capacity=10)
     fixed = TableConfig("country", 5, 3, ("country",))
-    tables = GrowingTables({"item": growth}, [fixed, table(growth)], SGD(0.1), seed=2)
+    tables = DynamicTables({"item": growth}, [fixed, table(growth)], SGD(0.1), seed=2)
     ids, offsets = torch.tensor([4, 3, 100, 200, 200]), torch.tensor([0, 1, 2, 3, 4, 4, 5])
     assert torch.equal(tables.rows_of(ids, offsets), torch.tensor([4, 3, 2, 3, 3]))
     assert tables(ids, offsets).shape == (2, 3 + 2 * DIM)
@@ -209,7 +209,7 @@ MEMORY = """
 import numpy as np, torch
 from embeddings.tables.config import InitConfig, TableConfig
 from embeddings.dynamic.settings import Growth
-from embeddings.dynamic.tables import GrowingTables
+from embeddings.dynamic.tables import DynamicTables
 from embeddings.optim import Adam
 
 def resident():
@@ -219,7 +219,7 @@ def resident():
 growth = Growth(capacity=40_000_000)
 config = TableConfig("item", growth.num_rows, 64, ("item",), init=InitConfig("hash"), grows=True)
 before = resident()
-tables = GrowingTables({"item": growth}, [config], Adam(0.01))
+tables = DynamicTables({"item": growth}, [config], Adam(0.01))
 for step in range(1, 4):
     ids = torch.from_numpy(np.random.default_rng(step).integers(0, 2**60, 1000))
     tables(ids, torch.arange(1001)).sum().backward()
@@ -242,17 +242,17 @@ def test_errors_say_what_is_wrong():
     growth = Growth(capacity=10)
     good = table(growth)
     with pytest.raises(ValueError, match="its growth needs 12 rows and grows=True"):
-        GrowingTables({"item": growth}, [TableConfig("item", 12, DIM, ("item",))], SGD(0.1))
+        DynamicTables({"item": growth}, [TableConfig("item", 12, DIM, ("item",))], SGD(0.1))
     with pytest.raises(ValueError, match="has 12 rows and grows=True, its growth needs 7 rows"):
-        GrowingTables({"item": Growth(capacity=5)}, [good], SGD(0.1))
+        DynamicTables({"item": Growth(capacity=5)}, [good], SGD(0.1))
     with pytest.raises(ValueError, match="its growth is not given"):
-        GrowingTables({}, [good], SGD(0.1))
+        DynamicTables({}, [good], SGD(0.1))
     with pytest.raises(ValueError, match="growth is of tables \\['user'\\], which are not there"):
-        GrowingTables({"item": growth, "user": growth}, [good], SGD(0.1))
+        DynamicTables({"item": growth, "user": growth}, [good], SGD(0.1))
     with pytest.raises(ValueError, match="rows 0 and 1 are padding and the unknown id's"):
-        GrowingTables({"item": growth}, [table(growth, first_live_row=0)], SGD(0.1))
+        DynamicTables({"item": growth}, [table(growth, first_live_row=0)], SGD(0.1))
     with pytest.raises(ValueError, match="SSE could draw a row that is nobody's"):
-        GrowingTables({"item": growth}, [good], SGD(0.1), sse={"item": SSEConfig(0.1)})
+        DynamicTables({"item": growth}, [good], SGD(0.1), sse={"item": SSEConfig(0.1)})
     with pytest.raises(ValueError, match="the number of a row says nothing of its id"):
         TableConfig("item", 12, DIM, ("item",), init=InitConfig("normal"), grows=True)
     tables = make(growth)

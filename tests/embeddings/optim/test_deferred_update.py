@@ -21,7 +21,7 @@ from embeddings.optim import (
     RowOptimizer,
     RowwiseAdam,
 )
-from embeddings.optim.deferred_update import IdleCoefficients, idle_coefficients
+from embeddings.optim.deferred_update import DeferredUpdateCoefficients, deferred_update_coefficients
 from embeddings.optim.lr_schedules import Cosine, LinearWarmup, Schedule, StepDecay
 
 M, V, THETA = 0.07, 0.004, 1.3
@@ -40,17 +40,17 @@ def literal(optimizer: Adam, s: int, completed: int) -> float:
     return theta
 
 
-def root(coefficients: IdleCoefficients, floor: float) -> float:
+def root(coefficients: DeferredUpdateCoefficients, floor: float) -> float:
     return math.sqrt(V + floor) if coefficients.eps_inside_root else math.sqrt(V) + floor
 
 
-def stored(coefficients: IdleCoefficients, s: int) -> float:
+def stored(coefficients: DeferredUpdateCoefficients, s: int) -> float:
     """What the update of step ``s`` stores for THETA."""
     coefficients.at(s - 1)
     return THETA - coefficients.lead_moved * M / root(coefficients, coefficients.lead_floor)
 
 
-def read(coefficients: IdleCoefficients, row: float, s: int) -> float:
+def read(coefficients: DeferredUpdateCoefficients, row: float, s: int) -> float:
     decay, movements = coefficients.for_rows(np.array([s]))
     parts = [float(moved[0]) * M / root(coefficients, float(floor[0])) for moved, floor in movements]
     return float(decay[0]) * row - sum(parts)
@@ -65,7 +65,7 @@ steps = {"s": st.integers(1, 1500), "idle": st.integers(0, 800)}
 
 def check(optimizer: Adam, s: int, idle: int) -> None:
     """Dropped: 1e-13 of the first movement; eps to first order: (1e-8 / .06)^2. Rounding of 1000 products: 1e-13."""
-    coefficients = IdleCoefficients(optimizer)
+    coefficients = DeferredUpdateCoefficients(optimizer)
     row = stored(coefficients, s)
     assert read(coefficients.at(s + idle), row, s) == pytest.approx(literal(optimizer, s, s + idle), rel=0, abs=2e-12)
     # Without the decay since the touch the row is where Adam without a decay would have it.
@@ -97,7 +97,9 @@ def test_eps_inside_the_root_equals_the_loop(s, idle, alpha, schedule):
 
 def test_float32_leaves_out_less_than_it_can_hold():
     """0.02 r^133 / (1 - r) = 2e-7 of Adam's step, m / sqrt(v) being about 1."""
-    coefficients, exact = (IdleCoefficients(AdamAR(0.02, alpha=1e-5), dtype) for dtype in ("float32", "float64"))
+    coefficients, exact = (
+        DeferredUpdateCoefficients(AdamAR(0.02, alpha=1e-5), dtype) for dtype in ("float32", "float64")
+    )
     assert coefficients.horizon < exact.horizon / 2
     row = stored(coefficients, 500)
     for idle in (1, 60, coefficients.horizon, 1000):
@@ -112,16 +114,19 @@ def test_float32_leaves_out_less_than_it_can_hold():
 def test_rows_are_stored_ahead_unless_decay_outruns_momentum():
     """A function of the settings, the same for every type of row: a checkpoint is read as it was written."""
     for dtype in ("float32", "float64"):
-        ahead = [IdleCoefficients(o, dtype).ahead for o in (Adam(), AdamAR(alpha=5e-4), AdamW(), AdamAR(alpha=5e-3))]
+        ahead = [
+            DeferredUpdateCoefficients(o, dtype).ahead
+            for o in (Adam(), AdamAR(alpha=5e-4), AdamW(), AdamAR(alpha=5e-3))
+        ]
         assert ahead == [True, True, True, False]
     # The farthest that a row is stored from its value, in first movements, beside 9 without a decay.
-    assert IdleCoefficients(AdamAR(1.0, alpha=7e-4)).at(5000).lead_moved < 32 * 10
-    assert IdleCoefficients(Adam(1.0)).at(50_000).lead_moved == pytest.approx(9.04, rel=1e-3)
+    assert DeferredUpdateCoefficients(AdamAR(1.0, alpha=7e-4)).at(5000).lead_moved < 32 * 10
+    assert DeferredUpdateCoefficients(Adam(1.0)).at(50_000).lead_moved == pytest.approx(9.04, rel=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", [AdamAR(alpha=1e-4), AdamW(schedule=Cosine(decay_steps=2000))])
 def test_a_jump_gives_the_bits_of_walking(optimizer):
-    walked, jumped = IdleCoefficients(optimizer), IdleCoefficients(optimizer)
+    walked, jumped = DeferredUpdateCoefficients(optimizer), DeferredUpdateCoefficients(optimizer)
     for k in range(1, 1200):
         walked.at(k)
     jumped.at(3000).at(1199)
@@ -135,46 +140,48 @@ def test_a_jump_gives_the_bits_of_walking(optimizer):
     "optimizer", [AdamAR(alpha=0.5), AdagradAR(alpha=0.5), RMSpropAR(alpha=0.5), AdamW(0.1, weight_decay=0.5)]
 )
 def test_never_touched_rows_owe_nothing(optimizer):
-    decay, movements = IdleCoefficients(optimizer).at(100).for_rows(np.array([0]))
+    decay, movements = DeferredUpdateCoefficients(optimizer).at(100).for_rows(np.array([0]))
     assert decay[0] == 1.0
     assert all(moved[0] == 0.0 for moved, _ in movements)
 
 
 def test_never_touched_rows_decay_from_the_start_if_asked():
     optimizer = AdagradAR(alpha=0.01, first_touch="literal")
-    decay, _ = IdleCoefficients(optimizer).at(9).for_rows(np.array([0]))
+    decay, _ = DeferredUpdateCoefficients(optimizer).at(9).for_rows(np.array([0]))
     assert decay[0] == pytest.approx(math.prod(1 - 0.01 * i for i in range(9)))
-    decay, _ = IdleCoefficients(AdamW(0.1, weight_decay=0.5, first_touch="literal")).at(9).for_rows(np.array([0]))
+    decay, _ = (
+        DeferredUpdateCoefficients(AdamW(0.1, weight_decay=0.5, first_touch="literal")).at(9).for_rows(np.array([0]))
+    )
     assert decay[0] == pytest.approx(0.95**9)
 
 
 def test_one_idle_step_does_not_decay_yet():
-    decay, _ = IdleCoefficients(AdagradAR(alpha=0.5)).at(10).for_rows(np.array([10, 9, 8, 7, 6]))
+    decay, _ = DeferredUpdateCoefficients(AdagradAR(alpha=0.5)).at(10).for_rows(np.array([10, 9, 8, 7, 6]))
     np.testing.assert_allclose(decay, [1.0, 1.0, 0.5, 0.0, 0.0])
 
 
 def test_memory_does_not_grow_with_the_number_of_steps():
     for optimizer in (AdamAR(alpha=1e-5), AdamW(0.01, schedule=Cosine(decay_steps=10_000))):
-        coefficients = IdleCoefficients(optimizer).at(20_000_000)
+        coefficients = DeferredUpdateCoefficients(optimizer).at(20_000_000)
         sizes = [len(x) for x in (coefficients.moved, coefficients.floor, coefficients.decay, coefficients.log_sums)]
         assert max(sizes) < 60_000
-    decay, movements = IdleCoefficients(AdamAR(alpha=1e-5)).at(20_000_000).for_rows(np.array([19_999_990, 3]))
+    decay, movements = DeferredUpdateCoefficients(AdamAR(alpha=1e-5)).at(20_000_000).for_rows(np.array([19_999_990, 3]))
     assert 0.99 < decay[0] < 1.0
     assert (decay[1], *(moved[1] for moved, _ in movements)) == (0.0, 0.0, 0.0)
 
 
 def test_momentum_that_lives_too_long_is_refused():
     with pytest.raises(ValueError, match="use moments 'lazy'"):
-        IdleCoefficients(Adam(beta1=0.99999, beta2=0.999999))
+        DeferredUpdateCoefficients(Adam(beta1=0.99999, beta2=0.999999))
 
 
 def test_a_row_from_the_future_is_refused():
     with pytest.raises(ValueError, match="restore completed_steps"):
-        IdleCoefficients(AdamAR(moments="lazy")).at(5).for_rows(np.array([6]))
+        DeferredUpdateCoefficients(AdamAR(moments="lazy")).at(5).for_rows(np.array([6]))
 
 
 @pytest.mark.parametrize(
     "optimizer", [SGD(), Adagrad(), RMSprop(), Adam(moments="lazy"), Adam(beta1=0.0), RowwiseAdam(moments="lazy")]
 )
 def test_optimizers_that_leave_idle_rows_alone_have_no_coefficients(optimizer: RowOptimizer):
-    assert idle_coefficients(optimizer, "float64") is None
+    assert deferred_update_coefficients(optimizer, "float64") is None

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from service.core.settings import Settings
-from service.jobs.executors.base import Room, Unknown
+from service.jobs.executors.base import ExecutorUnavailable, FreeResources
 from tests.service.service_kit import client_of, job_body, running, until, wait_for
 from tests.service.small_run import SmallRuns
 
@@ -29,14 +29,14 @@ class Away(SmallRuns):
     def _answer(self) -> None:
         self.asked += 1
         if self.away:
-            raise Unknown("the cluster does not answer: refused")
+            raise ExecutorUnavailable("the cluster does not answer: refused")
 
     def launch(self, run_dir: Path) -> int:
         self._answer()
         pid = super().launch(run_dir)
         if self.lost_answer:
             self.lost_answer = False
-            raise Unknown("the answer was lost")
+            raise ExecutorUnavailable("the answer was lost")
         return pid
 
     def is_alive(self, run_dir: Path) -> bool:
@@ -47,9 +47,9 @@ class Away(SmallRuns):
         self._answer()
         return super().terminate(run_dir, grace_seconds)
 
-    def room(self) -> list[Room]:
+    def room(self) -> list[FreeResources]:
         self._answer()
-        return [Room(self.free, 2**40, 0)]
+        return [FreeResources(self.free, 2**40, 0)]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.datasets.file_cache import SETTLED_SECONDS, Remembered
+from service.datasets.file_cache import SETTLED_SECONDS, FileCache
 
 
 class Looks:
@@ -29,7 +29,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("settled")
 def test_a_file_is_looked_at_again_once_it_changes(tmp_path: Path) -> None:
-    file, look, kept = tmp_path / "file", Looks(), Remembered[int]()
+    file, look, kept = tmp_path / "file", Looks(), FileCache[int]()
     file.write_bytes(b"one")
     assert [kept.get("a", [file], look) for _ in range(3)] == [1, 1, 1]
     assert kept.get("b", [file], look) == 2
@@ -46,14 +46,14 @@ def test_a_file_is_looked_at_again_once_it_changes(tmp_path: Path) -> None:
 
 
 def test_what_changed_a_moment_ago_is_looked_at_every_time(tmp_path: Path) -> None:
-    file, look, kept = tmp_path / "file", Looks(), Remembered[int]()
+    file, look, kept = tmp_path / "file", Looks(), FileCache[int]()
     file.write_bytes(b"one")
     assert [kept.get("a", [file], look) for _ in range(3)] == [1, 2, 3]
 
 
 @pytest.mark.usefixtures("settled")
 def test_the_latest_are_kept_and_failures_are_not(tmp_path: Path) -> None:
-    file, look, kept = tmp_path / "file", Looks(), Remembered[int](size=2)
+    file, look, kept = tmp_path / "file", Looks(), FileCache[int](size=2)
     file.write_bytes(b"one")
 
     def fail() -> int:

@@ -19,18 +19,20 @@ from hypothesis import strategies as st
 
 from service.core.settings import Settings
 from service.jobs import admission, job_records, resource_prediction
-from service.jobs.admission import Needs
-from service.jobs.executors.base import Room
+from service.jobs.admission import ResourceRequest
+from service.jobs.executors.base import FreeResources
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
 from tests.service.small_run import SmallRuns
 from trainer.sizing.memory import PROCESS_BYTES, RUN_BYTES
 
 GB = 10**9
-HOST = Room(4.0, 16 * GB, 1.0)
+HOST = FreeResources(4.0, 16 * GB, 1.0)
 
 
-def needs(cores: float = 1, memory: int = 2 * GB, gpus: float = 0, workers: int = 1, counted: bool = True) -> Needs:
-    return Needs(workers, cores, memory, gpus, counted)
+def needs(
+    cores: float = 1, memory: int = 2 * GB, gpus: float = 0, workers: int = 1, counted: bool = True
+) -> ResourceRequest:
+    return ResourceRequest(workers, cores, memory, gpus, counted)
 
 
 # --- the arithmetic --------------------------------------------------------------------------------------------------
@@ -44,7 +46,7 @@ def needs(cores: float = 1, memory: int = 2 * GB, gpus: float = 0, workers: int 
         (needs(gpus=2), "2 GPUs needed, this host has 1 GPU"),
     ],
 )
-def test_what_can_never_fit_is_said_with_its_figures(asked: Needs, said: str) -> None:
+def test_what_can_never_fit_is_said_with_its_figures(asked: ResourceRequest, said: str) -> None:
     problem = admission.impossible(asked, HOST)
     assert problem is not None
     assert said in problem[0]
@@ -66,7 +68,7 @@ def test_a_bound_on_memory_is_no_reason_to_refuse() -> None:
         (needs(cores=1, memory=6 * GB, gpus=1), None),
     ],
 )
-def test_what_does_not_fit_now_says_what_it_waits_for(asked: Needs, said: str | None) -> None:
+def test_what_does_not_fit_now_says_what_it_waits_for(asked: ResourceRequest, said: str | None) -> None:
     held = {"job_a": needs(cores=3, memory=10 * GB)}
     found = admission.obstacle(asked, HOST, held, max_runs=8)
     assert found is None if said is None else found is not None and said in found
@@ -81,7 +83,7 @@ def test_the_number_of_runs_is_limited_too() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 16), st.integers(0, 1)), max_size=12))
 def test_what_is_admitted_never_exceeds_the_host(asked: list[tuple[int, int, int]]) -> None:
-    held: dict[str, Needs] = {}
+    held: dict[str, ResourceRequest] = {}
     for number, (cores, memory, gpus) in enumerate(asked):
         one = needs(cores, memory * GB, gpus)
         if admission.obstacle(one, HOST, held, max_runs=99) is None:
@@ -93,10 +95,12 @@ def test_what_is_admitted_never_exceeds_the_host(asked: list[tuple[int, int, int
 
 
 def test_on_a_cluster_each_worker_needs_a_node() -> None:
-    asked = Needs(3, 6.0, 3 * GB + RUN_BYTES, 0, True)
-    nodes = [Room(4.0, 8 * GB, 0.0), Room(3.0, 8 * GB, 0.0)]
+    asked = ResourceRequest(3, 6.0, 3 * GB + RUN_BYTES, 0, True)
+    nodes = [FreeResources(4.0, 8 * GB, 0.0), FreeResources(3.0, 8 * GB, 0.0)]
     assert admission.cluster_obstacle(asked, nodes, {}, 9) is None
-    found = admission.cluster_obstacle(asked, [Room(4.0, 8 * GB, 0.0), Room(8.0, GB // 2, 0.0)], {}, 9)
+    found = admission.cluster_obstacle(
+        asked, [FreeResources(4.0, 8 * GB, 0.0), FreeResources(8.0, GB // 2, 0.0)], {}, 9
+    )
     assert found is not None
     assert "3 workers of 2 cores and 1.0 GB are needed, the cluster has places for 2" in found
     assert admission.cluster_obstacle(asked, None, {}, 9) is None

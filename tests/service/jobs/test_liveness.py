@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.jobs.liveness import Watch
+from service.jobs.liveness import Liveness
 
 
 class Clocks:
@@ -19,14 +19,14 @@ class Clocks:
         self.boot += seconds
 
 
-def watch_of(clocks: Clocks, interval: float = 300.0) -> Watch:
-    return Watch(interval, lambda: clocks.mono, lambda: clocks.boot)
+def watch_of(clocks: Clocks, interval: float = 300.0) -> Liveness:
+    return Liveness(interval, lambda: clocks.mono, lambda: clocks.boot)
 
 
 ATTEMPT = (1, "lease")
 
 
-def rounds(watch: Watch, clocks: Clocks, seconds: float, size: int = 10, each: float = 10.0) -> float:
+def rounds(watch: Liveness, clocks: Clocks, seconds: float, size: int = 10, each: float = 10.0) -> float:
     """Looks every ten seconds; the silence seen at the last look."""
     silent = watch.look("job", ATTEMPT, size, 0).silent_seconds
     for _ in range(int(seconds / each)):

@@ -20,7 +20,7 @@ from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
 from service.jobs import job_records, output, run_events
-from service.jobs.executors.base import Unknown
+from service.jobs.executors.base import ExecutorUnavailable
 from service.jobs.runner import Runner
 from tests.service import published
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
@@ -409,7 +409,7 @@ class OutOfReach(SmallRuns):
 
     def is_alive(self, run_dir: Path) -> bool:
         if self.away:
-            raise Unknown("no answer")
+            raise ExecutorUnavailable("no answer")
         return super().is_alive(run_dir)
 
 

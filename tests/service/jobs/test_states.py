@@ -7,11 +7,11 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.states import ACTIVE, STATES, TERMINAL, Happening, Refused, backoff_seconds, transition
+from service.jobs.states import ACTIVE, STATES, TERMINAL, Refused, Trigger, backoff_seconds, transition
 
 NO = Refused(ignored=False)
 LATE = Refused(ignored=True)
-HAPPENINGS = get_args(Happening)
+HAPPENINGS = get_args(Trigger)
 
 # Rows: state. Columns: claimed, running, publishing, succeeded, failed, cancelled, interrupted, lost, cancel, retry.
 TABLE = {
@@ -35,7 +35,7 @@ def test_the_whole_table() -> None:
 
 
 @given(st.lists(st.sampled_from(HAPPENINGS), max_size=30))
-def test_walks(happenings: list[Happening]) -> None:
+def test_walks(happenings: list[Trigger]) -> None:
     """An ended job starts again by a retry alone, and a cancelled one never runs on."""
     state, cancelled = "queued", False
     for happening in happenings:

@@ -22,7 +22,7 @@ from tests.service.serving import Served, dataset, job, serving
 from trainer.runs import uplink
 from trainer.runs.directory import Report, Run, read_run, write_run
 from trainer.runs.events import EventWriter, read_events
-from trainer.runs.failures import GivenUpError, ServiceAwayError
+from trainer.runs.failures import LeaseLostError, ServiceAwayError
 from trainer.spec import parse_dataset, parse_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
@@ -186,7 +186,7 @@ def test_an_attempt_that_was_given_up_hears_of_it(elsewhere: Elsewhere) -> None:
         until(lambda: elsewhere.copy() == elsewhere.written())
         before = elsewhere.copy()
         elsewhere.set_job(elsewhere.job_id, lease="of another")
-        with pytest.raises(GivenUpError):
+        with pytest.raises(LeaseLostError):
             uplink.fence(run)
         assert run.still_current(), "by its own run.json"
         events.write("state", state="succeeded")
@@ -195,7 +195,7 @@ def test_an_attempt_that_was_given_up_hears_of_it(elsewhere: Elsewhere) -> None:
     assert elsewhere.copy() == before
     assert run.report is not None
     # One that was slow to start is told so before it touches anything.
-    with pytest.raises(GivenUpError):
+    with pytest.raises(LeaseLostError):
         uplink.fetch_run(
             elsewhere.folder / "fresh", f"{elsewhere.service.url}/internal/runs/{run.run_id}", elsewhere.token
         )

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from service.core import tables
 from service.core.settings import Settings
-from service.core.task_health import SAID_AGAIN_SECONDS, SILENT_SECONDS, TROUBLE_SECONDS, Pulse
+from service.core.task_health import SAID_AGAIN_SECONDS, SILENT_SECONDS, TROUBLE_SECONDS, TaskHealth
 from service.jobs.runner import STANDBY
 from service.schedules import scheduler
 from tests.service.service_kit import client_of, job_body, running, until, wait_for
@@ -188,7 +188,7 @@ async def test_a_damaged_database_is_said_so(app: FastAPI, client: httpx.AsyncCl
 
 async def test_a_failing_runner_is_told_and_leaves_the_rest_in_service(app: FastAPI, client: httpx.AsyncClient) -> None:
     clock = Clock()
-    runner, scheduling = Pulse("runner", clock), Pulse("scheduler", clock)
+    runner, scheduling = TaskHealth("runner", clock), TaskHealth("scheduler", clock)
     app.state.pulses = (runner, scheduling)
     runner.failed(OSError("no space left"))
     clock.now += 30
@@ -214,7 +214,7 @@ class Clock:
 
 def test_a_pulse_tells_trouble_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    pulse = Pulse("runner", clock)
+    pulse = TaskHealth("runner", clock)
     assert pulse.verdict() == (True, "ok")
     for _ in range(200):
         clock.now += 1
@@ -237,7 +237,7 @@ def test_a_pulse_tells_trouble_and_its_end(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_pulse_forgives_a_moment_and_notices_silence() -> None:
     clock = Clock()
-    pulse = Pulse("scheduler", clock)
+    pulse = TaskHealth("scheduler", clock)
     pulse.failed(OSError("busy"))
     clock.now += TROUBLE_SECONDS - 1
     assert pulse.verdict()[0]

@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
-from service.core.task_health import Pulse
+from service.core.task_health import TaskHealth
 from service.core.tenants import HEADER
 from service.webhooks import sender as webhook_sender
 from service.webhooks import webhook_records
@@ -369,7 +369,7 @@ async def test_a_held_version_and_a_missed_firing_are_told_of(
 async def test_a_look_that_fails_is_counted(settings: Settings) -> None:
     """A database that was never made: every look fails, and the alert BackgroundFails goes by the count."""
     settings.home.mkdir()
-    database, pulse, failed = Database(settings.database_url), Pulse("webhooks"), asyncio.Event()
+    database, pulse, failed = Database(settings.database_url), TaskHealth("webhooks"), asyncio.Event()
     looking = asyncio.create_task(webhook_sender.run(database, settings, pulse, on_error=failed.set))
     try:
         await asyncio.wait_for(failed.wait(), 60)

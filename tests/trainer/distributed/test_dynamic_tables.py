@@ -23,7 +23,7 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed import materialize
 from trainer.distributed.build import build
-from trainer.distributed.dynamic_tables import GrowingRows, states, taken_rows
+from trainer.distributed.dynamic_tables import DynamicRows, states, taken_rows
 from trainer.inference.export import export
 from trainer.inference.exported_model import Exported
 from trainer.inference.predict import Predictor
@@ -240,7 +240,7 @@ def logits_of(run, split):
     with single_rank_group(), torch.no_grad():
         sharded = build(run.job, data, alpha=newest.extra["alpha"]).eval()
         sharded.load_from(newest)
-        growing = GrowingRows(run.job, data, sharded)
+        growing = DynamicRows(run.job, data, sharded)
         growing.load(newest)
         batches = map(growing.known, data.eval_batches(split))
         return torch.cat([sharded.module.evaluate(batch)[0] for batch in batches]).numpy()
@@ -327,7 +327,7 @@ def test_a_warm_start_goes_on_with_ids_rows_and_steps(run, small, tmp_path):
         sharded = build(job, data, alpha=before.extra["alpha"])
         maps = []
         for one in (before, now):
-            growing = GrowingRows(job, data, sharded)
+            growing = DynamicRows(job, data, sharded)
             growing.load(one)
             maps.append(growing.ids["user"])
         # What the child begins with is the parent's, row by row.
@@ -422,7 +422,7 @@ def test_a_checkpoint_of_tables_that_did_not_grow_is_refused(log, tmp_path):
     run = run_of(tmp_path, "run", job, log)
     assert execute(run, start_ranks) == 0
     with single_rank_group():
-        growing = GrowingRows(job_of(), PreparedData.open(run.data), None)
+        growing = DynamicRows(job_of(), PreparedData.open(run.data), None)
         with pytest.raises(CheckpointError, match="table 'item' did not grow when it was written"):
             growing.load(latest_valid(run.checkpoints))
 

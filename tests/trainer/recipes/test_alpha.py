@@ -10,7 +10,7 @@ import pytest
 
 from trainer.distributed.build import DEFAULT_HALF_LIFE, default_alpha
 from trainer.recipes import alpha
-from trainer.recipes.trials.trial import Point
+from trainer.recipes.trials.trial import Trial
 
 
 @pytest.mark.parametrize("half_life", alpha.HALF_LIVES)
@@ -62,7 +62,7 @@ def test_a_case_of_which_a_half_life_is_missing_is_not_judged() -> None:
     assert len(found.claims) == 1
 
 
-def _record(point: Point, auc: float) -> dict[str, Any]:
+def _record(point: Trial, auc: float) -> dict[str, Any]:
     """The last epoch's figures; the ones before are lower on validation."""
     metrics = [
         {"epoch": epoch, "split": split, "auc": auc - 0.01 * (4 - epoch) - (0.1 if split == "test" else 0.0)}

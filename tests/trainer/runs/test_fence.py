@@ -18,7 +18,7 @@ from trainer.launch import driver
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.runs.directory import LOCK_FILE, RUN_FILE, Run, read_run, revoke, write_run
-from trainer.runs.failures import GivenUpError
+from trainer.runs.failures import LeaseLostError
 from trainer.runs.protocol import EXIT_FAILED, EXIT_FILE, EXIT_SUCCEEDED
 
 
@@ -56,7 +56,7 @@ def test_a_lease_is_taken_once_and_for_good(make_run):
     revoke(run.directory)
     revoke(run.directory)
     assert not run.still_current()
-    with pytest.raises(GivenUpError, match="given up"):
+    with pytest.raises(LeaseLostError, match="given up"):
         run.fence()
     # One that was slow to start reads what is left of its lease: that is none.
     assert not read_run(run.directory).still_current()
@@ -134,7 +134,7 @@ def test_prepared_data_stays_as_it_was(make_run, small, tmp_path):
     with pytest.raises(Exception, match="cannot be written"):
         prepare(run.dataset, other, run.data, fence=taken_after(run, 1))
     assert PreparedData.fingerprint_of(run.data) == before
-    with pytest.raises(GivenUpError):
+    with pytest.raises(LeaseLostError):
         prepare(run.dataset, other, run.data, fence=run.fence)
     assert PreparedData.fingerprint_of(run.data) == before
     assert [name for name in names(run.directory) if "preparing" in name] == []
@@ -150,7 +150,7 @@ def test_the_last_word_is_the_next_attempts(make_run):
     path.write_text("the next attempt's")
     with pytest.raises(FileNotFoundError):
         write_json(path, {}, fence=taken_after(run, 1))
-    with pytest.raises(GivenUpError):
+    with pytest.raises(LeaseLostError):
         write_json(path, {}, fence=run.fence)
     assert driver._exit(run.directory, 1, "failed", None, run.fence) == EXIT_FAILED
     assert path.read_text() == "the next attempt's"

@@ -31,7 +31,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass
-class Coded:
+class EncodedRows:
     """Some rows as a model reads them: for each feature their table rows, int64 [b], or lists of them.
 
     ``weights``: by list feature that has them, what each of its rows is multiplied with.
@@ -46,7 +46,7 @@ class Coded:
     weights: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     dense: npt.NDArray[np.float32] | None = None
 
-    def part(self, start: int, stop: int) -> Coded:
+    def part(self, start: int, stop: int) -> EncodedRows:
         """Return rows [start, stop), without the counts."""
 
         def cut(rows: Int64s | Jagged) -> Int64s | Jagged:
@@ -61,14 +61,16 @@ class Coded:
             assert isinstance(lists, Jagged)
             weights[name] = values_[lists.offsets[start] : lists.offsets[stop]]
         dense = None if self.dense is None else self.dense[start:stop]
-        return Coded(stop - start, {name: cut(rows) for name, rows in self.rows.items()}, weights=weights, dense=dense)
+        return EncodedRows(
+            stop - start, {name: cut(rows) for name, rows in self.rows.items()}, weights=weights, dense=dense
+        )
 
-    def replaced(self, **rows: Int64s | Jagged) -> Coded:
+    def replaced(self, **rows: Int64s | Jagged) -> EncodedRows:
         """Return the same with other rows of some features."""
         return replace(self, rows=self.rows | rows)
 
 
-class RowCoder:
+class RowEncoder:
     """Coder of the given features of a dataset's rows.
 
     A derived history is read from a column of the feature's own name, lists with the oldest first, where the rows have
@@ -129,13 +131,13 @@ class RowCoder:
             )
         return list(dict.fromkeys(found))
 
-    def code(self, chunk: Chunk) -> Coded:
+    def code(self, chunk: Chunk) -> EncodedRows:
         """Code rows with the columns that :meth:`columns` gave.
 
         Raises:
             DataError: ids are of another type.
         """
-        coded = Coded(len(chunk))
+        coded = EncodedRows(len(chunk))
         if self._numeric:
             numbers = read_numeric(self._numeric, chunk)
             columns = [feature.apply(numbers[:, place]) for place, feature in enumerate(self._numeric)]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
+from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 
 Record = dict[str, Any]
 Runs = dict[int, Record]
@@ -152,7 +152,7 @@ def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:
     return (found[pick(validation, key=lambda epoch: validation[epoch])],)
 
 
-def rows_of(points: Sequence[Point], records: Mapping[str, Record]) -> list[dict[str, Any]]:
+def rows_of(points: Sequence[Trial], records: Mapping[str, Record]) -> list[dict[str, Any]]:
     """Return a row for each trial, epoch, split and metric: what results.parquet holds."""
     found = []
     for point in points:

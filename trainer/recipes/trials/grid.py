@@ -12,12 +12,12 @@ from typing import Any
 from tqdm import tqdm
 
 from trainer.recipes.trials.run_trial import read_record, run_point
-from trainer.recipes.trials.trial import Point
+from trainer.recipes.trials.trial import Trial
 
 Record = dict[str, Any]
 
 
-def run_grid(points: Sequence[Point], out: Path, *, here: bool, workers: int, command: str) -> list[Record]:
+def run_grid(points: Sequence[Trial], out: Path, *, here: bool, workers: int, command: str) -> list[Record]:
     """Run what has not ended well yet and return the records of all, in order.
 
     A trial that fails is recorded and stops nothing; the same command again tries it again. ``here``: in this process,
@@ -31,7 +31,7 @@ def run_grid(points: Sequence[Point], out: Path, *, here: bool, workers: int, co
         return _run(points, out, here, workers, command)
 
 
-def _run(points: Sequence[Point], out: Path, here: bool, workers: int, command: str) -> list[Record]:
+def _run(points: Sequence[Trial], out: Path, here: bool, workers: int, command: str) -> list[Record]:
     known = {point.key: read_record(point, out) for point in points}
     left = [point for point in points if (known[point.key] or {}).get("state") != "done"]
     if left:
@@ -57,7 +57,7 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _records(points: Sequence[Point], out: Path, here: bool, workers: int, command: str) -> Iterable[Record]:
+def _records(points: Sequence[Trial], out: Path, here: bool, workers: int, command: str) -> Iterable[Record]:
     if here:
         return (run_point(point, out, command) for point in points)
     from trainer.recipes.trials.ray_tasks import run_on_ray

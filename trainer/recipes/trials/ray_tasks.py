@@ -15,7 +15,7 @@ from typing import Any
 from embeddings.durable_files import write_json
 from trainer.launch.on_ray import ROOT
 from trainer.recipes.trials.run_trial import machine, path_of, run_point
-from trainer.recipes.trials.trial import Point
+from trainer.recipes.trials.trial import Trial
 from trainer.runs.events import utc_now
 from trainer.runs.failures import ResourceError
 
@@ -23,7 +23,7 @@ OBJECT_STORE_BYTES = 100 * 2**20
 """Points exchange nothing through Ray's object store: what Ray asks for at least, and a little."""
 
 
-def run_on_ray(points: Sequence[Point], out: Path, workers: int, command: str) -> Iterator[dict[str, Any]]:
+def run_on_ray(points: Sequence[Trial], out: Path, workers: int, command: str) -> Iterator[dict[str, Any]]:
     """Yield the record of each trial as it ends, ``workers`` at a time.
 
     A task whose process dies is a failed trial.
@@ -55,7 +55,7 @@ def run_on_ray(points: Sequence[Point], out: Path, workers: int, command: str) -
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _task(point: Point, out: str, command: str) -> dict[str, Any]:
+def _task(point: Trial, out: str, command: str) -> dict[str, Any]:
     return run_point(point, Path(out), command)
 
 
@@ -85,7 +85,7 @@ def _start(temporary: Path, workers: int) -> None:
             signal.signal(number, handler)  # ray.init takes SIGTERM for itself
 
 
-def _lost(point: Point, out: Path, command: str, error: str) -> dict[str, Any]:
+def _lost(point: Trial, out: Path, command: str, error: str) -> dict[str, Any]:
     """Return the record of a trial whose process could not write its own."""
     record: dict[str, Any] = {
         "name": point.name, "key": point.key, "state": "failed", "error": error, "metrics": [], "alpha": None,

@@ -14,7 +14,7 @@ from typing import Any
 
 from embeddings.durable_files import write_json
 from trainer.recipes.generalization.gap import gaps
-from trainer.recipes.trials.trial import Point
+from trainer.recipes.trials.trial import Trial
 from trainer.runs.events import TABLES, read_events, utc_now
 from trainer.runs.protocol import EXIT_CANCELLED
 
@@ -27,17 +27,17 @@ class Stopped(Exception):
     """A trial was asked to stop, and has written a checkpoint from which it will go on."""
 
 
-def path_of(point: Point, out: Path) -> Path:
+def path_of(point: Trial, out: Path) -> Path:
     """Return the file of a trial's figures, which exists once it has ended."""
     return out / POINTS / f"{point.key}.json"
 
 
-def kept_path(point: Point, out: Path) -> Path:
+def kept_path(point: Trial, out: Path) -> Path:
     """Return the file of arrays that a trial's ``after`` leaves for the report."""
     return out / KEPT / f"{point.key}.npz"
 
 
-def read_record(point: Point, out: Path) -> dict[str, Any] | None:
+def read_record(point: Trial, out: Path) -> dict[str, Any] | None:
     """Return what is known of a trial; None before it has ended, and for a file that nobody can read."""
     try:
         record: dict[str, Any] = json.loads(path_of(point, out).read_text("utf-8"))
@@ -46,7 +46,7 @@ def read_record(point: Point, out: Path) -> dict[str, Any] | None:
     return record
 
 
-def run_point(point: Point, out: Path, command: str) -> dict[str, Any]:
+def run_point(point: Trial, out: Path, command: str) -> dict[str, Any]:
     """Train a trial, or go on from where a killed attempt was, measure what it has to, and write its record.
 
     The record: ``state`` (done or failed), ``error``, ``metrics`` (one for each epoch and split, the gap among them),
@@ -94,7 +94,7 @@ def run_point(point: Point, out: Path, command: str) -> dict[str, Any]:
     return record
 
 
-def _train(point: Point, directory: Path) -> str | None:
+def _train(point: Trial, directory: Path) -> str | None:
     """Train a trial; return None, or why it failed.
 
     Raises:
@@ -119,7 +119,7 @@ def _train(point: Point, directory: Path) -> str | None:
     return f"{_last(directory, 'error', 'message')}. Remedy: {_last(directory, 'error', 'remedy')}"
 
 
-def _measured(point: Point, directory: Path, out: Path) -> dict[str, Any]:
+def _measured(point: Trial, directory: Path, out: Path) -> dict[str, Any]:
     from trainer.recipes.trials.post_training_metrics import AFTER
     from trainer.runs.directory import read_run
 

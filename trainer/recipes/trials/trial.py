@@ -26,7 +26,7 @@ last."""
 
 
 @dataclass(frozen=True)
-class Point:
+class Trial:
     """One training, a trial of a recipe.
 
     ``table``, ``column`` and ``row`` say where its figures stand; the runs of one place that differ in ``tried`` are
@@ -137,7 +137,7 @@ class Claim:
     right: tuple[str, Literal["first", "best", "last"]]
     at_least: float
 
-    def decided_by(self, point: Point) -> bool:
+    def decided_by(self, point: Trial) -> bool:
         rows = (self.left[0], self.right[0])
         return point.table == self.table.partition(":")[0] and point.column == self.column and point.row in rows
 
@@ -160,13 +160,13 @@ class Recipe:
     title: str
     source: str
     protocol: str
-    points: tuple[Point, ...]
+    points: tuple[Trial, ...]
     tables: tuple[Table, ...]
     claims: tuple[Claim, ...]
     prepare: Callable[[], None] | None = None
     findings: FindingsOf | None = None
 
-    def part(self, pattern: str | None) -> tuple[Point, ...]:
+    def part(self, pattern: str | None) -> tuple[Trial, ...]:
         """Return the trials that a filter names.
 
         Raises:

@@ -41,7 +41,7 @@ struct Batch {
   int64_t num_ids, batch_size;
 };
 
-// embeddings.optim.deferred_update.IdleCoefficients in the type of sums; null where reading a row corrects nothing.
+// embeddings.optim.deferred_update.DeferredUpdateCoefficients in the type of sums; null where reading a row corrects nothing.
 struct Idle {
   const void* decay;      // [num_decay], its last entry holds for every later age
   const void* near;       // [num_near, 4]: moved, floor, taken, taken_floor by age

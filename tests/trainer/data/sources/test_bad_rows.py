@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.data.columns.row_encoder import RowCoder
+from trainer.data.columns.row_encoder import RowEncoder
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import BAD_ROWS, prepare
 from trainer.inference.parquet_scoring import chunk_of
@@ -124,7 +124,7 @@ def test_a_missing_id_that_must_be_there(tmp_path):
     features = {"user": {"type": "id", "missing": "error"}, "item": {"type": "id"}}
     with pytest.raises(DataError, match=r"column 'user', row 5: the id is missing"):
         prepare(*specs(tmp_path / "rows.parquet", features=features), tmp_path / "data")
-    coder = RowCoder(specs(tmp_path / "rows.parquet", features=features)[0], {"user": Feature(missing="error")}, {})
+    coder = RowEncoder(specs(tmp_path / "rows.parquet", features=features)[0], {"user": Feature(missing="error")}, {})
     with pytest.raises(DataError, match=r"column 'user', row 5: the id is missing"):
         coder.code(chunk_of(rows))
 

@@ -17,18 +17,18 @@ from trainer.recipes.pages.layout import joined, lay_out
 from trainer.recipes.pages.report import write_report
 from trainer.recipes.pages.section import Findings, Panel, Section
 from trainer.recipes.trials.speed import speed
-from trainer.recipes.trials.trial import Claim, Column, Point, Recipe, Table
+from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 
 OF = documents.dataset("rows", Path("rows.parquet"), {"column": "click"})
 
 
-def point(row: str, seed: int, tried: str = "", **optimizer: Any) -> Point:
+def point(row: str, seed: int, tried: str = "", **optimizer: Any) -> Trial:
     fields = {"optimizer": optimizer} if optimizer else {}
     job = documents.job(f"{row} {tried}", OF, model={"kind": "dnn", "hidden": [4]}, epochs=2, seed=seed, **fields)
-    return Point("t", "dnn", row, OF, job, tried)
+    return Trial("t", "dnn", row, OF, job, tried)
 
 
-def record(of: Point, validation: list[float], test: list[float], state: str = "done", **fields: Any) -> dict[str, Any]:
+def record(of: Trial, validation: list[float], test: list[float], state: str = "done", **fields: Any) -> dict[str, Any]:
     curves = (("validation", validation), ("test", test))
     metrics = [
         {"epoch": epoch, "split": split, "auc": value, "examples": 100}
@@ -199,7 +199,7 @@ def test_figures_are_printed_as_papers_print_them() -> None:
     assert joined((0.99999,), 4) == "1.0000"
 
 
-def timed(of: Point, test: list[float], seconds: list[float]) -> dict[str, Any]:
+def timed(of: Trial, test: list[float], seconds: list[float]) -> dict[str, Any]:
     found = record(of, test, test)
     for one in found["metrics"]:
         one["seconds"] = seconds[one["epoch"] - 1]

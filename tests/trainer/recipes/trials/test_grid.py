@@ -20,7 +20,7 @@ from trainer.recipes.command import RECIPES, main
 from trainer.recipes.trials.grid import run_grid
 from trainer.recipes.trials.quick_data import write_quick_data
 from trainer.recipes.trials.run_trial import metrics_of, path_of, read_record, run_point
-from trainer.recipes.trials.trial import Point
+from trainer.recipes.trials.trial import Trial
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def out_with(data: Path, folder: Path) -> Path:
     return folder
 
 
-def points_of(name: str, data: Path) -> list[Point]:
+def points_of(name: str, data: Path) -> list[Trial]:
     return list(RECIPES[name](data, 1, True).points)
 
 
@@ -93,7 +93,7 @@ def _without_clock(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in one.items() if name != "seconds"} for one in metrics]
 
 
-def _epochs(out: Path, point: Point) -> list[dict[str, Any]]:
+def _epochs(out: Path, point: Trial) -> list[dict[str, Any]]:
     return metrics_of(out / "runs" / point.key)
 
 
