@@ -76,7 +76,7 @@ class IdleTables(NamedTuple):
 
 
 class IdleSource:
-    """Copies of DeferredUpdateCoefficients on the device: what changes at each step, and the rest where it has grown."""
+    """DeferredUpdateCoefficients on the device: what changes at each step, and the rest where it has grown."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device

@@ -78,7 +78,7 @@ class RayApi:
         """Submit a job.
 
         Raises:
-            ExecutorUnavailable: The cluster did not accept it, possibly because its id was used before: ask :meth:`job`.
+            ExecutorUnavailable: The cluster did not accept it; its id may have been used before: ask :meth:`job`.
         """
         self._ask("POST", "/api/jobs/", json=document, timeout=SUBMIT_SECONDS)
 
