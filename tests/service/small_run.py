@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class SmallRuns:
     def __init__(self) -> None:
         self.launched: list[Path] = []
         self._children: list[subprocess.Popen[bytes]] = []
+        self._lock, self._ended = threading.Lock(), False
 
     def launch(self, run_dir: Path) -> int:
         self.launched.append(run_dir)
@@ -53,7 +55,12 @@ class SmallRuns:
                 env=environment,
                 start_new_session=True,
             )
-        self._children.append(process)
+        with self._lock:
+            self._children.append(process)
+        if self._ended:
+            # The thread of a launch outlives the service whose runner asked for it.
+            self.end_all()
+            raise OSError("the test is over")
         self.launched_but_not_named()
         real.write_process_file(run_dir, process.pid)
         return process.pid
@@ -71,9 +78,11 @@ class SmallRuns:
 
     def end_all(self) -> None:
         """What a test leaves running ends with it."""
-        for child in self._children:
-            child.kill()
-            child.wait()
+        self._ended = True
+        with self._lock:
+            for child in self._children:
+                child.kill()
+                child.wait()
 
 
 def main(directory: Path) -> int:

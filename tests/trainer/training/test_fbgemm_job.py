@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embeddings.kernels.fbgemm import kernel as fbgemm
+from embeddings.kernels import fbgemm
 from embeddings.kernels.fbgemm.module import FbgemmModuleKernel
 from embeddings.store import open_store
 from tests.module_tables import CachedKernel
