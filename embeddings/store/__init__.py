@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         VersionReader,
         ViewExists,
         default_view,
-        open_store,
     )
+    from embeddings.store.opening import open_store
 
 __all__ = [
     "NAME_PATTERN",
@@ -71,7 +71,7 @@ __getattr__ = lazy_exports(
             "VersionReader",
             "ViewExists",
             "default_view",
-            "open_store",
-        ]
+        ],
+        "embeddings.store.opening": ["open_store"],
     },
 )

@@ -15,11 +15,9 @@ Fetching needs nothing but these files. Torch-free.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 from embeddings.store.backends.url import namespaced
 from embeddings.store.collection import NAME_PATTERN, VERSION_PATTERN, Collection
@@ -42,41 +40,8 @@ from embeddings.store.views import default_view
 __all__ = [
     "NAME_PATTERN", "VERSION_PATTERN", "Collection", "CorruptStore", "GateHeld", "StaleParent", "Store", "StoreBusy",
     "StoreError", "StoreFull", "StoreUnavailable", "UnknownCollection", "UnknownVersion", "UnknownView",
-    "VersionReader", "ViewExists", "default_view", "open_store",
+    "VersionReader", "ViewExists", "default_view",
 ]  # fmt: skip
-
-
-def open_store(url: str | Path) -> Store:
-    """Return the store at a path or a URL; it need not exist yet, and nothing is connected to before it is used.
-
-    URLs are ``file://`` ones, ``redis://HOST:PORT/DB?prefix=P`` (also ``rediss://``, ``unix://``), and
-    ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/store.md has the options.
-
-    Raises:
-        ValueError: other schemes and options.
-    """
-    text = os.fspath(url)
-    store = _open(text)
-    store.opened_from = text
-    return store
-
-
-def _open(text: str) -> Store:
-    if "://" not in text:
-        return Store(Path(text).absolute())
-    parts = urlparse(text)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return Store(Path(unquote(parts.path)).absolute())
-    # Their packages are imported only where they are used.
-    if parts.scheme in ("redis", "rediss", "unix"):
-        from embeddings.store.backends.redis import open_redis
-
-        return open_redis(text)
-    if parts.scheme == "s3":
-        from embeddings.store.backends.s3 import open_objects
-
-        return open_objects(text)
-    raise ValueError(f"store url '{text}': use a path, file:///PATH, redis://HOST:PORT/DB or s3://BUCKET/PREFIX")
 
 
 class Store:
@@ -89,6 +54,8 @@ class Store:
         self.root = root
         self.url = str(root)
         self.opened_from = self.url  # may hold a password: not to be shown
+        self.open_url: Callable[[str], Store] = lambda url: Store(Path(url))
+        """Opens stores within this one, as this one was opened."""
         self._namespaces: dict[str, Store] = {}
         self._collections: dict[str, Collection] = {}
         self._view_collections: dict[str, Collection] = {}
@@ -147,7 +114,7 @@ class Store:
             raise ValueError(f"namespace {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
         with self._lock:
             if name not in self._namespaces:
-                self._namespaces[name] = open_store(namespaced(self.opened_from, name))
+                self._namespaces[name] = self.open_url(namespaced(self.opened_from, name))
             return self._namespaces[name]
 
     def namespaces(self) -> list[str]:

@@ -157,7 +157,7 @@ def _inverse_norms(vectors: Array, statuses: Array) -> tuple[Array, Array]:
 
 def main() -> int:
     """Build one index, unless another process is at it."""
-    from embeddings.store.feature_store import open_store
+    from embeddings.store.opening import open_store
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name in ("collection", "version"):

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 from urllib.parse import urlsplit
@@ -16,7 +17,6 @@ from service.core.tenants import DEFAULT_TENANT, url_of
 
 Role = Literal["all", "api", "scheduler", "vectors"]
 ROLES: tuple[str, ...] = get_args(Role)
-ExecutorName = Literal["local", "ray_jobs"]
 MIN_FREE_BYTES = 64 * 2**20
 """With less, EVENKEEL_HOME counts as full."""
 S3 = "s3://"
@@ -77,7 +77,7 @@ class Settings:
     object_roots: tuple[str, ...] = ()
     tenant_object_roots: tuple[tuple[str, str], ...] = ()
     ray_address: str | None = None
-    executor: ExecutorName = "local"
+    executor: str = "local"
     internal_url: str | None = None
     cluster_runs: Path | None = None
     driver_resources: tuple[tuple[str, float], ...] = ()
@@ -200,7 +200,7 @@ class Settings:
             object_roots=tuple(root for root in roots if root.startswith(S3)),
             tenant_object_roots=tuple((tenant, root) for tenant, _, root in of_tenants if root.startswith(S3)),
             ray_address=value("RAY_ADDRESS") or None,
-            executor=_one_of("EVENKEEL_EXECUTOR", value("EXECUTOR"), EXECUTORS) or "local",
+            executor=_one_of("EVENKEEL_EXECUTOR", value("EXECUTOR"), executors()) or "local",
             internal_url=value("INTERNAL_URL") or None,
             cluster_runs=Path(value("CLUSTER_RUNS")) if value("CLUSTER_RUNS") else None,
             driver_resources=_resources(value("DRIVER_RESOURCES")),
@@ -255,7 +255,12 @@ def _whole(number: float | None) -> int | None:
     return None if number is None else int(number)
 
 
-EXECUTORS: Mapping[str, ExecutorName] = {"local": "local", "ray_jobs": "ray_jobs"}
+def executors() -> dict[str, str]:
+    """Return the names of executors: those of service.jobs.executors.choice, and of other packages."""
+    outside = (entry.name for entry in entry_points(group="evenkeel.executors"))
+    return {name: name for name in ("local", "ray_jobs", *outside)}
+
+
 Value = TypeVar("Value")
 
 

@@ -1,6 +1,9 @@
-"""The choice of the executor by the settings."""
+"""Executors by name; other packages enter theirs as ``evenkeel.executors``, functions of the settings."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
 
 from service.core.settings import Settings
 from service.jobs.executors.base import Executor
@@ -15,8 +18,18 @@ def executor_of(settings: Settings) -> Executor:
     Raises:
         ValueError: It is ``ray_jobs`` and there is no token to submit with.
     """
-    if settings.executor == "local":
-        return LocalRuns()
+    make = EXECUTORS.get(settings.executor)
+    if make is None:
+        (entry,) = entry_points(group="evenkeel.executors", name=settings.executor)
+        make = entry.load()
+    return make(settings)
+
+
+def _local(settings: Settings) -> Executor:
+    return LocalRuns()
+
+
+def _ray_jobs(settings: Settings) -> Executor:
     token = ray_token()
     if token is None:
         raise ValueError(f"EVENKEEL_EXECUTOR=ray_jobs submits with a token only, and finds none: {TOKEN_REMEDY}")
@@ -27,3 +40,6 @@ def executor_of(settings: Settings) -> Executor:
         cluster_runs=settings.cluster_runs,
         resources=dict(settings.driver_resources),
     )
+
+
+EXECUTORS: dict[str, Callable[[Settings], Executor]] = {"local": _local, "ray_jobs": _ray_jobs}

@@ -14,6 +14,7 @@ from service.jobs.executors.local import LocalRuns
 from service.jobs.executors.ray_api import ray_token
 from service.jobs.executors.ray_jobs import RayJobs
 from service.ops import doctor
+from tests.outside_package import install
 
 RAY = {"EVENKEEL_EXECUTOR": "ray_jobs", "EVENKEEL_RAY_ADDRESS": "http://head:8265"}
 NO_TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -118,3 +119,14 @@ def test_the_doctor_finds_a_cluster_well(ray_cluster: Any, monkeypatch: pytest.M
     assert [check.name for check in found] == ["executor", "runs"]
     assert found[0].level in ("ok", "warn")  # what is free it tells some seconds after its start
     assert "share EVENKEEL_HOME" in found[1].message
+
+
+def test_another_package_enters_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "class Mine:\n    def __init__(self, settings):\n        self.home = settings.home\n"
+    install(tmp_path, "my_runs", code, {"evenkeel.executors": {"mine": "my_runs:Mine"}})
+    with pytest.raises(ValueError, match="EVENKEEL_EXECUTOR is 'mine': set it to local or ray_jobs"):
+        Settings.from_environment({"EVENKEEL_EXECUTOR": "mine"})
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = Settings.from_environment({"EVENKEEL_EXECUTOR": "mine", "EVENKEEL_HOME": str(tmp_path / "home")})
+    made: Any = executor_of(settings)
+    assert (type(made).__name__, made.home) == ("Mine", settings.home)

@@ -1,0 +1,66 @@
+"""Stores by their URL: a folder, or a backend by its scheme; other packages enter theirs as ``evenkeel.stores``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from embeddings.store.feature_store import Store
+
+
+def open_store(url: str | Path) -> Store:
+    """Return the store at a path or a URL; it need not exist yet, and nothing is connected to before it is used.
+
+    URLs are ``file://`` ones, ``redis://HOST:PORT/DB?prefix=P`` (also ``rediss://``, ``unix://``), and
+    ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/store.md has the options.
+
+    Raises:
+        ValueError: other schemes and options.
+    """
+    text = os.fspath(url)
+    scheme = urlparse(text).scheme if "://" in text else "file"
+    backend = BACKENDS.get(scheme) or _of_other_packages(scheme)
+    if backend is None:
+        raise ValueError(f"store url '{text}': use a path, file:///PATH, redis://HOST:PORT/DB or s3://BUCKET/PREFIX")
+    store = backend(text)
+    store.opened_from, store.open_url = text, open_store
+    return store
+
+
+def _of_other_packages(scheme: str) -> Callable[[str], Store] | None:
+    return next((entry.load() for entry in entry_points(group="evenkeel.stores", name=scheme)), None)
+
+
+def _folder(text: str) -> Store:
+    if "://" not in text:
+        return Store(Path(text).absolute())
+    parts = urlparse(text)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(f"store url '{text}': a file:// URL names a path of this machine: use a path, or file:///PATH")
+    return Store(Path(unquote(parts.path)).absolute())
+
+
+def _redis(text: str) -> Store:
+    # The packages of backends are imported only where they are used.
+    from embeddings.store.backends.redis import open_redis
+
+    return open_redis(text)
+
+
+def _s3(text: str) -> Store:
+    from embeddings.store.backends.s3 import open_objects
+
+    return open_objects(text)
+
+
+BACKENDS: dict[str, Callable[[str], Store]] = {
+    "file": _folder,
+    "redis": _redis,
+    "rediss": _redis,
+    "unix": _redis,
+    "s3": _s3,
+}
+"""What opens a URL, by its scheme."""
