@@ -53,25 +53,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "embeddings.store.feature_store": [
-            "NAME_PATTERN",
-            "VERSION_PATTERN",
-            "Collection",
-            "CorruptStore",
-            "GateHeld",
-            "StaleParent",
-            "Store",
-            "StoreBusy",
-            "StoreError",
-            "StoreFull",
-            "StoreUnavailable",
-            "UnknownCollection",
-            "UnknownVersion",
-            "UnknownView",
-            "VersionReader",
-            "ViewExists",
-            "default_view",
-        ],
         "embeddings.store.opening": ["open_store"],
+        "embeddings.store.feature_store": [name for name in __all__ if name != "open_store"],
     },
 )

@@ -150,8 +150,7 @@ def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
     It is the tables' own, since what an idle row lost depends on it. ``parent`` is the checkpoint's ``extra``.
 
     Raises:
-        ValueError: the job asks for another optimizer, batch size or alpha, or for other settings of what idle rows
-            owe.
+        ValueError: the job asks for another optimizer, batch size or alpha, or for other settings of deferred updates.
     """
     if job.optimizer.kind != parent["optimizer"]:
         raise ValueError(
@@ -177,9 +176,9 @@ def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
 
 
 def _check_idle(job: JobSpec, theirs: dict[str, Any]) -> None:
-    """Check that settings of what idle rows owe are the parent's.
+    """Check that the settings of deferred updates are the parent's.
 
-    What they owe is computed when they are read: other settings would move every idle row at once.
+    A deferred update is computed when its row is read: other settings would move every row that waits for one at once.
     """
     mine = job.optimizer.model_dump(mode="json")
     kind, fields = KINDS[job.optimizer.kind], []
