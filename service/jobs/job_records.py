@@ -18,6 +18,7 @@ from service.jobs.states import ACTIVE, TERMINAL, Refused, Trigger, transition
 from service.webhooks import webhook_records
 from trainer.runs import tracing
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec
+from trainer.spec.problems import FieldProblem, InvalidFieldsError
 
 Row = dict[str, Any]
 DELETED = ".deleted-"
@@ -45,12 +46,12 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
     document = await connection.scalar(_DATASET, {"tenant": tenant, "name": name})
     if document is None:
         remedy = "register it with POST /v1/datasets or 'evenkeel datasets add FILE.yaml'"
-        raise invalid([("dataset.name", f"no dataset '{name}' is registered")], remedy)
+        raise invalid(FieldProblem("dataset.name", f"no dataset '{name}' is registered", remedy))
     dataset = DatasetSpec.model_validate(document)
     try:
         spec.against(dataset)
-    except ValueError as error:
-        raise invalid([_field(part) for part in str(error).split("; ")]) from None
+    except InvalidFieldsError as error:
+        raise invalid(*error.problems) from None
     await check_start(connection, spec, tenant)
     return dataset
 
@@ -58,7 +59,9 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
 def _refuse_unstorable(spec: JobSpec) -> None:
     """Raise 422 for values that a run could use but a database cannot store."""
     if len(spec.labels) > MAX_LABELS:
-        raise invalid([("labels", f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}")], "leave some out")
+        raise invalid(
+            FieldProblem("labels", f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}", "leave some out")
+        )
 
 
 async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:
@@ -71,18 +74,15 @@ async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -
         return
     held = _held(spec.init_from.job).where(tables.job.c.tenant == tenant)
     if await connection.scalar(held) is None:
-        raise invalid([("init_from.job", f"there is no job '{spec.init_from.job}'")], "name a job that has run here")
+        raise invalid(
+            FieldProblem("init_from.job", f"there is no job '{spec.init_from.job}'", "name a job that has run here")
+        )
 
 
 def _held(job_id: str) -> sa.Select[Any]:
     """Return a query for a job's id that keeps retention from removing its checkpoints until the transaction ends."""
     query = sa.select(tables.job.c.id).where(tables.job.c.id == job_id)
     return query.with_for_update(read=True, key_share=True)
-
-
-def _field(problem: str) -> tuple[str, str]:
-    field, separator, message = problem.partition(": ")
-    return (field, message) if separator and " " not in field else ("", problem)
 
 
 async def refuse_too_many(database: Database, connection: AsyncConnection, settings: Settings, tenant: str) -> None:
@@ -113,7 +113,7 @@ def refuse_firing_date(spec: JobSpec) -> None:
     """
     if spec.dataset.window is not None and spec.dataset.window.start == FIRING_DATE:
         remedy = "give a date (YYYY-MM-DD), or submit the job as a schedule"
-        raise invalid([("dataset.window.start", f"{FIRING_DATE} is filled in by schedules only")], remedy)
+        raise invalid(FieldProblem("dataset.window.start", f"{FIRING_DATE} is filled in by schedules only", remedy))
 
 
 async def create(

@@ -23,6 +23,7 @@ from trainer.sizing.estimate import Estimate, estimate, ids_per_example, too_lar
 from trainer.sizing.gpus import known_gpu_bytes
 from trainer.sizing.memory import rank_memory
 from trainer.spec import DatasetSpec, JobSpec
+from trainer.spec.problems import FieldProblem
 
 log = logging.getLogger("evenkeel.runner")
 
@@ -52,7 +53,7 @@ def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Resource
     if problem is None and settings.ray_address is None:
         problem = admission.impossible(needs, admission.host(settings))
     if problem is not None:
-        raise invalid([("resources", problem[0])], problem[1])
+        raise invalid(FieldProblem("resources", *problem))
     return needs
 
 

@@ -29,6 +29,7 @@ from trainer.sizing.estimate import ids_per_example, too_large
 from trainer.sizing.gpus import gpu_problem, known_gpu_bytes
 from trainer.sizing.memory import machine_memory_bytes, memory_problem, rank_memory
 from trainer.spec import DatasetSpec, JobSpec
+from trainer.spec.problems import FieldProblem
 
 _passed: FileCache[DatasetSpec] = FileCache()
 
@@ -126,7 +127,7 @@ def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
     """Raise 422 for ranks that could not hold even empty tables, whatever the size of the dataset."""
     problem = memory_problem(spec, rank_memory(spec, {}, ids_per_example(spec, dataset)), None)
     if problem is not None:
-        raise invalid([("resources", problem[0])], problem[1])
+        raise invalid(FieldProblem("resources", *problem))
 
 
 async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> dict[str, Any]:
@@ -143,11 +144,11 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
     except DataError as error:
         raise registry.data_problem(error, "dataset") from None
     if not predicted["rows"]:
-        raise invalid([("dataset", f"{dataset.uri}: has no rows")], "point uri at data with rows")
+        raise invalid(FieldProblem("dataset", f"{dataset.uri}: has no rows", "point uri at data with rows"))
     problem = too_large(spec, predicted, None if settings.ray_address else machine_memory_bytes())
     problem = problem or await thread_pools.in_thread(gpu_problem, spec, settings.ray_address)
     if problem is not None:
-        raise invalid([("resources", problem[0])], problem[1])
+        raise invalid(FieldProblem("resources", *problem))
     return predicted
 
 
@@ -178,14 +179,14 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
             job_id = store.collection(spec.init_from.collection).manifest(version).get("job")
         except StoreError as error:
             remedy = "publish to the collection first, or leave init_from out for the first training"
-            raise invalid([("init_from.collection", str(error))], remedy) from None
+            raise invalid(FieldProblem("init_from.collection", str(error), remedy)) from None
     if job_id and settings.cluster_runs is not None:
         # They are where only the cluster sees them: the run says so if they are gone.
         return Lineage(parent, settings.cluster_runs / job_id / rundir.CHECKPOINTS)
     directory = settings.run_dir(job_id) / rundir.CHECKPOINTS if job_id else None
     if directory is None or not directory.is_dir():
         remedy = "start from a job whose run is still kept, or leave init_from out"
-        raise invalid([("init_from", f"the checkpoints of job {job_id} are not here any more")], remedy)
+        raise invalid(FieldProblem("init_from", f"the checkpoints of job {job_id} are not here any more", remedy))
     return Lineage(parent, directory)
 
 
@@ -254,5 +255,4 @@ def _report(settings: Settings, row: dict[str, Any]) -> rundir.Report | None:
 
 def problem_error(problem: Problem) -> dict[str, str]:
     """Convert a refusal at the start of a run to the ``error`` of a job."""
-    remedies = dict.fromkeys(error["remedy"] for error in problem.errors if error["remedy"])
-    return {"code": problem.code, "message": problem.detail, "remedy": "; ".join(remedies)}
+    return {"code": problem.code, "message": problem.detail, "remedy": problem.remedy}

@@ -45,6 +45,7 @@ from trainer.models.next_item import NextItemModel
 from trainer.runs.directory import RUN_FILE, Run, read_run
 from trainer.runs.log_filters import quiet
 from trainer.spec import SpecError
+from trainer.spec.problems import FieldProblem
 
 NUM_ITEMS = 10
 _TRIES = 3
@@ -243,7 +244,7 @@ def predict(
         What the command prints as JSON.
     """
     if not (Path(run_dir) / RUN_FILE).is_file():
-        raise SpecError(str(run_dir), [("", f"is no run directory: it has no {RUN_FILE}")])
+        raise SpecError(str(run_dir), [FieldProblem("", f"is no run directory: it has no {RUN_FILE}")])
     sequence = is_sequence(read_run(run_dir).job)
     if k is not None and (not sequence or k < 1):
         raise ValueError(

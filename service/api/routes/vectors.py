@@ -26,6 +26,7 @@ from service.core.inline_io import AtOnce
 from service.core.tenants import qualified
 from service.features.store_access import accepted, ids_as, in_store, store_of, store_problems, unchanged
 from service.identity.auth import require
+from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1", tags=["vectors"], dependencies=[Depends(require("features:read"))])
 
@@ -166,22 +167,24 @@ def parse(body: bytes) -> Wanted:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise errors.invalid([("", f"the body is not JSON: {error}")]) from None
+        raise errors.invalid(FieldProblem("", f"the body is not JSON: {error}")) from None
     if not isinstance(document, dict):
-        raise errors.invalid([("", 'the body is an object such as {"ids": [1, 2]}')])
-    problems = [(name, "no such field: check the spelling") for name in document if name not in Wanted._fields]
+        raise errors.invalid(FieldProblem("", 'the body is an object such as {"ids": [1, 2]}'))
+    problems = [
+        FieldProblem(name, "no such field", "check the spelling") for name in document if name not in Wanted._fields
+    ]
     ids, version, dtype = document.get("ids"), document.get("version", "current"), document.get("dtype", "float32")
     if not isinstance(ids, list):
         ids = []
-        problems.append(("ids", "give a list of ids"))
+        problems.append(FieldProblem("ids", "give a list of ids"))
     elif len(ids) > MAX_IDS:
-        problems.append(("ids", f"{len(ids)} ids, at most {MAX_IDS} in one request: send several"))
+        problems.append(FieldProblem("ids", f"{len(ids)} ids, at most {MAX_IDS} in one request", "send several"))
     if not isinstance(version, str):
-        problems.append(("version", "give the name of a version, or current"))
+        problems.append(FieldProblem("version", "give the name of a version, or current"))
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        problems.append(("dtype", f"is not one of {', '.join(DTYPES)}"))
+        problems.append(FieldProblem("dtype", f"is not one of {', '.join(DTYPES)}"))
     if problems:
-        raise errors.invalid(problems)
+        raise errors.invalid(*problems)
     return Wanted(ids, version, dtype)
 
 
@@ -195,7 +198,7 @@ def check_size(num_ids: int, dim: int, media_type: str) -> None:
     if num_ids > at_most:
         instead = ", or ask for Arrow" if media_type == JSON else ""
         message = f"{num_ids} vectors of {dim} numbers are too many for one answer"
-        raise errors.invalid([("ids", message)], f"send at most {at_most} ids at once{instead}")
+        raise errors.invalid(FieldProblem("ids", message, f"send at most {at_most} ids at once{instead}"))
 
 
 def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[str, Any]) -> str:
