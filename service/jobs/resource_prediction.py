@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
 from service.core.errors import Problem, invalid
 from service.core.settings import Settings
@@ -18,6 +17,7 @@ from service.datasets.file_cache import FileCache
 from service.datasets.paths import data_files, local_path
 from service.jobs import admission
 from service.jobs.admission import ResourceRequest, needs_of
+from service.jobs.job_row import JobRow
 from trainer.data.errors import DataError
 from trainer.sizing.estimate import Estimate, estimate, ids_per_example, too_large
 from trainer.sizing.gpus import known_gpu_bytes
@@ -74,7 +74,7 @@ def _estimated(spec: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None) -> Es
     return _counted.get(same, files_of(dataset), lambda: estimate(spec, dataset, gpu_bytes))
 
 
-def of_row(settings: Settings, row: dict[str, Any]) -> ResourceRequest:
+def of_row(settings: Settings, row: JobRow) -> ResourceRequest:
     """Predict the needs of a queued job.
 
     If its dataset cannot be read (missing files, unreadable rows), the prediction assumes empty tables; the run reports

@@ -21,6 +21,7 @@ from service.identity import idempotency, run_tokens
 from service.identity.keys import Principal
 from service.jobs import job_records, run_events
 from service.jobs.admission import ResourceRequest
+from service.jobs.job_row import JobRow
 from service.jobs.resource_prediction import at_once, files_of
 from trainer.data.errors import DataError
 from trainer.runs import directory as rundir
@@ -208,7 +209,7 @@ def _begun(directory: Path, store: Store, spec: JobSpec) -> Lineage | None:
     return Lineage(parent, Path(checkpoint) if checkpoint else None)
 
 
-def prepare_run(settings: Settings, store: Store, row: dict[str, Any]) -> None:
+def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
     """Write the run directory of an attempt; blocking.
 
     ``run.json`` has absolute, checked paths, and the store of the job's tenant, which is the only one that the run
@@ -244,10 +245,11 @@ def prepare_run(settings: Settings, store: Store, row: dict[str, Any]) -> None:
     )
 
 
-def _report(settings: Settings, row: dict[str, Any]) -> rundir.Report | None:
+def _report(settings: Settings, row: JobRow) -> rundir.Report | None:
     """Return where a run that does not share our directories reports its events; None if it shares them."""
     if settings.internal_url is None:
         return None
+    assert row["lease"] is not None
     token = run_tokens.issue(settings.home, row["id"], row["attempt"], row["lease"])
     url = f"{settings.internal_url}/internal/runs/{row['id']}"
     return rundir.Report(url, token, run_events.size(settings.run_dir(row["id"])))
