@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from embeddings.store.backends.url import namespaced
 from embeddings.store.collection import NAME_PATTERN, VERSION_PATTERN, Collection
 from embeddings.store.files import (
     CorruptStore,
@@ -34,6 +33,7 @@ from embeddings.store.files import (
     UnknownView,
     ViewExists,
 )
+from embeddings.store.url import namespaced
 from embeddings.store.version import VersionReader
 from embeddings.store.views import default_view
 

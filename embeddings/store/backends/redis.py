@@ -29,10 +29,12 @@ from redis.retry import Retry
 
 from embeddings.store.backends.mirror import RemoteStore, content_name
 from embeddings.store.backends.redis_packed import PackedReader, load_packed
-from embeddings.store.backends.redis_rows import Client, RedisReader, RowKeys, ask, load_rows, remove_rows, rows_info
-from embeddings.store.backends.url import REDIS_PREFIX, StoreUrl, parse_store_url
+from embeddings.store.backends.redis_protocol import Client, ask
+from embeddings.store.backends.redis_reader import RedisReader
+from embeddings.store.backends.redis_rows import RowKeys, load_rows, remove_rows, rows_info
 from embeddings.store.files import StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
 from embeddings.store.lease import Lease, leased
+from embeddings.store.url import REDIS_PREFIX, StoreUrl, parse_store_url
 from embeddings.store.version import VersionReader, is_items_file
 from embeddings.vectors.item_vectors import Array
 

@@ -21,15 +21,13 @@ from typing import Any
 import numpy as np
 from redis.exceptions import ConnectionError, TimeoutError
 
+from embeddings.store.backends.redis_protocol import Client, Loader, ask
+from embeddings.store.backends.redis_reader import RedisReader
 from embeddings.store.backends.redis_rows import (
     CHUNK_ROWS,
-    Client,
     Given,
-    Loader,
-    RedisReader,
     RowKeys,
     Switched,
-    ask,
     columns_stream,
     gone,
     stored_vectors,

@@ -25,9 +25,9 @@ from urllib.parse import urlsplit
 from pyarrow import fs
 
 from embeddings.store.backends.mirror import INDEX_FILE, RemoteStore, content_name
-from embeddings.store.backends.url import StoreUrl, parse_store_url
 from embeddings.store.files import CorruptStore, StoreUnavailable, decode_document
 from embeddings.store.lease import Lease, leased
+from embeddings.store.url import StoreUrl, parse_store_url
 from embeddings.store.version import VersionReader
 from embeddings.vectors.item_vectors import Array
 

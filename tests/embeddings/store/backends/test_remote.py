@@ -29,7 +29,7 @@ from embeddings.store import (
     UnknownVersion,
     open_store,
 )
-from embeddings.store.backends import redis, redis_packed, redis_rows
+from embeddings.store.backends import redis, redis_packed, redis_protocol, redis_rows
 from embeddings.store.erasure import erase
 from embeddings.store.files import decode_document, encode_document
 from embeddings.vectors.item_vectors import FOUND, MISSING, ItemVectors
@@ -356,7 +356,7 @@ def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store
     publish(collection, 1)
     other = opened().collection("items")
     assert_serves(other, 1)
-    sent = redis_rows.Loader.send_rows
+    sent = redis_protocol.Loader.send_rows
 
     def send_half(self: Any, prefix: bytes, ids: Any, values: Any) -> None:
         sent(self, prefix, ids[: len(ids) // 2], values[: len(ids) // 2])
@@ -364,7 +364,7 @@ def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store
         sent(self, prefix, ids[len(ids) // 2 :], values[len(ids) // 2 :])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redis_rows.Loader, "send_rows", send_half)
+        patch.setattr(redis_protocol.Loader, "send_rows", send_half)
         with pytest.raises(StoreUnavailable, match="hat is served is unchanged"):
             publish(collection, 2)
     assert collection.current() == "v000001"
@@ -721,8 +721,8 @@ def test_a_bucket_that_is_not_there(s3_address: str, tmp_path: Path) -> None:
 
 def test_a_lock_that_is_taken_and_a_lock_that_ended(redis_server: Any, tmp_path: Path) -> None:
     from embeddings.store.backends.redis import InRedis, connect
-    from embeddings.store.backends.url import parse_store_url
     from embeddings.store.lease import leased
+    from embeddings.store.url import parse_store_url
 
     url = parse_store_url(f"{redis_server.url}?cache={tmp_path}", 0.0, ())
     lock = InRedis(connect(url.address), "p:", "items", url, 0.0)
