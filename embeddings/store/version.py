@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from embeddings.durable_files import appearing, file_sha256
 from embeddings.store.arrow_stream import write_streamed
-from embeddings.store.files import CorruptStore, HashingFile, StoreError
+from embeddings.store.files import CorruptStore, FileEntry, HashingFile, StoreError
+from embeddings.store.manifest import VersionManifest
 from embeddings.vectors.id_index import IdIndex
 from embeddings.vectors.item_vectors import (
     CARRIED,
@@ -41,7 +42,7 @@ from embeddings.vectors.lazy_rows import Widened
 ITEMS_FILE = "items.arrow"
 
 
-def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> dict[str, Any]:
+def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> FileEntry:
     """Write ``items`` to ``path`` durably, their vectors as ``dtype`` and a part at a time.
 
     Returns:
@@ -71,15 +72,15 @@ def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> dict
     return write_streamed(path, columns, "vector", items.vectors, dtype)
 
 
-def write_arrow(path: Path, batch: pa.RecordBatch) -> dict[str, Any]:
-    """Write one record batch as an Arrow IPC file, durably; return {"name", "sha256", "bytes"}."""
+def write_arrow(path: Path, batch: pa.RecordBatch) -> FileEntry:
+    """Write one record batch as an Arrow IPC file, durably, and return the manifest's entry for it."""
     file = HashingFile(path)
     try:
         with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
             writer.write_batch(batch)
     finally:
         file.close()
-    return {"name": path.name, "sha256": file.sha256, "bytes": file.num_bytes}
+    return file.entry()
 
 
 _verified: set[tuple[Any, ...]] = set()
@@ -88,7 +89,7 @@ _refused: dict[tuple[Any, ...], str] = {}
 _SETTLED_SECONDS = 2.0
 
 
-def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
+def verify_file(directory: Path, entry: FileEntry) -> Path:
     """Return the path of a file that a manifest lists, once its size and sha256 were checked.
 
     They are checked once per process and file; a file that was refused is refused again at once, until another file is
@@ -97,13 +98,13 @@ def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
     Raises:
         CorruptStore: the file is gone or damaged.
     """
-    path = directory / str(entry["name"])
+    path = directory / entry.name
     try:
         status = os.stat(path)
     except FileNotFoundError:
         raise CorruptStore(f"{path}: the file is gone though the manifest lists it: {_remedy(directory)}") from None
-    if status.st_size != entry["bytes"]:
-        sizes = f"{status.st_size} bytes, the manifest says {entry['bytes']}"
+    if status.st_size != entry.bytes:
+        sizes = f"{status.st_size} bytes, the manifest says {entry.bytes}"
         raise CorruptStore(f"{path}: {sizes}: the file is damaged; {_remedy(directory)}")
     mark = _mark(path, status, entry)
     if mark in _verified:
@@ -114,7 +115,7 @@ def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
             return path
         if mark in _refused:
             raise CorruptStore(_refused[mark])
-        if file_sha256(path) == entry["sha256"]:
+        if file_sha256(path) == entry.sha256:
             _verified.add(mark)
             return path
         message = f"{path}: the sha256 is not the manifest's: the file is damaged; {_remedy(directory)}"
@@ -124,14 +125,14 @@ def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
         raise CorruptStore(message)
 
 
-def mark_verified(directory: Path, entry: dict[str, Any]) -> None:
+def mark_verified(directory: Path, entry: FileEntry) -> None:
     """Record that this process wrote the file itself and hashed what it wrote, so that it need not read it again."""
-    path = directory / str(entry["name"])
+    path = directory / entry.name
     _verified.add(_mark(path, os.stat(path), entry))
 
 
-def _mark(path: Path, status: os.stat_result, entry: dict[str, Any]) -> tuple[Any, ...]:
-    return (str(path), status.st_ino, status.st_mtime_ns, status.st_size, str(entry["sha256"]))
+def _mark(path: Path, status: os.stat_result, entry: FileEntry) -> tuple[Any, ...]:
+    return (str(path), status.st_ino, status.st_mtime_ns, status.st_size, entry.sha256)
 
 
 def _remedy(directory: Path) -> str:
@@ -171,20 +172,6 @@ def items_of(batch: pa.RecordBatch) -> ItemVectors:
     )
 
 
-def is_items_file(name: str) -> bool:
-    """Return whether a file of a version, by its name, holds the item rows.
-
-    The file is ITEMS_FILE, or another one after an erasure.
-    """
-    return name.startswith("items") and name.endswith(".arrow")
-
-
-def items_entry(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest's entry of the file of item rows."""
-    entry: dict[str, Any] = next(entry for entry in manifest["files"] if is_items_file(entry["name"]))
-    return entry
-
-
 class VersionReader:
     """Reads one version; everything is memory-mapped and stays readable after later switches; thread-safe.
 
@@ -199,11 +186,11 @@ class VersionReader:
         counts: int64 [n] or None.
     """
 
-    def __init__(self, directory: Path, manifest: dict[str, Any]):
-        self._batch = batch = read_arrow(verify_file(directory, items_entry(manifest)))
+    def __init__(self, directory: Path, manifest: VersionManifest):
+        self._batch = batch = read_arrow(verify_file(directory, manifest.items_file))
         self.manifest = manifest
-        self.version: str = manifest["version"]
-        self.dim: int = manifest["dim"]
+        self.version = manifest.version
+        self.dim = manifest.dim
         self._items = items = items_of(batch)
         self.keys: Array = items.keys
         self.statuses: Array = items.statuses
@@ -300,7 +287,8 @@ class VersionReader:
         path = Path(path)
         names = pa.array(list(STATUS_NAMES))
         metadata = {
-            f"evenkeel.{name}": str(self.manifest[name]) for name in ("collection", "version", "anchor_generation")
+            f"evenkeel.{name}": str(getattr(self.manifest, name))
+            for name in ("collection", "version", "anchor_generation")
         }
         table = pa.table(
             {
@@ -338,6 +326,6 @@ _SIGN_EXPONENT_MANTISSA = np.int32(np.uint32(0x8FFFE000).astype(np.int32))
 _BIAS = np.float32(2.0**112)
 
 
-def count_statuses(items: ItemVectors) -> dict[str, int]:
-    """Return rows and carried rows, as the manifest has them."""
-    return {"rows": len(items), "carried": int(np.count_nonzero(items.statuses == CARRIED))}
+def num_carried(items: ItemVectors) -> int:
+    """Return how many items have an earlier version's vector."""
+    return int(np.count_nonzero(items.statuses == CARRIED))

@@ -85,7 +85,7 @@ class Neighbors:
             self._drop(lambda path: True)
 
     def _search_of(self, reader: VersionReader, tenant: str, erasures: int) -> NeighborSearch:
-        collection = str(reader.manifest["collection"])
+        collection = reader.manifest.collection
         path = self._directory / tenant / collection / f"{reader.version}-{identity_of(reader)}-{erasures}.usearch"
         large = len(reader) > self._exact_rows
         with self._lock:

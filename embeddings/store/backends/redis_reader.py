@@ -21,6 +21,7 @@ from embeddings.store.backends.redis_rows import (
     gone,
     stored_vectors,
 )
+from embeddings.store.manifest import VersionManifest
 from embeddings.store.version import VersionReader, as_float32, items_of
 from embeddings.vectors.item_vectors import MISSING, Array, ItemIdError, ItemVectors, keys_of
 
@@ -35,17 +36,17 @@ class RedisReader(VersionReader):
         self,
         client: Client,
         keys: RowKeys,
-        manifest: dict[str, Any],
+        manifest: VersionManifest,
         reach: Callable[[], AbstractContextManager[None]],
     ):
         self.manifest = manifest
-        self.version = manifest["version"]
-        self.dim = manifest["dim"]
+        self.version = manifest.version
+        self.dim = manifest.dim
         self._reach = reach
         self._rows = RowsReader(client, keys)
 
     def __len__(self) -> int:
-        return int(self.manifest["rows"])
+        return self.manifest.rows
 
     def lookup(self, ids: Any) -> tuple[Array, Array]:
         return self._lookup(ids, None)
@@ -68,7 +69,7 @@ class RedisReader(VersionReader):
 
     def _queries(self, ids: Any) -> Array:
         queries = keys_of(ids, query=True)
-        if len(queries) and (queries.dtype.kind == "i") != (self.manifest["id_type"] == "int64"):
+        if len(queries) and (queries.dtype.kind == "i") != (self.manifest.id_type == "int64"):
             here, asked = ("integers", "strings") if queries.dtype.kind != "i" else ("strings", "integers")
             raise ItemIdError(f"the ids here are {here}, those asked for are {asked}")
         return queries

@@ -24,9 +24,11 @@ from urllib.parse import urlsplit
 
 from pyarrow import fs
 
-from embeddings.store.backends.mirror import INDEX_FILE, RemoteStore, content_name
+from embeddings.store.backends.remote import INDEX_FILE, content_name
+from embeddings.store.backends.remote_store import RemoteStore
 from embeddings.store.files import CorruptStore, StoreUnavailable, decode_document
 from embeddings.store.lease import Lease, leased
+from embeddings.store.manifest import VersionManifest
 from embeddings.store.url import StoreUrl, parse_store_url
 from embeddings.store.version import VersionReader
 from embeddings.vectors.item_vectors import Array
@@ -159,7 +161,7 @@ class Objects:
     def lock(self) -> contextlib.AbstractContextManager[Lease]:
         return leased(self, uuid.uuid4().hex, self._lease_seconds, self._where)
 
-    def reader(self, manifest: dict[str, Any], name: str) -> VersionReader:
+    def reader(self, manifest: VersionManifest, name: str) -> VersionReader:
         raise AssertionError("item rows are fetched: they are mapped here")
 
     def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
