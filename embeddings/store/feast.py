@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from embeddings.durable_files import appearing, write_file
 from embeddings.store.collection.collection import Collection
 from embeddings.store.opening import open_store
-from embeddings.store.version import as_float32
+from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of, chunks
 
 SOURCE_ROWS = 65_536

@@ -23,6 +23,8 @@ from embeddings.durable_files import appearing, file_sha256
 from embeddings.store.arrow_stream import write_streamed
 from embeddings.store.files import CorruptStore, FileEntry, HashingFile, StoreError
 from embeddings.store.manifest import VersionManifest
+from embeddings.store.nearest_neighbors import NeighborSearch
+from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.id_index import IdIndex
 from embeddings.vectors.item_vectors import (
     CARRIED,
@@ -33,7 +35,6 @@ from embeddings.vectors.item_vectors import (
     ItemVectors,
     arrow_of,
     as_list,
-    chunks,
     find_rows,
     keys_of,
 )
@@ -51,18 +52,9 @@ def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> File
     Raises:
         ValueError: a vector that is not finite.
     """
-    num_items = len(items)
-    keys = items.keys
-    if keys.dtype.kind == "i":
-        ids = pa.array(keys)
-    else:
-        keys = np.ascontiguousarray(keys)
-        ids = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(keys.dtype.itemsize), num_items, [None, pa.py_buffer(keys)]
-        )
-    counts = np.full(num_items, -1, dtype=np.int64) if items.counts is None else items.counts
+    counts = np.full(len(items), -1, dtype=np.int64) if items.counts is None else items.counts
     columns = {
-        "key": ids,
+        "key": key_column(items.keys),
         "status": pa.array(items.statuses),
         "norm": pa.array(items.norms),
         "count": pa.array(counts),
@@ -153,23 +145,39 @@ def read_arrow(path: Path) -> pa.RecordBatch:
 
 def items_of(batch: pa.RecordBatch) -> ItemVectors:
     """Return the rows of a record batch that ``write_items`` wrote, without copies of keys and vectors."""
-    num_items = batch.num_rows
-    key = batch.column("key")
-    key_type = "<i8" if pa.types.is_int64(key.type) else f"S{key.type.byte_width}"
-    vector = batch.column("vector")
     columns: dict[str, Array] = {name: batch.column(name).to_numpy() for name in batch.schema.names[1:-1]}
     statuses = columns["status"]
-    stored: Array = vector.flatten().to_numpy().reshape(num_items, vector.type.list_size)
+    stored = matrix_of(batch.column("vector"))
     return ItemVectors(
-        np.frombuffer(key.buffers()[1], dtype=key_type)[:num_items],
+        keys_of_column(batch.column("key")),
         Widened(stored) if stored.dtype == np.float16 else stored,
         norms=columns["norm"],
         evidence=statuses == FOUND,
-        counts=columns["count"] if num_items and columns["count"][0] >= 0 else None,
+        counts=columns["count"] if len(stored) and columns["count"][0] >= 0 else None,
         statuses=statuses,
         carried_for=columns.get("carried_for"),
         last_found=columns.get("last_found"),
     )
+
+
+def key_column(keys: Array) -> pa.Array:
+    """Return keys as the column ``key``, without a copy where they are contiguous."""
+    if keys.dtype.kind == "i":
+        return pa.array(keys)
+    buffer = pa.py_buffer(np.ascontiguousarray(keys))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(keys.dtype.itemsize), len(keys), [None, buffer])
+
+
+def keys_of_column(column: pa.Array) -> Array:
+    """Return the keys of a :func:`key_column`, without a copy."""
+    dtype = "<i8" if pa.types.is_int64(column.type) else f"S{column.type.byte_width}"
+    return np.frombuffer(column.buffers()[1], dtype=dtype)[column.offset : column.offset + len(column)]
+
+
+def matrix_of(column: pa.Array) -> Array:
+    """Return a column of fixed-size lists as [rows, list size], without a copy."""
+    matrix: Array = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+    return matrix
 
 
 class VersionReader:
@@ -196,7 +204,7 @@ class VersionReader:
         self.statuses: Array = items.statuses
         self.norms: Array = items.norms
         self.counts: Array | None = items.counts
-        self.vectors: Array = batch.column("vector").flatten().to_numpy().reshape(len(items), self.dim)
+        self.vectors: Array = matrix_of(batch.column("vector"))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -255,29 +263,18 @@ class VersionReader:
             StoreError: an id that is missing.
             ValueError: ``k`` below 1, or a vector of another shape, not finite, or zero.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}, expected at least 1")
-        own_row = -1
+        vector, own_row = query, -1
         if isinstance(query, (int, str, np.integer)) and not isinstance(query, bool):
-            own_row = int(find_rows(self.keys, keys_of([query], query=True))[0])
+            own_row = int(self.find_rows(keys_of([query], query=True))[0])
             if own_row < 0:
                 raise StoreError(f"version {self.version} has no item {query!r}")
             vector = as_float32(self.vectors[own_row])
-        else:
-            vector = np.asarray(query, dtype=np.float32)
-            if vector.shape != (self.dim,) or not np.isfinite(vector).all() or not vector.any():
-                raise ValueError(f"a query vector has {self.dim} finite coordinates, not all zero")
-        vector = vector / np.float32(np.linalg.norm(vector))
-        cosines = np.empty(len(self.keys), dtype=np.float32)
-        for part in chunks(len(self.keys), 131_072):
-            rows = as_float32(self.vectors[part])
-            cosines[part] = rows @ vector / np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), 1e-30)
-        if own_row >= 0:
-            cosines[own_row] = -np.inf
-        k = min(k, len(cosines) - (own_row >= 0))
-        best = np.argpartition(-cosines, k - 1)[:k] if k else np.empty(0, dtype=np.int64)
-        best = best[np.lexsort((best, -cosines[best]))]
-        return [(item, float(cosines[row])) for item, row in zip(as_list(self.keys[best]), best, strict=True)]
+        rows, cosines = self._search.search(vector, k, leave_out=own_row)
+        return list(zip(as_list(self.keys[rows]), cosines.tolist(), strict=True))
+
+    @functools.cached_property
+    def _search(self) -> NeighborSearch:
+        return NeighborSearch(self.vectors, self.statuses)
 
     def snapshot(self, path: Path | str) -> Path:
         """Write the version to a Parquet file in one step: id, status (word), norm, count, vector.
@@ -299,31 +296,9 @@ class VersionReader:
                 "vector": self._batch.column("vector"),
             }
         ).replace_schema_metadata(metadata)
-        with appearing(path, durable=False) as place:
-            pq.write_table(table, place)
+        with appearing(path, durable=False) as partial:
+            pq.write_table(table, partial)
         return path
-
-
-def as_float32(values: Array) -> Array:
-    """Return finite ``values`` in float32, exactly.
-
-    Of half-precision ones the bits are put where float32 has them: sign on top (a shift left keeps one that was
-    extended), then five bits of the exponent and ten of the mantissa, 13 places up. Read as float32 that is the value
-    divided by 2**112, the difference of the two exponents' biases, denormal ones included. NumPy's own conversion takes
-    two to three times as long.
-    """
-    if values.dtype != np.float16:
-        return values.astype(np.float32, copy=False)
-    bits = values.view(np.int16).astype(np.int32)
-    bits <<= 13
-    bits &= _SIGN_EXPONENT_MANTISSA
-    widened = bits.view(np.float32)
-    widened *= _BIAS
-    return widened
-
-
-_SIGN_EXPONENT_MANTISSA = np.int32(np.uint32(0x8FFFE000).astype(np.int32))
-_BIAS = np.float32(2.0**112)
 
 
 def num_carried(items: ItemVectors) -> int:

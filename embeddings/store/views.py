@@ -39,7 +39,7 @@ from embeddings.store.files import (
     sweep,
 )
 from embeddings.store.manifest import VersionManifest
-from embeddings.store.version import VersionReader, read_arrow, verify_file, write_arrow
+from embeddings.store.version import VersionReader, matrix_of, read_arrow, verify_file, write_arrow
 from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors, keys_of
 from embeddings.vectors.lazy_rows import Rows, Vectors
 
@@ -377,11 +377,10 @@ def read_rows(path: Path, shape: tuple[int, int]) -> Array:
         CorruptStore: rows of another shape.
     """
     column = read_arrow(path).column(ROWS_COLUMN)
-    if (len(column), column.type.list_size) != shape:
-        found = (len(column), column.type.list_size)
-        raise CorruptStore(f"{path}: holds rows of shape {found}, the manifest says {shape}: publish a version again")
-    rows: Array = column.flatten().to_numpy().reshape(shape)
-    return rows
+    stored = (len(column), column.type.list_size)
+    if stored != shape:
+        raise CorruptStore(f"{path}: holds rows of shape {stored}, the manifest says {shape}: publish a version again")
+    return matrix_of(column)
 
 
 def matrix_batch(matrix: Array) -> pa.RecordBatch:
@@ -397,8 +396,7 @@ def matrix_batch(matrix: Array) -> pa.RecordBatch:
 
 def read_matrix(path: Path) -> Array:
     """Return the matrix of a file that holds a ``matrix_batch``."""
-    column = read_arrow(path).column("u")
-    return np.array(column.flatten().to_numpy().reshape(len(column), column.type.list_size))
+    return np.array(matrix_of(read_arrow(path).column("u")))
 
 
 def utc_now() -> str:

@@ -143,7 +143,7 @@ class Neighbors:
             if builder.poll() is None or time.monotonic() - started < RETRY_SECONDS:
                 return
         _remove_old(path)
-        command = [sys.executable, "-m", "embeddings.store.nearest_neighbors", collection, version, str(path)]
+        command = [sys.executable, "-m", "embeddings.store.build_neighbor_index", collection, version, str(path)]
         command += ["--threads", str(max((os.cpu_count() or 1) // 2, 1))]
         builder = subprocess.Popen(
             ["nice", "-n", "10", *command],

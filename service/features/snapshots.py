@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embeddings.store import VersionReader
-from embeddings.store.version import as_float32
+from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of, chunks
 
 PARQUET = "application/vnd.apache.parquet"

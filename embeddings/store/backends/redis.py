@@ -227,17 +227,17 @@ class InRedis:
             if not number:
                 raise FileNotFoundError(key)
 
-    def sweep(self, kept: set[str]) -> None:
+    def sweep(self, named: set[str]) -> None:
         with reaching(self._where):
             bases = set()
-            for name in kept:
+            for name in named:
                 # A version whose rows Redis lost keeps nobody from publishing others.
                 with contextlib.suppress(UnknownVersion):
                     if name.startswith("rows."):
                         bases.add(rows_info(self._client, self._keys(name))["base"])
             for member in self._client.smembers(f"{self._base}:objects"):
                 name = member.decode()
-                if name in kept or name in bases:
+                if name in named or name in bases:
                     continue
                 if name.startswith("rows."):
                     remove_rows(self._client, self._keys(name), self._grace_seconds)

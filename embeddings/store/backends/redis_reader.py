@@ -19,10 +19,10 @@ from embeddings.store.backends.redis_rows import (
     RowsReader,
     Switched,
     gone,
-    stored_vectors,
 )
 from embeddings.store.manifest import VersionManifest
-from embeddings.store.version import VersionReader, as_float32, items_of
+from embeddings.store.version import VersionReader, items_of, matrix_of
+from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import MISSING, Array, ItemIdError, ItemVectors, keys_of
 
 
@@ -97,7 +97,7 @@ class RedisReader(VersionReader):
 
     @functools.cached_property
     def vectors(self) -> Array:  # type: ignore[override]
-        return stored_vectors(self._batch)
+        return matrix_of(self._batch.column("vector"))
 
     @functools.cached_property
     def _items(self) -> ItemVectors:  # type: ignore[override]

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from embeddings.store.backends.redis_protocol import Client, Loader, ask, id_bytes, packed_mget
 from embeddings.store.files import UnknownVersion
-from embeddings.store.version import items_of, read_arrow
+from embeddings.store.version import items_of, key_column, keys_of_column, matrix_of, read_arrow
 from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
 
 CHUNK_ROWS = 8192
@@ -80,7 +80,7 @@ def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None)
     """Load the rows of ``items.arrow``, as a delta on ``parent``'s where few differ; raise the client's errors."""
     batch = read_arrow(file)
     items = items_of(batch)
-    vectors = stored_vectors(batch)
+    vectors = matrix_of(batch.column("vector"))
     base = None
     # On rows that Redis lost nothing can rest.
     with contextlib.suppress(UnknownVersion):
@@ -106,7 +106,7 @@ def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None)
         if before is not None:
             known = before.columns().keys
             gone = known[~np.isin(known, items.keys)]
-            loader.send_set(keys.gone(), columns_stream(pa.record_batch({"key": _arrow_keys(gone)})))
+            loader.send_set(keys.gone(), columns_stream(pa.record_batch({"key": key_column(gone)})))
             loader.send_rows(keys.row(), gone, np.zeros((len(gone), 1), dtype=np.uint8))
     client.set(keys.alive(), "1")
 
@@ -169,7 +169,7 @@ def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
         content = client.get(name)
         if content is None:
             continue
-        ids = [] if info["blocks"] else id_bytes(_keys_of_batch(_batch(content))).tolist()
+        ids = [] if info["blocks"] else id_bytes(keys_of_column(_batch(content).column("key"))).tolist()
         for start in range(0, len(ids), EXPIRED_ROWS):
             part = ids[start : start + EXPIRED_ROWS]
             if milliseconds > 1:
@@ -245,19 +245,19 @@ class RowsReader:
             UnknownVersion: the rows are gone.
             Switched: ``given`` does not hold any more.
         """
-        found = self._get(ids, given)
+        values = self._get(ids, given)
         if self._base is not None:
-            absent = [number for number, value in enumerate(found) if value is None]
+            absent = [number for number, value in enumerate(values) if value is None]
             if absent:
                 for number, value in zip(absent, self._base._get(ids[absent], given), strict=True):
-                    found[number] = value
+                    values[number] = value
         nothing = bytes(self._width)
         # A tombstone is one byte.
-        rows = [value if value is not None and len(value) == self._width else nothing for value in found]
+        rows = [value if value is not None and len(value) == self._width else nothing for value in values]
         return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), self._width)
 
     def _get(self, ids: Array, given: Given | None) -> list[bytes | None]:
-        found: list[bytes | None] = []
+        values: list[bytes | None] = []
         alive = self.keys.alive().encode()
         # A key twice costs nothing that could be measured, and one form of the answer is simpler than two.
         key, expected = given or (alive, None)
@@ -268,8 +268,8 @@ class RowsReader:
                 raise Switched
             if is_alive is None:
                 raise gone(self.keys)
-            found += rows
-        return found
+            values += rows
+        return values
 
     def split(self, values: Array) -> tuple[Array, Array]:
         """Return (statuses uint8 [n], vectors [n, dim] as stored) of stored bytes."""
@@ -279,23 +279,16 @@ class RowsReader:
     def columns(self) -> Columns:
         """Return everything but the vectors, of all items; raise UnknownVersion."""
         names = [self.keys.chunk(number) for number in range(self._num_chunks)]
-        found = [self.client.get(name) for name in names]
-        if None in found or not self.client.exists(self.keys.alive()):
+        contents = [self.client.get(name) for name in names]
+        if None in contents or not self.client.exists(self.keys.alive()):
             raise gone(self.keys)
-        batches = [_batch(content) for content in found]
+        batches = [_batch(content) for content in contents]
         table = pa.Table.from_batches(batches).combine_chunks()
         batch = table.to_batches()[0] if table.num_rows else batches[0]
-        return Columns(_keys_of_batch(batch), batch)
+        return Columns(keys_of_column(batch.column("key")), batch)
 
 
 # --- Arrow -----------------------------------------------------------------------------------------------------------
-
-
-def stored_vectors(batch: pa.RecordBatch) -> Array:
-    """Return the vectors of ``items.arrow`` as they are stored, [n, d]."""
-    column = batch.column("vector")
-    rows: Array = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
-    return rows
 
 
 def columns_stream(batch: pa.RecordBatch) -> bytes:
@@ -310,17 +303,3 @@ def columns_stream(batch: pa.RecordBatch) -> bytes:
 
 def _batch(content: bytes) -> pa.RecordBatch:
     return pa.ipc.open_stream(content).read_next_batch()
-
-
-def _keys_of_batch(batch: pa.RecordBatch) -> Array:
-    key = batch.column("key")
-    dtype = "<i8" if pa.types.is_int64(key.type) else f"S{key.type.byte_width}"
-    start, end = key.offset, key.offset + len(key)
-    return np.frombuffer(key.buffers()[1], dtype=dtype)[start:end]
-
-
-def _arrow_keys(keys: Array) -> pa.Array:
-    if keys.dtype.kind == "i":
-        return pa.array(keys)
-    buffer = pa.py_buffer(np.ascontiguousarray(keys))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(keys.dtype.itemsize), len(keys), [None, buffer])

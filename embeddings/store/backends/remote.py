@@ -45,8 +45,8 @@ class Remote(Protocol):
         """Write an object to a file; raise FileNotFoundError where there is none."""
         ...
 
-    def sweep(self, kept: set[str]) -> None:
-        """Remove all objects but ``kept``; only under the lock."""
+    def sweep(self, named: set[str]) -> None:
+        """Remove all objects but those that the index names; only under the lock."""
         ...
 
     def lock(self) -> contextlib.AbstractContextManager[Lease]:
