@@ -77,11 +77,11 @@ class VersionManifest:
             raise CorruptStore(f"{where}: is no manifest of a version ({error}): restore it from a backup") from error
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that the manifest was made from, its names in order; a copy."""
+        """Return the document that the manifest was made from, names in order as on disk; a copy."""
         document = {name: getattr(self, name) for name in _FIELDS}
         for name in ("gate", "views", "erasures"):
             document[name] = list(document[name])
-        document["files"] = [file._asdict() for file in self.files]
+        document["files"] = [dict(sorted(file._asdict().items())) for file in self.files]
         if not self.erasures:
             del document["erasures"]
         return copy.deepcopy(dict(sorted({**document, **self.extra}.items())))

@@ -23,9 +23,9 @@ from embeddings.store.collection import erasure, writer
 from embeddings.store.files import StoreBusy, writer_lock
 from embeddings.store.tombstones import ErasedIds
 from embeddings.vectors.item_vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors, keys_of
-from tests.embeddings.store import erasure_scenarios as scenarios
+from tests.embeddings.store.collection import erasure_scenarios as scenarios
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 N, ERASED = scenarios.NUM_ITEMS, scenarios.ERASED
