@@ -157,3 +157,14 @@ def test_a_small_view_is_created_in_silence(collection: Collection) -> None:
 
 def test_an_identity_view_has_no_parameters() -> None:
     assert define_view("raw", 4, kind="identity")["sigma"] is None
+
+
+def test_what_a_killed_deletion_left_is_removed(collection: Collection) -> None:
+    """The view is gone with the first step, and its files with the next writer."""
+    publish(collection)
+    collection.create_view("v")
+    views = collection.directory / "views"
+    (views / "v").rename(views / ".gone-killed")
+    assert collection.view_names() == []
+    publish(collection, seed=2)
+    assert list(views.iterdir()) == []

@@ -318,6 +318,23 @@ def test_erased_rows_leave_what_others_rest_on(opened: Callable[..., Store], red
         assert (vectors[2] == 1).all()
 
 
+def test_erased_rows_leave_what_a_version_without_them_rests_on(
+    opened: Callable[..., Store], redis_server: Any
+) -> None:
+    """The second version has no row of the id, and is rewritten all the same: its other rows are in the first one's."""
+    collection = opened("grace_seconds=0").collection("items")
+    publish(collection, 1)
+    ids = np.delete(np.arange(NUM_ITEMS), 3)
+    publish(collection, 2, vectors_of(1)[ids], ids)
+    assert num_rows(redis_server) == NUM_ITEMS + 1  # with a tombstone
+    collection.erase([3], "asked for")
+    with redis_server.client() as client:
+        assert not list(client.scan_iter(match="evenkeel:*:3", count=10_000))
+    status, vectors = opened().collection("items").lookup([3, 4])[1:]
+    assert status.tolist() == [MISSING, FOUND]
+    assert (vectors[1] == 1).all()
+
+
 def test_rows_outlive_their_version_by_the_grace(opened: Callable[..., Store]) -> None:
     collection = opened("grace_seconds=600").collection("items")
     for number in (1, 2, 3):
