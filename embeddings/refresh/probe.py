@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embeddings.refresh.kernel_alignment import diagnostics
-from embeddings.store.erasure import shorten_settings
 from embeddings.store.views import utc_now
 from embeddings.vectors.item_vectors import FOUND, Array, ItemVectors, arrow_of, find_rows, keys_of, unit_rows
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from embeddings.store import Collection
 
 SETTINGS = "canary"
-"""What a canary keeps for each item stands in :data:`embeddings.store.erasure.SETTINGS_BY_ITEM`."""
+"""What a canary keeps for each item stands in :data:`embeddings.store.collection.settings.LISTS_BY_ITEM`."""
 MAX_ITEMS = 20_000
 MAX_CLASSES = 256
 MIN_ITEMS = 100
@@ -129,7 +128,7 @@ def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: 
     document = {
         "name": name,
         "version": reader.version,
-        "anchor_generation": reader.manifest["anchor_generation"],
+        "anchor_generation": reader.manifest.anchor_generation,
         "dim": reader.dim,
         "classes": names.tolist(),
         "ids": arrow_of(keys[chosen]).to_pylist(),
@@ -142,8 +141,6 @@ def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: 
         "created_at": utc_now(),
     }
     collection.save_settings(SETTINGS, name, document)
-    # Ids that were erased while it was fitted; an erasure that is recorded later finds it where it is.
-    shorten_settings(collection, collection.erased())
     return document
 
 

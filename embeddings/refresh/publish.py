@@ -38,6 +38,7 @@ from embeddings.refresh.settings import (
 from embeddings.store import (
     Collection,
     CorruptStore,
+    IdsErased,
     StaleParent,
     Store,
     StoreError,
@@ -45,7 +46,6 @@ from embeddings.store import (
     VersionReader,
     ViewExists,
 )
-from embeddings.store.erasure import IdsErased, erased_ids
 from embeddings.store.tombstones import ErasedIds
 from embeddings.store.views import default_view
 from embeddings.vectors.item_vectors import FOUND, Array, ItemVectors, keys_of, shared_rows
@@ -149,7 +149,7 @@ def publish_candidate(
         return _nothing(collection, [f"parent version {parent_version} cannot be read, so this run is stale: {error}"])
     if parent is not None and parent.keys.dtype.kind != candidate.keys.dtype.kind:
         raise ValueError(
-            f"collection '{collection}' has ids of type {parent.manifest['id_type']}, the candidate has others"
+            f"collection '{collection}' has ids of type {parent.manifest.id_type}, the candidate has others"
         )
     today = int(time.time()) // SECONDS_PER_DAY if today is None else today
     for attempt in range(1, ATTEMPTS + 1):
@@ -185,7 +185,7 @@ def _write(
 
     Where it ends before that, return the result instead.
     """
-    erased = erased_ids(target)
+    erased = target.erased()
     wanted = ~erased.matches(candidate.keys)
     live = live_rows(candidate) & wanted
     candidate = _with(candidate, evidence=evidence_of(candidate, norm_floor) & wanted)
@@ -380,7 +380,7 @@ class _Generation:
         )
         manifest = parent.manifest
         num_shared = len(_shared(parent, candidate)[0])
-        old_model = manifest.get("model", model)
+        old_model = manifest.extra.get("model", model)
         checks = tuple(
             Check(metric, float(value), float(limit), at_most=False, remedy=f"{change}: {remedy}")
             for metric, value, limit, change in (
@@ -390,7 +390,7 @@ class _Generation:
             )
         )
         if all(check.verdict == "pass" for check in checks):
-            return cls(manifest["anchor_generation"], True, manifest["anchor_version"], num_shared, checks)
+            return cls(manifest.anchor_generation, True, manifest.anchor_version, num_shared, checks)
         return cls(1 + _last_generation(target), False, None, num_shared, checks)
 
 

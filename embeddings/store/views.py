@@ -29,8 +29,17 @@ from embeddings.durable_files import fsync_path, make_directory
 from embeddings.rff import DEFAULT_SIGMA, FREQUENCIES, RandomFourierFeatures, digest
 from embeddings.rff.frequencies import draw_frequencies
 from embeddings.store.arrow_stream import write_streamed
-from embeddings.store.files import CorruptStore, UnknownView, ViewExists, read_document, replace_document, sweep
-from embeddings.store.version import VersionReader, read_arrow, verify_file, write_arrow
+from embeddings.store.files import (
+    CorruptStore,
+    FileEntry,
+    UnknownView,
+    ViewExists,
+    read_document,
+    replace_document,
+    sweep,
+)
+from embeddings.store.manifest import VersionManifest
+from embeddings.store.version import VersionReader, matrix_of, read_arrow, verify_file, write_arrow
 from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors, keys_of
 from embeddings.vectors.lazy_rows import Rows, Vectors
 
@@ -167,7 +176,7 @@ class ViewRegistry:
             )
             material = path.with_suffix(".arrow")
             material.unlink(missing_ok=True)
-            entry["file"] = write_arrow(material, matrix_batch(drawn))
+            entry["file"] = write_arrow(material, matrix_batch(drawn))._asdict()
             entry["sha256"] = digest(drawn)
         replace_document(path, entry)
         return entry
@@ -220,7 +229,7 @@ class ViewRegistry:
             features = self._features.get(entry["sha256"])
             if features is None:
                 directory = self._entry_path(entry["name"], entry["anchor_generation"]).parent
-                frequencies = read_matrix(verify_file(directory, entry["file"]))
+                frequencies = read_matrix(verify_file(directory, FileEntry(**entry["file"])))
                 features = RandomFourierFeatures.from_frequencies(
                     frequencies,
                     sigma=entry["sigma"],
@@ -231,7 +240,7 @@ class ViewRegistry:
                 self._features[entry["sha256"]] = features
             return features
 
-    def write_into(self, directory: Path, views: Sequence[dict[str, Any]], items: ItemVectors) -> list[dict[str, Any]]:
+    def write_into(self, directory: Path, views: Sequence[dict[str, Any]], items: ItemVectors) -> list[FileEntry]:
         """Write what a version keeps of ``views`` beside its ``items``, and return the manifest's entries of the files.
 
         It keeps a copy of each U, and the rows of materialized views.
@@ -276,20 +285,20 @@ class ViewRegistry:
         with self._lock:
             self._stored.clear()
 
-    def mapped(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> bool:
+    def is_cached(self, entry: dict[str, Any], manifest: VersionManifest, directory: Path) -> bool:
         """Return whether :meth:`lookup` needs nothing of this view that is not in memory or mapped."""
         file = _file_of_rows(entry, manifest)
         with self._lock:
             if file is not None:
-                return directory / file["name"] in self._stored
+                return directory / file.name in self._stored
             return entry["kind"] == "identity" or entry["sha256"] in self._features
 
-    def _stored_rows(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> Array | None:
+    def _stored_rows(self, entry: dict[str, Any], manifest: VersionManifest, directory: Path) -> Array | None:
         """Return mapped rows of a view in a version, None where the version has none of this very view."""
         file = _file_of_rows(entry, manifest)
         if file is None:
             return None
-        path = directory / file["name"]
+        path = directory / file.name
         with self._lock:
             rows = self._stored.get(path)
             if rows is not None:
@@ -301,7 +310,7 @@ class ViewRegistry:
             if path in self._damaged and self._damaged[path] == mark:
                 return None
         try:
-            rows = read_rows(verify_file(directory, file), (manifest["rows"], entry["dim"]))
+            rows = read_rows(verify_file(directory, file), (manifest.rows, entry["dim"]))
         except CorruptStore as error:
             # The vectors they were computed from are there, and give the same.
             logger.error(
@@ -337,16 +346,16 @@ def _rows_file(name: str) -> str:
     return f"view-{name}.arrow"
 
 
-def _file_of_rows(entry: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any] | None:
+def _file_of_rows(entry: dict[str, Any], manifest: VersionManifest) -> FileEntry | None:
     """Return the manifest's entry of the file in which a version has the rows of this very view.
 
     None where it has none.
     """
     name = entry["name"]
-    written = next((view for view in manifest["views"] if view["name"] == name), None)
+    written = next((view for view in manifest.views if view["name"] == name), None)
     if written is None or not written["materialized"] or written["sha256"] != entry["sha256"]:
         return None
-    return next((file for file in manifest["files"] if file["name"] == _rows_file(name)), None)
+    return manifest.file(_rows_file(name))
 
 
 class Featurized(Rows):
@@ -368,11 +377,10 @@ def read_rows(path: Path, shape: tuple[int, int]) -> Array:
         CorruptStore: rows of another shape.
     """
     column = read_arrow(path).column(ROWS_COLUMN)
-    if (len(column), column.type.list_size) != shape:
-        found = (len(column), column.type.list_size)
-        raise CorruptStore(f"{path}: holds rows of shape {found}, the manifest says {shape}: publish a version again")
-    rows: Array = column.flatten().to_numpy().reshape(shape)
-    return rows
+    stored = (len(column), column.type.list_size)
+    if stored != shape:
+        raise CorruptStore(f"{path}: holds rows of shape {stored}, the manifest says {shape}: publish a version again")
+    return matrix_of(column)
 
 
 def matrix_batch(matrix: Array) -> pa.RecordBatch:
@@ -388,8 +396,7 @@ def matrix_batch(matrix: Array) -> pa.RecordBatch:
 
 def read_matrix(path: Path) -> Array:
     """Return the matrix of a file that holds a ``matrix_batch``."""
-    column = read_arrow(path).column("u")
-    return np.array(column.flatten().to_numpy().reshape(len(column), column.type.list_size))
+    return np.array(matrix_of(read_arrow(path).column("u")))
 
 
 def utc_now() -> str:

@@ -150,7 +150,7 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
         reader = there.open(body.version)
         query: Any = body.vector
         if body.id is not None:
-            (query,) = ids_as(reader.manifest["id_type"], [body.id])
+            (query,) = ids_as(reader.manifest.id_type, [body.id])
         tenant = request.state.principal.tenant
         found = request.app.state.neighbors.search(reader, query, body.k, tenant, erasures=erasures)
         if found is None:

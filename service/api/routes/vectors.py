@@ -19,6 +19,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from embeddings.store import Collection, default_view
+from embeddings.store.manifest import VersionManifest
 from embeddings.vectors.item_vectors import MISSING, STATUS_NAMES, Array
 from service.api.routes.collections import existing
 from service.core import errors
@@ -112,7 +113,7 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
         started = time.perf_counter()
         store = store_of(request)
         found = store.collection(collection) if collection is not None else store.view_collection(view)
-        with found.steady():
+        with found.snapshot_read():
             if collection is not None:
                 existing(request, collection)
             return of(found, started)
@@ -126,11 +127,11 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
         if unchanged(request, etag):
             return Response(status_code=304, headers=headers)
         check_size(len(wanted.ids), reader.dim if entry["kind"] == "identity" else entry["dim"], media_type)
-        ids = ids_as(reader.manifest["id_type"], wanted.ids)
+        ids = ids_as(reader.manifest.id_type, wanted.ids)
         status, vectors = found.view_lookup(view, ids, reader.version)
         with np.errstate(over="ignore"):
             vectors = vectors.astype(DTYPES[wanted.dtype], copy=False)
-        fetched = Fetched(reader.manifest["id_type"], ids, status, vectors)
+        fetched = Fetched(reader.manifest.id_type, ids, status, vectors)
         encode = arrow_stream if media_type == ARROW else json_body
         shown = qualified(request.state.principal.tenant, found.name)
         encoded = encode(fetched, reader.version, view)
@@ -150,7 +151,7 @@ def is_brief(request: Request, view: str, collection: str | None, wanted: Wanted
     with contextlib.suppress(ValueError):  # whoever makes the answer finds it again, and says it
         store = store_of(request)
         found = store.collection(collection) if collection is not None else store.seen_view_collection(view)
-        entry = None if found is None else found.mapped(view, wanted.version)
+        entry = None if found is None else found.cached_view(view, wanted.version)
         if entry is not None:
             products = 0 if entry["kind"] == "identity" else entry["dim_in"] * entry["dim"]
             in_all = len(wanted.ids) * entry["dim"]
@@ -201,16 +202,16 @@ def check_size(num_ids: int, dim: int, media_type: str) -> None:
         raise errors.invalid(FieldProblem("ids", message, f"send at most {at_most} ids at once{instead}"))
 
 
-def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[str, Any]) -> str:
+def etag_of(body: bytes, media_type: str, manifest: VersionManifest, entry: dict[str, Any]) -> str:
     """Return the ETag: the same request for the same version and view always gives the same bytes."""
     served = (
         media_type,
-        manifest["collection"],
-        manifest["version"],
-        manifest["created_at"],
+        manifest.collection,
+        manifest.version,
+        manifest.created_at,
         entry["name"],
         entry["sha256"],
-        len(manifest.get("erasures", ())),
+        len(manifest.erasures),
     )
     digest = hashlib.blake2b(orjson.dumps(served), digest_size=16)
     digest.update(body)

@@ -67,7 +67,7 @@ def test_the_fit_is_that_of_a_library() -> None:
 def test_a_canary_is_right_on_items_it_has_not_seen(collection: Collection) -> None:
     document = registered(collection)
     assert document["accuracy"] > 0.8 > document["majority"]  # type: ignore[operator]
-    kept = open_store(collection._store.root).collection("items").settings("canary")["cluster"]
+    kept = open_store(collection.directory.parents[1]).collection("items").settings("canary")["cluster"]
     assert kept == json.loads(json.dumps(document))
     codes = probe.predict(kept, collection.open().vectors)
     held_out = np.array(kept["held_out"], dtype=bool)

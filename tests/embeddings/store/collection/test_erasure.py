@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 
 from embeddings.refresh import publish as stage
 from embeddings.refresh.publish import Gate, MovingAverage, Settings, publish_candidate
-from embeddings.store import Collection, CorruptStore, Store, StoreError, UnknownCollection, erasure, open_store
-from embeddings.store import collection as store_collection
-from embeddings.store.erasure import IdsErased, finish_erasures
+from embeddings.store import Collection, CorruptStore, IdsErased, Store, StoreError, UnknownCollection, open_store
+from embeddings.store.collection import erasure, writer
 from embeddings.store.files import StoreBusy, writer_lock
 from embeddings.store.tombstones import ErasedIds
 from embeddings.vectors.item_vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors, keys_of
-from tests.embeddings.store import erasure_scenarios as scenarios
+from tests.embeddings.store.collection import erasure_scenarios as scenarios
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 N, ERASED = scenarios.NUM_ITEMS, scenarios.ERASED
@@ -260,7 +259,7 @@ def test_two_erasers_take_turns(root: Path, collection: Collection, monkeypatch:
     monkeypatch.setattr(erasure, "LOCK_SECONDS", 0.05)
     with writer_lock(root / "collections/items/ERASING"):
         with pytest.raises(StoreBusy):
-            erasure.erase(collection, ERASED, "they asked")
+            collection.erase(ERASED, "they asked")
     assert collection.erasures() == []
 
 
@@ -325,7 +324,7 @@ def test_ids_that_are_erased_while_a_version_is_made(
     module, name = {
         "before the plan": (stage, "evidence_of"),
         "before it is written": (stage, "ServedRows"),
-        "while it is written": (store_collection, "write_items"),
+        "while it is written": (writer, "write_items"),
     }[when]
     before = rows_of(collection, np.arange(N))
     original = getattr(module, name)
@@ -367,7 +366,7 @@ def test_half_precision_versions_keep_their_bits(tmp_path: Path) -> None:
     before = collection.open().vectors.copy()
     collection.erase([3], "they asked")
     after = collection.open()
-    assert (after.vectors.dtype, after.manifest["dtype"]) == (np.float16, "float16")
+    assert (after.vectors.dtype, after.manifest.dtype) == (np.float16, "float16")
     np.testing.assert_array_equal(after.vectors, np.delete(before, 3, axis=0))
 
 
@@ -403,7 +402,7 @@ def test_killed_at_every_point_of_an_erasure(memory_path: Path) -> None:
     before = rows_of(open_store(where / "template").collection("items"), np.arange(N))
     finishers = [
         lambda store: store.collection("items").clean(),
-        finish_erasures,
+        lambda store: store.finish_erasures(),
         lambda store: publish(store, 5),
         lambda store: store.collection("items").erase(ERASED, "they asked"),
     ]

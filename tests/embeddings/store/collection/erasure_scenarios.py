@@ -1,7 +1,7 @@
 """Run by test_erasure.py in a process of its own, because it kills itself.
 
-``python -m tests.embeddings.store.erasure_scenarios kill ROOT`` erases in a forked child for each kill point i, in
-ROOT/i, and prints how many there are.
+``python -m tests.embeddings.store.collection.erasure_scenarios kill ROOT`` erases in a forked child for each kill point
+i, in ROOT/i, and prints how many there are.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from embeddings.store.backends.redis_rows import RowKeys, packed_mget
+from embeddings.store.backends.redis_protocol import packed_mget
+from embeddings.store.backends.redis_rows import RowKeys
 from embeddings.vectors.item_vectors import keys_of
 
 INT64 = np.iinfo(np.int64)

@@ -42,11 +42,11 @@ def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) ->
     shown = urlunsplit(parts._replace(netloc=host, query=""))
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     options = {name: value for name, value in given.items() if name in known}
-    ours = ("cache", "follow_seconds", "lease_seconds")
-    unknown = sorted(given.keys() - options.keys() - set(ours))
+    common = ("cache", "follow_seconds", "lease_seconds")
+    unknown = sorted(given.keys() - options.keys() - set(common))
     if unknown:
         raise ValueError(
-            f"store url '{shown}': no option {', '.join(unknown)} (there are: {', '.join((*known, *ours))})"
+            f"store url '{shown}': no option {', '.join(unknown)} (there are: {', '.join((*known, *common))})"
         )
     numbers = {}
     for name, default in (("follow_seconds", follow_seconds), ("lease_seconds", LEASE_SECONDS)):
@@ -59,9 +59,9 @@ def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) ->
     if "cache" in given:
         cache = Path(given["cache"]).absolute()
     else:
-        # One mirror per place, also for two places that differ in an option alone.
-        place = hashlib.sha256(f"{shown}?{urlencode(sorted(options.items()))}".encode()).hexdigest()[:16]
-        cache = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"), "cache", place).absolute()
+        # One mirror per store, also for two that differ in an option alone.
+        digest = hashlib.sha256(f"{shown}?{urlencode(sorted(options.items()))}".encode()).hexdigest()[:16]
+        cache = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"), "cache", digest).absolute()
     return StoreUrl(shown, urlunsplit(parts._replace(query="")), options, cache, **numbers)
 
 
