@@ -610,7 +610,7 @@ class Collection:
 
         Args:
             name: of the view, unique in the store.
-            kind: ``rff`` or ``identity``.
+            kind: of its feature map: ``rff``, ``identity``, or one of another package.
             dim: output coordinates; left out: 2d for ``rff``, the vectors' own for ``identity``.
             sigma: standard deviation of the frequencies.
             seed: of the frequencies, uint32.
@@ -677,9 +677,10 @@ class Collection:
             CorruptStore: U is damaged.
         """
         entry = self._views.get(view, self._generation(version))
-        if entry["kind"] != "rff":
+        features = self._views.features(entry)
+        if not isinstance(features, RandomFourierFeatures):
             raise ValueError(f"view '{view}' is {entry['kind']}: it has no frequencies")
-        return self._views.features(entry)
+        return features
 
     def view_transform(self, view: str, h: Array, version: str = "current") -> Array:
         """Return phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of ``version``.
@@ -687,8 +688,6 @@ class Collection:
         Zero rows (missing) stay zero.
         """
         entry = self._views.get(view, self._generation(version))
-        if entry["kind"] == "identity":
-            return np.asarray(h, dtype=np.float32)
         return self._views.features(entry).transform(h)
 
     def view_lookup(self, view: str, ids: Any, version: str = "current") -> tuple[Array, Array]:
