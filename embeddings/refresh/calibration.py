@@ -144,7 +144,7 @@ def calibrate(
                 f"'{served.get('model')}' with dim {served['dim']}: calibrate with refreshes of the served model"
             )
         measured.append(manifest["metrics"])
-    found = calibrated(
+    calibration = calibrated(
         measured,
         model=served.get("model") or "",
         overrides=overrides,
@@ -152,8 +152,8 @@ def calibrate(
     )
     if only_nulls:
         _refuse_served(nulls, versions)
-    collection.save_settings(SETTINGS, settings_name(found.model), found.as_document())
-    return found
+    collection.save_settings(SETTINGS, settings_name(calibration.model), calibration.as_document())
+    return calibration
 
 
 def _refuse_served(nulls: Collection, versions: Sequence[str]) -> None:

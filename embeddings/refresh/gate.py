@@ -97,7 +97,7 @@ class Verdict:
         for check in self.checks:
             if check.verdict == "fail":
                 findings.setdefault(check.remedy, []).append(check.finding)
-        return [f"{', '.join(found)}: {remedy}" for remedy, found in findings.items()]
+        return [f"{', '.join(sentences)}: {remedy}" for remedy, sentences in findings.items()]
 
 
 def decide(metrics: Metrics, thresholds: Thresholds | None = None) -> Verdict:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from embeddings.refresh import probe
-from embeddings.refresh.eligibility import evidence_of
+from embeddings.refresh.eligibility import eligible_rows
 from embeddings.refresh.gate import Thresholds, Verdict
 from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.gate_checks.comparison import Comparison, Sampling, live_rows
@@ -181,7 +181,7 @@ class _Refresh:
         erased = erased_ids(target)
         allowed = ~erased.matches(self.candidate.keys)
         live = live_rows(self.candidate) & allowed
-        candidate = replace(self.candidate, evidence=evidence_of(self.candidate, self.norm_floor) & allowed)
+        candidate = replace(self.candidate, evidence=eligible_rows(self.candidate, self.norm_floor) & allowed)
         generation = Generation.of(target, parent, candidate, self.model)
         previous = parent.items() if parent is not None and generation.continues else None
         leaving = Leaving.of(parent, previous, candidate, self.retired, erased, publish.expire, self.today)
