@@ -36,6 +36,8 @@ class EmbeddingTables(torch.nn.Module):
     Rows are no ``torch.nn.Parameter``: dense optimizers, DDP and ``state_dict`` do not see them. Save and restore
     ``weight``, ``state`` and ``completed_steps``.
 
+    All arguments but the first two have defaults and go by keyword: what a group of tables is, in one call.
+
     Args:
         tables: one config for each table; features are unique over all of them.
         optimizer: what :meth:`step` applies.

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirectory
 from embeddings.store.collection.reader import CollectionReader
@@ -108,15 +106,14 @@ class CollectionViews:
     def features(self, name: str, version: str) -> RandomFourierFeatures:
         """Return the map of an rff view, from its U, which is checked against its sha256."""
         entry = self._entry(name, version)
-        if entry["kind"] != "rff":
+        features = self._registry.features(entry)
+        if not isinstance(features, RandomFourierFeatures):
             raise ValueError(f"view '{name}' is {entry['kind']}: it has no frequencies")
-        return self._registry.features(entry)
+        return features
 
     def transform(self, name: str, h: Array, version: str) -> Array:
         """Return phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of a version."""
         entry = self._entry(name, version)
-        if entry["kind"] == "identity":
-            return np.asarray(h, dtype=np.float32)
         return self._registry.features(entry).transform(h)
 
     def lookup(self, name: str, ids: Any, version: str) -> tuple[Array, Array]:

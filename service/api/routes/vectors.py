@@ -18,6 +18,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from embeddings.rff.registry import feature_map
 from embeddings.store import Collection, default_view
 from embeddings.store.manifest import VersionManifest
 from embeddings.vectors.item_vectors import MISSING, STATUS_NAMES, Array
@@ -126,7 +127,7 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
         headers = {"Evenkeel-Version": reader.version, "ETag": etag, "Vary": "Accept"}
         if unchanged(request, etag):
             return Response(status_code=304, headers=headers)
-        check_size(len(wanted.ids), reader.dim if entry["kind"] == "identity" else entry["dim"], media_type)
+        check_size(len(wanted.ids), entry["dim"], media_type)
         ids = ids_as(reader.manifest.id_type, wanted.ids)
         status, vectors = found.view_lookup(view, ids, reader.version)
         with np.errstate(over="ignore"):
@@ -153,7 +154,7 @@ def is_brief(request: Request, view: str, collection: str | None, wanted: Wanted
         found = store.collection(collection) if collection is not None else store.seen_view_collection(view)
         entry = None if found is None else found.cached_view(view, wanted.version)
         if entry is not None:
-            products = 0 if entry["kind"] == "identity" else entry["dim_in"] * entry["dim"]
+            products = entry["dim_in"] * entry["dim"] if feature_map(entry["kind"]).computes else 0
             in_all = len(wanted.ids) * entry["dim"]
             return in_all <= BRIEF_VALUES[media_type] and len(wanted.ids) * products <= BRIEF_PRODUCTS
     return False
@@ -210,7 +211,8 @@ def etag_of(body: bytes, media_type: str, manifest: VersionManifest, entry: dict
         manifest.version,
         manifest.created_at,
         entry["name"],
-        entry["sha256"],
+        # A map without a matrix may be another by the same name.
+        entry["sha256"] or entry["created_at"],
         len(manifest.erasures),
     )
     digest = hashlib.blake2b(orjson.dumps(served), digest_size=16)

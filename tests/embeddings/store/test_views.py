@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embeddings.rff.feature_map import FeatureMap
+from embeddings.rff.registry import FEATURE_MAPS
 from embeddings.store import Collection, UnknownView, open_store
 from embeddings.store.views import define_view
 from embeddings.vectors.item_vectors import ItemVectors
+from embeddings.vectors.lazy_rows import Array
 
 
 @pytest.fixture
@@ -39,13 +42,13 @@ def test_rows_lie_beside_the_version_and_are_what_is_served(collection: Collecti
     assert not rows_file(collection, version, "raw").exists()
     names = {file["name"] for file in collection.manifest(version)["files"]}
     assert {"view-v.arrow", "frequencies-v.arrow"} <= names
+    np.testing.assert_array_equal(collection.view_lookup("raw", [3])[1], collection.open().lookup([3])[1])
     # Stored rows are read: the view's own map is asked for nothing.
     collection._views._registry.features = None  # type: ignore[assignment, method-assign]
     status, phi = collection.view_lookup("v", [3, 99])
     assert status.tolist() == [1, 0]
     assert phi.shape == (2, 8)
     assert phi[0].any()
-    np.testing.assert_array_equal(collection.view_lookup("raw", [3])[1], collection.open().lookup([3])[1])
 
 
 def test_what_is_mapped_is_what_has_been_looked_up(tmp_path: Path, collection: Collection) -> None:
@@ -71,6 +74,28 @@ def test_what_is_mapped_is_what_has_been_looked_up(tmp_path: Path, collection: C
     assert [reading.cached_view(view) for view in views] == [None] * 3
     publish(collection, num_items=19, seed=4)
     assert [reading.cached_view(view) for view in views] == [None] * 3
+
+
+class Shifted(FeatureMap):
+    """A map without a matrix: its seed is all it has."""
+
+    def transform(self, h: Array) -> Array:
+        return np.asarray(h, dtype=np.float32) + np.float32(self.parameters.seed)
+
+
+def test_a_map_without_a_matrix_that_is_made_anew_is_not_served_by_old_rows(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FEATURE_MAPS, "shifted", lambda: Shifted)
+    publish(collection)
+    for seed in (1, 2):
+        collection.create_view("v", kind="shifted", seed=seed, materialized=True)
+        vectors = collection.open().lookup([3])[1]
+        np.testing.assert_array_equal(collection.view_lookup("v", [3])[1], vectors + np.float32(seed))
+        version = publish(collection)
+        assert rows_file(collection, version).exists()
+        assert "frequencies-v.arrow" not in {file["name"] for file in collection.manifest(version)["files"]}
+        collection.delete_view("v")
 
 
 def test_expired_rows_are_removed(collection: Collection) -> None:

@@ -322,7 +322,7 @@ def test_ids_that_are_erased_while_a_version_is_made(
 ) -> None:
     """The run has opened its parent, with the vectors in it, when somebody erases them."""
     module, name = {
-        "before the plan": (stage, "evidence_of"),
+        "before the plan": (stage, "eligible_rows"),
         "before it is written": (stage, "ServedRows"),
         "while it is written": (writer, "write_items"),
     }[when]
