@@ -33,7 +33,7 @@ from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import window_of
 from trainer.data.sources.locations import is_object, local_path
-from trainer.data.sources.source import SUFFIXES, Source
+from trainer.data.sources.source import Source
 from trainer.data.sources.user_rows import are_events, users_of
 from trainer.distributed.build import model_of
 from trainer.distributed.materialize import ReadTables
@@ -200,7 +200,7 @@ class _Past:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="evenkeel predict", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="the run directory of a job")
-    parser.add_argument("rows", help="Parquet or CSV: a file or a directory")
+    parser.add_argument("rows", help="a file or a directory of any dataset format")
     parser.add_argument(
         "--output", type=Path, help="where scores go (default: ROWS.scores.parquet, of a directory ROWS.scores)"
     )
@@ -307,7 +307,7 @@ def default_output(source: Source) -> Path:
     name = root.name
     if not source.is_file:
         return root.with_name(f"{name}.scores")
-    suffix = next(one for one in SUFFIXES if name.endswith(one))
+    suffix = next(one for one in source.reader.suffixes if name.endswith(one))
     return root.with_name(f"{name.removesuffix(suffix)}.scores.parquet")
 
 

@@ -64,7 +64,7 @@ class _Column:
 
 
 def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
-    """Return a DatasetSpec document for a Parquet or CSV file or directory, from its names and first million rows.
+    """Return a DatasetSpec document for a file or directory, from its names and first million rows.
 
     The label: a 0/1 column named like one; else a rating, by rule; else negatives drawn for user and item; else any 0/1
     column.
@@ -118,7 +118,7 @@ def column_names(uri: str | Path) -> list[str]:
     Opens every file's footer or header.
 
     Raises:
-        DataError: a file is missing, empty, truncated or neither Parquet nor CSV.
+        DataError: a file is missing, empty, truncated or in no known format.
     """
     source = Source(str(uri))
     source.require([])
