@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +14,14 @@ from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import FreshNegatives
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.prefetch import Prefetched
+from trainer.data.batches.prepared_columns import PreparedColumns
 from trainer.data.batches.sequence_batches import SequenceReader, ranking_batches
 from trainer.data.columns.hashing import Int64s
 from trainer.data.columns.jagged import Jagged
 
-if TYPE_CHECKING:
-    from trainer.data.batches.prepared import PreparedData
-
 
 def train_batches(
-    data: PreparedData, epoch: int, start_step: int, rank: int, world_size: int, micro_batches: int = 1
+    data: PreparedColumns, epoch: int, start_step: int, rank: int, world_size: int, micro_batches: int = 1
 ) -> Prefetched[Batch]:
     """See :meth:`PreparedData.train_batches`."""
     num_examples, size = data.num_examples["train"], data.batch_size
@@ -45,7 +42,7 @@ def train_batches(
     return Prefetched(make, start_step * micro_batches, data.steps_per_epoch * micro_batches)
 
 
-def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
+def eval_batches(data: PreparedColumns, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
     """See :meth:`PreparedData.eval_batches`."""
     if data.sequence is not None:
         return ranking_batches(data, split, batch_size, rank, world_size)
@@ -61,7 +58,7 @@ def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, wor
     return Prefetched(make, 0, -(-num_examples // batch_size))
 
 
-def _training_reader(data: PreparedData, epoch: int) -> Callable[[Int64s, int, int, int, int], Batch]:
+def _training_reader(data: PreparedColumns, epoch: int) -> Callable[[Int64s, int, int, int, int], Batch]:
     if data.sequence is not None:
         return SequenceReader(data, epoch).batch
     return _Reader(data, "train", FreshNegatives(data, epoch) if data.is_bpr else None).batch
@@ -70,7 +67,7 @@ def _training_reader(data: PreparedData, epoch: int) -> Callable[[Int64s, int, i
 class _Reader:
     """Reader that gathers rows of one split into tensors."""
 
-    def __init__(self, data: PreparedData, split: str, negatives: FreshNegatives | None = None):
+    def __init__(self, data: PreparedColumns, split: str, negatives: FreshNegatives | None = None):
         self._negatives = negatives
         own = [key for key in data.keys if not (data.is_bpr and key is data.keys[-1])]
         self._names = [key.name for key in data.keys]

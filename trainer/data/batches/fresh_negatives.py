@@ -9,16 +9,12 @@ drawn, and the first that the user never had counts; where there is none, a unif
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
+from trainer.data.batches.prepared_columns import PreparedColumns
 from trainer.data.columns.hashing import Int64s, below, derive_key, random_words
 from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
-
-if TYPE_CHECKING:
-    from trainer.data.batches.prepared import PreparedData
 
 IN_BATCH_DRAWS = 8
 _NEGATIVES, _IN_BATCH = 21, 22
@@ -27,7 +23,7 @@ _NEGATIVES, _IN_BATCH = 21, 22
 class FreshNegatives:
     """The negatives of BPR: one for each example, outside what its user had in the training split."""
 
-    def __init__(self, data: PreparedData, epoch: int):
+    def __init__(self, data: PreparedColumns, epoch: int):
         self._seen, self._items = data.seen_items
         self._unseen: SeenItems | PopularUnseen = self._seen
         if data.sampling == "popularity":
@@ -37,7 +33,7 @@ class FreshNegatives:
         self._in_batch = _InBatch(data, epoch, self._seen, self._items) if data.sampling == "in_batch" else None
 
     @staticmethod
-    def _table(data: PreparedData) -> str:
+    def _table(data: PreparedColumns) -> str:
         return next(key.table for key in data.keys if key.name == "item")
 
     def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
@@ -50,7 +46,7 @@ class FreshNegatives:
 class _InBatch:
     """Items of other examples of the batch that each example is in."""
 
-    def __init__(self, data: PreparedData, epoch: int, seen: SeenItems, items: Int64s):
+    def __init__(self, data: PreparedColumns, epoch: int, seen: SeenItems, items: Int64s):
         item = next(key for key in data.keys if key.name == "item")
         column = data.column("train", item)
         assert isinstance(column, np.ndarray)

@@ -10,7 +10,6 @@ their global order and ``slot`` the draws of one example, so that any ranks, cut
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +17,17 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from embeddings.tables.philox import philox4x32, table_key
+from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import IN_BATCH_DRAWS
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.prefetch import Prefetched
+from trainer.data.batches.prepared_columns import PreparedColumns
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import Int64s, UInt64s, below, mix, unit_interval
 from trainer.data.columns.jagged import Jagged, gather_spans
 from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
 from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.data.prepare.split import SPLIT_SEED
-
-if TYPE_CHECKING:
-    from trainer.data.batches.batch import Batch
-    from trainer.data.batches.prepared import PreparedData
 
 NUM_EVALUATION_NEGATIVES = 100
 # 100 rows are looked up for each example.
@@ -52,7 +49,7 @@ class SkipGrams:
     is the target itself is left out, as word2vec does: its place holds the padding row 0.
     """
 
-    def __init__(self, data: PreparedData, epoch: int):
+    def __init__(self, data: PreparedColumns, epoch: int):
         assert data.sequence is not None
         self._train = data.sequences.train
         self._window, self._negatives = data.sequence["window"], data.sequence["negatives"]
@@ -93,7 +90,7 @@ class NextItems:
     ``negatives`` uniform items of training that the user never had there.
     """
 
-    def __init__(self, data: PreparedData, epoch: int):
+    def __init__(self, data: PreparedColumns, epoch: int):
         assert data.sequence is not None
         self._train, self._windows = data.sequences.train, data.windows
         self._length, self._negatives = data.sequence["length"], data.sequence["negatives"]
@@ -142,7 +139,7 @@ class NextItems:
 class Unseen:
     """Items of the training split that are not among a list: uniform, or by popularity to a power."""
 
-    def __init__(self, data: PreparedData, power: float | None = None):
+    def __init__(self, data: PreparedColumns, power: float | None = None):
         counts = data.row_counts(data.keys[0].table)
         self._items = np.flatnonzero(counts[NUM_SPECIAL_ROWS:] > 0) + NUM_SPECIAL_ROWS
         self._place = np.full(len(counts), -1, dtype=np.int64)
@@ -167,7 +164,7 @@ class RankingReader:
     for every job on the same data.
     """
 
-    def __init__(self, data: PreparedData, split: str):
+    def __init__(self, data: PreparedColumns, split: str):
         assert data.sequence is not None
         self._sequences, self._split = data.sequences, split
         self._places = data.sequences.held[split]
@@ -195,7 +192,7 @@ class RankingReader:
 class SequenceReader:
     """Training batches, with the signature that :func:`trainer.data.batches.batches.train_batches` calls."""
 
-    def __init__(self, data: PreparedData, epoch: int):
+    def __init__(self, data: PreparedColumns, epoch: int):
         assert data.sequence is not None
         self._make: SkipGrams | NextItems = (SkipGrams if data.sequence["kind"] == "item2vec" else NextItems)(
             data, epoch
@@ -212,7 +209,9 @@ class SequenceReader:
         return _batch(lists, sample_offset, global_size, step)
 
 
-def ranking_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
+def ranking_batches(
+    data: PreparedColumns, split: str, batch_size: int, rank: int, world_size: int
+) -> Prefetched[Batch]:
     """Return the batches of a held-out split in the order of users. See :class:`RankingReader`."""
     num_examples = data.num_examples[split]
     batch_size = min(batch_size, MAX_BATCH)
@@ -255,7 +254,5 @@ def _features(lists: Mapping[str, Jagged]) -> KeyedJaggedTensor:
 def _batch(
     lists: Mapping[str, Jagged], sample_offset: int, global_size: int, step: int, seen: torch.Tensor | None = None
 ) -> Batch:
-    from trainer.data.batches.batch import Batch
-
     labels = torch.ones(len(lists[ITEM].lengths), dtype=torch.float32)
     return Batch(_features(lists), labels, sample_offset, global_size, step, seen=seen)
