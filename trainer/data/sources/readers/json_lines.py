@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
@@ -17,6 +18,10 @@ from trainer.data.sources.readers.base import TextReader, text_of
 
 _BLOCK_BYTES = 1 << 24
 _ROW = re.compile(r"in row (\d+)$")
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_MAX_DEPTH = 256
+_AS_BRACES = bytes.maketrans(b"[]", b"{}")
+_OTHER_BYTES = bytes(set(range(256)) - set(b'"[]{}'))
 
 
 class JsonLinesReader(TextReader):
@@ -57,6 +62,9 @@ class JsonLinesReader(TextReader):
         )
         first_row = 0
         for block in self._blocks(path):
+            # Arrow follows any depth with its stack, until the process dies.
+            if _depth(block) > _MAX_DEPTH:
+                raise self.unreadable(path, f"lists or objects lie more than {_MAX_DEPTH} deep in one another")
             read = pa.json.ReadOptions(use_threads=False, block_size=len(block))
             try:
                 table = pa.json.read_json(pa.BufferReader(block), read, parse)
@@ -81,6 +89,15 @@ class JsonLinesReader(TextReader):
                     rest += tail
         if rest.strip():
             yield rest
+
+
+def _depth(block: bytes) -> int:
+    """Return how deep lists and objects lie in one another, as far as the block is JSON."""
+    text = _ESCAPE.sub(b"", block) if b"\\" in block else block
+    marks = np.frombuffer(text.translate(_AS_BRACES, _OTHER_BYTES), np.int8)
+    outside = np.cumsum(marks == ord('"'), dtype=np.int8) % 2 == 0
+    steps = ((marks == ord("{")) & outside).astype(np.int8) - ((marks == ord("}")) & outside)
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
 
 
 def _with_row_of_file(message: str, first_row: int) -> str:

@@ -160,6 +160,20 @@ def test_a_bad_line_is_named_by_its_row(last, says, tmp_path, monkeypatch):
         Source(str(tmp_path / "rows.jsonl")).require(["user"])
 
 
+@pytest.mark.parametrize("opening", ["[", '{"a":', '{"}}}":', '{"}\\"}\\\\":', "\n[1,"])
+def test_lines_that_would_exhaust_the_stack(opening, tmp_path):
+    """A hundred thousand levels end the process where Arrow parses them."""
+    (tmp_path / "rows.jsonl").write_text('{"user": [' + opening * 100_000)
+    with pytest.raises(DataError, match="more than 256 deep in one another"):
+        column_names(tmp_path / "rows.jsonl")
+
+
+def test_brackets_in_strings_are_no_depth(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"user": ":[ {\\"[[["}\n' * 1000)
+    (chunk,) = Source(str(tmp_path / "rows.jsonl")).stream(["user"])
+    assert chunk.column("user").unique().to_pylist() == [':[ {"[[[']
+
+
 def test_types_of_lines_are_found_over_all_blocks_and_files(tmp_path, monkeypatch):
     monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 64)
     lines = [{"a": None, "b": [], "c": "2026-01-01", "d": None}] * 5 + [{"a": 1, "b": [2], "c": "x", "d": None}] * 5
