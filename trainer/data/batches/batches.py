@@ -34,7 +34,7 @@ def train_batches(
         global_size = min(size, num_examples - start)
         # The batch in parts, and each part over the ranks: what all ranks compute at once is consecutive.
         begin, end = rank_slice(global_size, part, micro_batches)
-        first, last = (begin + place for place in rank_slice(end - begin, rank, world_size))
+        first, last = (begin + bound for bound in rank_slice(end - begin, rank, world_size))
         rows = order.rows(epoch, start + first, start + last)
         batch = batch_of(rows, first, global_size, epoch * data.steps_per_epoch + step, start + first)
         return replace(batch, part_offset=begin)
@@ -105,9 +105,9 @@ class _Reader:
         if self._ones is None or len(self._ones[0]) != number * count:
             self._ones = torch.ones(number * count, dtype=torch.int64), torch.arange(number * count + 1)
         codes = np.empty((number, count), dtype=np.int32)
-        for place, column in enumerate(self._columns):
+        for index, column in enumerate(self._columns):
             # Rows lie inside every column (checked_column); to clip is to need no copy of the output.
-            np.take(column, rows, out=codes[place], mode="clip")
+            np.take(column, rows, out=codes[index], mode="clip")
         lengths, offsets = self._ones
         values = torch.from_numpy(codes.reshape(-1).astype(np.int64))
         return KeyedJaggedTensor(keys=self._names, values=values, lengths=lengths, offsets=offsets, stride=count)
@@ -146,9 +146,9 @@ class _Reader:
 
     def _weights_of(self, rows: Int64s, flat: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.float32]:
         """Return the weight of every id of the batch, 1 where its feature has none."""
-        found = [np.ones(len(values), dtype=np.float32) for values in flat]
+        parts = [np.ones(len(values), dtype=np.float32) for values in flat]
         for number, weights in enumerate(self._weights):
             column = self._columns[number]
             if weights is not None and isinstance(column, Jagged):
-                found[number] = Jagged(weights, column.offsets).take(rows).values
-        return np.concatenate(found)
+                parts[number] = Jagged(weights, column.offsets).take(rows).values
+        return np.concatenate(parts)

@@ -39,8 +39,8 @@ class FreshNegatives:
     def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
         """Return item rows for consecutive examples of the epoch's global order, the first being ``first_sample``."""
         samples = np.arange(first_sample, first_sample + len(users))
-        drawn = self._items[self._unseen.draw(users, random_words(self._key, samples))]
-        return drawn if self._in_batch is None else self._in_batch.instead_of(drawn, users, samples)
+        negatives = self._items[self._unseen.draw(users, random_words(self._key, samples))]
+        return negatives if self._in_batch is None else self._in_batch.instead_of(negatives, users, samples)
 
 
 class _InBatch:
@@ -65,19 +65,19 @@ class _InBatch:
         if stop - start < 2:
             return uniform
         items = self._column[self._order.rows(self._epoch, start, stop)].astype(np.int64)
-        found = uniform.copy()
+        negatives = uniform.copy()
         missing = np.ones(len(samples), dtype=bool)
         for number in range(IN_BATCH_DRAWS):
             words = random_words(self._key, samples * IN_BATCH_DRAWS + number)
             # Any of the others: what is drawn counts from the example itself on.
             other = items[(samples - start + 1 + below(words, stop - start - 1)) % (stop - start)]
-            taken = missing & (other > 1) & ~self._had(users, other)
-            found[taken] = other[taken]
-            missing &= ~taken
-        return found
+            chosen = missing & (other > 1) & ~self._had(users, other)
+            negatives[chosen] = other[chosen]
+            missing &= ~chosen
+        return negatives
 
     def _had(self, users: npt.NDArray[np.int32], items: Int64s) -> npt.NDArray[np.bool_]:
-        wanted = users.astype(np.int64) * self._width + items
-        place = np.searchsorted(self._pairs, wanted)
-        inside = (place < len(self._pairs)) & (items < self._width)
-        return inside & (self._pairs[np.minimum(place, len(self._pairs) - 1)] == wanted) if len(self._pairs) else inside
+        pairs = users.astype(np.int64) * self._width + items
+        index = np.searchsorted(self._pairs, pairs)
+        inside = (index < len(self._pairs)) & (items < self._width)
+        return inside & (self._pairs[np.minimum(index, len(self._pairs) - 1)] == pairs) if len(self._pairs) else inside

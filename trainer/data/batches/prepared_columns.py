@@ -253,11 +253,11 @@ class PreparedColumns:
         Raises:
             DataError: the files do not hold that many entries.
         """
-        column, wanted = self.column(split, key), self.num_examples[split]
-        found = len(column.offsets) - 1 if isinstance(column, Jagged) else len(column)
-        if found != wanted:
+        column, num_examples = self.column(split, key), self.num_examples[split]
+        num_rows = len(column.offsets) - 1 if isinstance(column, Jagged) else len(column)
+        if num_rows != num_examples:
             raise DataError(
-                f"the prepared column holds {found:,} rows, its split has {wanted:,}",
+                f"the prepared column holds {num_rows:,} rows, its split has {num_examples:,}",
                 where=f"{self.directory / split}, feature '{key.name}'",
                 remedy="remove the folder: the next attempt prepares it again",
             )

@@ -45,9 +45,9 @@ class Encoded:
     numeric: npt.NDArray[np.float64]  # [rows, numeric features], as they come, NaN where missing
 
     def column(self, use: ColumnUse) -> npt.NDArray[np.int32]:
-        found = self.columns[use]
-        assert not isinstance(found, Jagged)
-        return found
+        codes = self.columns[use]
+        assert not isinstance(codes, Jagged)
+        return codes
 
 
 def encode(plan: DataPlan, scratch: Path, bad_rows: BadRows | None = None) -> Encoded:

@@ -222,15 +222,15 @@ def _quarantine(plan: DataPlan, directory: Path, work: Path, fence: Callable[[],
     if plan.dataset.max_bad_rows is None:
         yield None
         return
-    found = BadRows(plan, work / BAD_ROWS)
+    bad_rows = BadRows(plan, work / BAD_ROWS)
     final = directory.parent / BAD_ROWS
     try:
-        yield found
+        yield bad_rows
     finally:
-        found.close()
-        if found.num_bad:
+        bad_rows.close()
+        if bad_rows.num_bad:
             fence()
-            os.replace(found.path, final)
+            os.replace(bad_rows.path, final)
 
 
 def _sampling(job: JobSpec) -> dict[str, Any]:
@@ -266,11 +266,11 @@ def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
 
 
 def _growth_in_words(table: str, base: IdMap, grown: GrownTable) -> str:
-    kept = int((grown.parent_rows >= NUM_SPECIAL_ROWS).sum())
+    continued = int((grown.parent_rows >= NUM_SPECIAL_ROWS).sum())
     idle = int((grown.ids.last_seen < grown.ids.run).sum())
     return (
-        f"ids of {table}: {kept:,} of {len(base.ids):,} go on ({idle:,} without an example in this run), "
-        f"{len(base.ids) - kept:,} retired, {len(grown.ids.ids) - kept:,} new"
+        f"ids of {table}: {continued:,} of {len(base.ids):,} go on ({idle:,} without an example in this run), "
+        f"{len(base.ids) - continued:,} retired, {len(grown.ids.ids) - continued:,} new"
     )
 
 

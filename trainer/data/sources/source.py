@@ -127,9 +127,9 @@ class Source:
 
     def stream_file(self, file: SourceFile, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
         """Yield the rows of one file as :meth:`stream` does, with columns that were required before."""
-        wanted = list(dict.fromkeys(columns))
+        names = list(dict.fromkeys(columns))
         window_column = self.window.column if self.window is not None and self.window.column not in self._hive else None
-        stored = [name for name in [*wanted, *([window_column] if window_column else [])] if name not in self._hive]
+        stored = [name for name in [*names, *([window_column] if window_column else [])] if name not in self._hive]
         if not stored:
             # The rows still have to be counted.
             stored = self.reader.schema(file.path).names[:1]
@@ -146,35 +146,35 @@ class Source:
                     inside = np.flatnonzero((days >= _day(self.window.first)) & (days <= _day(self.window.last)))
                     rows, batch = rows[inside], batch.take(pa.array(inside))
                 if len(rows):
-                    yield Chunk(file, rows, self._with_hive(file, batch, wanted))
+                    yield Chunk(file, rows, self._with_hive(file, batch, names))
 
     def fingerprint_files(self) -> list[list[object]]:
         """Return path below the root, size and modification time of each file."""
         stats = [(file.path, file.path.stat()) for file in self.files]
         return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
 
-    def _with_hive(self, file: SourceFile, batch: pa.RecordBatch, wanted: list[str]) -> pa.RecordBatch:
+    def _with_hive(self, file: SourceFile, batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
         values = dict(file.partitions)
         arrays = []
-        for name in wanted:
+        for name in names:
             if name in self._hive:
                 value = pa.scalar(None if values[name] == HIVE_NULL else values[name], pa.string())
                 arrays.append(pa.repeat(value.cast(self._hive[name]), batch.num_rows))
             else:
                 arrays.append(batch.column(name))
-        return pa.RecordBatch.from_arrays(arrays, names=wanted) if wanted else batch
+        return pa.RecordBatch.from_arrays(arrays, names=names) if names else batch
 
     def _files_in_window(self, window: Window) -> tuple[SourceFile, ...]:
-        kept, days = [], []
+        inside, days = [], []
         for file in self.files:
             text = dict(file.partitions)[window.column]
             day = int(to_days(pa.array([text]), f"{file.path.parent}, folder {window.column}={text}")[0])
             days.append(day)
             if _day(window.first) <= day <= _day(window.last):
-                kept.append(file)
-        if not kept:
+                inside.append(file)
+        if not inside:
             raise no_rows_in_window(self.uri, window, min(days), max(days))
-        return tuple(kept)
+        return tuple(inside)
 
 
 def no_rows_in_window(uri: str, window: Window, first_day: int | None = None, last_day: int | None = None) -> DataError:
@@ -222,16 +222,16 @@ def _day(date: datetime.date) -> int:
 
 def _find_files(uri: str) -> tuple[bool, tuple[SourceFile, ...]]:
     """Return (whether the uri is a file itself, the files with rows in the order of their paths' parts)."""
-    single, found = listed(uri)
+    single, listing = listed(uri)
     if single:
-        (parts, path), *_ = found
+        (parts, path), *_ = listing
         if not path.name.endswith(SUFFIXES):
             raise DataError(
                 f"has none of the endings {', '.join(SUFFIXES)}", where=str(path), remedy="convert it, or rename it"
             )
         return True, (_checked(SourceFile(path)),)
     files = []
-    for parts, path in sorted(found, key=lambda one: one[0]):
+    for parts, path in sorted(listing, key=lambda one: one[0]):
         if any(part.startswith((".", "_")) for part in parts) or not path.name.endswith(SUFFIXES):
             continue
         # Writers of hive partitions escape what a name of a folder may not hold.
@@ -269,6 +269,6 @@ def _hive_types(files: tuple[SourceFile, ...]) -> dict[str, pa.DataType]:
             )
     values = {key: [dict(file.partitions)[key] for file in files] for key in keys}
     return {
-        key: pa.int64() if all(value.isdigit() or value == HIVE_NULL for value in found) else pa.string()
-        for key, found in values.items()
+        key: pa.int64() if all(value.isdigit() or value == HIVE_NULL for value in texts) else pa.string()
+        for key, texts in values.items()
     }
