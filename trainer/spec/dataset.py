@@ -162,7 +162,7 @@ class DatasetSpec(Spec):
     working directory of the process that reads it. A ``join`` or ``graph`` uri without a directory is looked up in the
     directory of ``uri``.
 
-    ``max_bad_rows`` is the share of rows that may be bad (trainer.data.sources.bad_rows): they are left out, counted,
+    ``max_bad_rows`` is the share of rows that may be bad (trainer.data.prepare.bad_rows): they are left out, counted,
     and written to the run directory; with more of them the job fails. Without it, the job fails at the first bad row.
     """
 

@@ -13,11 +13,11 @@ from torchrec import KeyedJaggedTensor
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import FreshNegatives
 from trainer.data.batches.order import rank_slice
-from trainer.data.batches.prefetch import Prefetched
 from trainer.data.batches.prepared_columns import PreparedColumns
 from trainer.data.batches.sequence_batches import SequenceReader, ranking_batches
 from trainer.data.columns.hashing import Int64s
 from trainer.data.columns.jagged import Jagged
+from trainer.data.prefetch import Prefetched
 
 
 def train_batches(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.data.batches.prefetch import Prefetched
 from trainer.data.batches.prepared_columns import PreparedColumns
+from trainer.data.prefetch import Prefetched
 
 if TYPE_CHECKING:
     from trainer.data.batches.batch import Batch

@@ -20,11 +20,11 @@ from embeddings.tables.philox import philox4x32, table_key
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import IN_BATCH_DRAWS
 from trainer.data.batches.order import rank_slice
-from trainer.data.batches.prefetch import Prefetched
 from trainer.data.batches.prepared_columns import PreparedColumns
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import Int64s, UInt64s, below, mix, unit_interval
 from trainer.data.columns.jagged import Jagged, gather_spans
+from trainer.data.prefetch import Prefetched
 from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
 from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.data.prepare.split import SPLIT_SEED

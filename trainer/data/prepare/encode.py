@@ -24,9 +24,9 @@ from trainer.data.columns.vocabulary import Codes, DistinctIds
 from trainer.data.columns.weights import require_weighted
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import CODE, LABEL, VALUE, Appender, JaggedAppender
+from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.plan import ColumnUse, DataPlan
 from trainer.data.prepare.split_column import sides_of
-from trainer.data.sources.bad_rows import BadRows
 from trainer.data.sources.source import Chunk, no_rows_in_window
 
 

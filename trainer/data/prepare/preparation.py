@@ -27,13 +27,13 @@ from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, write_numeric
 from trainer.data.columns.values import as_ids, id_kind
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import OFFSET, Appender
+from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
 from trainer.data.prepare.encode import encode
 from trainer.data.prepare.graphs import write_graphs
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.sequences import Sequences
 from trainer.data.prepare.writing import codes_to_rows, finish_numeric, finish_tables, write_splits
-from trainer.data.sources.bad_rows import BadRows
 from trainer.data.sources.locations import read_edges
 from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec, JobSpec

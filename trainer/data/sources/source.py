@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.batches.prefetch import read_ahead
 from trainer.data.errors import DataError
+from trainer.data.prefetch import read_ahead
 from trainer.data.sources.locations import FilePath, beside, listed, local_path
 from trainer.data.sources.readers.base import Reader
 from trainer.data.sources.readers.registry import READERS, SUFFIXES, reader_of
