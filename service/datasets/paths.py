@@ -18,12 +18,10 @@ from service.datasets import parquet_limits
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import S3, is_object
 from trainer.data.sources.locations import beside as of_dataset
+from trainer.data.sources.readers.registry import SUFFIXES
 from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec
 from trainer.spec.problems import FieldProblem
-
-CSV_SUFFIXES = (".csv", ".csv.gz")
-SUFFIXES = (".parquet", ".pq", *CSV_SUFFIXES)
 
 
 def local_path(uri: str, beside: Path | None = None) -> Path:
@@ -93,8 +91,7 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
             raise invalid(
                 FieldProblem(field, f"'{uri}': {file.name} cannot be read by the service", "check its permissions")
             )
-        if not inner.name.endswith(CSV_SUFFIXES):
-            parquet_limits.check(inner, field)
+        parquet_limits.check(inner, field)
     return path
 
 
@@ -130,8 +127,7 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
         raise invalid(FieldProblem(field, f"'{uri}' lies outside the data roots in object storage ({roots})", remedy))
     try:
         for file in Source(uri).files:
-            if file.format == "parquet":
-                parquet_limits.check(file.path, field)
+            parquet_limits.check(file.path, field)
     except DataError as error:
         raise invalid(FieldProblem(field, f"{error.where}: {error.what}", error.remedy)) from None
     return uri.rstrip("/")

@@ -159,10 +159,11 @@ class Graph(Spec):
 class DatasetSpec(Spec):
     """A registered dataset: where its rows are and what their columns mean.
 
-    ``uri`` is a file or a directory of Parquet or CSV; a relative one is resolved against the working directory of the
-    process that reads it. A ``join`` or ``graph`` uri without a directory is looked up in the directory of ``uri``.
+    ``uri`` is a file or a directory in a format of trainer.data.sources.readers; a relative one is resolved against the
+    working directory of the process that reads it. A ``join`` or ``graph`` uri without a directory is looked up in the
+    directory of ``uri``.
 
-    ``max_bad_rows`` is the share of rows that may be bad (trainer.data.sources.bad_rows): they are left out, counted,
+    ``max_bad_rows`` is the share of rows that may be bad (trainer.data.prepare.bad_rows): they are left out, counted,
     and written to the run directory; with more of them the job fails. Without it, the job fails at the first bad row.
     """
 

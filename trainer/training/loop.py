@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from embeddings.sharding.exchange.collectives import all_reduce
-from trainer.data.batches.prefetch import Prefetched
+from trainer.data.prefetch import Prefetched
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.evaluator import Evaluator
 from trainer.models.sse_labels import with_swapped_classes

@@ -124,9 +124,11 @@ def test_a_missing_id_that_must_be_there(tmp_path):
     features = {"user": {"type": "id", "missing": "error"}, "item": {"type": "id"}}
     with pytest.raises(DataError, match=r"column 'user', row 5: the id is missing"):
         prepare(*specs(tmp_path / "rows.parquet", features=features), tmp_path / "data")
-    coder = RowEncoder(specs(tmp_path / "rows.parquet", features=features)[0], {"user": Feature(missing="error")}, {})
+    row_encoder = RowEncoder(
+        specs(tmp_path / "rows.parquet", features=features)[0], {"user": Feature(missing="error")}, {}
+    )
     with pytest.raises(DataError, match=r"column 'user', row 5: the id is missing"):
-        coder.code(chunk_of(rows))
+        row_encoder.encode(chunk_of(rows))
 
 
 def test_clean_rows_leave_no_file(tmp_path):

@@ -126,21 +126,21 @@ class BadRows:
         if column is None or not _is_text(chunk.column(column).type):
             return chunk.batch
         numbers, _ = as_floats(chunk.column(column))
-        place = chunk.batch.schema.get_field_index(column)
-        return chunk.batch.set_column(place, column, pa.array(numbers))
+        index = chunk.batch.schema.get_field_index(column)
+        return chunk.batch.set_column(index, column, pa.array(numbers))
 
-    def _record(self, chunk: Chunk, column: str, reason: str, places: npt.NDArray[np.int64]) -> None:
-        self.by_reason[reason] += len(places)
+    def _record(self, chunk: Chunk, column: str, reason: str, positions: npt.NDArray[np.int64]) -> None:
+        self.by_reason[reason] += len(positions)
         shown = self._examples.setdefault(reason, [])
-        for place in places[: NUM_EXAMPLES - len(shown)]:
-            where = f"{chunk.file.path.name}, row {chunk.rows[place]}"
-            shown.append(f"{where}: {column} = {chunk.column(column)[int(place)].as_py()!r}")
+        for position in positions[: NUM_EXAMPLES - len(shown)]:
+            where = f"{chunk.file.path.name}, row {chunk.rows[position]}"
+            shown.append(f"{where}: {column} = {chunk.column(column)[int(position)].as_py()!r}")
         if self._writer is None:
             self._writer = pq.ParquetWriter(self.path, _SCHEMA)
-        said = [str(value.as_py()) for value in chunk.column(column).take(pa.array(places))]
-        count = len(places)
+        said = [str(value.as_py()) for value in chunk.column(column).take(pa.array(positions))]
+        count = len(positions)
         arrays: list[Any] = [
-            [str(chunk.file.path)] * count, chunk.rows[places], [column] * count, said, [reason] * count,
+            [str(chunk.file.path)] * count, chunk.rows[positions], [column] * count, said, [reason] * count,
         ]  # fmt: skip
         self._writer.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
 
@@ -150,20 +150,20 @@ def _label_problems(chunk: Chunk, column: str, is_class: bool) -> Iterator[tuple
     if pa.types.is_temporal(array.type):
         yield column, "no label", ~_there(chunk, column)
         return
-    found, bad = as_floats(array)
+    labels, bad = as_floats(array)
     yield column, "no label", ~_there(chunk, column)
-    yield column, "label that is no number", bad | np.isnan(found)
+    yield column, "label that is no number", bad | np.isnan(labels)
     if is_class:
-        yield column, "label that is neither 0 nor 1", (found != 0) & (found != 1)
+        yield column, "label that is neither 0 nor 1", (labels != 0) & (labels != 1)
 
 
 def _there(chunk: Chunk, column: str) -> Mask:
     """Return where values are neither null nor NaN."""
     array = chunk.column(column)
-    found: Mask = array.is_valid().to_numpy(zero_copy_only=False)
+    valid: Mask = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(array.type):
-        return found & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))
-    return found
+        return valid & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))
+    return valid
 
 
 def _are_ids(array: pa.Array) -> Mask:

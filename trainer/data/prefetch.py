@@ -48,8 +48,8 @@ class Prefetched(Generic[T], Iterator[T]):
             if item is not None:
                 raise item
             raise StopIteration
-        found: T = item
-        return found
+        value: T = item
+        return value
 
     def close(self) -> None:
         """End the thread and wait for it, at most for the item that it is making now; no more items come."""

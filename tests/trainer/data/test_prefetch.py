@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from trainer.data.batches.prefetch import Prefetched
+from trainer.data.prefetch import Prefetched
 
 DEADLINE = 60.0
 
