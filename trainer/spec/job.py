@@ -34,7 +34,7 @@ from trainer.spec.evaluation import (
     Split,
 )
 from trainer.spec.models.base import Init
-from trainer.spec.models.registry import MODELS, Model
+from trainer.spec.models.registry import BROKEN_MODELS, MODELS, Model
 from trainer.spec.publish import Anchor, Compass, Expire, Gate, MovingAverage, Publish, View
 from trainer.spec.regularizers import Regularizers
 
@@ -400,7 +400,8 @@ def in_words(error: Mapping[str, Any]) -> tuple[list[str], str]:
     elif error["type"] == "union_tag_not_found":
         where, message = [*where, "kind"], "Field required"
     elif error["type"] == "union_tag_invalid":
-        where, message = [*where, "kind"], f"no such model: use one of {', '.join(MODELS)}"
+        broken = BROKEN_MODELS.get(str(error["ctx"]["tag"]))
+        where, message = [*where, "kind"], broken or f"no such model: use one of {', '.join(MODELS)}"
     return where, message
 
 
