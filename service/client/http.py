@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -196,6 +197,22 @@ class Session:
         if answer.is_success or answer.status_code == 304:
             return answer
         raise _problem(answer)
+
+
+def part(text: str) -> str:
+    """Quote one path segment: a name with a slash in it must not become another route."""
+    return quote(str(text), safe="")
+
+
+def plain(value: Any) -> Any:
+    """Convert pydantic models and arrays to values that JSON can hold."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if hasattr(value, "to_pylist"):
+        return value.to_pylist()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value
 
 
 def _problem(answer: httpx.Response) -> ProblemError:
