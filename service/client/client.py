@@ -31,7 +31,7 @@ class Client(JobCalls, VectorCalls):
     # --- datasets ----------------------------------------------------------------------------------------------------
 
     def datasets(self) -> list[Json]:
-        return list(self.items("/datasets", None))
+        return list(self.items("/datasets"))
 
     def dataset(self, name: str) -> Json:
         return self.json("GET", f"/datasets/{part(name)}")
@@ -53,7 +53,7 @@ class Client(JobCalls, VectorCalls):
     # --- schedules ---------------------------------------------------------------------------------------------------
 
     def schedules(self) -> list[Json]:
-        return list(self.items("/schedules", None))
+        return list(self.items("/schedules"))
 
     def schedule(self, name: str) -> Json:
         return self.json("GET", f"/schedules/{part(name)}")
@@ -78,7 +78,7 @@ class Client(JobCalls, VectorCalls):
     # --- collections and views ---------------------------------------------------------------------------------------
 
     def collections(self) -> list[Json]:
-        return list(self.items("/collections", None))
+        return list(self.items("/collections"))
 
     def collection(self, collection: str) -> Json:
         return self.json("GET", f"/collections/{part(collection)}")
@@ -113,7 +113,7 @@ class Client(JobCalls, VectorCalls):
 
     def calibration(self, collection: str) -> list[Json]:
         """Return the gate's limits and the null measurements behind them, by model family."""
-        return list(self.json("GET", f"/collections/{part(collection)}/calibration")["items"])
+        return list(self.items(f"/collections/{part(collection)}/calibration"))
 
     def calibrate(
         self, collection: str, nulls: str, versions: Iterable[str], limits: Mapping[str, float] | None = None
@@ -123,7 +123,7 @@ class Client(JobCalls, VectorCalls):
         return self.json("POST", f"/collections/{part(collection)}/calibration", json=body)
 
     def canaries(self, collection: str) -> list[Json]:
-        return list(self.json("GET", f"/collections/{part(collection)}/canaries")["items"])
+        return list(self.items(f"/collections/{part(collection)}/canaries"))
 
     def add_canary(self, collection: str, name: str, uri: str, seed: int = 0) -> Json:
         """Register a frozen consumer.
@@ -145,7 +145,7 @@ class Client(JobCalls, VectorCalls):
         self.request("DELETE", f"/collections/{part(collection)}/canaries/{part(name)}")
 
     def views(self) -> list[Json]:
-        return list(self.items("/views", None))
+        return list(self.items("/views"))
 
     def view(self, name: str) -> Json:
         return self.json("GET", f"/views/{part(name)}")
@@ -169,7 +169,7 @@ class Client(JobCalls, VectorCalls):
     # --- webhooks ----------------------------------------------------------------------------------------------------
 
     def webhooks(self) -> list[Json]:
-        return list(self.items("/webhooks", None))
+        return list(self.items("/webhooks"))
 
     def add_webhook(self, url: str, events: Iterable[str] | None = None) -> Json:
         """Register a webhook; the response holds the secret that signs its deliveries, which is never shown again."""
@@ -200,7 +200,7 @@ class Client(JobCalls, VectorCalls):
     # --- keys and health ---------------------------------------------------------------------------------------------
 
     def keys(self) -> list[Json]:
-        return list(self.items("/keys", None))
+        return list(self.items("/keys"))
 
     def create_key(self, name: str, scopes: Iterable[str], tenant: str | None = None) -> Json:
         """Create a key; the response holds the key itself, which is never shown again.
@@ -219,7 +219,7 @@ class Client(JobCalls, VectorCalls):
 
     def tenants(self) -> list[Json]:
         """Return all tenants for an operator, otherwise the caller's own."""
-        return list(self.items("/tenants", None))
+        return list(self.items("/tenants"))
 
     def audit(self, limit: int | None = 50, **filters: str) -> list[Json]:
         """Return who did what to which object, newest first; ``filters``: ``key``, ``since``, ``until``."""

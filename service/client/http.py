@@ -123,7 +123,7 @@ class Session:
     ) -> None:
         self.close()
 
-    def items(self, path: str, limit: int | None, **filters: str | None) -> Iterator[Json]:
+    def items(self, path: str, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
         """Yield the items of a list, page after page, ``limit`` in all (None: all of them)."""
         params: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
         left = limit
@@ -204,15 +204,9 @@ def part(text: str) -> str:
     return quote(str(text), safe="")
 
 
-def plain(value: Any) -> Any:
-    """Convert pydantic models and arrays to values that JSON can hold."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json", exclude_unset=True)
-    if hasattr(value, "to_pylist"):
-        return value.to_pylist()
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return value
+def plain(document: Any) -> Any:
+    """Return a document as JSON holds it, from a pydantic model or a mapping."""
+    return document.model_dump(mode="json", exclude_unset=True) if hasattr(document, "model_dump") else document
 
 
 def _problem(answer: httpx.Response) -> ProblemError:
