@@ -52,7 +52,7 @@ def advise(
         )
         return
     rows = [{"dim": one.dim, "sigma": one.sigma or "vectors", "accuracy": one.accuracy} for one in advice.tried]
-    output.print_table(rows, {"dim": "DIM", "sigma": "SIGMA", "accuracy": "ACCURACY"}, "")
+    output.print_table(rows, output.headings("dim", "sigma", "accuracy"), "")
     output.note(
         f"take dim {best.dim}, sigma {best.sigma:g}: accuracy {best.accuracy:.3f} on {advice.num_held_out} items that "
         f"it was not fitted on (the vectors themselves {advice.tried[0].accuracy:.3f}, most frequent class "

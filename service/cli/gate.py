@@ -168,15 +168,12 @@ def list_canaries(collection: Collection, as_json: JsonFlag = False) -> None:
     """List a collection's canaries."""
     with Client() as client:
         found = client.canaries(collection)
-    if as_json:
-        output.print_json(found)
-        return
-    rows = [{**one, "classes": len(one["classes"])} for one in found]
     columns = {
         "name": "NAME", "version": "FITTED ON", "anchor_generation": "GENERATION", "num_items": "ITEMS",
         "classes": "CLASSES", "accuracy": "ACCURACY", "created_at": "CREATED",
     }  # fmt: skip
-    output.print_table(rows, columns, f"'{collection}' has no canary: `evenkeel canaries add` makes one")
+    empty = f"'{collection}' has no canary: `evenkeel canaries add` makes one"
+    output.print_list(found, columns, empty, as_json, lambda one: {**one, "classes": len(one["classes"])})
 
 
 @canaries.command("delete")

@@ -118,11 +118,9 @@ def submit(
             answer = client.submit(job)
         if wait:
             _wait(client, answer["id"], as_json)
-        elif as_json:
-            output.print_json(answer)
         else:
-            typer.echo(answer["id"])
-            output.note(f"{answer['state']}; follow it with `evenkeel logs {answer['id']} -f`")
+            remark = f"{answer['state']}; follow it with `evenkeel logs {answer['id']} -f`"
+            output.print_with_note(answer, "id", remark, as_json)
 
 
 def _wait(client: Client, job_id: str, as_json: bool) -> None:
@@ -136,10 +134,7 @@ def _wait(client: Client, job_id: str, as_json: bool) -> None:
             f"`evenkeel job {job_id}` shows it, `evenkeel cancel {job_id}` ends it",
             130,
         ) from None
-    if as_json:
-        output.print_json(job)
-    else:
-        _print_job(job)
+    _print_job(job, as_json)
     if job["state"] != "succeeded":
         raise typer.Exit(FAILED)
     if (job.get("publication") or {}).get("status") == "held":
@@ -159,35 +154,17 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with Client() as client:
-        found = client.jobs(state=state, name=name, label=label, limit=limit)
-    if as_json:
-        output.print_json(found)
-        return
-    rows = [
-        {
-            **job,
-            "progress": _progress(job),
-            "auc": _auc(job, "test") or _auc(job, "validation"),
-            "publication": _publication(job),
-        }
-        for job in found
-    ]
-    columns = {
-        "id": "ID", "name": "NAME", "state": "STATE", "progress": "PROGRESS", "auc": "AUC",
-        "publication": "PUBLICATION", "created_at": "CREATED",
-    }  # fmt: skip
-    output.print_table(rows, columns, "no jobs yet: submit one with `evenkeel submit SPEC.yaml`")
+        listed = client.jobs(state=state, name=name, label=label, limit=limit)
+    columns = output.headings("id", "name", "state", "progress", "auc", "publication", "created_at")
+    empty = "no jobs yet: submit one with `evenkeel submit SPEC.yaml`"
+    output.print_list(listed, columns, empty, as_json, _job_row)
 
 
 @app.command()
 def job(job_id: JobId, as_json: JsonFlag = False) -> None:
     """Show one job: progress, metrics per epoch, publication, error."""
     with Client() as client:
-        found = client.job(job_id)
-    if as_json:
-        output.print_json(found)
-    else:
-        _print_job(found)
+        _print_job(client.job(job_id), as_json)
 
 
 @app.command()
@@ -272,11 +249,7 @@ def retention(
     """Remove data past its retention time, as the service does daily. Run it on the service's own machine."""
     from service.cli.serve import sweep
 
-    swept = sweep(dry_run)
-    if as_json:
-        output.print_json(swept)
-    else:
-        output.print_fields(swept)
+    output.print_fields(sweep(dry_run), as_json)
 
 
 vectors.register(app)
@@ -327,7 +300,10 @@ def _print_state(job: Mapping[str, Any], as_json: bool) -> None:
     output.print_answer(job, f"{job['id']}  {job['state']}", as_json)
 
 
-def _print_job(job: Mapping[str, Any]) -> None:
+def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.print_json(job)
+        return
     fields = ("id", "name", "state", "attempt", "created_at", "started_at", "finished_at")
     publication, error = job.get("publication") or {}, job.get("error") or {}
     output.print_fields(
@@ -346,6 +322,11 @@ def _print_job(job: Mapping[str, Any]) -> None:
         output.print_table(metrics, {name: name.upper() for name in names}, "")
 
 
+def _job_row(job: Mapping[str, Any]) -> dict[str, Any]:
+    auc = _auc(job, "test") or _auc(job, "validation")
+    return {**job, "progress": _progress(job), "auc": auc, "publication": _publication(job)}
+
+
 def _progress(job: Mapping[str, Any]) -> str:
     progress = job.get("progress") or {}
     return f"epoch {progress['epoch']}/{progress['epochs']}" if progress.get("epochs") else ""
@@ -359,12 +340,9 @@ def _publication(job: Mapping[str, Any]) -> str:
 
 
 def _auc(job: Mapping[str, Any], split: str) -> str:
-    found = [
-        metric["auc"]
-        for metric in job.get("metrics") or []
-        if metric.get("split") == split and metric.get("auc") is not None
-    ]
-    return f"{found[-1]:.4f}" if found else ""
+    metrics = [metric for metric in job.get("metrics") or [] if metric.get("split") == split]
+    values = [metric["auc"] for metric in metrics if metric.get("auc") is not None]
+    return f"{values[-1]:.4f}" if values else ""
 
 
 def _print_estimate(estimate: Mapping[str, Any]) -> None:
@@ -384,7 +362,7 @@ def _print_estimate(estimate: Mapping[str, Any]) -> None:
         {"table": name, "rows": f"{table['rows']:,}", "size": output.size(table["bytes"])}
         for name, table in estimate["tables"].items()
     ]
-    output.print_table(tables, {"table": "TABLE", "rows": "ROWS", "size": "SIZE"}, "")
+    output.print_table(tables, output.headings("table", "rows", "size"), "")
     typer.echo()
     for line in estimate["arithmetic"]:
         output.note(line)

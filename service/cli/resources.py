@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -85,26 +85,16 @@ def list_datasets(as_json: JsonFlag = False) -> None:
     """List registered datasets."""
     with Client() as client:
         found = client.datasets()
-    if as_json:
-        output.print_json(found)
-        return
-    rows = [{**one, "features": list(one.get("features") or ())} for one in found]
-    output.print_table(
-        rows,
-        {"name": "NAME", "uri": "URI", "features": "FEATURES"},
-        "no datasets yet: register one with `evenkeel datasets add FILE.yaml`",
-    )
+    columns = output.headings("name", "uri", "features")
+    empty = "no datasets yet: register one with `evenkeel datasets add FILE.yaml`"
+    output.print_list(found, columns, empty, as_json, lambda one: {**one, "features": list(one.get("features") or ())})
 
 
 @datasets.command("profile")
 def profile(name: Name, as_json: JsonFlag = False) -> None:
     """Show a dataset's statistics: rows, distinct ids, label rate."""
     with Client() as client:
-        found = client.profile(name)
-    if as_json:
-        output.print_json(found)
-    else:
-        output.print_yaml(found)
+        output.print_document(client.profile(name), as_json)
 
 
 @datasets.command("delete")
@@ -153,10 +143,7 @@ def list_schedules(as_json: JsonFlag = False) -> None:
     """List schedules with their next firing."""
     with Client() as client:
         found = client.schedules()
-    columns = {
-        "name": "NAME", "cron": "CRON", "timezone": "TIMEZONE", "paused": "PAUSED", "overlap": "OVERLAP",
-        "catchup": "CATCHUP", "next_fire_at": "NEXT FIRING",
-    }  # fmt: skip
+    columns = output.headings("name", "cron", "timezone", "paused", "overlap", "catchup", next_fire_at="NEXT FIRING")
     empty = "no schedules yet: `evenkeel schedules add NAME SPEC.yaml --cron '0 3 * * *'`"
     output.print_list(found, columns, empty, as_json)
 
@@ -165,11 +152,7 @@ def list_schedules(as_json: JsonFlag = False) -> None:
 def show_schedule(name: Name, as_json: JsonFlag = False) -> None:
     """Show a schedule, its job and its next five firings."""
     with Client() as client:
-        found = client.schedule(name)
-    if as_json:
-        output.print_json(found)
-    else:
-        output.print_yaml(found)
+        output.print_document(client.schedule(name), as_json)
 
 
 @schedules.command("trigger")
@@ -181,10 +164,7 @@ def trigger(
     """Fire a schedule now."""
     with Client() as client:
         answer = client.trigger(name, **({} if date is None else {"firing_date": date}))
-    if as_json:
-        output.print_json(answer)
-    else:
-        output.print_fields(answer)
+    output.print_fields(answer, as_json)
 
 
 @schedules.command("pause")
@@ -216,9 +196,7 @@ def firings(name: Name, limit: Annotated[int, typer.Option(min=1)] = 20, as_json
     """List a schedule's firings, newest first."""
     with Client() as client:
         found = client.firings(name, limit)
-    columns = {name: name.upper() for name in dict.fromkeys(field for row in found for field in row)} or {
-        "fire_at": "FIRE_AT"
-    }
+    columns = {field: field.upper() for row in found or [{"fire_at": ""}] for field in row}
     output.print_list(found, columns, f"schedule {name} has not fired yet", as_json)
 
 
@@ -238,11 +216,8 @@ def create_key(
     """Create a key and show it, only this once."""
     with Client() as client:
         answer = client.create_key(name, scope, tenant)
-    if as_json:
-        output.print_json(answer)
-    else:
-        typer.echo(answer["key"])
-        output.note(f"key {answer['id']} with {', '.join(scope)}: kept nowhere in clear, so keep it now")
+    remark = f"key {answer['id']} with {', '.join(scope)}: kept nowhere in clear, so keep it now"
+    output.print_with_note(answer, "key", remark, as_json)
 
 
 @keys.command("list")
@@ -250,10 +225,7 @@ def list_keys(as_json: JsonFlag = False) -> None:
     """List keys, without their secrets."""
     with Client() as client:
         found = client.keys()
-    columns = {
-        "id": "ID", "name": "NAME", "prefix": "PREFIX", "scopes": "SCOPES", "created_at": "CREATED",
-        "expires_at": "EXPIRES", "revoked_at": "REVOKED",
-    }  # fmt: skip
+    columns = output.headings("id", "name", "prefix", "scopes", "created_at", "expires_at", "revoked_at")
     output.print_list(found, columns, "no keys", as_json)
 
 
@@ -266,12 +238,9 @@ def rotate_key(
     """Give a key a new secret and show it, only this once; the previous one stays valid for a day."""
     with Client() as client:
         answer = client.rotate_key(key_id, overlap_seconds)
-    if as_json:
-        output.print_json(answer)
-    else:
-        typer.echo(answer["key"])
-        until = answer["old_until"] or "now"
-        output.note(f"key {key_id}: the secret before ends {until}; kept nowhere in clear, so keep this one now")
+    until = answer["old_until"] or "now"
+    remark = f"key {key_id}: the secret before ends {until}; kept nowhere in clear, so keep this one now"
+    output.print_with_note(answer, "key", remark, as_json)
 
 
 @keys.command("tenants")
@@ -290,9 +259,8 @@ def list_audit(
     as_json: JsonFlag = False,
 ) -> None:
     """Show who did what to which object, newest first."""
-    filters = {name: value for name, value in (("key", key), ("since", since)) if value is not None}
     with Client() as client:
-        found = client.audit(limit, **filters)
+        found = client.audit(limit, key=key, since=since)
     columns = {
         "at": "WHEN", "tenant": "TENANT", "key_name": "KEY", "action": "DID", "object": "TO", "status": "STATUS",
         "address": "FROM",
@@ -313,5 +281,4 @@ def reset_admin() -> None:
     """Replace a lost admin key, on the service's own machine: writes $EVENKEEL_HOME/admin.key."""
     from service.cli.serve import reset_admin as reset
 
-    path: Any = reset()
-    typer.echo(f"new admin key written to {path}; the old one no longer works")
+    typer.echo(f"new admin key written to {reset()}; the old one no longer works")

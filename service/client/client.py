@@ -221,7 +221,7 @@ class Client(JobCalls, VectorCalls):
         """Return all tenants for an operator, otherwise the caller's own."""
         return list(self.items("/tenants"))
 
-    def audit(self, limit: int | None = 50, **filters: str) -> list[Json]:
+    def audit(self, limit: int | None = 50, **filters: str | None) -> list[Json]:
         """Return who did what to which object, newest first; ``filters``: ``key``, ``since``, ``until``."""
         return list(self.items("/audit", limit, **filters))
 

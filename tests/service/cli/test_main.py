@@ -143,7 +143,7 @@ def test_jobs_for_pipes_and_programs(run: Run, served: Served, spec: Path):
 def test_tables_within_a_metric_are_left_to_the_report(capsys: pytest.CaptureFixture[str]):
     metric = {"epoch": 1, "split": "test", "auc": 0.75, "calibration": [{"rows": 3.0, "prediction": 0.1, "share": 0.2}]}
     job = {"id": "job_1", "name": "n", "state": "succeeded", "metrics": [metric]}
-    cli_main._print_job(job)
+    cli_main._print_job(job, False)
     said = capsys.readouterr().out
     assert "AUC" in said
     assert "0.75" in said
