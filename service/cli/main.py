@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli import advise, gate, model, output, recipe, resources, vectors, webhooks
+from service.cli import advise, gate, model, output, recipe, vectors
+from service.cli.datasets import datasets
+from service.cli.keys import keys
 from service.cli.output import FAILED, HELD, CommandError, JsonFlag
+from service.cli.schedules import schedules
+from service.cli.webhooks import webhooks
 from service.client import Client, ProblemError, ServiceError
 
 if TYPE_CHECKING:
@@ -257,8 +261,10 @@ gate.register(app)
 advise.register(app)
 model.register(app)
 recipe.register(app)
-resources.register(app)
-webhooks.register(app)
+app.add_typer(datasets, name="datasets")
+app.add_typer(schedules, name="schedules")
+app.add_typer(keys, name="keys")
+app.add_typer(webhooks, name="webhooks")
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------

@@ -20,10 +20,6 @@ Events = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(webhooks, name="webhooks")
-
-
 @webhooks.command("create")
 def create(url: Annotated[str, typer.Argument(metavar="URL")], event: Events = None, as_json: JsonFlag = False) -> None:
     """Register an address and show the secret that signs its deliveries, only this once."""
