@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -24,8 +25,11 @@ class TaskHealth:
     its beginning out of the log.
     """
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, name: str, clock: Callable[[], float] = time.monotonic, on_error: Callable[[], object] = lambda: None
+    ):
         self.name = name
+        self._on_error = on_error
         self._clock = clock
         self._last = clock()
         self._note = "ok"
@@ -46,6 +50,7 @@ class TaskHealth:
 
     def failed(self, error: Exception) -> None:
         """Record a failed round; call it where the error was caught, so that the log has the traceback."""
+        self._on_error()
         now = self._clock()
         self._last = now
         if self._failing_since is None:
@@ -63,6 +68,17 @@ class TaskHealth:
         if now - self._last >= SILENT_SECONDS:
             return False, f"has not come round for {now - self._last:.0f} s"
         return True, self._note
+
+
+async def repeat(round_: Callable[[], Awaitable[object]], seconds: float, health: TaskHealth) -> None:
+    """Await ``round_()`` every ``seconds`` until cancelled; a round that fails is reported to ``health``."""
+    while True:
+        try:
+            await round_()
+            health.good()
+        except Exception as error:
+            health.failed(error)
+        await asyncio.sleep(seconds)
 
 
 def _told(error: Exception) -> str:

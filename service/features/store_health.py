@@ -31,7 +31,7 @@ REACHED = Answer(True, True, "ok")
 NOT_ASKED = Answer(False, False, "has not answered yet")
 
 
-class StoreWatch:
+class StoreHealth:
     """Queries the server in its own thread between ``start`` and ``stop``, since it may take long to fail.
 
     A store in a directory is not watched; its disk is checked instead.
@@ -46,7 +46,7 @@ class StoreWatch:
     def start(self) -> None:
         if self._store.lies_elsewhere:
             # A daemon: the end of the process does not wait for a server.
-            threading.Thread(target=self._run, name="store-watch", daemon=True).start()
+            threading.Thread(target=self._run, name="store-health", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()

@@ -14,7 +14,7 @@ import datetime
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem
 from service.core.settings import Settings
-from service.core.task_health import TaskHealth
+from service.core.task_health import TaskHealth, repeat
 from service.core.tenants import store_of
 from service.identity import idempotency
 from service.jobs import job_records
@@ -56,18 +56,9 @@ class Swept(NamedTuple):
         return ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in self._asdict().items())
 
 
-async def run(
-    database: Database, settings: Settings, store: Store, pulse: TaskHealth, on_error: Callable[[], None] = lambda: None
-) -> None:
+async def run(database: Database, settings: Settings, store: Store, health: TaskHealth) -> None:
     """Sweep once a day until cancelled."""
-    while True:
-        try:
-            await sweep_if_due(database, settings, store, tables.now())
-            pulse.good()
-        except Exception as error:
-            on_error()
-            pulse.failed(error)
-        await asyncio.sleep(LOOK_SECONDS)
+    await repeat(lambda: sweep_if_due(database, settings, store, tables.now()), LOOK_SECONDS, health)
 
 
 async def sweep_if_due(database: Database, settings: Settings, store: Store, now: datetime.datetime) -> Swept | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import logging
-from collections.abc import Callable
 
 import sqlalchemy as sa
 
 from service.core import tables
 from service.core.database import Database
-from service.core.task_health import TaskHealth
+from service.core.task_health import TaskHealth, repeat
 from service.schedules import cron, schedule_records
 
 log = logging.getLogger("evenkeel.scheduler")
@@ -19,26 +17,19 @@ log = logging.getLogger("evenkeel.scheduler")
 CLOCK_SET_BACK = datetime.timedelta(seconds=5)
 
 
-async def run(
-    database: Database, seconds: float, pulse: TaskHealth, on_error: Callable[[], None] = lambda: None
-) -> None:
-    """Fire due schedules every ``seconds`` until cancelled.
-
-    A failed round (database down) is tried again and reported to ``pulse``.
-    """
+async def run(database: Database, seconds: float, health: TaskHealth) -> None:
+    """Fire due schedules every ``seconds`` until cancelled."""
     seen: datetime.datetime | None = None
-    while True:
-        try:
-            now = tables.now()
-            if seen is None or now < seen - CLOCK_SET_BACK:
-                await look_again(database, now)
-            seen = now
-            await fire_due(database, now)
-            pulse.good()
-        except Exception as error:
-            on_error()
-            pulse.failed(error)
-        await asyncio.sleep(seconds)
+
+    async def fire() -> None:
+        nonlocal seen
+        now = tables.now()
+        if seen is None or now < seen - CLOCK_SET_BACK:
+            await look_again(database, now)
+        seen = now
+        await fire_due(database, now)
+
+    await repeat(fire, seconds, health)
 
 
 async def look_again(database: Database, now: datetime.datetime) -> int:

@@ -47,15 +47,15 @@ async def readyz(request: Request) -> dict[str, Any]:
         "database": checks["database"] == "ok" or request.app.state.settings.role == "vectors",
         "disk": level != "full",
     }
-    store = await asyncio.to_thread(request.app.state.store_watch.answer, READY_SECONDS)
+    store = await asyncio.to_thread(request.app.state.store_health.answer, READY_SECONDS)
     if store is not None:
         checks["store"] = store.message
         fit_for_requests["store"] = store.serves or request.app.state.settings.role != "vectors"
     failed = [{"field": name, "message": checks[name]} for name, fit in fit_for_requests.items() if not fit]
     well = checks["database"] == "ok" and level in ("ok", "low") and (store is None or store.reached)
     status = "ok" if well else "degraded"
-    for pulse in request.app.state.pulses:
-        fit, checks[pulse.name] = pulse.verdict()
+    for task in request.app.state.task_health:
+        fit, checks[task.name] = task.verdict()
         if not fit:
             status = "degraded"
     if failed:

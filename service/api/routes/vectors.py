@@ -22,7 +22,7 @@ from embeddings.store import Collection, default_view
 from embeddings.vectors.item_vectors import MISSING, STATUS_NAMES, Array
 from service.api.routes.collections import existing
 from service.core import errors
-from service.core.inline_io import AtOnce
+from service.core.inline_io import InlineIO
 from service.core.tenants import qualified
 from service.features.store_access import accepted, ids_as, in_store, store_of, store_problems, unchanged
 from service.identity.auth import require
@@ -137,10 +137,10 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
         metrics.fetch_seconds.labels(shown, FORMATS[media_type]).observe(time.perf_counter() - started)
         return Response(encoded, headers=headers, media_type=media_type)
 
-    at_once: AtOnce = request.app.state.at_once
-    if at_once.allowed() and is_brief(request, view, collection, wanted, media_type):
+    inline_io: InlineIO = request.app.state.inline_io
+    if inline_io.allowed() and is_brief(request, view, collection, wanted, media_type):
         with store_problems():
-            return at_once.call(answer)
+            return inline_io.call(answer)
     return await in_store(answer)
 
 

@@ -486,7 +486,7 @@ def test_cli_imports_no_torch():
     code = """
 import sys
 sys.argv = ["evenkeel", "--version"]
-from service.cli import main, resources, vectors, serve
+from service.cli import main, datasets, vectors, serve
 from service.ops import doctor
 from service import app
 import trainer.spec
