@@ -482,6 +482,13 @@ def test_train_hands_its_arguments_to_the_trainer():
     assert "--run-dir" in done.stdout
 
 
+def test_a_command_starts_without_what_others_need():
+    heavy = ("numpy", "pydantic", "pyarrow", "sqlalchemy", "fastapi", "yaml", "trainer.spec")
+    code = f"import sys; from service.cli import main; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_cli_imports_no_torch():
     code = """
 import sys
