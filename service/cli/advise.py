@@ -73,11 +73,11 @@ def _labelled(snapshot: Path, task: Path) -> tuple[Array, list[Any]]:
         raise CommandError(f"{task}: {error}", "a Parquet file with the columns id and label") from None
     served = pq.read_table(snapshot, columns=["id", "status", "vector"])
     served = served.filter(pc.not_equal(served["status"].cast(pa.string()), "missing"))
-    place = {identifier: row for row, identifier in enumerate(served["id"].to_pylist())}
+    row_of = {identifier: row for row, identifier in enumerate(served["id"].to_pylist())}
     pairs = [
-        (place[identifier], label)
+        (row_of[identifier], label)
         for identifier, label in zip(asked["id"].to_pylist(), asked["label"].to_pylist(), strict=True)
-        if identifier in place
+        if identifier in row_of
     ]
     column = served["vector"].combine_chunks()
     matrix = np.asarray(column.flatten(), dtype=np.float32).reshape(len(served), column.type.list_size)

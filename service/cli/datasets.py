@@ -73,10 +73,10 @@ def infer_dataset(
 def list_datasets(as_json: JsonFlag = False) -> None:
     """List registered datasets."""
     with Client() as client:
-        found = client.datasets()
+        listed = client.datasets()
     columns = output.headings("name", "uri", "features")
     empty = "no datasets yet: register one with `evenkeel datasets add FILE.yaml`"
-    output.print_list(found, columns, empty, as_json, lambda one: {**one, "features": list(one.get("features") or ())})
+    output.print_list(listed, columns, empty, as_json, lambda one: {**one, "features": list(one.get("features") or ())})
 
 
 @datasets.command("profile")

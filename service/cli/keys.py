@@ -37,9 +37,9 @@ def create_key(
 def list_keys(as_json: JsonFlag = False) -> None:
     """List keys, without their secrets."""
     with Client() as client:
-        found = client.keys()
+        listed = client.keys()
     columns = output.headings("id", "name", "prefix", "scopes", "created_at", "expires_at", "revoked_at")
-    output.print_list(found, columns, "no keys", as_json)
+    output.print_list(listed, columns, "no keys", as_json)
 
 
 @keys.command("rotate")
@@ -60,8 +60,8 @@ def rotate_key(
 def list_tenants(as_json: JsonFlag = False) -> None:
     """List tenants and the number of their usable keys."""
     with Client() as client:
-        found = client.tenants()
-    output.print_list(found, {"name": "TENANT", "num_keys": "KEYS"}, "no tenants", as_json)
+        listed = client.tenants()
+    output.print_list(listed, {"name": "TENANT", "num_keys": "KEYS"}, "no tenants", as_json)
 
 
 @keys.command("audit")
@@ -73,12 +73,12 @@ def list_audit(
 ) -> None:
     """Show who did what to which object, newest first."""
     with Client() as client:
-        found = client.audit(limit, key=key, since=since)
+        listed = client.audit(limit, key=key, since=since)
     columns = {
         "at": "WHEN", "tenant": "TENANT", "key_name": "KEY", "action": "DID", "object": "TO", "status": "STATUS",
         "address": "FROM",
     }  # fmt: skip
-    output.print_list(found, columns, "no entries", as_json)
+    output.print_list(listed, columns, "no entries", as_json)
 
 
 @keys.command("revoke")

@@ -41,8 +41,8 @@ SpecFile = Annotated[
 JobId = Annotated[str, typer.Argument(metavar="ID")]
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(show: bool) -> None:
+    if show:
         typer.echo(f"evenkeel {importlib.metadata.version('evenkeel')}")
         raise typer.Exit
 
@@ -85,11 +85,11 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
         from trainer.sizing.memory import machine_memory_bytes
 
         address = os.environ.get("EVENKEEL_RAY_ADDRESS")
-        found = estimate(job, dataset, known_gpu_bytes(job, address))
-        answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": found}
-        if not found["rows"]:
+        prediction = estimate(job, dataset, known_gpu_bytes(job, address))
+        answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": prediction}
+        if not prediction["rows"]:
             raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows")
-        problem = too_large(job, found, None if address else machine_memory_bytes())
+        problem = too_large(job, prediction, None if address else machine_memory_bytes())
         problem = problem or gpu_problem(job, address)
         if problem is not None:
             raise CommandError(*problem)

@@ -90,5 +90,5 @@ def run_dir(job: str) -> Path:
 def _run(module: str, arguments: list[str]) -> None:
     """Run a module of the trainer, which imports torch, as a child process, and exit with its exit code."""
     sys.stdout.flush()
-    found = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
-    raise typer.Exit(found.returncode)
+    completed = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
+    raise typer.Exit(completed.returncode)

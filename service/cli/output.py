@@ -185,9 +185,9 @@ class JobProgress:
         progress = job.get("progress") or {}
         epoch, epochs = progress.get("epoch") or 0, progress.get("epochs") or 0
         if self._bar is None:
-            said = (job["state"], epoch)
-            if said != self._said:
-                self._said = said
+            shown = (job["state"], epoch)
+            if shown != self._said:
+                self._said = shown
                 note(f"{job['id']}  {job['state']}" + (f"  epoch {epoch} of {epochs}" if epochs else ""))
             return
         rate = progress.get("examples_per_second")

@@ -50,10 +50,10 @@ def add_schedule(
 def list_schedules(as_json: JsonFlag = False) -> None:
     """List schedules with their next firing."""
     with Client() as client:
-        found = client.schedules()
+        listed = client.schedules()
     columns = output.headings("name", "cron", "timezone", "paused", "overlap", "catchup", next_fire_at="NEXT FIRING")
     empty = "no schedules yet: `evenkeel schedules add NAME SPEC.yaml --cron '0 3 * * *'`"
-    output.print_list(found, columns, empty, as_json)
+    output.print_list(listed, columns, empty, as_json)
 
 
 @schedules.command("show")
@@ -103,6 +103,6 @@ def delete_schedule(name: Name) -> None:
 def firings(name: Name, limit: Annotated[int, typer.Option(min=1)] = 20, as_json: JsonFlag = False) -> None:
     """List a schedule's firings, newest first."""
     with Client() as client:
-        found = client.firings(name, limit)
-    columns = {field: field.upper() for row in found or [{"fire_at": ""}] for field in row}
-    output.print_list(found, columns, f"schedule {name} has not fired yet", as_json)
+        listed = client.firings(name, limit)
+    columns = {field: field.upper() for row in listed or [{"fire_at": ""}] for field in row}
+    output.print_list(listed, columns, f"schedule {name} has not fired yet", as_json)

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def versions(collection: Collection, as_json: JsonFlag = False) -> None:
     """List a collection's versions, newest first, with the gate's verdicts."""
     with Client() as client:
-        found = client.versions(collection)
+        listed = client.versions(collection)
         current = client.collection(collection).get("current")
 
     def row(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
     columns = {"current": ""} | output.headings(
         "version", "state", "parent", "rows", "dim", "carried", "missing", "job", "created_at", why="HELD BECAUSE"
     )
-    output.print_list(found, columns, f"no versions in '{collection}' yet", as_json, row)
+    output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, row)
 
 
 def promote(

@@ -133,11 +133,11 @@ class VectorCalls(Session):
         if (collection is None) == (view is None):
             raise ValueError("give a collection (its default view is served) or view=NAME, not both")
         path = f"/views/{part(view)}/vectors" if view is not None else f"/collections/{part(str(collection))}/vectors"
-        wanted = _ids(ids)
+        requested = _ids(ids)
         tables: list[pa.Table] = []
         headers = {"Accept": ARROW_STREAM} | ({"If-None-Match": etag} if etag else {})
-        for start in range(0, max(len(wanted), 1), MAX_IDS):
-            body = {"ids": wanted[start : start + MAX_IDS], "version": version, "dtype": dtype}
+        for start in range(0, max(len(requested), 1), MAX_IDS):
+            body = {"ids": requested[start : start + MAX_IDS], "version": version, "dtype": dtype}
             answer = self.request("POST", path, json=body, headers=headers)
             if not tables:
                 if answer.status_code == 304:

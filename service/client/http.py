@@ -62,10 +62,10 @@ class ProblemError(ServiceError):
         self.detail = detail
         self.errors = [dict(error) for error in errors]
         remedies = list(dict.fromkeys(str(error["remedy"]) for error in self.errors if error.get("remedy")))
-        said = detail
+        text = detail
         for remedy in remedies:  # it has a line of its own
-            said = said.replace(remedy, "").strip()
-        lines = [said or title or f"HTTP {status}"]
+            text = text.replace(remedy, "").strip()
+        lines = [text or title or f"HTTP {status}"]
         for error in self.errors:
             field, message = error.get("field"), error.get("message", "")
             line = f"{field}: {message}" if field else str(message)

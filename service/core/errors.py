@@ -121,10 +121,10 @@ def invalid(problems: Iterable[tuple[str, str]], remedy: str = "", num_more: int
     if num_more:
         problems.append(("", f"and {num_more} more"))
     errors = [{"field": field, "message": message, "remedy": remedy} for field, message in problems]
-    said = "; ".join(
+    detail = "; ".join(
         f"{error['field']}: {error['message']}" if error["field"] else error["message"] for error in errors
     )
-    return Problem(422, "invalid-request", said or "The request is not valid.", errors)
+    return Problem(422, "invalid-request", detail or "The request is not valid.", errors)
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -162,8 +162,8 @@ def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
 
 def _validation(error: RequestValidationError) -> Problem:
     problems = []
-    found = error.errors()
-    for item in found[:MAX_PROBLEMS]:
+    reported = error.errors()
+    for item in reported[:MAX_PROBLEMS]:
         where, message = in_words(item)
         if where and where[0] in ("body", "query", "path", "header", "cookie"):
             where = where[1:]
@@ -172,7 +172,7 @@ def _validation(error: RequestValidationError) -> Problem:
         elif item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == NAME_PATTERN:
             message = "a name is 1 to 63 of a-z, 0-9, _ and -, and begins with a letter or digit"
         problems.append((".".join(where)[:MAX_FIELD_LENGTH], message))
-    return invalid(problems, num_more=max(len(found) - MAX_PROBLEMS, 0))
+    return invalid(problems, num_more=max(len(reported) - MAX_PROBLEMS, 0))
 
 
 async def answer(request: Request, error: Exception) -> Response:

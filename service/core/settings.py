@@ -122,9 +122,9 @@ class Settings:
     def _check_executor(self) -> None:
         elsewhere = self.executor == "ray_jobs"
         if elsewhere != (self.ray_address or "").startswith(("http://", "https://")):
-            wanted = "http://HOST:8265, the cluster's dashboard" if elsewhere else "HOST:6379, or left out"
+            expected = "http://HOST:8265, the cluster's dashboard" if elsewhere else "HOST:6379, or left out"
             given = f"EVENKEEL_RAY_ADDRESS is '{self.ray_address or ''}'"
-            raise ValueError(f"{given}: with EVENKEEL_EXECUTOR={self.executor} it is {wanted}")
+            raise ValueError(f"{given}: with EVENKEEL_EXECUTOR={self.executor} it is {expected}")
         if (self.internal_url is None) != (self.cluster_runs is None):
             raise ValueError(
                 "EVENKEEL_INTERNAL_URL and EVENKEEL_CLUSTER_RUNS go together: set both where the cluster does not "
@@ -254,9 +254,9 @@ Value = TypeVar("Value")
 
 
 def _resources(given: str) -> tuple[tuple[str, float], ...]:
-    found = [part.partition("=") for part in given.split(",") if part.strip()]
+    pairs = [part.partition("=") for part in given.split(",") if part.strip()]
     try:
-        return tuple((name.strip(), float(number)) for name, _, number in found)
+        return tuple((name.strip(), float(number)) for name, _, number in pairs)
     except ValueError:
         raise ValueError("EVENKEEL_DRIVER_RESOURCES: write NAME=NUMBER, separated by ','") from None
 

@@ -51,10 +51,10 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
         for name, graph in absolute.graphs.items()
     ]
     for field, uri, named in others:
-        found = _columns(uri, f"{field}.uri")
+        file_columns = _columns(uri, f"{field}.uri")
         for part, column in named.items():
-            if column not in found:
-                there = ", ".join(sorted(found))
+            if column not in file_columns:
+                there = ", ".join(sorted(file_columns))
                 problems.append((f"{field}.{part}", f"no column '{column}' in {uri} (there are {there})"))
     if problems:
         raise invalid(problems, "name a column of the file, or correct the file")

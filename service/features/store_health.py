@@ -59,17 +59,17 @@ class StoreHealth:
         return self._answer
 
     def _run(self) -> None:
-        away_since = said = 0.0
+        away_since = logged_at = 0.0
         while not self._stopped.is_set():
             try:
                 self._store.reach()
             except Exception as error:  # whatever its client raises is the answer here
                 now = time.monotonic()
                 if self._answer.reached or not self._asked.is_set():
-                    away_since, said = now, now - SAID_AGAIN_SECONDS
+                    away_since, logged_at = now, now - SAID_AGAIN_SECONDS
                 answer = self._without_server()
-                if now - said >= SAID_AGAIN_SECONDS:
-                    said = now
+                if now - logged_at >= SAID_AGAIN_SECONDS:
+                    logged_at = now
                     log.error("store: %s: %s (%s)", type(error).__name__, error, answer.message)
                 self._answer = answer
             else:

@@ -86,16 +86,16 @@ async def sweep(
 async def _take(database: Database, name: str, now: datetime.datetime) -> bool:
     """Claim the sweep if it is due; no other process then takes it before tomorrow, even if this one is killed."""
     table = tables.sweep
-    mine = table.c.name == name
+    this_sweep = table.c.name == name
     async with database.read() as connection:
-        if _recent(await connection.scalar(sa.select(table.c.began_at).where(mine)), now):
+        if _recent(await connection.scalar(sa.select(table.c.began_at).where(this_sweep)), now):
             return False
     async with database.write() as connection:
         await database.exclusive(connection, f"sweep {name}")
-        began = await connection.scalar(sa.select(table.c.began_at).where(mine))
+        began = await connection.scalar(sa.select(table.c.began_at).where(this_sweep))
         if _recent(began, now):
             return False
-        statement = table.insert().values(name=name) if began is None else table.update().where(mine)
+        statement = table.insert().values(name=name) if began is None else table.update().where(this_sweep)
         await connection.execute(statement.values(began_at=now))
     return True
 
@@ -156,13 +156,13 @@ async def sweep_home(
     for job_id, finished_at in rows:
         directory = settings.run_dir(job_id)
         if finished_at < _before(now, kept.jobs) and job_id not in needed:
-            found = Swept(jobs=1, bytes=await asyncio.to_thread(_size, directory))
+            removed = Swept(jobs=1, bytes=await asyncio.to_thread(_size, directory))
             if not dry_run:
                 try:
                     await job_records.delete(database, settings, job_id, sweeping=True)
                 except Problem:  # it was queued again, named by another, or deleted, a moment ago
                     continue
-            swept = _sum(swept, found)
+            swept = _sum(swept, removed)
             continue
         if finished_at < _before(now, kept.checkpoints) and job_id not in needed:
             for name in (CHECKPOINTS, BEST, "data"):
@@ -215,13 +215,13 @@ async def needed_jobs(database: Database, settings: Settings, store: Store) -> s
 
 def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
     """Return the jobs of versions that are served, or can be."""
-    found = set()
+    job_ids = set()
     for tenant in owners:
-        theirs = store_of(store, tenant)
-        for name in theirs.collections():
-            manifests = theirs.collection(name).versions()
-            found |= {one["job"] for one in manifests if one["state"] != "expired" and one.get("job")}
-    return found
+        tenant_store = store_of(store, tenant)
+        for name in tenant_store.collections():
+            manifests = tenant_store.collection(name).versions()
+            job_ids |= {one["job"] for one in manifests if one["state"] != "expired" and one.get("job")}
+    return job_ids
 
 
 def _begun_from(run_dir: Path) -> str | None:

@@ -70,10 +70,10 @@ async def fire_due(database: Database, now: datetime.datetime) -> int:
     due = sa.and_(table.c.paused.is_(False), table.c.next_fire_at <= now)
     async with database.read() as connection:
         names = sa.select(table.c.id, table.c.name).where(due).order_by(table.c.next_fire_at)
-        found = (await connection.execute(names)).all()
+        schedules = (await connection.execute(names)).all()
     started = 0
     failures = []
-    for schedule_id, name in found:
+    for schedule_id, name in schedules:
         try:
             started += await _fire_one(database, schedule_id, now)
         except Exception as failure:  # one schedule that cannot be understood must not hold up the others
@@ -89,10 +89,10 @@ async def _fire_one(database: Database, schedule_id: str, now: datetime.datetime
     still_due = sa.and_(table.c.id == schedule_id, table.c.paused.is_(False), table.c.next_fire_at <= now)
     async with database.write() as connection:
         query = sa.select(table).where(still_due).with_for_update(skip_locked=True)
-        found = (await connection.execute(query)).mappings().first()
-        if found is None:
+        locked = (await connection.execute(query)).mappings().first()
+        if locked is None:
             return 0
-        row = dict(found)
+        row = dict(locked)
         plan = cron.plan(
             row["cron"], row["timezone"], row["next_fire_at"], now, row["catchup"], row["misfire_grace_seconds"]
         )

@@ -153,10 +153,10 @@ async def _post(
             ) as answer:
                 if answer.is_success:
                     return answer.status_code, None
-                said = b""
+                received = b""
                 async for part in answer.aiter_raw():
-                    said += part
-                    if len(said) >= SHOWN_BYTES:
+                    received += part
+                    if len(received) >= SHOWN_BYTES:
                         break
     except TargetError as error:
         return None, str(error)
@@ -164,6 +164,6 @@ async def _post(
         return None, f"no answer within {TIMEOUT_SECONDS:g} s"
     except (httpx.HTTPError, OSError, ValueError) as error:
         return None, f"{type(error).__name__}: {error}"
-    shown = said[:SHOWN_BYTES].decode("utf-8", "replace")
+    shown = received[:SHOWN_BYTES].decode("utf-8", "replace")
     shown = "".join(character if character.isprintable() else " " for character in shown).strip()
     return answer.status_code, f"answered {answer.status_code}" + (f": {shown}" if shown else "")
