@@ -179,15 +179,15 @@ class JobProgress:
     def __init__(self) -> None:
         self._bar: Any = None
         self._task: Any = None
-        self._said: tuple[Any, ...] = ()
+        self._shown: tuple[Any, ...] = ()
 
     def update(self, job: Mapping[str, Any]) -> None:
         progress = job.get("progress") or {}
         epoch, epochs = progress.get("epoch") or 0, progress.get("epochs") or 0
         if self._bar is None:
             shown = (job["state"], epoch)
-            if shown != self._said:
-                self._said = shown
+            if shown != self._shown:
+                self._shown = shown
                 note(f"{job['id']}  {job['state']}" + (f"  epoch {epoch} of {epochs}" if epochs else ""))
             return
         rate = progress.get("examples_per_second")

@@ -16,6 +16,7 @@ schedules = typer.Typer(help="Schedules: jobs that the clock starts.", no_args_i
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
+# A parameter for each option that users have.
 @schedules.command("add")
 def add_schedule(
     name: Name,

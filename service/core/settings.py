@@ -24,7 +24,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class RetentionDays:
     """How many days a job's data is kept after its end, and how long firings are listed."""
 
     jobs: float = 400.0
@@ -55,7 +55,7 @@ class Settings:
         host_memory_bytes: Memory of this host that runs may use.
         host_gpus: GPUs of this host that runs may use.
         requests_per_second: Limit per key in each process; 0 for no limit.
-        kept: How long data is kept before it is removed.
+        retention: How long data is kept before it is removed.
         disk_warn_bytes: With less free space under ``home`` the service warns.
         disk_reserve_bytes: With less free space under ``home`` no run is started.
         target_networks: Networks that are not public but may still be called if users name an address in them.
@@ -98,7 +98,7 @@ class Settings:
     silence_seconds: float = 300.0
     max_runs: int = 1
     tenant_max_jobs: int | None = None
-    kept: Kept = Kept()
+    retention: RetentionDays = RetentionDays()
     disk_warn_bytes: int = 5 * 2**30
     disk_reserve_bytes: int = 2**30
     host_cores: float | None = None
@@ -194,7 +194,7 @@ class Settings:
         }
         days = {
             field.name: _number(name, text, 0)
-            for field in dataclasses.fields(Kept)
+            for field in dataclasses.fields(RetentionDays)
             if (text := value((name := f"keep_{field.name}_days").upper()))
         }
         hosts = tuple(host.strip().lower() for host in value("ALLOWED_HOSTS").split(",") if host.strip())
@@ -213,7 +213,7 @@ class Settings:
             driver_resources=_resources(value("DRIVER_RESOURCES")),
             allowed_hosts=LOCAL_HOSTS + hosts,
             target_networks=parse_networks(value("TARGET_NETWORKS")),
-            kept=Kept(**days),
+            retention=RetentionDays(**days),
             **numbers,
             log_format=_one_of("EVENKEEL_LOG_FORMAT", value("LOG_FORMAT"), {"json": "json", "text": "text"}),
             access_log=_one_of("EVENKEEL_ACCESS_LOG", value("ACCESS_LOG"), {"0": False, "1": True}),

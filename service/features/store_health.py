@@ -8,11 +8,11 @@ import time
 from typing import NamedTuple
 
 from embeddings.store import Store
+from service.core.task_health import LOG_AGAIN_SECONDS
 
 log = logging.getLogger("evenkeel")
 
 CHECK_SECONDS = 5.0
-SAID_AGAIN_SECONDS = 300.0
 
 
 class Answer(NamedTuple):
@@ -66,9 +66,9 @@ class StoreHealth:
             except Exception as error:  # whatever its client raises is the answer here
                 now = time.monotonic()
                 if self._answer.reached or not self._asked.is_set():
-                    away_since, logged_at = now, now - SAID_AGAIN_SECONDS
+                    away_since, logged_at = now, now - LOG_AGAIN_SECONDS
                 answer = self._without_server()
-                if now - logged_at >= SAID_AGAIN_SECONDS:
+                if now - logged_at >= LOG_AGAIN_SECONDS:
                     logged_at = now
                     log.error("store: %s: %s (%s)", type(error).__name__, error, answer.message)
                 self._answer = answer

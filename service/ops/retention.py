@@ -107,10 +107,10 @@ def _recent(began: datetime.datetime | None, now: datetime.datetime) -> bool:
 
 async def sweep_rows(database: Database, settings: Settings, now: datetime.datetime, dry_run: bool = False) -> Swept:
     """Remove rows that belong to no home: firings, events of ended jobs except states, idempotency keys, sessions."""
-    kept = settings.kept
+    days = settings.retention
     event, firing, job = tables.job_event, tables.firing, tables.job
-    ended = sa.select(job.c.id).where(job.c.state.in_(TERMINAL), job.c.finished_at < _before(now, kept.events))
-    old_firings = sa.and_(firing.c.fire_at_utc < _before(now, kept.firings), firing.c.fire_at_utc < now)
+    ended = sa.select(job.c.id).where(job.c.state.in_(TERMINAL), job.c.finished_at < _before(now, days.events))
+    old_firings = sa.and_(firing.c.fire_at_utc < _before(now, days.firings), firing.c.fire_at_utc < now)
     doomed = {
         "events": (event, sa.and_(event.c.type != "state", event.c.job_id.in_(ended))),
         "firings": (firing, old_firings),
@@ -144,8 +144,8 @@ async def sweep_home(
     Raises:
         StoreError: A collection cannot be read, so what is still needed is unknown.
     """
-    kept, job = settings.kept, tables.job.c
-    youngest = _before(now, min(kept.jobs, kept.checkpoints, kept.logs))
+    days, job = settings.retention, tables.job.c
+    youngest = _before(now, min(days.jobs, days.checkpoints, days.logs))
     ended = sa.and_(job.state.in_(TERMINAL), job.released.is_(True), job.finished_at < youngest)
     ours = sa.or_(job.home_id == home, job.home_id.is_(None))
     needed = await needed_jobs(database, settings, store)
@@ -155,7 +155,7 @@ async def sweep_home(
     swept = Swept()
     for job_id, finished_at in rows:
         directory = settings.run_dir(job_id)
-        if finished_at < _before(now, kept.jobs) and job_id not in needed:
+        if finished_at < _before(now, days.jobs) and job_id not in needed:
             removed = Swept(jobs=1, bytes=await asyncio.to_thread(_size, directory))
             if not dry_run:
                 try:
@@ -164,14 +164,14 @@ async def sweep_home(
                     continue
             swept = _sum(swept, removed)
             continue
-        if finished_at < _before(now, kept.checkpoints) and job_id not in needed:
+        if finished_at < _before(now, days.checkpoints) and job_id not in needed:
             for name in (CHECKPOINTS, BEST, "data"):
                 if (directory / name).is_dir():
                     gone = await asyncio.to_thread(_size, directory / name)
                     if not dry_run and not await _give_up(database, settings, job_id, name):
                         break
                     swept = _sum(swept, Swept(checkpoints=name == CHECKPOINTS, bytes=gone))
-        if finished_at < _before(now, kept.logs) and (directory / LOG_FILE).exists():
+        if finished_at < _before(now, days.logs) and (directory / LOG_FILE).exists():
             swept = _sum(swept, Swept(logs=1, bytes=_size(directory / LOG_FILE)))
             if not dry_run:
                 (directory / LOG_FILE).unlink(missing_ok=True)

@@ -133,10 +133,10 @@ async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Row
     # One that is being deleted is waited for: a delivery to it would fail the transaction.
     for hook in (await connection.execute(query.with_for_update(read=True, key_share=True))).mappings().all():
         if event in hook["events"]:
-            await owe(connection, hook["id"], event, data)
+            await enqueue(connection, hook["id"], event, data)
 
 
-async def owe(connection: AsyncConnection, webhook_id: str, event: Event, data: Row) -> Row:
+async def enqueue(connection: AsyncConnection, webhook_id: str, event: Event, data: Row) -> Row:
     """Queue one delivery, due at once."""
     now = tables.now()
     # Instants as the API's answers have them.

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from service.core import tables
 from service.core.settings import Settings
-from service.core.task_health import SAID_AGAIN_SECONDS, SILENT_SECONDS, TROUBLE_SECONDS, TaskHealth
+from service.core.task_health import LOG_AGAIN_SECONDS, SILENT_SECONDS, TROUBLE_SECONDS, TaskHealth
 from service.jobs.runner import STANDBY
 from service.schedules import scheduler
 from tests.service.service_kit import client_of, job_body, running, until, wait_for
@@ -225,7 +225,7 @@ def test_task_health_tells_trouble_and_its_end(caplog: pytest.LogCaptureFixture)
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info
     assert health.verdict() == (False, "fails since 199 s: OSError: no space left")
-    clock.now += SAID_AGAIN_SECONDS
+    clock.now += LOG_AGAIN_SECONDS
     health.failed(OSError("no space left"))
     health.failed(OSError("something else"))
     assert len(caplog.records) == 3
