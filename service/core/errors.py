@@ -121,8 +121,8 @@ def invalid(*problems: FieldProblem, num_more: int = 0) -> Problem:
     """
     num_more += len(problems[MAX_PROBLEMS:])
     shown = [*problems[:MAX_PROBLEMS], *([FieldProblem("", f"and {num_more} more")] if num_more else ())]
-    said = "; ".join(str(problem._replace(remedy="")) for problem in shown)
-    return Problem(422, "invalid-request", said or "The request is not valid.", [one._asdict() for one in shown])
+    detail = "; ".join(str(problem._replace(remedy="")) for problem in shown)
+    return Problem(422, "invalid-request", detail or "The request is not valid.", [one._asdict() for one in shown])
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -28,7 +28,7 @@ SERVED_FILES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs"
 _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts for the process alone
 
 
-class AtOnce:
+class InlineIO:
     """Decides whether brief work may be done on the event loop now. Used by one event loop's thread only."""
 
     def __init__(

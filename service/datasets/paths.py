@@ -120,8 +120,8 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
     parts = uri.removeprefix(S3).rstrip("/").split("/")
     if any(character in uri for character in "@?#%\\") or any(part in ("", ".", "..") for part in parts):
         raise invalid(FieldProblem(field, f"'{shown(uri)}' is not s3://BUCKET/KEY, without user name, options or dots"))
-    place = [[part for part in root.removeprefix(S3).split("/") if part] for root in settings.object_roots]
-    if not any(parts[: len(root)] == root for root in place):
+    prefixes = [[part for part in root.removeprefix(S3).split("/") if part] for root in settings.object_roots]
+    if not any(parts[: len(prefix)] == prefix for prefix in prefixes):
         roots = ", ".join(settings.object_roots) or "none"
         remedy = "add its s3://BUCKET/PREFIX to EVENKEEL_DATA_ROOTS where the service runs"
         raise invalid(FieldProblem(field, f"'{uri}' lies outside the data roots in object storage ({roots})", remedy))

@@ -52,10 +52,10 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
         for name, graph in absolute.graphs.items()
     ]
     for field, uri, named in others:
-        found = _columns(uri, f"{field}.uri")
+        file_columns = _columns(uri, f"{field}.uri")
         for part, column in named.items():
-            if column not in found:
-                problems.append(_no_column(f"{field}.{part}", column, uri, found))
+            if column not in file_columns:
+                problems.append(_no_column(f"{field}.{part}", column, uri, file_columns))
     if problems:
         raise invalid(*problems)
     return absolute

@@ -137,9 +137,9 @@ class Neighbors:
 
     def _ask_for(self, path: Path, tenant: str, collection: str, version: str) -> None:
         """Start a builder, unless one is running or failed a short while ago."""
-        found = self._builders.get(path)
-        if found is not None:
-            builder, started = found
+        building = self._builders.get(path)
+        if building is not None:
+            builder, started = building
             if builder.poll() is None or time.monotonic() - started < RETRY_SECONDS:
                 return
         _remove_old(path)

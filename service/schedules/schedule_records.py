@@ -209,8 +209,8 @@ async def fire(
         return None
     if missed is None:
         outcome = await _start(connection, row, date)
-        mine = sa.and_(tables.firing.c.schedule_id == row["id"], tables.firing.c.fire_at_utc == at)
-        await connection.execute(tables.firing.update().where(mine).values(outcome))
+        this_firing = sa.and_(tables.firing.c.schedule_id == row["id"], tables.firing.c.fire_at_utc == at)
+        await connection.execute(tables.firing.update().where(this_firing).values(outcome))
         firing.update(outcome)
     if firing["outcome"] in ("skipped", "failed"):
         event = f"schedule.{firing['outcome']}"

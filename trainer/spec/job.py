@@ -34,7 +34,7 @@ from trainer.spec.evaluation import (
     Split,
 )
 from trainer.spec.models.base import Init
-from trainer.spec.models.registry import MODELS, Model
+from trainer.spec.models.registry import BROKEN_MODELS, MODELS, Model
 from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError, raise_if_invalid
 from trainer.spec.publish import Anchor, Compass, Expire, Gate, MovingAverage, Publish, View
 from trainer.spec.regularizers import Regularizers
@@ -397,7 +397,8 @@ def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
     elif error["type"] == "union_tag_not_found":
         where, message = [*where, "kind"], "Field required"
     elif error["type"] == "union_tag_invalid":
-        where, message, remedy = [*where, "kind"], "no such model", f"use one of {', '.join(MODELS)}"
+        where, broken = [*where, "kind"], BROKEN_MODELS.get(str(error["ctx"]["tag"]))
+        message, remedy = (broken, "") if broken else ("no such model", f"use one of {', '.join(MODELS)}")
     return FieldProblem(".".join(where), message, remedy)
 
 

@@ -72,11 +72,11 @@ async def calibrate(request: Request, collection: str, body: CalibrationRequest)
     def measured() -> dict[str, Any]:
         nulls = existing(request, body.nulls)
         # Of what is served elsewhere the versions that it could be rolled back to would be given up.
-        found = calibration.calibrate(
+        result = calibration.calibrate(
             existing(request, collection), nulls, body.versions, overrides=body.limits, only_nulls=True
         )
         nulls.retain(1)
-        return found.as_document()
+        return result.as_document()
 
     return await in_store(measured)
 
@@ -113,8 +113,8 @@ async def add_canaries(request: Request, collection: str, body: CanaryRequest) -
                 )
             probe.register(target, body.name, table["id"], table["label"].to_pylist(), seed=body.seed)
             names = [body.name]
-        kept = target.settings(probe.SETTINGS)
-        return {"items": [probe.summary(kept[name]) for name in names]}
+        probes = target.settings(probe.SETTINGS)
+        return {"items": [probe.summary(probes[name]) for name in names]}
 
     try:
         return await thread_pools.in_thread(fitted)

@@ -120,7 +120,7 @@ async def ping(request: Request, webhook_id: str, admin: Admin) -> DeliveryView:
     """Send a `ping` event, to test the address and the receiver's signature check."""
     async with request.app.state.database.write() as connection:
         row = await webhook_records.get(connection, admin.tenant, webhook_id)
-        return _delivery(await webhook_records.owe(connection, row["id"], "ping", {"webhook": row["id"]}))
+        return _delivery(await webhook_records.enqueue(connection, row["id"], "ping", {"webhook": row["id"]}))
 
 
 @router.get("/{webhook_id}/deliveries", responses=errors.responses(404))
