@@ -96,11 +96,9 @@ class Training:
         # Only the ranks pay for TorchRec.
         from embeddings.sharding.exchange.collectives import all_reduce
         from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
-        from trainer.models.registry import DNN
 
         tables = peers.table_configs(workload)
-        features = [feature for table in tables for feature in table.features]
-        model = DNN(embedding_bag_collection(tables), features, dim=workload.dim, hidden=HIDDEN)
+        model = peers.dnn(embedding_bag_collection(tables), tables, HIDDEN)
         wanted = {} if plan == "planner" else {table.name: plan for table in tables}
         self.model = shard_model(model, tables, OPTIMIZER, {}, wanted, seed=0)
         self.module: Any = self.model.module

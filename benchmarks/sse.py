@@ -77,11 +77,10 @@ class Training:
     def __init__(self, workload: Workload, sse: float | None):
         # Only the ranks pay for TorchRec.
         from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
-        from trainer.models.registry import DNN
 
         tables = peers.table_configs(workload)
         features = [feature for table in tables for feature in table.features]
-        model = DNN(embedding_bag_collection(tables), features, dim=workload.dim, hidden=HIDDEN)
+        model = peers.dnn(embedding_bag_collection(tables), tables, HIDDEN)
         plan = {table.name: "row_wise" for table in tables}
         self.model = shard_model(model, tables, AdamAR(1e-3, alpha=1e-5), peers.swaps(workload, sse), plan, seed=0)
         assert self.model.plan() == plan

@@ -23,7 +23,7 @@ from trainer.distributed.sharded_model import (
     embedding_collection,
     shard_model,
 )
-from trainer.models.base import RankingModel
+from trainer.models.base import ModelInputs, RankingModel
 from trainer.models.registry import MODELS
 from trainer.models.sse_labels import target_configs
 from trainer.sizing.memory import sequence_ids, table_budget, table_rows
@@ -85,18 +85,8 @@ def model_of(
     dtype: torch.dtype = torch.float32,
 ) -> RankingModel:
     """Return the job's model around embeddings of these keys, its dense part at initial values. On one device."""
-    kind = MODELS[job.model.kind]
-    model = kind(
-        embeddings,
-        [key.name for key in keys],
-        dim=job.model.embedding_dim,
-        hidden=getattr(job.model, "hidden", ()),
-        seed=job.seed,
-        dtype=dtype,
-        **kind.settings(job),
-        **kind.of_keys(keys),
-        **({"num_dense": num_dense} if num_dense else {}),
-    )
+    inputs = ModelInputs(tuple(keys), num_dense, job.seed, dtype, job.regularizers.dropout)
+    model = MODELS[job.model.kind](embeddings, job.model, inputs)
     model.loss_kind, model.loss_settings = loss_of(job), loss_settings_of(job)
     return model
 

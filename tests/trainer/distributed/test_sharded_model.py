@@ -9,8 +9,8 @@ from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, AdamAR, RMSprop, RowwiseAdagrad, RowwiseAdam
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, TableConfig
+from tests import models
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
-from trainer.models.registry import DNN
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -75,8 +75,12 @@ def make_model(plan, dtype, backend, sse=SSE, optimizer=OPTIMIZER, seed=0):
     from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
 
     dtype = getattr(torch, dtype)
-    model = DNN(embedding_bag_collection(TABLES), FEATURES, dim=DIM, hidden=(16,), seed=seed, dtype=dtype)
+    model = dnn(embedding_bag_collection(TABLES), seed, dtype)
     return shard_model(model, TABLES, optimizer, sse, plan, seed=3, backend=backend, dtype=dtype)
+
+
+def dnn(embeddings, seed=0, dtype=torch.float32, hidden=16):
+    return models.make_model("dnn", embeddings, FEATURES, embedding_dim=DIM, hidden=(hidden,), seed=seed, dtype=dtype)
 
 
 def make_dense_optimizer(sharded):
@@ -150,7 +154,7 @@ class OneDevice:
 
     def __init__(self, dtype, backend):
         self.tables = EmbeddingTables(TABLES, OPTIMIZER, sse=SSE, seed=3, backend=backend, dtype=dtype)
-        tower = DNN(torch.nn.Identity(), FEATURES, dim=DIM, hidden=(16,), seed=0, dtype=dtype).tower
+        tower = dnn(torch.nn.Identity(), dtype=dtype).tower
         self.tower, self.optimizer = tower, torch.optim.Adam(tower.parameters(), lr=0.01)
 
     def run(self, num_steps):
@@ -399,7 +403,7 @@ def dense_parts():
 
 def test_dense_parameters_are_rank_0s_and_their_gradients_are_summed(ranks):
     first, second = ranks(2).run(dense_parts)
-    expected = DNN(torch.nn.Identity(), FEATURES, dim=DIM, hidden=(16,), seed=0)
+    expected = dnn(torch.nn.Identity())
     assert list(first) == [name for name, _ in expected.named_parameters()]
     for name, parameter in expected.named_parameters():
         assert torch.equal(first[name][0], parameter)
@@ -530,7 +534,7 @@ def load_into(changes, directory, parents=None):
     hidden = changes.get("hidden", 16)
 
     def make():
-        model = DNN(embedding_bag_collection(tables), FEATURES, dim=DIM, hidden=(hidden,))
+        model = dnn(embedding_bag_collection(tables), hidden=hidden)
         return shard_model(model, tables, OPTIMIZER, {}, ROW_WISE, seed=3, backend="reference")
 
     sharded, initial = make(), make()

@@ -341,15 +341,16 @@ def train_large(sharding: str, limited: bool = True):
     import embeddings.kernels.fbgemm.kernel  # noqa: F401
     from embeddings.optim import Adagrad
     from embeddings.tables.config import InitConfig
+    from tests.models import make_model
     from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
-    from trainer.models.registry import DNN
 
     name, num_rows, dim = LARGE
     tables = [TableConfig(name, num_rows, dim, (name,), init=InitConfig("zero"))]
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    fields = {"embedding_dim": dim, "hidden": (4,)}
     with budget() if limited else contextlib.nullcontext():
         try:
-            model = DNN(embedding_bag_collection(tables), (name,), dim=dim, hidden=(4,), seed=0, dtype=torch.float32)
+            model = make_model("dnn", embedding_bag_collection(tables), (name,), dtype=torch.float32, **fields)
             sharded = shard_model(model, tables, Adagrad(0.1), {}, {name: sharding}, seed=0, backend="fbgemm")
         except MemoryError as error:
             return "refused", str(error)
