@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchrec import EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.distributed.types import ShardingEnv
 
 from embeddings.sharding.settings import TableSettings, check_collection, data_type_of
 from embeddings.sharding.sharded import ShardedTables
@@ -22,10 +22,8 @@ from embeddings.sharding.shardings import (
 )
 
 SEQUENCE_SHARDINGS: dict[str, type[Any]] = {
-    ShardingType.TABLE_WISE.value: SequenceTableWise,
-    ShardingType.ROW_WISE.value: SequenceRowWise,
-    ShardingType.COLUMN_WISE.value: SequenceColumnWise,
-    ShardingType.DATA_PARALLEL.value: SequenceReplicated,
+    sharding.kind.torchrec_type: sharding
+    for sharding in (SequenceTableWise, SequenceRowWise, SequenceColumnWise, SequenceReplicated)
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from embeddings.sharding.exchange.mean_pooling import divide, num_ids
@@ -24,13 +24,8 @@ from embeddings.sharding.shardings import ColumnWise, OurSharding, Replicated, R
 from embeddings.tables.config import TableConfig
 
 BAG_SHARDINGS: dict[str, type[Any]] = {
-    ShardingType.TABLE_WISE.value: TableWise,
-    ShardingType.ROW_WISE.value: RowWise,
-    ShardingType.COLUMN_WISE.value: ColumnWise,
-    ShardingType.DATA_PARALLEL.value: Replicated,
-    ShardingType.TABLE_ROW_WISE.value: TableRowWise,
-    ShardingType.TABLE_COLUMN_WISE.value: TableColumnWise,
-    ShardingType.GRID_SHARD.value: Grid,
+    sharding.kind.torchrec_type: sharding
+    for sharding in (TableWise, RowWise, ColumnWise, Replicated, TableRowWise, TableColumnWise, Grid)
 }
 
 
@@ -133,7 +128,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         """Return (feature, table) by the name of its block, for mean features of tables whose rows are split."""
         found = {}
         for sharding in self._embedding_shardings:
-            if isinstance(sharding, OurSharding) and sharding.rows_are_split:
+            if isinstance(sharding, OurSharding) and sharding.kind.rows_over:
                 for name, feature, table in sharding.blocks():
                     if pooling_of(self.settings.tables[table], feature) == "mean":
                         found[name] = (feature, self.settings.tables[table])

@@ -102,10 +102,12 @@ def test_a_step_runs_the_documented_operators_of_distribution_and_no_others(rank
 
 def test_every_plan_is_profiled():
     from embeddings.sharding import BAG_SHARDINGS, SEQUENCE_SHARDINGS
-    from trainer.distributed.planner import sharding_name
+    from embeddings.tables.shardings import SHARDINGS, shardings_for
 
-    assert set(PLANS["bags"]) == set(map(sharding_name, BAG_SHARDINGS))
-    assert set(PLANS["sequences"]) == set(map(sharding_name, SEQUENCE_SHARDINGS))
+    assert set(PLANS["bags"]) == set(shardings_for(sequences=False))
+    assert [SHARDINGS[name].torchrec_type for name in shardings_for(sequences=False)] == list(BAG_SHARDINGS)
+    assert set(PLANS["sequences"]) == set(shardings_for(sequences=True))
+    assert [SHARDINGS[name].torchrec_type for name in shardings_for(sequences=True)] == list(SEQUENCE_SHARDINGS)
 
 
 def test_the_fbgemm_kernel_runs_the_documented_operators_and_no_others(ranks):

@@ -26,7 +26,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.model_parallel import DataParallelWrapper
-from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingType
+from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
 from embeddings.embedding_tables import Backend
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds
@@ -42,7 +42,8 @@ from embeddings.sharding import (
 from embeddings.sharding.exchange.collectives import all_reduce
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import TableConfig
-from trainer.distributed.planner import make_plan, sharding_name
+from embeddings.tables.shardings import SHARDINGS, sharding_name
+from trainer.distributed.planner import make_plan
 from trainer.distributed.shard_cost import Workload
 from trainer.distributed.sharded_state import GatheredTable, ShardedState
 
@@ -259,14 +260,14 @@ class ShardedModel(ShardedState):
         }
         for name, share in shares.items():
             assert share == self._planned(name), f"{name}: {share} is not {self._planned(name)}"
-            copies = self._world_size if self.plan()[name] == ShardingType.DATA_PARALLEL.value else 1
+            copies = self._world_size if SHARDINGS[self.plan()[name]].replicated else 1
             elements = sum(held.row_count * held.column_count for of_rank in share for held in of_rank)
             assert elements == copies * self.tables[name].num_rows * self.tables[name].dim, f"{name}: {share}"
         return shares
 
     def _planned(self, name: str) -> list[list[Rectangle]]:
         sharding = self._sharded.module_sharding_plan[name]
-        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+        if SHARDINGS[self.plan()[name]].replicated:
             return [[Rectangle(0, self.tables[name].num_rows, 0, self.tables[name].dim)]] * self._world_size
         planned: list[list[Rectangle]] = [[] for _ in range(self._world_size)]
         for shard in sharding.sharding_spec.shards:

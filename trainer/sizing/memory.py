@@ -14,6 +14,7 @@ import psutil
 
 from embeddings.kernels.fbgemm.placement import FOR_TABLES, Placement, place
 from embeddings.optim.registry import KINDS
+from embeddings.tables.shardings import ROW_WISE, SHARDINGS
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.models.sequences import SequenceSpec
@@ -33,9 +34,6 @@ COUNTERS_PER_ROW_BYTES = 64
 # prepares; on a cluster the processes of Ray's head.
 PROCESS_BYTES = 900 * 2**20
 RUN_BYTES = 700 * 2**20
-# On one host; on several a table that is split within a host takes more of its ranks.
-_BY_ROWS = ("row_wise", "table_row_wise", "grid")
-_BY_COLUMNS = ("column_wise", "table_column_wise")
 # Evaluation looks up batches of this size on each rank (trainer.evaluation.evaluator), training the global batch.
 EVALUATION_BATCH_SIZE = 8192
 # Rankings of all items score so many at once, of so many users (trainer.evaluation.full_ranking).
@@ -292,19 +290,8 @@ def _share(rows: int, dim: int, sharding: str, workers: int) -> tuple[int, int]:
 
     What is left to the planner is counted as split by rows: it can be, and where it needs to be, the planner must.
     """
-    if sharding in ("table_wise", "data_parallel"):
-        return rows, dim
-    if sharding in _BY_COLUMNS:
-        return rows, _columns(dim, workers)
-    return -(-rows // workers), dim
-
-
-def _columns(dim: int, workers: int) -> int:
-    """Return the columns of a shard (trainer.distributed.planner).
-
-    Shards are equal multiples of four, at most as many as workers, or all columns.
-    """
-    return next((width for width in range(-(-dim // workers), dim) if dim % width == 0 and width % 4 == 0), dim)
+    # On one host; on several a table that is split within a host takes more of its ranks.
+    return SHARDINGS.get(sharding, ROW_WISE).largest_share(rows, dim, workers)
 
 
 def size_of(job: JobSpec, ids_per_example: Mapping[str, float]) -> ModelSize:
@@ -431,9 +418,21 @@ def _remedy(job: JobSpec, memory: RankMemory, limit: int) -> str:
     # A row more for each table, since ranks hold whole rows.
     total = sum(table.total + job.resources.num_workers * table.row_bytes for table in memory.by_table.values())
     ranks = max(-(-2 * total // room), job.resources.num_workers)
-    whole = [name for name, table in memory.by_table.items() if table.sharding not in (*_BY_ROWS, "planner")]
+    whole = [name for name, table in memory.by_table.items() if not SHARDINGS.get(table.sharding, ROW_WISE).rows_over]
     split = f"sharding: {{{', '.join(f'{name}: row_wise' for name in whole)}}} with " if whole else ""
     return f"{split}resources.num_workers: {ranks} would fit, or a smaller model.embedding_dim"
+
+
+def _held(sharding: str, dim: int, workers: int) -> str:
+    """Return in words what a rank holds of a table."""
+    if sharding not in SHARDINGS:
+        return f"left to the planner, counted as split by rows over {workers}"
+    way = SHARDINGS[sharding]
+    if way.rows_over:
+        return f"split by rows over {workers}"
+    if way.columns_over:
+        return f"{way.largest_share(1, dim, workers)[1]} of {dim} columns on a rank"
+    return "whole on every rank" if way.replicated else "whole on one rank"
 
 
 def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
@@ -443,17 +442,12 @@ def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
     lines = []
     for name, table in memory.by_table.items():
         dim = job.model.table_columns(name)
-        held = {
-            "table_wise": "whole on one rank",
-            "data_parallel": "whole on every rank",
-            **dict.fromkeys(_BY_COLUMNS, f"{_columns(dim, workers)} of {dim} columns on a rank"),
-            "planner": f"left to the planner, counted as split by rows over {workers}",
-        }.get(table.sharding, f"split by rows over {workers}")
         weight, state = value_bytes(job.tables.get(name))
         lines.append(
             f"table {name}: {table.rows:,} rows x (dim {dim} x ({weight} for the weight + {vectors} x {state} for the "
             f"state vectors of {kind}){f' + {numbers * state} for its sum' if numbers else ''} + {STEP_BYTES} for the "
-            f"step of its last touch) = {table.total:,} bytes, {held}: {table.per_rank:,}"
+            f"step of its last touch) = {table.total:,} bytes, {_held(table.sharding, dim, workers)}: "
+            f"{table.per_rank:,}"
         )
     placed = memory.placed
     if placed is not None and placed.cache_sets:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS, kinds_that_take
+from embeddings.tables.shardings import SHARDINGS
 from trainer.spec.checks.dynamic_tables import growth_fit_problems, growth_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
 from trainer.spec.checks.models import model_problems
@@ -18,8 +19,6 @@ from trainer.spec.models.registry import kinds_that
 
 if TYPE_CHECKING:
     from trainer.spec.job import DatasetSpec, JobSpec, Optimizer
-
-COLUMN_SHARDINGS = ("column_wise", "grid")
 
 
 def refuse(problems: Iterator[str]) -> None:
@@ -104,7 +103,7 @@ def sharding_problems(spec: JobSpec) -> Iterator[str]:
     if spec.optimizer.clip_row_norm is None or spec.resources.num_workers == 1:
         return
     for table, sharding in spec.sharding.items():
-        if sharding in COLUMN_SHARDINGS:
+        if SHARDINGS[sharding].columns_over:
             yield (
                 f"sharding.{table}: optimizer.clip_row_norm needs the gradient of a whole row, which {sharding} may "
                 "split: use table_wise, row_wise or data_parallel, or clip_norm"
@@ -148,7 +147,7 @@ def kernel_problems(spec: JobSpec) -> Iterator[str]:
                 )
     if KINDS[kind].is_rowwise:
         for table, sharding in spec.sharding.items():
-            if sharding in COLUMN_SHARDINGS:
+            if SHARDINGS[sharding].columns_over:
                 yield (
                     f"sharding.{table}: {kind} takes the mean over a whole row, which {sharding} may split: "
                     f"use table_wise or row_wise, or optimizer.kind {kind.removeprefix('rowwise_')}"
