@@ -59,7 +59,7 @@ def profile_steps(cases):
     from embeddings.sharding import embedding_bag_collection, embedding_collection
     from embeddings.sse.config import SSEConfig
     from embeddings.tables.config import InitConfig, TableConfig
-    from trainer.distributed.sharded_model import shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, shard_model
 
     optimizers = {"sgd": SGD(), "adagrad": Adagrad(), "rowwise_adagrad": RowwiseAdagrad()}
     rank, ranks, features = dist.get_rank(), dist.get_world_size(), ("user", "item", "history")
@@ -72,8 +72,9 @@ def profile_steps(cases):
         ]
         build = embedding_bag_collection if collection == "bags" else embedding_collection
         sharded = shard_model(
-            torch.nn.ModuleDict({"embeddings": build(tables)}), tables, optimizers[optimizer], {"item": SSEConfig(0.2)},
-            {table.name: plan for table in tables}, seed=0, backend=backend,
+            torch.nn.ModuleDict({"embeddings": build(tables)}),
+            TableSettings.of(tables, optimizers[optimizer], {"item": SSEConfig(0.2)}, backend=backend),
+            PlanRequest({table.name: plan for table in tables}),
         )  # fmt: skip
         for step in (1, 2):
             batch = KeyedJaggedTensor(

@@ -17,7 +17,9 @@ from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.plan import NEGATIVE_SUFFIX
 from trainer.distributed.sharded_model import (
+    PlanRequest,
     ShardedModel,
+    TableSettings,
     Workload,
     embedding_bag_collection,
     embedding_collection,
@@ -54,26 +56,24 @@ def build(
     embeddings = embedding_bag_collection(tables, weighted) if job.model.pools else embedding_collection(tables)
     model = model_of(job, data.keys, embeddings, num_dense=data.num_dense, dtype=dtype)
     model.begin(data)
-    return shard_model(
-        model,
+    settings = TableSettings.of(
         tables,
         row_optimizer(job, alpha),
         sse_configs(job, data),
-        {**_default_plan(tables), **job.sharding},
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
         dtype=dtype,
         dtypes=_half({name: table.dtype for name, table in job.tables.items()}),
         state_dtypes=_half({name: table.state_dtype for name, table in job.tables.items()}),
-        device=device,
-        workload=Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
-        memory_bytes=table_budget(
-            job,
-            {table.name: table.num_rows for table in tables},
-            ids_per_example,
-            {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()},
-        ),
     )
+    rows = {table.name: table.num_rows for table in tables}
+    graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
+    plan = PlanRequest(
+        {**_default_plan(tables), **job.sharding},
+        Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
+        table_budget(job, rows, ids_per_example, graphs),
+    )
+    return shard_model(model, settings, plan, device=device)
 
 
 def model_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -26,17 +27,31 @@ from trainer.distributed.shard_cost import ShardCost, Workload, row_bytes
 from trainer.sizing.memory import machine_memory_bytes
 
 
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a plan must heed.
+
+    Args:
+        shardings: the sharding of some tables (:mod:`embeddings.tables.shardings`); the planner decides for the others.
+        workload: what a step looks like.
+        memory_bytes: what a rank may use for tables; None: its share of what the host has free, or of its GPU.
+        shard_columns: columns of a shard by table, where columns are split; left out: one shard for each rank (or
+            host), if the columns can be divided so.
+    """
+
+    shardings: Mapping[str, str] = field(default_factory=dict)
+    workload: Workload = field(default_factory=Workload)
+    memory_bytes: int | None = None
+    shard_columns: Mapping[str, int] = field(default_factory=dict)
+
+
 def make_plan(
     model: nn.Module,
     sharders: Sequence[ModuleSharder[Any]],
     settings: TableSettings,
-    wanted: Mapping[str, str],
+    request: PlanRequest,
     device: torch.device,
     group: dist.ProcessGroup,
-    *,
-    workload: Workload | None = None,
-    memory_bytes: int | None = None,
-    shard_columns: Mapping[str, int] | None = None,
 ) -> ShardingPlan:
     """Plan the tables of ``model``; rank 0 for all. Collective.
 
@@ -44,30 +59,25 @@ def make_plan(
         model: holds the tables.
         sharders: TorchRec's, for the collections of the model.
         settings: how tables are stored and trained, which says what a row takes.
-        wanted: the sharding of some tables; the planner decides for the others.
+        request: what the plan must heed.
         device: where this rank's tables are put.
         group: the ranks to plan for.
-        workload: what a step looks like.
-        memory_bytes: what a rank may use for tables; left out: its share of what the host has free, or of its GPU.
-        shard_columns: columns of a shard by table, where columns are split; left out: one shard for each rank (or
-            host), if the columns can be divided so.
 
     Raises:
         ValueError: a sharding that is not available, or tables that fit in no plan, with the arithmetic.
     """
     world_size = dist.get_world_size(group)
-    check_wanted(wanted, settings.tables, world_size)
-    _check_columns(shard_columns or {}, settings.tables)
+    _check_shardings(request.shardings, settings.tables, world_size)
+    _check_columns(request.shard_columns, settings.tables)
     answer: list[Any] = [None]
     if dist.get_rank(group) == 0:
-        capacity = (
-            memory_bytes if memory_bytes is not None else free_bytes_per_rank(device, world_size, settings.backend)
-        )
-        planner = _planner(settings, wanted, device, world_size, workload or Workload(), capacity, shard_columns or {})
+        capacity = request.memory_bytes
+        if capacity is None:
+            capacity = free_bytes_per_rank(device, world_size, settings.backend)
         try:
-            answer = [planner.plan(model, list(sharders))]
+            answer = [_planner(settings, request, device, world_size, capacity).plan(model, list(sharders))]
         except PlannerError as error:
-            answer = [_why_not(settings, wanted, capacity, world_size, error)]
+            answer = [_why_not(settings, request.shardings, capacity, world_size, error)]
     dist.broadcast_object_list(answer, dist.get_global_rank(group, 0), group=group)
     if isinstance(answer[0], str):
         raise ValueError(answer[0])
@@ -90,14 +100,14 @@ def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
                 shard.placement = _remote_device(f"rank:{rank}/{devices[rank]}")
 
 
-def check_wanted(wanted: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
-    """Check the wanted shardings.
+def _check_shardings(shardings: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
+    """Check the shardings that are asked for.
 
     Raises:
         ValueError: a sharding of no table, or one that is not available for it.
     """
     local_size = get_local_size(world_size)
-    for name, kind in wanted.items():
+    for name, kind in shardings.items():
         if name not in tables:
             raise ValueError(f"sharding.{name}: no such table (there are {', '.join(sorted(tables))})")
         available = shardings_for(sequences="none" in tables[name].pooling)
@@ -134,25 +144,20 @@ def free_bytes_per_rank(device: torch.device, world_size: int, backend: Backend 
 
 
 def _planner(
-    settings: TableSettings,
-    wanted: Mapping[str, str],
-    device: torch.device,
-    world_size: int,
-    workload: Workload,
-    capacity: int,
-    columns: Mapping[str, int],
+    settings: TableSettings, request: PlanRequest, device: torch.device, world_size: int, capacity: int
 ) -> EmbeddingShardingPlanner:
-    local_size = get_local_size(world_size)
+    local_size, workload = get_local_size(world_size), request.workload
     memory = {"hbm_cap": capacity} if device.type != "cpu" else {"ddr_cap": capacity}
     topology = Topology(world_size=world_size, local_world_size=local_size, compute_device=device.type, **memory)
     constraints = {}
     for name, table in settings.tables.items():
-        ways = [SHARDINGS[wanted[name]]] if name in wanted else [way for way in SHARDINGS.values() if way.by_planner]
+        asked = request.shardings.get(name)
+        ways = [SHARDINGS[asked]] if asked else [way for way in SHARDINGS.values() if way.by_planner]
         num_shards = max(way.column_shards(world_size, local_size) for way in ways)
         constraints[name] = ParameterConstraints(
             sharding_types=[way.torchrec_type for way in ways],
             compute_kernels=["fused"],
-            min_partition=columns.get(name) or shard_columns(table.dim, num_shards),
+            min_partition=request.shard_columns.get(name) or shard_columns(table.dim, num_shards),
             pooling_factors=[workload.ids((feature,)) for feature in table.features],
         )
     cost = ShardCost(settings, workload, world_size, local_size, device)
@@ -167,18 +172,18 @@ def _planner(
 
 
 def _why_not(
-    settings: TableSettings, wanted: Mapping[str, str], capacity: int, world_size: int, error: PlannerError
+    settings: TableSettings, shardings: Mapping[str, str], capacity: int, world_size: int, error: PlannerError
 ) -> str:
     """Return why no plan was found, with the bytes of each table."""
     lines, total = [], 0
     for name, table in sorted(settings.tables.items()):
         per_row = row_bytes(settings, name, table.dim)
-        copies = world_size if name in wanted and SHARDINGS[wanted[name]].replicated else 1
+        copies = world_size if name in shardings and SHARDINGS[shardings[name]].replicated else 1
         total += copies * table.num_rows * per_row
         times = f" x {copies} copies" if copies > 1 else ""
         lines.append(
             f"{name}: {table.num_rows:,} rows x {per_row} bytes{times} = {copies * table.num_rows * per_row:,}"
-            + (f" ({wanted[name]})" if name in wanted else "")
+            + (f" ({shardings[name]})" if name in shardings else "")
         )
     share = -(-total // world_size)
     told = (

@@ -72,11 +72,12 @@ def my_range(size):
 
 
 def make_model(plan, dtype, backend, sse=SSE, optimizer=OPTIMIZER, seed=0):
-    from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
     dtype = getattr(torch, dtype)
     model = dnn(embedding_bag_collection(TABLES), seed, dtype)
-    return shard_model(model, TABLES, optimizer, sse, plan, seed=3, backend=backend, dtype=dtype)
+    settings = TableSettings.of(TABLES, optimizer, sse, seed=3, backend=backend, dtype=dtype)
+    return shard_model(model, settings, PlanRequest(plan))
 
 
 def dnn(embeddings, seed=0, dtype=torch.float32, hidden=16):
@@ -269,15 +270,20 @@ def test_the_planner_decides_for_tables_left_out_and_keeps_to_the_rest(ranks):
 
 def plan_of(wanted, memory_bytes):
     """The plan of a large, a middling and a tiny table, or why there is none."""
-    from trainer.distributed.sharded_model import Workload, embedding_bag_collection, shard_model
+    from trainer.distributed.sharded_model import (
+        PlanRequest,
+        TableSettings,
+        Workload,
+        embedding_bag_collection,
+        shard_model,
+    )
 
     tables = [TableConfig(name, rows, 16, (name,)) for name, rows in [("large", 20_000), ("middle", 5000), ("tiny", 3)]]
     model = torch.nn.ModuleDict({"bags": embedding_bag_collection(tables)})
     workload = Workload(samples_per_rank=64, ids_per_sample={"middle": 8.0})
     try:
         sharded = shard_model(
-            model, tables, OPTIMIZER, {}, wanted, seed=0, backend="reference", workload=workload,
-            memory_bytes=memory_bytes,
+            model, TableSettings.of(tables, OPTIMIZER, backend="reference"), PlanRequest(wanted, workload, memory_bytes)
         )  # fmt: skip
     except ValueError as error:
         return str(error)
@@ -343,15 +349,15 @@ def test_columns_are_not_split_where_the_optimizer_needs_whole_rows(ranks, optim
 def refuse(what):
     from torch import nn
 
-    from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
     try:
         if what == "two collections":
             model = nn.ModuleList([embedding_bag_collection(TABLES), embedding_bag_collection(TABLES)])
-            shard_model(model, TABLES, SGD(), {}, TABLE_WISE, seed=0)
+            shard_model(model, TableSettings.of(TABLES, SGD()), PlanRequest(TABLE_WISE))
         elif what == "three columns":
             model = nn.ModuleList([embedding_bag_collection(TABLES)])
-            shard_model(model, TABLES, SGD(), {}, COLUMN_WISE, seed=0, shard_columns={"item": 3})
+            shard_model(model, TableSettings.of(TABLES, SGD()), PlanRequest(COLUMN_WISE, shard_columns={"item": 3}))
         elif isinstance(what, dict):
             make_model(what, "float32", "reference")
         else:
@@ -528,14 +534,16 @@ def load_into(changes, directory, parents=None):
     of a warm start, by table the checkpoint's rows that go on."""
     import dataclasses
 
-    from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
     tables = [dataclasses.replace(t, num_rows=changes.get(t.name, t.num_rows), row_count=-1) for t in TABLES]
     hidden = changes.get("hidden", 16)
 
     def make():
         model = dnn(embedding_bag_collection(tables), hidden=hidden)
-        return shard_model(model, tables, OPTIMIZER, {}, ROW_WISE, seed=3, backend="reference")
+        return shard_model(
+            model, TableSettings.of(tables, OPTIMIZER, seed=3, backend="reference"), PlanRequest(ROW_WISE)
+        )
 
     sharded, initial = make(), make()
     rows = None

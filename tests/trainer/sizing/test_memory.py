@@ -342,7 +342,7 @@ def train_large(sharding: str, limited: bool = True):
     from embeddings.optim import Adagrad
     from embeddings.tables.config import InitConfig
     from tests.models import make_model
-    from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
     name, num_rows, dim = LARGE
     tables = [TableConfig(name, num_rows, dim, (name,), init=InitConfig("zero"))]
@@ -351,7 +351,9 @@ def train_large(sharding: str, limited: bool = True):
     with budget() if limited else contextlib.nullcontext():
         try:
             model = make_model("dnn", embedding_bag_collection(tables), (name,), dtype=torch.float32, **fields)
-            sharded = shard_model(model, tables, Adagrad(0.1), {}, {name: sharding}, seed=0, backend="fbgemm")
+            sharded = shard_model(
+                model, TableSettings.of(tables, Adagrad(0.1), backend="fbgemm"), PlanRequest({name: sharding})
+            )
         except MemoryError as error:
             return "refused", str(error)
         generator = torch.Generator().manual_seed(rank)
