@@ -30,7 +30,7 @@ from trainer.models.sasrec import SASRec
 from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.loop import Position, Trainer, dense_optimizer
+from trainer.training.loop import Position, Resumed, Trainer, dense_optimizer
 
 # Whole jobs.
 pytestmark = pytest.mark.slow
@@ -480,7 +480,7 @@ def test_stopping_and_resuming_changes_no_bit(rounds, tmp_path, kind):
     def train(folder, stops):
         position, history = None, []
         for stop in [*stops, None]:
-            trainer = trainer_of(job, data, position=position, history=history)
+            trainer = trainer_of(job, data, resumed=position and Resumed(position, history))
             newest = latest_valid(folder)
             if newest is not None:
                 trainer.sharded.load_from(newest, dense_optimizer=trainer.dense_optimizer)
