@@ -121,7 +121,7 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     if rank == 0:
-        shards = [entry for entries in written for entry in entries]
+        shards = [entry for entries in written for entry in entries or ()]
         outcome = attempt(_finish, temporary, _Contents(step, shards, dense, extra, attached or {}), keep_last, fence)
         if outcome[1] is not None:
             shutil.rmtree(temporary, ignore_errors=True)

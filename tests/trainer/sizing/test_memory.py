@@ -19,14 +19,8 @@ from embeddings.tables.config import TableConfig
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.driver import execute
 from trainer.runs.protocol import EXIT_FAILED
-from trainer.sizing.memory import (  # fmt: skip
-    arithmetic,
-    machine_memory_bytes,
-    memory_problem,
-    rank_memory,
-    refuse_what_cannot_fit,
-    table_budget,
-)
+from trainer.sizing.memory import machine_memory_bytes, rank_memory
+from trainer.sizing.memory_limit import arithmetic, memory_problem, refuse_what_cannot_fit, table_budget
 from trainer.spec import ShardingKind, parse_job
 
 IDS = {"user": 1.0, "item": 1.0}
