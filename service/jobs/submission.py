@@ -28,7 +28,8 @@ from trainer.runs import directory as rundir
 from trainer.sizing.estimate import estimate as predict
 from trainer.sizing.estimate import ids_per_example, too_large
 from trainer.sizing.gpus import gpu_problem, known_gpu_bytes
-from trainer.sizing.memory import machine_memory_bytes, memory_problem, rank_memory
+from trainer.sizing.memory import machine_memory_bytes, rank_memory
+from trainer.sizing.memory_limit import memory_problem
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem
 

@@ -20,12 +20,11 @@ from trainer.sizing.memory import (
     FLOAT_BYTES,
     RUN_BYTES,
     RankMemory,
-    arithmetic,
-    memory_problem,
     rank_memory,
     sequence_ids,
     size_of,
 )
+from trainer.sizing.memory_limit import arithmetic, memory_problem
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.models.sequences import PieceSpec
 
@@ -145,7 +144,7 @@ def too_large(job: JobSpec, found: Estimate, machine_bytes: int | None) -> tuple
     """Return (what does not fit, with the arithmetic; the remedy), or None.
 
     A bound on rows is no reason to refuse: the run counts them, and refuses then what does not fit. The arguments are
-    those of :func:`trainer.sizing.memory.memory_problem`.
+    those of :func:`trainer.sizing.memory_limit.memory_problem`.
     """
     return memory_problem(job, found.memory, machine_bytes) if found.exact else None
 

@@ -19,6 +19,7 @@ from pydantic import Field, StringConstraints, ValidationError, field_validator,
 
 from embeddings.dynamic.settings import MAX_ADMIT_AFTER, MAX_CAPACITY, Growth
 from embeddings.optim.registry import KINDS
+from embeddings.tables.shardings import SHARDINGS
 from trainer.spec import yaml_documents
 from trainer.spec.base import NAME_PATTERN, Column, Name, Positive, Probability, Spec, later
 from trainer.spec.checks import supported
@@ -93,7 +94,10 @@ __all__ = [
 
 FIRING_DATE = "{firing_date}"
 
-ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
+if TYPE_CHECKING:
+    ShardingKind = str
+else:
+    ShardingKind = Literal[tuple(name for name, sharding in SHARDINGS.items() if sharding.in_jobs)]
 LabelText = Annotated[str, StringConstraints(max_length=255)]
 
 
@@ -338,9 +342,7 @@ class JobSpec(Spec):
     micro_batches: int = Field(default=1, ge=1, le=4096)
     seed: int = Field(default=0, ge=0, lt=2**32)
     resources: Resources = Resources()
-    sharding: dict[
-        str, Literal["table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
-    ] = {}
+    sharding: dict[str, ShardingKind] = {}
     tables: dict[str, Table] = {}
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()

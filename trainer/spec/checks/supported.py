@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS, kinds_that_take
+from embeddings.tables.shardings import SHARDINGS
 from trainer.spec.checks.dynamic_tables import growth_fit_problems, growth_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
 from trainer.spec.checks.models import model_problems
@@ -19,8 +20,6 @@ from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.job import DatasetSpec, JobSpec, Optimizer
-
-COLUMN_SHARDINGS = ("column_wise", "grid")
 
 
 def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
@@ -85,7 +84,7 @@ def sharding_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.optimizer.clip_row_norm is None or spec.resources.num_workers == 1:
         return
     for table, sharding in spec.sharding.items():
-        if sharding in COLUMN_SHARDINGS:
+        if SHARDINGS[sharding].columns_over:
             yield FieldProblem(
                 f"sharding.{table}",
                 f"optimizer.clip_row_norm needs the gradient of a whole row, which {sharding} may split",
@@ -145,7 +144,7 @@ def kernel_problems(spec: JobSpec) -> Iterator[FieldProblem]:
                 )
     if KINDS[kind].is_rowwise:
         for table, sharding in spec.sharding.items():
-            if sharding in COLUMN_SHARDINGS:
+            if SHARDINGS[sharding].columns_over:
                 yield FieldProblem(
                     f"sharding.{table}",
                     f"{kind} takes the mean over a whole row, which {sharding} may split",
