@@ -18,17 +18,9 @@ from trainer.recipes.pages.page import page
 from trainer.recipes.trials.trial import Recipe, Trial
 
 SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("table", "column", "row", "tried")),
-        ("seed", pa.int64()),
-        ("epoch", pa.int64()),
-        ("split", pa.string()),
-        ("metric", pa.string()),
-        ("value", pa.float64()),
-        ("alpha", pa.float64()),
-        ("state", pa.string()),
-        ("key", pa.string()),
-    ]
+    dict.fromkeys(("table", "column", "row", "tried"), pa.string())
+    | {"seed": pa.int64(), "epoch": pa.int64(), "split": pa.string(), "metric": pa.string(), "value": pa.float64()}
+    | {"alpha": pa.float64(), "state": pa.string(), "key": pa.string()}
 )
 
 
@@ -55,20 +47,12 @@ def write_report(recipe: Recipe, points: Sequence[Trial], records: Sequence[Reco
     )
     drawn: dict[str, Path] = {}
     if plots.can_draw():
-        for view in layout.views:
-            path = _png(out, view.table.name)
-            if view.table.when != "last" and plots.draw(view.table, figures, path):
-                drawn[view.table.name] = path
         for section in layout.sections:
-            path = _png(out, section.name)
-            if plots.draw_section(section, path):
+            path = out / (re.sub(r"[^A-Za-z0-9_-]+", "-", section.name) + ".png")
+            if plots.draw(section, path):
                 drawn[section.name] = path
     text = markdown(layout)
     (out / "report.md").write_text(text, "utf-8")
     (out / "report.html").write_text(page(layout, drawn), "utf-8")
     good = not layout.failed and all(verdict == "holds" for verdict, _, _ in layout.claims)
     return Report(text, out / "report.html", good)
-
-
-def _png(out: Path, name: str) -> Path:
-    return out / (re.sub(r"[^A-Za-z0-9_-]+", "-", name) + ".png")

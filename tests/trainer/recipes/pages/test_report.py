@@ -165,7 +165,7 @@ def test_a_claim_is_judged_by_seeds_that_both_sides_have(records: list[dict[str,
 def test_levels_that_do_not_compare_have_no_difference(records: list[dict[str, Any]]) -> None:
     shown = table(comparable=False)
     layout = lay_out(a_recipe(shown), Figures(a_recipe(shown), {one["key"]: one for one in records}), records)
-    assert {line[1] for line in layout.views[0].lines} == {"ours", "sd of 2 seeds", "published"}
+    assert {line[1] for line in layout.sections[0].lines} == {"ours", "sd of 2 seeds", "published"}
 
 
 def test_nothing_run_is_said(tmp_path: Path) -> None:
