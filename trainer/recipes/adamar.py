@@ -43,19 +43,19 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
     if quick:
         return _quick(data, seeds)
     tasks = click_tasks(data, rows)
-    points = [
-        point
+    trials = [
+        trial
         for name, task in tasks.items()
         for family in ("adam", "adagrad")
-        for point in _points(f"{name}_{family}", task, family, tuple(MODELS), seeds)
+        for trial in _trials(f"{name}_{family}", task, family, tuple(MODELS), seeds)
     ]
     tables = [table for name in tasks for family in ("adam", "adagrad") for table in _tables(name, family)]
     claims = [claim for name in tasks for claim in _claims(name)]
     prepare = partial(write_click_log, rows)
-    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, tuple(points), tuple(tables), tuple(claims), prepare)
+    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), tuple(tables), tuple(claims), prepare)
 
 
-def _points(
+def _trials(
     table: str,
     task: ClickTask,
     family: str,
@@ -137,8 +137,8 @@ def _claims(name: str) -> Iterator[Claim]:
 
 def _quick(data: Path, seeds: int) -> Recipe:
     task = ClickTask(documents.click_log(data), 128, documents.RANDOM)
-    log = _points("quick_adam", task, "adam", ("dnn",), seeds, dim=8, hidden=(32,))
-    points = tuple(point for point in log if point.row in ("Adam", "AdamAR"))
+    log = _trials("quick_adam", task, "adam", ("dnn",), seeds, dim=8, hidden=(32,))
+    trials = tuple(trial for trial in log if trial.row in ("Adam", "AdamAR"))
     table = Table(
         "quick_adam", "own log, small: test AUC after epochs 1/2/3/4", (Column("DNN", "dnn", "auc"),), "epochs", "auc"
     )
@@ -146,7 +146,7 @@ def _quick(data: Path, seeds: int) -> Recipe:
         Claim("Adam falls after its best epoch", "quick_adam", "dnn", ("Adam", "best"), ("Adam", "last"), 0.01),
         Claim("AdamAR ends above Adam", "quick_adam", "dnn", ("AdamAR", "last"), ("Adam", "last"), 0.01),
     )
-    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, points, (table,), claims)
+    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, trials, (table,), claims)
 
 
 _TITLE = "One-epoch overfitting: Adam and Adagrad, and what is done about it"

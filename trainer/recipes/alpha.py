@@ -59,14 +59,14 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
         cases, num_rows, half_lives, times = click_tasks(data, rows), TRAINING_ROWS, HALF_LIVES, TIMES
         size = {"embedding_dim": 16, "hidden": [128, 64]}
         prepare = partial(write_click_log, rows)
-    points = tuple(
-        point
+    trials = tuple(
+        trial
         for seed in range(seeds)
         for name, task in cases.items()
         for batch_size in (task.batch_size * factor for factor in times)
-        for point in _points(name, task, batch_size, num_rows[name], half_lives, size, seed)
+        for trial in _trials(name, task, batch_size, num_rows[name], half_lives, size, seed)
     )
-    columns = list(dict.fromkeys(point.column for point in points))
+    columns = list(dict.fromkeys(trial.column for trial in trials))
     tables = tuple(
         Table(
             TABLE if split == "validation" else f"{TABLE}:{split}",
@@ -77,10 +77,10 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
         )
         for split in ("validation", "test")
     )
-    return Recipe("alpha", _TITLE, _SOURCE, _PROTOCOL, points, tables, (), prepare, findings)
+    return Recipe("alpha", _TITLE, _SOURCE, _PROTOCOL, trials, tables, (), prepare, findings)
 
 
-def _points(
+def _trials(
     name: str, task: ClickTask, batch_size: int, num_rows: int, half_lives: Sequence[float], size: dict[str, Any],
     seed: int,
 ) -> Iterator[Trial]:  # fmt: skip

@@ -40,7 +40,7 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
     else:
         of, table, rows = documents.epinions(data, {"rule": "rating >= 4"}), "epinions", tuple(METHODS)
         size, evaluation = {"dim": 16, "hidden": [128, 64], "batch_size": 1024}, documents.RANDOM
-    points = tuple(_points(table, of, rows, seeds, evaluation, **size))
+    trials = tuple(_trials(table, of, rows, seeds, evaluation, **size))
     shown = Table(
         table,
         f"{'own log, small' if quick else 'epinions'}, DNN, dropout {RATE} on rows and hidden layers: test logloss "
@@ -66,10 +66,10 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
             0.0,
         ),
     )
-    return Recipe("dropout", _TITLE, _SOURCE, _PROTOCOL, points, (shown,), claims)
+    return Recipe("dropout", _TITLE, _SOURCE, _PROTOCOL, trials, (shown,), claims)
 
 
-def _points(
+def _trials(
     table: str, of: DatasetSpec, rows: tuple[str, ...], seeds: int, evaluation: dict[str, Any], *,
     dim: int, hidden: list[int], batch_size: int,
 ) -> Iterator[Trial]:  # fmt: skip

@@ -47,8 +47,8 @@ def recipe(
     """
     dataset, jobs, claims = _given(*of) if of is not None else _own(data, quick)
     prepare = None
-    points = [
-        Trial(BASE, job.model.kind, row, dataset, _with_seed(job, dataset, seed), after="generalization")
+    trials = [
+        Trial(BASE, job.model.kind, row, dataset, _with_seed(job, dataset, seed), measured_by="generalization")
         for seed in range(seeds)
         for row, job in jobs.items()
     ]
@@ -64,17 +64,24 @@ def recipe(
         for seed in range(seeds):
             for row, job in jobs.items():
                 spec, kind = _with_seed(job, dataset, seed), job.model.kind
-                points.append(Trial(PERMUTED, kind, row, at(dataset, others["permuted"]), spec))
+                trials.append(Trial(PERMUTED, kind, row, at(dataset, others["permuted"]), spec))
                 if classes:
-                    points.append(Trial(COINS, kind, row, at(dataset, others["coins"]), spec, after="random_fit"))
-                points += [
-                    Trial(NEIGHBOURS, kind, f"{row}, {count}", at(dataset, others[str(count)]), spec, after="outputs")
+                    trials.append(Trial(COINS, kind, row, at(dataset, others["coins"]), spec, measured_by="random_fit"))
+                trials += [
+                    Trial(
+                        NEIGHBOURS,
+                        kind,
+                        f"{row}, {count}",
+                        at(dataset, others[str(count)]),
+                        spec,
+                        measured_by="outputs",
+                    )
                     for count in counts
                 ]
     protocol = _PROTOCOL if why_not is None else f"{_PROTOCOL} Without permuted labels and neighbours: {why_not}"
     kinds: dict[str, str] = {job.model.kind: loss_of(job) for job in jobs.values()}
     tables = tuple(_tables(dataset.name, kinds)) if why_not is None else ()
-    return Recipe("lecture", _TITLE, _SOURCE, protocol, tuple(points), tables, tuple(claims), prepare, findings)
+    return Recipe("lecture", _TITLE, _SOURCE, protocol, tuple(trials), tables, tuple(claims), prepare, findings)
 
 
 def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list[Claim]]:
@@ -179,25 +186,25 @@ def _tables(name: str, kinds: Mapping[str, str]) -> Sequence[Table]:
 
 def findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findings:
     ended = [
-        (point, records[point.key])
-        for point in recipe.points
-        if records.get(point.key, {}).get("state") == "done"
+        (trial, records[trial.key])
+        for trial in recipe.trials
+        if records.get(trial.key, {}).get("state") == "done"
     ]  # fmt: skip
-    bases = {_label(point, recipe): (point, record) for point, record in ended if point.table == BASE}
+    bases = {_label(trial, recipe): (trial, record) for trial, record in ended if trial.table == BASE}
     measured = {label: record["measured"] for label, (_, record) in bases.items()}
     if not measured:
         return Findings()
     said = facts([record for _, record in bases.values()])
-    neighbours = [(point, record) for point, record in ended if point.table == NEIGHBOURS]
-    fits = {_label(point, recipe): record["measured"] for point, record in ended if point.table == COINS}
+    neighbours = [(trial, record) for trial, record in ended if trial.table == NEIGHBOURS]
+    fits = {_label(trial, recipe): record["measured"] for trial, record in ended if trial.table == COINS}
     sections = [_sharpness(measured, said), *_spectra(measured), _gradients(measured), *_bounds(measured, fits)]
     stability = _stability(bases, neighbours, out)
     return Findings((*sections, *stability), tuple(_claims(measured)))
 
 
-def _label(point: Trial, recipe: Recipe) -> str:
-    several = len({one.seed for one in recipe.points}) > 1
-    return f"{point.row}, seed {point.seed}" if several else point.row
+def _label(trial: Trial, recipe: Recipe) -> str:
+    several = len({one.seed for one in recipe.trials}) > 1
+    return f"{trial.row}, seed {trial.seed}" if several else trial.row
 
 
 SHARPNESS = ("lambda_max", "ascent", "noise", "relative lambda_max", "relative ascent", "relative noise")
@@ -344,13 +351,13 @@ def _stability(
     neighbours: Sequence[tuple[Trial, Record]],
     out: Path,
 ) -> list[Section]:
-    places = {(point.row, point.seed): (label, point) for label, (point, _) in bases.items()}
+    places = {(trial.row, trial.seed): (label, trial) for label, (trial, _) in bases.items()}
     lines, behind = [], []
-    for point, record in neighbours:
-        label, base = places.get((point.row.rpartition(", ")[0], point.seed), ("", None))
+    for trial, record in neighbours:
+        label, base = places.get((trial.row.rpartition(", ")[0], trial.seed), ("", None))
         if base is None:
             continue
-        with np.load(kept_path(base, out)) as file, np.load(kept_path(point, out)) as other:
+        with np.load(kept_path(base, out)) as file, np.load(kept_path(trial, out)) as other:
             names = [name for name in ("dense", "rows") if name in file]
             found = distance(
                 file["losses"], other["losses"],

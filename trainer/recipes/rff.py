@@ -55,14 +55,14 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
     if quick:
         tastes = data / "tastes.parquet"
         of = documents.dataset("tastes", tastes, {"rule": "rating >= 1"}, order="pos")
-        points = [
-            _point(of, QUICK_DIM, seed, batch_size=256, epochs=4, every_steps=43, rate=0.01) for seed in range(seeds)
+        trials = [
+            _trial(of, QUICK_DIM, seed, batch_size=256, epochs=4, every_steps=43, rate=0.01) for seed in range(seeds)
         ]
         prepare = lambda: write_tastes(tastes)  # noqa: E731
     else:
         of = documents.dataset("ml1m_sequences", data / "ml1m.parquet", {"rule": "rating >= 1"}, order="pos")
-        points = [
-            _point(of, dim, seed, batch_size=4096, epochs=EPOCHS, every_steps=STEPS_PER_EPOCH)
+        trials = [
+            _trial(of, dim, seed, batch_size=4096, epochs=EPOCHS, every_steps=STEPS_PER_EPOCH)
             for dim in (MAIN_DIM, *(dim for dim in DIMS if dim != MAIN_DIM))
             for seed in range(seeds)
         ]
@@ -70,13 +70,13 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
 
     def findings_of(of_recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -> Findings:
         by_dim: dict[int, tuple[Runs, list[dict[str, Any]]]] = {}
-        for point in of_recipe.points:
-            record = records.get(point.key)
+        for trial in of_recipe.trials:
+            record = records.get(trial.key)
             if record is None or record["state"] != "done":
                 continue
-            runs, behind = by_dim.setdefault(point.job.model.embedding_dim, ({}, []))
-            with np.load(kept_path(point, out)) as file:
-                runs[point.seed] = {name: file[name] for name in file.files}
+            runs, behind = by_dim.setdefault(trial.job.model.embedding_dim, ({}, []))
+            with np.load(kept_path(trial, out)) as file:
+                runs[trial.seed] = {name: file[name] for name in file.files}
             behind.append(record)
         classes = TASTE_CLASSES if quick else _first_genres(data / "ml1m_movies.parquet")
         main_dim = QUICK_DIM if quick else MAIN_DIM
@@ -89,10 +89,10 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
         )
         return Findings((found.sections[0], section, *found.sections[1:]), (*found.claims, *claims))
 
-    return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, tuple(points), (), (), prepare, findings_of)
+    return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), (), (), prepare, findings_of)
 
 
-def _point(
+def _trial(
     of: Any, dim: int, seed: int, *, batch_size: int, epochs: int, every_steps: int, rate: float = 0.002
 ) -> Trial:
     spec = documents.job(
@@ -108,7 +108,7 @@ def _point(
         evaluation=documents.LAST_ITEMS | {"metrics": ["hit_rate_10"]},
         checkpoint={"every_steps": every_steps, "keep_last": 2 * epochs},
     )  # fmt: skip
-    return Trial("item2vec", f"d{dim}", "item2vec", of, spec, after="item_vectors")
+    return Trial("item2vec", f"d{dim}", "item2vec", of, spec, measured_by="item_vectors")
 
 
 def _first_genres(movies: Path) -> dict[int, str]:

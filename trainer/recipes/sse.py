@@ -35,9 +35,9 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
     if quick:
         return _quick(data, seeds, rows)
     parts = (_ml1m, partial(_movies, rows), partial(_few, rows), _douban, _epinions, _bpr, _gowalla, _sasrec, _beauty)
-    points = [point for seed in range(seeds) for part in parts for point in part(data, seed)]
+    trials = [trial for seed in range(seeds) for part in parts for trial in part(data, seed)]
     prepare = partial(_write, data, rows)
-    return Recipe("sse", _TITLE, _SOURCE, _PROTOCOL, tuple(points), _TABLES, _CLAIMS, prepare, _findings)
+    return Recipe("sse", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), _TABLES, _CLAIMS, prepare, _findings)
 
 
 def _mf(
@@ -322,7 +322,7 @@ def _quick(data: Path, seeds: int, rows: Path) -> Recipe:
     near = {"near": {"uri": str(edges), "source": "source", "target": "target", "of": "item"}}
     of = documents.dataset("clicks", data / "clicklog", {"value": "click"}, graphs=near)
     by_graph = both(0.2) | {"item": {"probability": 0.2, "graph": "near", "rho": 50}}
-    points = tuple(
+    trials = tuple(
         _mf("quick", row, of, seed, 8, 0.02, documents.RANDOM, sse, batch_size=64, epochs=8)
         for seed in range(seeds)
         for row, sse in (("MF", None), ("SSE-SE + MF", both(0.2)), ("SSE-Graph + MF", by_graph))
@@ -335,7 +335,7 @@ def _quick(data: Path, seeds: int, rows: Path) -> Recipe:
         for row in ("SSE-SE", "SSE-Graph")
     )
     prepare = partial(_write_clusters, data / "clicklog", edges)
-    return Recipe("sse", _TITLE, _SOURCE, _PROTOCOL, points, (table,), claims, prepare, _findings)
+    return Recipe("sse", _TITLE, _SOURCE, _PROTOCOL, trials, (table,), claims, prepare, _findings)
 
 
 def _write_clusters(log: Path, path: Path) -> None:

@@ -150,14 +150,14 @@ def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None], 
     said = []
     seen: set[str] = set()
     for column, cell in zip(columns, cells, strict=True):
-        if cell is None or column.points in seen:
+        if cell is None or column.column in seen:
             continue
-        seen.add(column.points)
+        seen.add(column.column)
         alphas: list[Any] = [record["alpha"] for record in cell.records if record["key"] in searched]
         if alphas:
-            said.append(f"{row}, {column.points}: alpha " + ", ".join(f"{alpha:.1e}" for alpha in alphas) + ".")
+            said.append(f"{row}, {column.column}: alpha " + ", ".join(f"{alpha:.1e}" for alpha in alphas) + ".")
         if cell.tried:
-            said.append(f"{row}, {column.points}: {cell.tried}, by the validation split.")
+            said.append(f"{row}, {column.column}: {cell.tried}, by the validation split.")
     return said
 
 
@@ -165,7 +165,7 @@ def _fewer_seeds(cells: Mapping[tuple[str, Column], Cell | None]) -> list[str]:
     """Return the cells that lack seeds which others of the table have."""
     all_seeds = {seed for cell in cells.values() if cell is not None for seed in cell.seeds}
     fewer = {
-        f"{row}, {column.points}": cell.seeds
+        f"{row}, {column.column}": cell.seeds
         for (row, column), cell in cells.items()
         if cell is not None and set(cell.seeds) != all_seeds
     }

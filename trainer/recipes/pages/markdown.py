@@ -15,7 +15,7 @@ def markdown(layout: Layout) -> str:
     if layout.claims:
         parts += ["## Claims", _table(("", "claim", "measured"), layout.claims)]
     if layout.failed:
-        parts += ["## Failed", _table(("point", "error"), [(name, f"`{error}`") for name, error in layout.failed])]
+        parts += ["## Failed", _table(("trial", "error"), [(name, f"`{error}`") for name, error in layout.failed])]
     if layout.not_run:
         parts += ["## Not run", "\n".join(f"- {title}" for title in layout.not_run)]
     return "\n\n".join(parts) + "\n"

@@ -36,12 +36,12 @@ class Report:
     good: bool
 
 
-def write_report(recipe: Recipe, points: Sequence[Trial], records: Sequence[Record], out: Path) -> Report:
-    """Write the report of the records of ``points`` under ``out``. Figures are of these trials alone."""
+def write_report(recipe: Recipe, trials: Sequence[Trial], records: Sequence[Record], out: Path) -> Report:
+    """Write the report of the records of ``trials`` under ``out``. Figures are of these trials alone."""
     out.mkdir(parents=True, exist_ok=True)
     by_key = {record["key"]: record for record in records}
     figures = Figures(recipe, by_key)
-    pq.write_table(pa.Table.from_pylist(rows_of(points, by_key), schema=SCHEMA), out / "results.parquet")
+    pq.write_table(pa.Table.from_pylist(rows_of(trials, by_key), schema=SCHEMA), out / "results.parquet")
     layout = lay_out(
         recipe, figures, records, None if recipe.findings is None else recipe.findings(recipe, by_key, out)
     )
