@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -64,22 +65,15 @@ def _trials(
     dim: int = 16,
     hidden: tuple[int, ...] = (128, 64),
 ) -> Iterator[Trial]:
-    for seed in range(seeds):
-        for model in models:
-            for row, tried, optimizer, regularizers in methods(family):
-                spec = documents.job(
-                    f"{table} {model} {row} {tried}",
-                    task.of,
-                    model={"kind": model, "embedding_dim": dim, "hidden": list(hidden), "init": {"kind": "zero"}},
-                    optimizer=optimizer,
-                    dense_optimizer={"kind": "adam", "learning_rate": 0.001},
-                    epochs=4,
-                    batch_size=task.batch_size,
-                    seed=seed,
-                    evaluation=task.evaluation | {"metrics": ["auc", "logloss", "frequency_buckets"]},
-                    **({"regularizers": regularizers} if regularizers else {}),
-                )
-                yield Trial(table, model, row, task.of, spec, tried)
+    cells = itertools.product(range(seeds), models, methods(family))
+    for seed, model, (row, tried, optimizer, regularizers) in cells:
+        yield documents.trial(
+            table, model, row, task.of, tried=tried, name=f"{table} {model} {row} {tried}", seed=seed,
+            optimizer=optimizer, batch_size=task.batch_size,
+            evaluation=task.evaluation | {"metrics": ["auc", "logloss", "frequency_buckets"]},
+            **documents.tower(dim, hidden, {"kind": "zero"}, model),
+            **({"regularizers": regularizers} if regularizers else {}),
+        )  # fmt: skip
 
 
 def _tables(name: str, family: str) -> Iterator[Table]:
@@ -109,30 +103,20 @@ def _tables(name: str, family: str) -> Iterator[Table]:
 
 
 def _claims(name: str) -> Iterator[Claim]:
-    table = f"{name}_adam"
     for model, label in MODELS.items():
         if name == "ml1m":
-            yield Claim(
-                f"{label}: no one-epoch overfitting, AdamAR costs nothing (at most .002)",
-                table, model, ("AdamAR", "best"), ("Adam", "best"), -0.002,
-            )  # fmt: skip
-            continue
-        if name == "amazon_sports":
+            text = f"{label}: no one-epoch overfitting, AdamAR costs nothing (at most .002)"
+            yield Claim(text, f"{name}_adam", model, ("AdamAR", "best"), ("Adam", "best"), -0.002)
+        elif name == "amazon_sports":
             margin = 0.012 if model == "dnn" else 0.0
-            yield Claim(
-                f"{label}: AdamAR's epoch 4 is above Adam's best epoch by {margin:g}",
-                table, model, ("AdamAR", "last"), ("Adam", "best"), margin,
-            )  # fmt: skip
+            text = f"{label}: AdamAR's epoch 4 is above Adam's best epoch by {margin:g}"
+            yield Claim(text, f"{name}_adam", model, ("AdamAR", "last"), ("Adam", "best"), margin)
             if model == "dnn":
-                yield Claim(
-                    "DNN: AdamAR's epoch 4 is within .003 of its own best",
-                    table, model, ("AdamAR", "last"), ("AdamAR", "best"), -0.003,
-                )  # fmt: skip
-            continue
-        yield Claim(
-            f"{label}: AdamAR's epoch 4 is .010 above Adam's epoch 4",
-            table, model, ("AdamAR", "last"), ("Adam", "last"), 0.010,
-        )  # fmt: skip
+                text = "DNN: AdamAR's epoch 4 is within .003 of its own best"
+                yield Claim(text, f"{name}_adam", model, ("AdamAR", "last"), ("AdamAR", "best"), -0.003)
+        else:
+            text = f"{label}: AdamAR's epoch 4 is .010 above Adam's epoch 4"
+            yield Claim(text, f"{name}_adam", model, ("AdamAR", "last"), ("Adam", "last"), 0.010)
 
 
 def _quick(data: Path, seeds: int) -> Recipe:
