@@ -20,7 +20,7 @@ from trainer.recipes.generalization.measures import LEVELS
 from trainer.recipes.generalization.stability import distance
 from trainer.recipes.pages import documents
 from trainer.recipes.pages.layout import NOT_RUN, facts
-from trainer.recipes.pages.section import Findings, Panel, Section
+from trainer.recipes.pages.section import Findings, Panel, Section, Verdict, verdict
 from trainer.recipes.trials.run_trial import kept_path
 from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_job
@@ -100,15 +100,10 @@ def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list
         row: documents.job(
             f"lecture {row}",
             of,
-            model={
-                "kind": "dnn", "embedding_dim": size["dim"], "hidden": size["hidden"],
-                "init": {"kind": "hash", "std": 0.01},
-            },
             optimizer=optimizer,
-            dense_optimizer={"kind": "adam", "learning_rate": 0.001},
-            epochs=4,
             batch_size=size["batch_size"],
             evaluation=documents.RANDOM | {"metrics": ["auc", "logloss"], "training": True},
+            **documents.tower(size["dim"], size["hidden"], {"kind": "hash", "std": 0.01}),
         )
         for row, optimizer in optimizers.items()
     }  # fmt: skip
@@ -387,7 +382,7 @@ def _stability(
     ]
 
 
-def _claims(measured: Mapping[str, Record]) -> list[tuple[str, str, str]]:
+def _claims(measured: Mapping[str, Record]) -> list[Verdict]:
     found = []
     for label, one in measured.items():
         if "rescaled" not in one["sharpness"]:
@@ -396,13 +391,8 @@ def _claims(measured: Mapping[str, Record]) -> list[tuple[str, str, str]]:
         ratio, relative = (rescaled[name] / plain[name] for name in ("lambda_max", "relative lambda_max"))
         same = one["rescaling"]["largest change of a loss"] < 1e-9
         holds = same and abs(relative - 1) < 0.01 and not 0.5 < ratio < 2
-        found.append(
-            (
-                "holds" if holds else "does not hold",
-                f"{label}: rescaled layers are the same function with another sharpness, and the same relative one",
-                f"lambda_max times {ratio:.3g}, relative lambda_max times {relative:.4f}",
-            )
-        )
+        text = f"{label}: rescaled layers are the same function with another sharpness, and the same relative one"
+        found.append(verdict(text, holds, f"lambda_max times {ratio:.3g}, relative lambda_max times {relative:.4f}"))
     return found
 
 
