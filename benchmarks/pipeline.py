@@ -40,7 +40,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from benchmarks.harness import cpu, versions
+from benchmarks import harness
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.launch.in_process import train
@@ -256,13 +256,10 @@ def _loss(module: Any, values: torch.Tensor, batch: Any) -> torch.Tensor:
 
 
 def say(case: str, options: argparse.Namespace, **figures: Any) -> dict[str, Any]:
-    found = {
+    return harness.say({
         "bench": "pipeline", "case": case, "threads": options.threads * options.workers, **figures,
         "features": options.features, "ids": options.ids, "dim": DIM, "batch": BATCH_SIZE, "rows": options.rows,
-        "versions": versions(), "cpu": cpu(),
-    }  # fmt: skip
-    print(json.dumps(found), flush=True)
-    return found
+    })  # fmt: skip
 
 
 def main(options: argparse.Namespace, folder: Path) -> int:

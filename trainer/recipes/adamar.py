@@ -69,10 +69,9 @@ def _trials(
     for seed, model, (row, tried, optimizer, regularizers) in cells:
         yield documents.trial(
             table, model, row, task.of, tried=tried, name=f"{table} {model} {row} {tried}", seed=seed,
-            optimizer=optimizer, batch_size=task.batch_size,
+            optimizer=optimizer, regularizers=regularizers or None, batch_size=task.batch_size,
             evaluation=task.evaluation | {"metrics": ["auc", "logloss", "frequency_buckets"]},
             **documents.tower(dim, hidden, {"kind": "zero"}, model),
-            **({"regularizers": regularizers} if regularizers else {}),
         )  # fmt: skip
 
 

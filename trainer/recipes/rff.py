@@ -48,8 +48,8 @@ VARIANCES = (0.2, 0.4, 0.6, 0.8, 1.0)
 STEPS_PER_EPOCH = 242
 """988,129 training rows by 4096: a checkpoint after each epoch."""
 EPOCHS = 8
-FULL = {"batch_size": 4096, "epochs": EPOCHS, "every_steps": STEPS_PER_EPOCH, "rate": 0.002}
-QUICK = {"batch_size": 256, "epochs": 4, "every_steps": 43, "rate": 0.01}
+FULL: dict[str, Any] = {"batch_size": 4096, "epochs": EPOCHS, "every_steps": STEPS_PER_EPOCH, "rate": 0.002}
+QUICK: dict[str, Any] = {"batch_size": 256, "epochs": 4, "every_steps": 43, "rate": 0.01}
 PRODUCTS = "<h, h'>"
 Runs = dict[int, dict[str, Array]]
 """What was kept of each run, by seed."""
@@ -61,7 +61,8 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
     if quick:
         tastes = data / "tastes.parquet"
         of = documents.dataset("tastes", tastes, {"rule": "rating >= 1"}, order="pos")
-        dims, settings, prepare = (QUICK_DIM,), QUICK, partial(write_tastes, tastes)
+        dims: tuple[int, ...] = (QUICK_DIM,)
+        settings, prepare = QUICK, partial(write_tastes, tastes)
     else:
         of = documents.ml1m(data, {"rule": "rating >= 1"}, "ml1m_sequences", order="pos")
         dims, settings = (MAIN_DIM, *(dim for dim in DIMS if dim != MAIN_DIM)), FULL
@@ -77,7 +78,7 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
             with np.load(kept_path(trial, out)) as file:
                 runs[trial.seed] = {name: file[name] for name in file.files}
             behind.append(record)
-        classes = TASTE_CLASSES if quick else _first_genres(data / "ml1m_movies.parquet")
+        classes = TASTE_CLASSES if quick else first_genres(data / "ml1m_movies.parquet")
         main_dim = QUICK_DIM if quick else MAIN_DIM
         found = findings(by_dim, classes, main_dim, is_published=not quick)
         if main_dim not in by_dim:
@@ -103,7 +104,8 @@ def _trial(of: Any, dim: int, seed: int, *, batch_size: int, epochs: int, every_
     )  # fmt: skip
 
 
-def _first_genres(movies: Path) -> dict[int, str]:
+def first_genres(movies: Path) -> dict[int, str]:
+    """Return the first genre of each movie of MovieLens-1M."""
     table = pq.read_table(movies, columns=["item", "genres"])
     pairs = zip(table["item"].to_pylist(), table["genres"].to_pylist(), strict=True)
     return {item: genres.partition("|")[0] for item, genres in pairs}

@@ -64,7 +64,7 @@ def _mf(
         optimizer={"kind": "sgd", "learning_rate": settings["rate"] * settings["batch_size"] / 2},
         regularizers={"l2": l2, **FEW, **more}, seed=seed,
         **{name: settings[name] for name in ("epochs", "batch_size", "evaluation")},
-        **({"sse": sse} if sse else {}),
+        sse=sse or None,
     )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _pairwise(table: str, of: DatasetSpec, seed: int, watched: str, evaluation: 
                 table, "bpr", row, of,
                 model={"kind": "bpr", "embedding_dim": 64, "init": {"kind": "hash", "std": 0.1}},
                 optimizer={"kind": "adam", "learning_rate": 0.001}, regularizers=regularizers | more,
-                epochs=40, batch_size=2048, seed=seed, evaluation=evaluation, **({"sse": sse} if sse else {}),
+                epochs=40, batch_size=2048, seed=seed, evaluation=evaluation, sse=sse or None,
             )  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def _sequences(
             regularizers={"dropout": dropout, "early_stopping": {"metric": "ndcg_10", "patience": 5}},
             epochs=epochs, batch_size=128, seed=seed,
             evaluation=documents.LAST_ITEMS | {"metrics": ["auc", "ndcg_10", "hit_rate_10"]},
-            **({"sse": sse} if sse else {}),
+            sse=sse or None,
         )  # fmt: skip
 
 

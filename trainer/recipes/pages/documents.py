@@ -26,9 +26,13 @@ def dataset(
 
 
 def job(name: str, of: DatasetSpec, **fields: Any) -> JobSpec:
-    """Return a job, checked against its dataset; the name becomes one that a job may have."""
+    """Return a job, checked against its dataset; the name becomes one that a job may have.
+
+    A field of None is left out.
+    """
     words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:62]
-    document = {"spec_version": 1, "name": words, "dataset": {"name": of.name}, **fields}
+    asked = {field: value for field, value in fields.items() if value is not None}
+    document = {"spec_version": 1, "name": words, "dataset": {"name": of.name}, **asked}
     return parse_job(document, words).against(of)
 
 

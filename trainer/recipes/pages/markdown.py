@@ -11,17 +11,19 @@ def markdown(layout: Layout) -> str:
     recipe = layout.recipe
     parts = [f"# {recipe.title}", f"{recipe.source}.", recipe.protocol]
     for section in layout.sections:
-        parts += [f"## {section.title}", _table(section.header, section.lines), "\n\n".join(section.notes)]
+        parts += [f"## {section.title}", table_of(section.header, section.lines), "\n\n".join(section.notes)]
     if layout.claims:
-        parts += ["## Claims", _table(("", "claim", "measured"), layout.claims)]
+        parts += ["## Claims", table_of(("", "claim", "measured"), layout.claims)]
     if layout.failed:
-        parts += ["## Failed", _table(("trial", "error"), [(name, f"`{error}`") for name, error in layout.failed])]
+        parts += ["## Failed", table_of(("trial", "error"), [(name, f"`{error}`") for name, error in layout.failed])]
     if layout.not_run:
         parts += ["## Not run", "\n".join(f"- {title}" for title in layout.not_run)]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def table_of(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
