@@ -19,8 +19,9 @@ import pytest
 from fastapi import FastAPI
 
 from service.core.settings import Settings
-from tests.service import databases, published
+from tests.service import databases, published, serving
 from tests.service.service_kit import client_of, running
+from tests.service.serving import Served
 from tests.service.small_run import SmallRuns
 
 
@@ -163,6 +164,13 @@ async def service(
             response = await client.post("/v1/datasets", json=dataset_body)
             assert response.status_code == 201, response.text
             yield client
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service process for the tests of a module."""
+    with serving.serving(tmp_path_factory.mktemp("served")) as served:
+        yield served
 
 
 @pytest.fixture
