@@ -50,6 +50,16 @@ class RandomFourierFeatures:
 
     Raises:
         ValueError: an argument outside these bounds.
+
+    Example:
+        >>> from embeddings.rff import RandomFourierFeatures
+        >>> features = RandomFourierFeatures(dim_in=16, dim=512, sigma=1.0)
+        >>> vectors = np.eye(16, dtype=np.float32)[:2]  # two unit vectors at a right angle
+        >>> phi = features.transform(vectors)
+        >>> phi.shape
+        (2, 512)
+        >>> bool(abs(phi[0] @ phi[1] - np.exp(-1)) < 0.05)  # the kernel exp(-sigma^2 |h - h'|^2 / 2), |h - h'|^2 = 2
+        True
     """
 
     def __init__(
