@@ -51,6 +51,21 @@ def test_the_index_of_documents_is_whole() -> None:
     assert missing == [index], f"docs/README.md or docs/reports/README.md leaves out {missing}"
 
 
+def test_every_setting_of_the_service_is_documented() -> None:
+    from service.core.settings import Settings
+
+    class Asked(dict[str, str]):
+        def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+            self[name] = ""
+            return default
+
+    asked = Asked()
+    Settings.from_environment(asked)
+    text = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    assert asked
+    assert [name for name in asked if f"`{name}`" not in text] == []
+
+
 def test_the_python_of_the_readme_runs() -> None:
     (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
     found: dict[str, object] = {}
