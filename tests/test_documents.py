@@ -73,6 +73,17 @@ def test_the_python_of_the_readme_runs() -> None:
     assert found["vectors"].shape == (1, 32)  # type: ignore[attr-defined]
 
 
+def test_the_specs_of_the_reference_are_valid_and_whole() -> None:
+    from trainer.spec import DatasetSpec, JobSpec, Publish, parse_dataset, parse_job
+
+    text = (ROOT / "docs" / "reference" / "spec.md").read_text("utf-8")
+    dataset, job = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL))
+    parse_job(job).against(parse_dataset(dataset))
+    assert set(job) == set(JobSpec.model_fields)
+    assert set(job["publish"]) == set(Publish.model_fields)
+    assert set(dataset) == set(DatasetSpec.model_fields) - {"order"}  # timestamp or order
+
+
 def test_the_job_of_the_readme_is_valid() -> None:
     from trainer.spec import parse_job
 
