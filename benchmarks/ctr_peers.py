@@ -10,7 +10,7 @@ ctr_torchrec).
 is climbed from the middle until the best has worse on both sides; then seeds 0 .. N-1, each at its own best validation
 epoch, and the test AUC of that epoch. Seeds have their own split, order and initial values. ``speed``: tables of
 500,000 rows; examples a second while training, after a warm-up, of each library in processes of their own, in turns.
-One JSON line for each training, a table, and the bars as PASS or FAIL; exit code 1 if one fails.
+One JSON line for each training, a table, and the goals as PASS or FAIL; exit code 1 if one fails.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ CASES = {
     "aligned_ema": Settings(ema=MovingAverage(), gate=Gate("report")),
 }
 NULL_SEEDS = 1000
-# Bars, above or below; those of a kind that is left out do not apply to it.
+# Goals, above or below; those of a kind that is left out do not apply to it.
 BARS: tuple[tuple[str, str, str, float, bool], ...] = (
     ("retrain", "unaligned", "accuracy", 0.30, False),
     ("retrain", "aligned", "retained", 0.95, True),

@@ -29,6 +29,16 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
 
     Attributes:
         sample_offset: index in the global batch of the next input's first sample, where ranks hold slices of one.
+
+    Example:
+        >>> from embeddings.sse import StochasticSharedEmbedding
+        >>> embedding = StochasticSharedEmbedding(1000, 8, padding_idx=0, probability=0.1)
+        >>> histories = torch.tensor([[17, 42, 0], [5, 17, 42]])  # [samples, positions]
+        >>> embedding(histories).shape  # in training one id in ten is swapped
+        torch.Size([2, 3, 8])
+        >>> embedding = embedding.eval()  # now it is torch.nn.Embedding
+        >>> bool((embedding(histories) == embedding.weight[histories]).all())
+        True
     """
 
     num_draws: torch.Tensor

@@ -18,14 +18,6 @@ from embeddings.tables.config import TableConfig
 class DynamicTables(torch.nn.Module):
     """EmbeddingTables of which some are looked up by raw ids instead of rows.
 
-    growth = Growth(capacity=1_000_000, ttl_steps=50_000)
-    item = TableConfig("item", growth.num_rows, 16, ("item",), init=InitConfig("hash"), grows=True)
-    tables = DynamicTables({"item": growth}, [item], AdamAR(alpha=1e-4))
-    pooled = tables(raw_ids, offsets)    # training: new ids get rows, with initial values of hash(id, seed)
-    loss(pooled).backward()
-    tables.step(1)
-    tables.take_gone("item")             # ids that lost their row meanwhile
-
     In evaluation mode nothing changes, and ids without a row read that of unknown ids, row 1, as in training those do
     that :class:`Growth` does not admit. A row that passes from one id to another starts anew: initial values, no state.
 
@@ -38,6 +30,23 @@ class DynamicTables(torch.nn.Module):
     Attributes:
         tables: the EmbeddingTables: rows, state and optimizer. Row e + 2 is entry e of ``ids``.
         ids: by table, :class:`DynamicIdMap`.
+
+    Example:
+        >>> import torch
+        >>> from embeddings import InitConfig, TableConfig
+        >>> from embeddings.dynamic.settings import Growth
+        >>> from embeddings.optim import AdamAR
+        >>> growth = Growth(capacity=1000, ttl_steps=50_000)
+        >>> item = TableConfig("item", growth.num_rows, 16, ("item",), init=InitConfig("hash"), grows=True)
+        >>> tables = DynamicTables({"item": growth}, [item], AdamAR(alpha=1e-4))
+        >>> pooled = tables(torch.tensor([2**61, -5]), torch.tensor([0, 1, 2]))  # in training new ids get rows
+        >>> pooled.sum().backward()
+        >>> tables.step(1)
+        >>> ids, vectors = tables.vectors("item")  # who has a row, and what is in it
+        >>> sorted(ids.tolist()), tuple(vectors.shape)
+        ([-5, 2305843009213693952], (2, 16))
+        >>> tables.take_gone("item").tolist()  # ids that lost their row since the last call
+        []
     """
 
     def __init__(

@@ -118,6 +118,12 @@ class AdamAR(AdaptiveDecay, Adam):
     """Adam with adaptive regularization (Li and Lyu, Algorithm 1).
 
     theta <- theta - lambda theta - eta mhat / (sqrt(vhat) + eps).
+
+    Example:
+        >>> from embeddings.optim import AdamAR
+        >>> optimizer = AdamAR(learning_rate=0.001, alpha=1e-4)
+        >>> optimizer.moments, optimizer.state_names  # what each row keeps beside its weights
+        ('dense', ('m', 'v', 'last_update_step'))
     """
 
 

@@ -31,6 +31,14 @@ def compare(
 
     Raises:
         ValueError: vectors of different dims.
+
+    Example:
+        >>> from embeddings.refresh.gate_metrics import compare
+        >>> rows = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
+        >>> served, candidate = ItemVectors(range(200), rows), ItemVectors(range(200), rows[:, ::-1].copy())
+        >>> metrics = compare(served, candidate)
+        >>> metrics["cosine_mean"] < 0.5, round(metrics["knn_overlap"], 2)  # the same geometry, in another basis
+        (True, 1.0)
     """
     live = live_rows(candidate) if live is None else live
     return measure(Comparison(previous, candidate, live, sampling=Sampling(**sampling)))

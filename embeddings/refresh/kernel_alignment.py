@@ -1,8 +1,9 @@
 """Kernel-target alignment and the Nadaraya-Watson estimator: how much a kernel of vectors knows of a label.
 
-Both (Xu et al., "Featurizing pretrained representations", sections 4.3 and 5; Nadaraya 1964) are computed without a
-trained consumer, and both see directions through their products alone: a rotation changes neither, so they tell what a
-version knows from where it lies. The figures are for a version's report; no limit is set on them.
+Xu et al., "Some Practical Concerns and Solutions for Using Pretrained Representation in Industrial Systems", sections
+4.3 and 5; Nadaraya 1964. Both are computed without a trained consumer, and both see directions through their products
+alone: a rotation changes neither, so they tell what a version knows from where it lies. The figures are for a version's
+report; no limit is set on them.
 """
 
 from __future__ import annotations

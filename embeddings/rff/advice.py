@@ -44,7 +44,7 @@ class DimChoice:
         dim: the smallest dim tried whose largest kernel error is at most ``epsilon`` (None: none is).
         rms_dim: the same of the root mean square error.
         max_errors, rms_errors: at each dim tried.
-        bound_dim: what equation A.6 of Xu et al., "Featurizing pretrained representations", asks for.
+        bound_dim: what equation A.6 of Xu et al. asks for (:func:`bound_dim`).
     """
 
     dim: int | None
@@ -75,9 +75,10 @@ class DimChoice:
 def bound_dim(epsilon: float, dim_in: int, sigma: float, failure_probability: float = 0.05) -> int:
     """Return the output dim 2m at which a printed bound promises a kernel error below ``epsilon`` everywhere.
 
-    It is equation A.6 of Xu et al., "Featurizing pretrained representations": 2^8 (sigma_Q d_A / epsilon) exp(-m
-    epsilon^2 / (4 (d + 2))) = failure_probability, sigma_Q = sigma sqrt(d), the root of the second moment of u, and d_A
-    = 2 the diameter of the unit sphere. It is far above what is needed.
+    It is equation A.6 of Xu et al., "Some Practical Concerns and Solutions for Using Pretrained Representation in
+    Industrial Systems": 2^8 (sigma_Q d_A / epsilon) exp(-m epsilon^2 / (4 (d + 2))) = failure_probability, sigma_Q =
+    sigma sqrt(d), the root of the second moment of u, and d_A = 2 the diameter of the unit sphere. It is far above what
+    is needed.
     """
     ratio = 2**8 * sigma * math.sqrt(dim_in) * 2.0 / (epsilon * failure_probability)
     return 2 * max(math.ceil(4 * (dim_in + 2) / epsilon**2 * math.log(ratio)), 1)

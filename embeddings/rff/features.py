@@ -1,7 +1,7 @@
 """Random Fourier features of item vectors: a fixed non-linear map whose inner product is a Gaussian kernel.
 
-The dimension is chosen, the kernel is one of the vectors (Rahimi and Recht 2007; Xu et al., "Featurizing pretrained
-representations", section 5).
+The dimension is chosen, the kernel is one of the vectors (Rahimi and Recht 2007; Xu et al., "Some Practical Concerns
+and Solutions for Using Pretrained Representation in Industrial Systems", section 5).
 
     phi(h) = m^{-1/2} [cos(u_1.h) .. cos(u_m.h), sin(u_1.h) .. sin(u_m.h)],    dim = 2m
     <phi(h), phi(h')>  ~  K(h - h') = exp(-sigma^2 |h - h'|^2 / 2)
@@ -51,6 +51,16 @@ class RandomFourierFeatures(FeatureMap):
 
     Raises:
         ValueError: an argument outside these bounds.
+
+    Example:
+        >>> from embeddings.rff import RandomFourierFeatures
+        >>> features = RandomFourierFeatures(dim_in=16, dim=512, sigma=1.0)
+        >>> vectors = np.eye(16, dtype=np.float32)[:2]  # two unit vectors at a right angle
+        >>> phi = features.transform(vectors)
+        >>> phi.shape
+        (2, 512)
+        >>> bool(abs(phi[0] @ phi[1] - np.exp(-1)) < 0.05)  # the kernel exp(-sigma^2 |h - h'|^2 / 2), |h - h'|^2 = 2
+        True
     """
 
     def __init__(

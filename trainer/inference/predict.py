@@ -69,6 +69,13 @@ class Predictor(RowScorer):
     Raises:
         SpecError: the directory is not that of a run.
         CheckpointError: there is no such checkpoint, or it is damaged.
+
+    Example:
+        >>> from trainer.inference.predict import Predictor
+        >>> predictor = Predictor(run_directory, "last")  # such as $EVENKEEL_HOME/runs/ID
+        >>> scores = predictor.predict(rows)  # a pyarrow table in, one out, in the same order
+        >>> scores.column_names, scores.num_rows == rows.num_rows
+        (['logit', 'probability'], True)
     """
 
     run: Run

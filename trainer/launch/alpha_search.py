@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 GRID = range(-13, -1)
 """Exponents of sqrt(10)."""
 SHORT_EPOCHS = 4
-"""Two understate alpha: an alpha that is too small looks best after them, and is not after four (docs/papers.md)."""
+"""Two understate alpha: one that is too small looks best after them, and is not after four (docs/reports/alpha.md)."""
 FILE = f"alpha_of_{SHORT_EPOCHS}_epochs.json"
 """Scores after another number of epochs do not compare: a release that looks at as many goes on with them, no other."""
 

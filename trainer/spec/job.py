@@ -405,10 +405,47 @@ def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
 
 
 def parse_dataset(document: Any, where: str = "dataset") -> DatasetSpec:
+    """Return the dataset that a mapping of its fields describes.
+
+    Args:
+        document: The fields, as a YAML file has them.
+        where: What an error names as its place.
+
+    Raises:
+        SpecError: A field is unknown, missing, or outside its bounds.
+
+    Example:
+        >>> from trainer.spec import parse_dataset
+        >>> features = {"user": {"type": "id"}, "item": {"type": "id"}}
+        >>> label = {"column": "click"}
+        >>> dataset = parse_dataset({"name": "log", "uri": "log.parquet", "features": features, "label": label})
+        >>> sorted(dataset.features)
+        ['item', 'user']
+    """
     return _parse(DatasetSpec, document, where)
 
 
 def parse_job(document: Any, where: str = "job") -> JobSpec:
+    """Return the job that a mapping of its fields describes.
+
+    Args:
+        document: The fields, as a YAML file or the REST interface has them.
+        where: What an error names as its place.
+
+    Raises:
+        SpecError: A field is unknown, missing, or outside its bounds.
+
+    Example:
+        >>> from trainer.spec import parse_job
+        >>> fields = {"name": "ctr", "dataset": {"name": "log"}, "model": {"kind": "dcnv2", "embedding_dim": 8}}
+        >>> job = parse_job(fields)
+        >>> job.model.kind, job.epochs
+        ('dcnv2', 1)
+        >>> parse_job(fields | {"epochs": 0})
+        Traceback (most recent call last):
+        ...
+        trainer.spec.job.SpecError: job: epochs: Input should be greater than or equal to 1
+    """
     return _parse(JobSpec, document, where)
 
 
@@ -417,6 +454,12 @@ def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None
 
     Raises:
         SpecError: A document is not a valid spec, or the file is not valid YAML.
+
+    Example:
+        >>> from trainer.spec import load_documents
+        >>> dataset, job = load_documents("examples/clicklog.yaml")
+        >>> dataset.name, job.model.kind
+        ('clicklog', 'dnn')
     """
     where = str(path)
     try:

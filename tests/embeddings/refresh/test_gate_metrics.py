@@ -124,7 +124,7 @@ def test_effective_rank_of_equal_axes_is_their_number(rank: int, seed: int) -> N
 
 
 def test_a_popularity_bit_has_effective_rank_near_one() -> None:
-    """Zero-initialised tables: 96 % of the variance in one axis (methods.md), which the cosines can't see."""
+    """Zero-initialised tables: 96 % of the variance in one axis, which the cosines can't see."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((N, D)) * np.sqrt(0.04 / 15)
     rows[:, 0] = np.sqrt(0.96) * rng.choice([-1, 1], N)

@@ -40,11 +40,11 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
     assert job["state"] == "queued"
     assert job["labels"]["team"] == "ads"
     assert job["metrics"] == []
-    contract = {
+    promised = {
         "id", "name", "state", "created_at", "started_at", "finished_at", "attempt", "progress", "metrics",
         "publication", "error",
     }  # fmt: skip
-    assert contract <= set(job)
+    assert promised <= set(job)
     created = datetime.datetime.fromisoformat(job["created_at"])
     assert created.utcoffset() == datetime.timedelta(0)
 

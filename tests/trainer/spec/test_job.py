@@ -1,4 +1,4 @@
-"""Specs: what the contract shows is accepted, what is wrong is named, what is not built yet is refused."""
+"""Specs: what the documents show is accepted, what is wrong is named, what is not built yet is refused."""
 
 from __future__ import annotations
 
