@@ -33,7 +33,9 @@ def compare(
         ValueError: vectors of different dims.
 
     Example:
+        >>> import numpy as np
         >>> from embeddings.refresh.gate_metrics import compare
+        >>> from embeddings.vectors.item_vectors import ItemVectors
         >>> rows = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
         >>> served, candidate = ItemVectors(range(200), rows), ItemVectors(range(200), rows[:, ::-1].copy())
         >>> metrics = compare(served, candidate)
