@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.harness import interleave, line
 from embeddings.dynamic.id_map import DynamicIdMap
-from embeddings.dynamic.settings import UNKNOWN_ROW, Growth
+from embeddings.dynamic.settings import UNKNOWN_ROW, IdMapSettings
 from embeddings.dynamic.tables import DynamicTables
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import AdamAR
@@ -86,7 +86,7 @@ def managed_modules() -> dict[str, Callable[[], Managed]]:
     return {"mch_lru": lambda: Managed(LRU_EvictionPolicy()), "mch_lfu": lambda: Managed(LFU_EvictionPolicy())}
 
 
-def assign(peer: str, growth: Growth, steps: int, iterations: int) -> None:
+def assign(peer: str, growth: IdMapSettings, steps: int, iterations: int) -> None:
     """Print the lines of benches ``assign`` and ``find`` beside one peer."""
     stream, ours, theirs = Stream(), DynamicIdMap(growth), managed_modules()[peer]()
     step, own = 0, np.zeros(2)
@@ -107,7 +107,7 @@ def assign(peer: str, growth: Growth, steps: int, iterations: int) -> None:
     times = interleave(stream, give, give_theirs, iterations=iterations, warm_up=0)
     shares = {"own_row": round(own[0] / iterations, 4), "peer_own_row": round(own[1] / iterations, 4)}
     sizes = {"bytes_per_row": num_bytes(ours) // CAPACITY, "peer_bytes_per_row": theirs.num_bytes // CAPACITY}
-    case = f"capacity {CAPACITY} ids {BATCH} admit_after {growth.admit_after}"
+    case = f"capacity {CAPACITY} ids {BATCH} admission_threshold {growth.admission_threshold}"
     line("assign", case, peer, times, **means(times), **shares, **sizes, rows=len(ours), warm_up_steps=steps)
     theirs.module.eval()
     times = interleave(stream, ours.find, theirs, iterations=iterations)
@@ -127,7 +127,7 @@ def num_bytes(ids: DynamicIdMap) -> int:
 
 def whole_step(steps: int, iterations: int) -> None:
     """Print the line of bench ``step``."""
-    growth = Growth(CAPACITY)
+    growth = IdMapSettings(CAPACITY)
     config = TableConfig("item", growth.num_rows, DIM, ("item",), init=InitConfig("hash"), grows=True)
     growing = DynamicTables({"item": growth}, [config], AdamAR(0.001, alpha=1e-5))
     known = EmbeddingTables([TableConfig("item", growth.num_rows, DIM, ("item",))], AdamAR(0.001, alpha=1e-5))
@@ -167,8 +167,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore", category=UserWarning)
     for peer in managed_modules():
-        assign(peer, Growth(CAPACITY), options.steps, options.iterations)
-    assign("mch_lru", Growth(CAPACITY, admit_after=2), options.steps, options.iterations)
+        assign(peer, IdMapSettings(CAPACITY), options.steps, options.iterations)
+    assign("mch_lru", IdMapSettings(CAPACITY, admission_threshold=2), options.steps, options.iterations)
     whole_step(options.steps, options.iterations)
 
 

@@ -25,9 +25,9 @@ ALL = 260_000
 CASES: dict[str, dict[str, int]] = {
     "every id has a row": {},
     "capacity 260,000": {"capacity": ALL},
-    **{f"capacity 260,000, admit_after {k}": {"capacity": ALL, "admit_after": k} for k in (2, 3, 5)},
+    **{f"capacity 260,000, admission_threshold {k}": {"capacity": ALL, "admission_threshold": k} for k in (2, 3, 5)},
     **{f"capacity {n:,}": {"capacity": n} for n in (110_000, 55_000, 27_500)},
-    **{f"capacity {n:,}, admit_after 2": {"capacity": n, "admit_after": 2} for n in (55_000, 27_500)},
+    **{f"capacity {n:,}, admission_threshold 2": {"capacity": n, "admission_threshold": 2} for n in (55_000, 27_500)},
 }
 
 

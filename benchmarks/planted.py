@@ -5,7 +5,7 @@
 120 users take items of one of six clusters of 20, head and tail of it. From day 1 on four items of the first cluster
 are of the second. Each day BPR (d = 8) is trained anew with a seed of its own and goes through the refresh stage with
 its average: ``free``, drawn to what is served (``anchor``, publish.anchor), against the frozen context of the day
-before (``compass``, publish.compass with fresh items), or both. One JSON line per kind, means over the repeats:
+before (``frozen_context``, of publish, with fresh items), or both. One JSON line per kind, means over the repeats:
 
 - moved: cosine of the four, as served, to the centre of the second cluster, by day;
 - at_home: the same of the second cluster's own items, what a moved one can reach;
@@ -45,7 +45,7 @@ JOB: dict[str, Any] = {
     "batch_size": 128,
 }
 PUBLISH: dict[str, Any] = {"collection": "items", "feature": "item", "gate": {"mode": "report"}}
-KINDS = ("free", "anchor", "compass", "anchor_compass")
+KINDS = ("free", "anchor", "frozen_context", "anchor_frozen_context")
 
 
 def clustered(path: Path, day: int, repeat: int = 0) -> Path:
@@ -80,10 +80,10 @@ def follow(
     job = parse_job(JOB | {"name": "planted", "dataset": {"name": "clicks"}, "publish": publish})
     tables = ItemTables(parse_dataset(dataset), job, folder)
     held: dict[str, Any] = {"anchor": {"strength": strength}} if "anchor" in kind else {}
-    held |= {"compass": {"items": "fresh"}} if "compass" in kind else {}
+    held |= {"frozen_context": {"items": "fresh"}} if "frozen_context" in kind else {}
     found, before = [], np.zeros(0)
     for day, rows in enumerate(days):
-        init = f"day-{day - 1}" if day and "compass" in held else None
+        init = f"day-{day - 1}" if day and "frozen_context" in held else None
         seed = 100 * repeat + day
         tables.table(f"day-{day}", seed, init=init, rows=rows, chain="served", held=held if day else {})
         served = unit_rows(tables.chain("served").open().lookup(ITEMS)[1])[0]

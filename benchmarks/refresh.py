@@ -6,8 +6,8 @@ Trains each spec's job once (day 0; default: BPR and item2vec on MovieLens-1M) a
 nine tenths of the rows. ``refresh`` is ``warm`` (an epoch from the day before with a seed of its own, what a schedule
 does), ``retrain`` (from scratch with a seed of its own, what alignment alone has to put right), ``same_seed`` (from
 scratch with day 0's seed, and so from the same initial rows), ``anchor`` (a retrain drawn to what was served the day
-before, ``publish.anchor``), ``compass`` (a retrain against the frozen context of the day before, ``publish.compass``),
-or ``anchor_compass``. All go through the refresh stage. The consumer is logistic regression on a movie's first genre,
+before, ``publish.anchor``), ``frozen_context`` (a retrain against the context of the day before, which is frozen), or
+``anchor_frozen_context``. All are aligned and gated. The consumer is logistic regression on a movie's first genre,
 fitted on four fifths of the movies and judged on the rest.
 One JSON line per case:
 
@@ -61,7 +61,7 @@ from trainer.runs.directory import Run
 Array = npt.NDArray[Any]
 SPECS = (Path("examples/ml1m.yaml"), Path("examples/ml1m_item2vec.yaml"))
 ANCHOR_STRENGTH = 0.01
-HELD = ("anchor", "compass", "anchor_compass")
+HELD = ("anchor", "frozen_context", "anchor_frozen_context")
 KINDS = ("warm", "retrain", "same_seed", *HELD)
 CASES = {
     "unaligned": Settings(align=False, ema=None, gate=Gate("off")),
@@ -193,7 +193,7 @@ def refreshes(
     found, before = [], "day0"
     held = {
         **({"anchor": {"strength": strength}} if "anchor" in kind else {}),
-        **({"compass": {"items": "fresh"}} if "compass" in kind else {}),
+        **({"frozen_context": {"items": "fresh"}} if "frozen_context" in kind else {}),
     }
     if held:
         chain = f"{kind}-{strength:g}".replace(".", "_") if "anchor" in held else kind
@@ -211,7 +211,7 @@ def refreshes(
         if kind == "same_seed" and not null:
             seed = tables.job.seed
         if held:
-            init = before if "compass" in held else None
+            init = before if "frozen_context" in held else None
             found.append(tables.table(name, seed, init=init, rows=rows, chain=chain, held=held))
             before = name
         elif kind == "warm":

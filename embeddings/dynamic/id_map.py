@@ -1,6 +1,6 @@
 """Entries of a table for raw 64-bit ids that come and go while it trains.
 
-ids = DynamicIdMap(Growth(capacity=1_000_000, admit_after=2, ttl_steps=50_000))
+ids = DynamicIdMap(IdMapSettings(capacity=1_000_000, admission_threshold=2, ttl_steps=50_000))
 given = ids.assign(raw, step)    # training: entries, which ids were admitted, which evicted
 entries = ids.find(raw)          # evaluation: changes nothing
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.dynamic.settings import Growth
+from embeddings.dynamic.settings import IdMapSettings
 from embeddings.kernels.cpu import id_map
 
 Int64s = npt.NDArray[np.int64]
@@ -39,23 +39,23 @@ class Assigned(NamedTuple):
 
 
 class DynamicIdMap:
-    """A map from raw ids to the entries 0 .. capacity - 1; :class:`Growth` says which ids are admitted and evicted.
+    """A map from raw ids to the entries 0 .. capacity - 1; :class:`IdMapSettings` says who is admitted, evicted.
 
     The result is a function of the calls and their order alone, the same on every machine: ranks that are given the
     same ids have the same map. An id of the current step is never evicted. Lower entries are given out first, and those
     of evicted ids are given out again.
     """
 
-    def __init__(self, growth: Growth) -> None:
-        self.growth = growth
+    def __init__(self, settings: IdMapSettings) -> None:
+        self.settings = settings
         self._numbers = np.zeros(id_map.NUM_NUMBERS, dtype=np.int64)
         # Of zeros, so that the system gives memory when it is written.
-        self._ids = np.zeros(growth.capacity, dtype=np.int64)
-        self._last_seen = np.zeros(growth.capacity, dtype=np.int32)
-        self._free = np.zeros(growth.capacity, dtype=np.int32)
-        counters = 64 * growth.num_blocks if growth.admit_after > 1 else 0
+        self._ids = np.zeros(settings.capacity, dtype=np.int64)
+        self._last_seen = np.zeros(settings.capacity, dtype=np.int32)
+        self._free = np.zeros(settings.capacity, dtype=np.int32)
+        counters = 64 * settings.num_blocks if settings.admission_threshold > 1 else 0
         self._current, self._previous = (np.zeros(counters, dtype=np.uint8) for _ in range(2))
-        self._block_shift = 65 - growth.num_blocks.bit_length()
+        self._block_shift = 65 - settings.num_blocks.bit_length()
         self._step = 0
         self._make_slots(_FIRST_BITS)
 
@@ -108,12 +108,13 @@ class DynamicIdMap:
         count = id_map.touch(ids, entries, self._slots, self._shift, self._mask, self._last_seen, step, misses)
         self._numbers[id_map.NEW] = 0
         new_entries = np.empty(count, dtype=np.int64)
-        start, why, is_counted, refuse = 0, -1, False, self.growth.when_full == "refuse"
+        start, why, is_counted, refuse = 0, -1, False, self.settings.eviction_policy == "refuse"
         while why != id_map.DONE:
             start, why = id_map.admit(
                 ids, entries, misses[:count], start, is_counted, self._slots, self._shift, self._mask, self._ids,
-                self._last_seen, step, self._free, self.growth.capacity, self._numbers, new_entries,
-                self.growth.admit_after, self._current, self._previous, self._block_shift, self.growth.capacity, refuse,
+                self._last_seen, step, self._free, self.settings.capacity, self._numbers, new_entries,
+                self.settings.admission_threshold, self._current, self._previous, self._block_shift,
+                self.settings.capacity, refuse,
             )  # fmt: skip
             is_counted = why in (id_map.FULL_MAP, id_map.NO_ENTRY)
             if why == id_map.FULL_MAP:
@@ -140,24 +141,25 @@ class DynamicIdMap:
         }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore what :meth:`state` gave, from a map with the same :class:`Growth`.
+        """Restore what :meth:`state` gave, from a map with the same :class:`IdMapSettings`.
 
         Raises:
             ValueError: the state is of another map, or its parts do not fit together; the map is unchanged then.
         """
         names = set(self.state())
         if set(state) != names:
-            raise ValueError(f"the state of growing ids must hold {sorted(names)}, not {sorted(state)}")
+            raise ValueError(f"the state of dynamic ids must hold {sorted(names)}, not {sorted(state)}")
         numbers = np.asarray(state["numbers"], dtype=np.int64)
         if numbers.shape != (id_map.NUM_NUMBERS + 1,):
-            raise ValueError(f"the state of growing ids is damaged: numbers has shape {numbers.shape}")
+            raise ValueError(f"the state of dynamic ids is damaged: numbers has shape {numbers.shape}")
         used, num_free, count = (int(numbers[each]) for each in (id_map.HIGH, id_map.FREE, id_map.COUNT))
         ids, last_seen, free = state["ids"], state["last_seen"], state["free"]
         half = len(self._current)
-        if used > self.growth.capacity or len(state["counters"]) != 2 * half:
+        if used > self.settings.capacity or len(state["counters"]) != 2 * half:
             raise ValueError(
-                f"the state is of growing ids with {used} entries used and {len(state['counters'])} counters, these "
-                f"have capacity {self.growth.capacity} and {2 * half} counters: use the same capacity and admit_after"
+                f"the state is of dynamic ids with {used} entries used and {len(state['counters'])} counters, these "
+                f"have capacity {self.settings.capacity} and {2 * half} counters: use the same capacity and "
+                "admission_threshold"
             )
         is_live = np.asarray(last_seen) >= 0
         if (
@@ -167,7 +169,7 @@ class DynamicIdMap:
             or len(np.unique(ids[is_live])) != count
             or not np.array_equal(np.sort(free), np.flatnonzero(~is_live))
         ):
-            raise ValueError("the state of growing ids is damaged: entries, free ones and their numbers do not agree")
+            raise ValueError("the state of dynamic ids is damaged: entries, free ones and their numbers do not agree")
         self._numbers[:] = numbers[:-1]
         self._step = int(numbers[-1])
         self._ids[:used], self._last_seen[:used], self._free[:num_free] = ids, last_seen, free
@@ -176,7 +178,7 @@ class DynamicIdMap:
 
     def _expired(self, step: int) -> Int64s:
         """Take the entries of ids that have not occurred for too long, if a search is due, and return those ids."""
-        ttl, period = self.growth.ttl_steps, self.growth.expiry_period
+        ttl, period = self.settings.ttl_steps, self.settings.expiry_period
         if ttl is None or step // period == self._step // period:
             return np.empty(0, dtype=np.int64)
         seen = self._last_seen[: self.num_used]
@@ -187,7 +189,7 @@ class DynamicIdMap:
 
         Called where all entries are taken.
         """
-        seen, count = self._last_seen, self.growth.eviction_count
+        seen, count = self._last_seen, self.settings.eviction_count
         limit = min(np.partition(seen, count - 1)[count - 1], step)
         older = np.flatnonzero(seen < limit)
         if limit < step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embeddings.dynamic.settings import Growth
+from embeddings.dynamic.settings import IdMapSettings
 
 _MASK = 2**64 - 1
 
@@ -12,13 +12,13 @@ _MASK = 2**64 - 1
 class ReferenceIds:
     """Entries 0 .. capacity - 1 of ids, one dictionary; see :class:`embeddings.dynamic.id_map.DynamicIdMap`."""
 
-    def __init__(self, growth: Growth) -> None:
-        self.growth = growth
+    def __init__(self, settings: IdMapSettings) -> None:
+        self.settings = settings
         self.entries: dict[int, int] = {}
         self.last_seen: dict[int, int] = {}
         self.free: list[int] = []
         self.high = self.step = self.counted = self.refused = 0
-        self.current = np.zeros(64 * growth.num_blocks, dtype=np.int64)
+        self.current = np.zeros(64 * settings.num_blocks, dtype=np.int64)
         self.previous = np.zeros_like(self.current)
 
     def find(self, ids: list[int]) -> list[int]:
@@ -27,10 +27,10 @@ class ReferenceIds:
 
     def assign(self, ids: list[int], step: int) -> tuple[list[int], list[int], list[int]]:
         """Return (entry of each id, -1 without one; admitted ids; evicted ids), in the order in which it happened."""
-        growth, came, went = self.growth, [], []  # type: ignore[var-annotated]
-        period = growth.expiry_period
-        if growth.ttl_steps is not None and step // period != self.step // period:
-            went += self._remove([raw for raw, seen in self.last_seen.items() if seen < step - growth.ttl_steps])
+        settings, came, went = self.settings, [], []  # type: ignore[var-annotated]
+        period = settings.expiry_period
+        if settings.ttl_steps is not None and step // period != self.step // period:
+            went += self._remove([raw for raw, seen in self.last_seen.items() if seen < step - settings.ttl_steps])
         self.step = step
         for raw in ids:
             if raw in self.entries:
@@ -40,10 +40,10 @@ class ReferenceIds:
             if entries[i] >= 0:
                 continue
             if raw not in self.entries and self._is_admitted(raw):
-                if not self.free and self.high == growth.capacity and growth.when_full == "oldest":
+                if not self.free and self.high == settings.capacity and settings.eviction_policy == "oldest":
                     old = sorted((seen, self.entries[raw], raw) for raw, seen in self.last_seen.items() if seen < step)
-                    went += self._remove([raw for _, _, raw in old[: growth.eviction_count]])
-                if self.free or self.high < growth.capacity:
+                    went += self._remove([raw for _, _, raw in old[: settings.eviction_count]])
+                if self.free or self.high < settings.capacity:
                     self.high += not self.free
                     self.entries[raw] = self.free.pop() if self.free else self.high - 1
                     self.last_seen[raw] = step
@@ -62,21 +62,21 @@ class ReferenceIds:
         return ids
 
     def _is_admitted(self, raw: int) -> bool:
-        if self.growth.admit_after == 1:
+        if self.settings.admission_threshold == 1:
             return True
-        if self.counted >= self.growth.capacity:
+        if self.counted >= self.settings.capacity:
             self.previous, self.current = self.current, np.zeros_like(self.current)
             self.counted = 0
         self.counted += 1
         word = _mixed((_mixed(raw & _MASK) + 0x9E3779B97F4A7C15) & _MASK)
-        block = 64 * (word * self.growth.num_blocks >> 64)
+        block = 64 * (word * self.settings.num_blocks >> 64)
         places = [block + (word >> shift) % 64 for shift in (0, 6, 12, 18)]
         least = min(self.current[places])
         if least < 255:
             for counter in places:
                 if self.current[counter] == least:
                     self.current[counter] += 1
-        return bool(min(self.current[places] + self.previous[places]) >= self.growth.admit_after)
+        return bool(min(self.current[places] + self.previous[places]) >= self.settings.admission_threshold)
 
 
 def _mixed(word: int) -> int:

@@ -6,39 +6,41 @@ from dataclasses import dataclass
 from typing import Literal
 
 UNKNOWN_ROW, FIRST_ROW = 1, 2
-MAX_ADMIT_AFTER = 255
+MAX_ADMISSION_THRESHOLD = 255
 MAX_CAPACITY = 2**31 - 1024
 
 
 @dataclass(frozen=True)
-class Growth:
+class IdMapSettings:
     """Which ids have a row of a dynamic table.
 
     Attributes:
         capacity: the most ids that have a row at once. Memory is taken as rows are given out, not before.
-        admit_after: an id gets its row when it occurs for this many times, at most 255; before, it reads the row of
-            unknown ids. Occurrences are forgotten after one to two times ``capacity`` occurrences of ids without a row,
-            and may be overestimated, as they are counted in a sketch of 32 bytes for each row (``admit_after`` > 1).
+        admission_threshold: an id gets its row when it occurs for this many times, at most 255; before, it reads the
+            row of unknown ids. Occurrences are forgotten after one to two times ``capacity`` occurrences of ids without
+            a row, and may be overestimated, as a threshold above 1 counts them in a sketch of 32 bytes for each row.
         ttl_steps: an id that did not occur for more than so many steps loses its row, at the latest an eighth of that
             later; None: never.
-        when_full: ``oldest``: the ids that occurred longest ago make room, a 64th of ``capacity`` at once, but none of
-            the current step; ``refuse``: new ids read the row of unknown ids until others expire.
+        eviction_policy: ``oldest``: the ids that occurred longest ago make room, a 64th of ``capacity`` at once, but
+            none of the current step; ``refuse``: new ids read the row of unknown ids until others expire.
     """
 
     capacity: int
-    admit_after: int = 1
+    admission_threshold: int = 1
     ttl_steps: int | None = None
-    when_full: Literal["oldest", "refuse"] = "oldest"
+    eviction_policy: Literal["oldest", "refuse"] = "oldest"
 
     def __post_init__(self) -> None:
         if not 1 <= self.capacity <= MAX_CAPACITY:
             raise ValueError(f"capacity must lie in [1, {MAX_CAPACITY}], not {self.capacity}")
-        if not 1 <= self.admit_after <= MAX_ADMIT_AFTER:
-            raise ValueError(f"admit_after must lie in [1, {MAX_ADMIT_AFTER}], not {self.admit_after}")
+        if not 1 <= self.admission_threshold <= MAX_ADMISSION_THRESHOLD:
+            raise ValueError(
+                f"admission_threshold must lie in [1, {MAX_ADMISSION_THRESHOLD}], not {self.admission_threshold}"
+            )
         if self.ttl_steps is not None and self.ttl_steps < 1:
             raise ValueError(f"ttl_steps must be at least 1, not {self.ttl_steps}: leave it out for rows without end")
-        if self.when_full not in ("oldest", "refuse"):
-            raise ValueError(f"when_full '{self.when_full}' is unknown: use oldest or refuse")
+        if self.eviction_policy not in ("oldest", "refuse"):
+            raise ValueError(f"eviction_policy '{self.eviction_policy}' is unknown: use oldest or refuse")
 
     @property
     def num_rows(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from embeddings.dynamic.id_map import DynamicIdMap
-from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW, Growth
+from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW, IdMapSettings
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import RowOptimizer
 from embeddings.tables.config import TableConfig
@@ -19,11 +19,11 @@ class DynamicTables(torch.nn.Module):
     """EmbeddingTables of which some are looked up by raw ids instead of rows.
 
     In evaluation mode nothing changes, and ids without a row read that of unknown ids, row 1, as in training those do
-    that :class:`Growth` does not admit. A row that passes from one id to another starts anew: initial values, no state.
+    that :class:`IdMapSettings` does not admit. A row that passes from one id to another starts anew.
 
     Args:
-        growth: by table, how it grows: the tables with ``grows``, which have ``growth.num_rows`` rows. Tables left out
-            are looked up by rows, as in EmbeddingTables.
+        settings: by table, of the tables with ``grows``, which have ``settings.num_rows`` rows. Tables left out are
+            looked up by rows, as in EmbeddingTables.
         tables: as of EmbeddingTables.
         optimizer, options: as of EmbeddingTables.
 
@@ -34,11 +34,11 @@ class DynamicTables(torch.nn.Module):
     Example:
         >>> import torch
         >>> from embeddings import InitConfig, TableConfig
-        >>> from embeddings.dynamic.settings import Growth
+        >>> from embeddings.dynamic.settings import IdMapSettings
         >>> from embeddings.optim import AdamAR
-        >>> growth = Growth(capacity=1000, ttl_steps=50_000)
-        >>> item = TableConfig("item", growth.num_rows, 16, ("item",), init=InitConfig("hash"), grows=True)
-        >>> tables = DynamicTables({"item": growth}, [item], AdamAR(alpha=1e-4))
+        >>> settings = IdMapSettings(capacity=1000, ttl_steps=50_000)
+        >>> item = TableConfig("item", settings.num_rows, 16, ("item",), init=InitConfig("hash"), grows=True)
+        >>> tables = DynamicTables({"item": settings}, [item], AdamAR(alpha=1e-4))
         >>> pooled = tables(torch.tensor([2**61, -5]), torch.tensor([0, 1, 2]))  # in training new ids get rows
         >>> pooled.sum().backward()
         >>> tables.step(1)
@@ -50,14 +50,18 @@ class DynamicTables(torch.nn.Module):
     """
 
     def __init__(
-        self, growth: Mapping[str, Growth], tables: Sequence[TableConfig], optimizer: RowOptimizer, **options: Any
+        self,
+        settings: Mapping[str, IdMapSettings],
+        tables: Sequence[TableConfig],
+        optimizer: RowOptimizer,
+        **options: Any,
     ) -> None:
         super().__init__()
         for table in tables:
-            num_rows = growth[table.name].num_rows if table.name in growth else None
+            num_rows = settings[table.name].num_rows if table.name in settings else None
             if table.grows != (num_rows is not None) or num_rows not in (None, table.num_rows):
                 raise ValueError(
-                    f"table '{table.name}' has {table.num_rows} rows and grows={table.grows}, its growth "
+                    f"table '{table.name}' has {table.num_rows} rows and grows={table.grows}, its settings "
                     f"{'is not given' if num_rows is None else f'needs {num_rows} rows and grows=True'}"
                 )
             if table.grows and table.first_live_row != FIRST_ROW:
@@ -65,9 +69,9 @@ class DynamicTables(torch.nn.Module):
         self.tables = EmbeddingTables(tables, optimizer, **options)
         self.features = self.tables.features
         self._names = tuple(table.name for table in tables)
-        if missing := sorted(set(growth) - set(self._names)):
-            raise ValueError(f"growth is of tables {missing}, which are not there (there are {list(self._names)})")
-        self.ids = {name: DynamicIdMap(growth[name]) for name in self._names if name in growth}
+        if missing := sorted(set(settings) - set(self._names)):
+            raise ValueError(f"settings is of tables {missing}, which are not there (there are {list(self._names)})")
+        self.ids = {name: DynamicIdMap(settings[name]) for name in self._names if name in settings}
         self._gone: dict[str, list[np.ndarray]] = {name: [] for name in self.ids}
 
     def forward(
@@ -156,7 +160,7 @@ class DynamicTables(torch.nn.Module):
         """
         if state["ids"].keys() != self.ids.keys() or state["tables"].keys() != set(self._names):
             raise ValueError(f"the state is of tables {sorted(state['tables'])}, these are {sorted(self._names)}")
-        loaded = {name: DynamicIdMap(ids.growth) for name, ids in self.ids.items()}
+        loaded = {name: DynamicIdMap(ids.settings) for name, ids in self.ids.items()}
         for name, ids in loaded.items():
             ids.load(state["ids"][name])
         for name, given in state["tables"].items():

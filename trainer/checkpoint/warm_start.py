@@ -101,7 +101,7 @@ def rows_of_parent(job: JobSpec, data: PreparedData) -> dict[str, torch.Tensor]:
 
     Rows of dynamic tables are the parent's, all of them: the map from ids to rows goes on with them.
     """
-    growths = {name: table.growth for name, table in job.tables.items() if table.growth is not None}
+    growths = {name: table.id_map for name, table in job.tables.items() if table.id_map is not None}
     return {
         name: torch.arange(growths[name].num_rows)
         if name in growths

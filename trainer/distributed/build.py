@@ -109,7 +109,7 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
     """Return one table for each vocabulary of the data, as wide as the model wants it."""
     init = job.model.effective_init
     rows = table_rows(job, {name: table.num_rows for name, table in data.tables.items()})
-    grows = {name for name, table in job.tables.items() if table.growth is not None}
+    grows = {name for name, table in job.tables.items() if table.id_map is not None}
     return [
         TableConfig(
             name=name,
@@ -135,8 +135,8 @@ def pooling_of(job: JobSpec, key: Key) -> Pooling:
 def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
     """Return SSE by key of the batches, where it is on: a feature's own, its drawn negatives', and that of targets."""
     names = {key.name for key in data.keys}
-    # Those of growing tables swap among the rows that are somebody's (trainer.distributed.dynamic_tables).
-    grows = {key.name for key in data.keys if key.table in job.tables and job.tables[key.table].growth is not None}
+    # Those of dynamic tables swap among the rows that are somebody's (trainer.distributed.dynamic_tables).
+    grows = {key.name for key in data.keys if key.table in job.tables and job.tables[key.table].id_map is not None}
     names -= grows
     graphs = {name: data.graph(name) for name in data.graphs}
     configs = target_configs(job)

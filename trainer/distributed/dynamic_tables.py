@@ -51,7 +51,7 @@ class DynamicRows:
     """
 
     def __init__(self, job: JobSpec, data: Any, sharded: Any) -> None:
-        growths = {name: table.growth for name, table in job.tables.items()}
+        growths = {name: table.id_map for name, table in job.tables.items()}
         self.ids = {name: DynamicIdMap(growth) for name, growth in growths.items() if growth is not None}
         self._data, self._sharded = data, sharded
         if not self.ids:
@@ -131,7 +131,7 @@ class DynamicRows:
     def in_words(self) -> str:
         """Return how full the tables are; "" where none is dynamic."""
         found = [
-            f"{name}: {len(ids):,} of {ids.growth.capacity:,} rows taken"
+            f"{name}: {len(ids):,} of {ids.settings.capacity:,} rows taken"
             + (f", {ids.num_refused:,} occurrences found none free" if ids.num_refused else "")
             for name, ids in self.ids.items()
         ]

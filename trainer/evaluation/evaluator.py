@@ -47,14 +47,14 @@ def wanted_metrics(job: JobSpec, is_value: bool) -> tuple[str, ...]:
 class Evaluator:
     """Evaluation of a model on the rows of one prepared data set. Every method is collective.
 
-    ``gather_rows``: a split of more rows is counted in pieces, not gathered. ``growing``: the rows of dynamic tables.
+    ``gather_rows``: a split of more rows is counted in pieces, not gathered. ``dynamic_rows``: of dynamic tables.
     """
 
     def __init__(
         self, job: JobSpec, data: Any, model: Any, device: torch.device | None = None, *,
-        gather_rows: int = GATHER_ROWS, growing: DynamicRows | None = None,
+        gather_rows: int = GATHER_ROWS, dynamic_rows: DynamicRows | None = None,
     ):  # fmt: skip
-        self.job, self.data, self.model, self._growing = job, data, model, growing
+        self.job, self.data, self.model, self._dynamic_rows = job, data, model, dynamic_rows
         self.device = device or torch.device("cpu")
         initialized = dist.is_initialized()
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if initialized else (0, 1)
@@ -150,7 +150,7 @@ class Evaluator:
         catalogue = self.model.catalogue(self.data, self.device)
         for batch in self.data.eval_batches(split, BATCH_SIZE, self.rank, self.world_size):
             start = batch.step * self._batch_size + batch.sample_offset
-            known = batch if self._growing is None else self._growing.known(batch)
+            known = batch if self._dynamic_rows is None else self._dynamic_rows.known(batch)
             found = tuple(part.cpu().numpy() for part in self.model.evaluate(known.on(self.device), catalogue))
             yield start + np.arange(len(batch)), batch, found
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.checkpoint.format import Checkpoint
-from trainer.spec import JobSpec, SpecError, parse_job
+from trainer.spec import JobSpec, Publish, SpecError, parse_job
 
 # What may differ between attempts that go on from each other.
 _FREE = {"name", "labels", "retries", "resources", "sharding", "checkpoint", "publish", "epochs"}
 # What of publish training depends on all the same.
-_PUBLISH, _TRAINED_WITH = "publish.", {"anchor", "compass"}
+_PUBLISH, _TRAINED_WITH = "publish.", {"anchor", "frozen_context"}
 
 
 def identity_of(job: JobSpec) -> dict[str, Any]:
@@ -37,9 +37,12 @@ def check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
 def _completed(identity: dict[str, Any], job: JobSpec) -> dict[str, Any]:
     """Return the identity that a checkpoint holds, with the defaults of fields that came after its version."""
     of_publish = {name: part for name, part in identity.items() if name.startswith(_PUBLISH)}
+    # Checkpoints hold the names of their version.
+    names = {f"{_PUBLISH}{old}": f"{_PUBLISH}{new}" for old, new in Publish.renamed.items()}
     document = {name: part for name, part in identity.items() if name not in of_publish}
     try:
         completed = identity_of(parse_job(document | {name: getattr(job, name) for name in _FREE}))
     except SpecError:
         return identity
-    return {name: part for name, part in completed.items() if not name.startswith(_PUBLISH)} | of_publish
+    kept = {name: part for name, part in completed.items() if not name.startswith(_PUBLISH)}
+    return kept | {names.get(name, name): part for name, part in of_publish.items()}

@@ -1,4 +1,4 @@
-"""Frozen context (``publish.compass``): what items are trained against is the parent's, and stays as it is.
+"""Frozen context (``publish.frozen_context``): what items are trained against is the parent's, and stays as it is.
 
 Two trainings of a model of products differ by a basis, and by more (docs/adr/0023): of items and context each follows
 the other. With the context of the parent frozen (Di Carlo, Bianchi and Palmonari, Training temporal word embeddings
@@ -41,7 +41,7 @@ def is_frozen(job: JobSpec, data: Any) -> bool:
 
     Its prepared data (trainer.data) know of the parent.
     """
-    if job.publish is None or job.publish.compass is None:
+    if job.publish is None or job.publish.frozen_context is None:
         return False
     return any((data.parent_rows(name)[FIRST_LIVE_ROW:] >= 0).any() for name in data.tables)
 
@@ -57,7 +57,11 @@ def context_tables(job: JobSpec, data: Any) -> dict[str, int]:
 
 def begins_fresh(job: JobSpec) -> bool:
     """Return whether rows of items begin at initial values although the job has a parent."""
-    return job.publish is not None and job.publish.compass is not None and job.publish.compass.items == "fresh"
+    return (
+        job.publish is not None
+        and job.publish.frozen_context is not None
+        and job.publish.frozen_context.items == "fresh"
+    )
 
 
 def begin(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: Any) -> None:

@@ -25,7 +25,7 @@ VALUE_BYTES = {"float32": FLOAT_BYTES, "float16": 2, "bfloat16": 2}
 STEP_BYTES = 4
 ID_BYTES = 8
 NEIGHBOUR_BYTES = 4
-# Of each row that a growing table can have: its id with its last step and its place among free ones, two to four places
+# Of each row that a dynamic table can have: its id with its last step and its place among free ones, two to four places
 # of the hash map with as many before while it is made larger, and the sketch's counters (embeddings.dynamic).
 MAP_ROW_BYTES = 16 + 64 + 32
 COUNTERS_PER_ROW_BYTES = 64
@@ -126,11 +126,11 @@ def row_bytes(kind: str, dim: int, stored: Table | None = None) -> int:
 
 def table_rows(job: JobSpec, counted: Mapping[str, int]) -> dict[str, int]:
     """Return the rows of each table, where so many were ``counted``: a dynamic table has as many as it can hold."""
-    growths = {name: table.growth for name, table in job.tables.items()}
+    growths = {name: table.id_map for name, table in job.tables.items()}
     return {name: rows if (growth := growths.get(name)) is None else growth.num_rows for name, rows in counted.items()}
 
 
-def growing_bytes(job: JobSpec, counted: Mapping[str, int]) -> int:
+def dynamic_table_bytes(job: JobSpec, counted: Mapping[str, int]) -> int:
     """Return the bytes of the maps from ids to rows of the dynamic tables, on every rank.
 
     They are places in a hash map, ids with their last steps, counters where they are asked for; and of each id of the
@@ -138,8 +138,8 @@ def growing_bytes(job: JobSpec, counted: Mapping[str, int]) -> int:
     """
     found = 0
     for name, table in job.tables.items():
-        if (growth := table.growth) is not None and name in counted:
-            counters = COUNTERS_PER_ROW_BYTES if growth.admit_after > 1 else 0
+        if (growth := table.id_map) is not None and name in counted:
+            counters = COUNTERS_PER_ROW_BYTES if growth.admission_threshold > 1 else 0
             found += growth.capacity * (MAP_ROW_BYTES + counters) + counted[name] * ID_BYTES
     return found
 
@@ -192,7 +192,7 @@ def rank_memory(
         gpu_bytes: what the GPU of each rank has, where that is known (:func:`trainer.sizing.gpus.known_gpu_bytes`).
     """
     kind, sam = job.optimizer.kind, job.regularizers.sam
-    ids, rows = growing_bytes(job, rows), table_rows(job, rows)
+    ids, rows = dynamic_table_bytes(job, rows), table_rows(job, rows)
     by_table, tables, shapes = _fullest_rank(job, rows)
     size = size_of(job, ids_per_example)
     batches = _lookups(job, rows, ids_per_example) + _activations(size, _samples_kept(job))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import warnings
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 
@@ -15,9 +16,29 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class Spec(BaseModel):
-    """Base of every part of a spec: immutable, and a misspelt field is an error."""
+    """Base of every part of a spec: immutable, and a misspelt field is an error.
+
+    ``renamed``: the fields' names by older ones, which are still read, with a warning. A part that is written again has
+    the new names.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    renamed: ClassVar[dict[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_names(cls, document: Any) -> Any:
+        old_names = cls.renamed.keys() & document.keys() if isinstance(document, dict) else ()
+        if not old_names:
+            return document
+        document = dict(document)
+        for old in sorted(old_names):
+            new = cls.renamed[old]
+            if new in document:
+                raise ValueError(f"{old} is the old name of {new}, which is given too: leave {old} out")
+            warnings.warn(f"{old} is now {new}: the old name goes with the next release", FutureWarning, stacklevel=2)
+            document[new] = document.pop(old)
+        return document
 
 
 def later(default: Any, **constraints: Any) -> Any:

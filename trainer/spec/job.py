@@ -12,12 +12,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import yaml
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from embeddings.dynamic.settings import MAX_ADMIT_AFTER, MAX_CAPACITY, Growth
+from embeddings.dynamic.settings import MAX_ADMISSION_THRESHOLD, MAX_CAPACITY, IdMapSettings
 from embeddings.optim.registry import KINDS
 from embeddings.tables.shardings import SHARDINGS
 from trainer.spec import yaml_documents
@@ -37,7 +37,7 @@ from trainer.spec.evaluation import (
 from trainer.spec.models.base import Init
 from trainer.spec.models.registry import BROKEN_MODELS, MODELS, Model
 from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError, raise_if_invalid
-from trainer.spec.publish import Anchor, Compass, Expire, Gate, MovingAverage, Publish, View
+from trainer.spec.publish import Anchor, Expire, FrozenContext, Gate, MovingAverage, Publish, View
 from trainer.spec.regularizers import Regularizers
 
 __all__ = [
@@ -48,13 +48,13 @@ __all__ = [
     "Anchor",
     "Checkpoint",
     "Column",
-    "Compass",
     "DatasetRef",
     "DatasetSpec",
     "DenseOptimizer",
     "Evaluation",
     "Expire",
     "Feature",
+    "FrozenContext",
     "Gate",
     "Graph",
     "Init",
@@ -268,31 +268,33 @@ class Table(Spec):
     Rows in half precision are read, summed and updated as float32, and stored with stochastic rounding.
 
     With ``capacity`` the table is dynamic: it grows while it trains (embeddings.dynamic): at most so many ids have a
-    row at once. An id gets its row at its ``admit_after``-th occurrence in training and loses it when it did not occur
-    for ``ttl_steps`` steps, or according to ``when_full``. Ids without a row read the row of unknown ids. Without
-    ``capacity`` every id of the training rows has a row.
+    row at once. An id gets its row at its ``admission_threshold``-th occurrence in training and loses it when it did
+    not occur for ``ttl_steps`` steps, or according to ``eviction_policy``. Ids without a row read the row of unknown
+    ids. Without ``capacity`` every id of the training rows has a row.
     """
+
+    renamed: ClassVar[dict[str, str]] = {"admit_after": "admission_threshold", "when_full": "eviction_policy"}
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     state_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     capacity: int | None = later(None, ge=1, le=MAX_CAPACITY)
-    admit_after: int = later(1, ge=1, le=MAX_ADMIT_AFTER)
+    admission_threshold: int = later(1, ge=1, le=MAX_ADMISSION_THRESHOLD)
     ttl_steps: int | None = later(None, ge=1)
-    when_full: Literal["oldest", "refuse"] = later("oldest")
+    eviction_policy: Literal["oldest", "refuse"] = later("oldest")
 
     @model_validator(mode="after")
-    def _of_growth(self) -> Table:
-        for name in ("admit_after", "ttl_steps", "when_full"):
+    def _of_dynamic_tables(self) -> Table:
+        for name in ("admission_threshold", "ttl_steps", "eviction_policy"):
             if self.capacity is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is of tables that grow: set capacity, or leave it out")
+                raise ValueError(f"{name} is of dynamic tables: set capacity, or leave it out")
         return self
 
     @property
-    def growth(self) -> Growth | None:
-        """How the table grows; None where every id of the training rows has a row."""
+    def id_map(self) -> IdMapSettings | None:
+        """Which ids have a row of a dynamic table; None where every id of the training rows has one."""
         if self.capacity is None:
             return None
-        return Growth(self.capacity, self.admit_after, self.ttl_steps, self.when_full)
+        return IdMapSettings(self.capacity, self.admission_threshold, self.ttl_steps, self.eviction_policy)
 
 
 class Resources(Spec):

@@ -5,7 +5,7 @@ A part of trainer.spec.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -70,7 +70,7 @@ class Anchor(Spec):
     strength: Positive = 0.01
 
 
-class Compass(Spec):
+class FrozenContext(Spec):
     """Frozen context: what items are trained against is the parent's, named by ``init_from``, and does not change.
 
     The context is users' rows, output vectors, or the other tower; only ids that the parent did not have are trained
@@ -83,6 +83,8 @@ class Compass(Spec):
 
 
 class Publish(Spec):
+    renamed: ClassVar[dict[str, str]] = {"compass": "frozen_context"}
+
     collection: Name
     feature: str
     align: bool = True
@@ -91,4 +93,4 @@ class Publish(Spec):
     views: tuple[View, ...] = ()
     expire: Expire | None = Expire()
     anchor: Anchor | None = later(None)
-    compass: Compass | None = later(None)
+    frozen_context: FrozenContext | None = later(None)

@@ -167,7 +167,7 @@ class Trainer:
         self.hooks = hooks or Hooks()
         self.dynamic_rows = dynamic_rows or DynamicRows(job, data, sharded)
         self.objective = job_objective(job, sharded.module, data)
-        self.evaluator = Evaluator(job, data, sharded.module, self.device, growing=self.dynamic_rows)
+        self.evaluator = Evaluator(job, data, sharded.module, self.device, dynamic_rows=self.dynamic_rows)
         self._dense_schedule = schedule_of(job.dense_optimizer.schedule)
         self._saved_step = self.position.step if resumed is not None else -1
         self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0

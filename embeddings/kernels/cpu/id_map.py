@@ -38,7 +38,7 @@ def touch(
 def admit(
     ids: np.ndarray, entries: np.ndarray, misses: np.ndarray, start: int, is_counted: bool, slots: np.ndarray,
     shift: int, mask: int, ids_of: np.ndarray, last_seen: np.ndarray, step: int, free: np.ndarray, capacity: int,
-    numbers: np.ndarray, new_entries: np.ndarray, admit_after: int, current: np.ndarray, previous: np.ndarray,
+    numbers: np.ndarray, new_entries: np.ndarray, admission_threshold: int, current: np.ndarray, previous: np.ndarray,
     block_shift: int, count_limit: int, refuse: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """Count the missing ids from ``misses[start]`` on, and admit the ids that occurred often enough.
@@ -48,7 +48,7 @@ def admit(
     described = native.IdMap(
         slots=slots.ctypes.data, ids_of=ids_of.ctypes.data, last_seen=last_seen.ctypes.data, free=free.ctypes.data,
         numbers=numbers.ctypes.data, current=current.ctypes.data, previous=previous.ctypes.data, mask=mask,
-        shift=shift, capacity=capacity, admit_after=admit_after, block_shift=block_shift,
+        shift=shift, capacity=capacity, admission_threshold=admission_threshold, block_shift=block_shift,
         count_limit=count_limit,
     )  # fmt: skip
     place = c_int64(start)

@@ -97,7 +97,10 @@ class KeepMaskCall(ctypes.Structure):
 class IdMap(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "ids_of", "last_seen", "free", "numbers", "current", "previous")),
-        *((name, c_int64) for name in ("mask", "shift", "capacity", "admit_after", "block_shift", "count_limit")),
+        *(
+            (name, c_int64)
+            for name in ("mask", "shift", "capacity", "admission_threshold", "block_shift", "count_limit")
+        ),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Growing ids: the compiled map against the plain one, who is let in, who goes, and what a saved map goes on with."""
+"""Dynamic ids: the compiled map against the plain one, who is let in, who goes, and what a saved map goes on with."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from embeddings.dynamic.id_map import DynamicIdMap
 from embeddings.dynamic.reference import ReferenceIds
-from embeddings.dynamic.settings import Growth
+from embeddings.dynamic.settings import IdMapSettings
 
 # Few ids, so that they repeat; the ends of the range and neighbours among them.
 RAW = st.one_of(st.integers(0, 30), st.sampled_from([-(2**63), 2**63 - 1, -1, 2**32, 2**62]))
-GROWTHS = st.builds(
-    Growth,
+SETTINGS = st.builds(
+    IdMapSettings,
     capacity=st.sampled_from([1, 2, 5, 9, 20, 200]),
-    admit_after=st.sampled_from([1, 2, 3]),
+    admission_threshold=st.sampled_from([1, 2, 3]),
     ttl_steps=st.sampled_from([None, 1, 3, 20, 40]),
-    when_full=st.sampled_from(["oldest", "refuse"]),
+    eviction_policy=st.sampled_from(["oldest", "refuse"]),
 )
 BATCHES = st.lists(st.tuples(st.integers(0, 9), st.lists(RAW, max_size=40)), min_size=1, max_size=12)
 
@@ -30,18 +30,18 @@ def array(ids):
 def check_whole(ids):
     """Every id that has an entry is found at it, and no two share one."""
     entries, raw = ids.ids()
-    assert len(ids) == len(entries) == len(set(raw.tolist())) <= ids.growth.capacity
+    assert len(ids) == len(entries) == len(set(raw.tolist())) <= ids.settings.capacity
     assert np.array_equal(ids.find(raw), entries)
 
 
 @settings(max_examples=300, deadline=None)
-@given(growth=GROWTHS, batches=BATCHES)
-def test_equals_the_plain_form(growth, batches):
+@given(settings=SETTINGS, batches=BATCHES)
+def test_equals_the_plain_form(settings, batches):
     """Entries, who came, who went, in order; also where a second map goes on from the state of the first."""
-    ids, plain, step = DynamicIdMap(growth), ReferenceIds(growth), 0
+    ids, plain, step = DynamicIdMap(settings), ReferenceIds(settings), 0
     for more_steps, raw in batches:
         step += more_steps
-        twin = DynamicIdMap(growth)
+        twin = DynamicIdMap(settings)
         twin.load(ids.state())
         expected = plain.assign(raw, step)
         for one in (ids, twin):
@@ -57,8 +57,8 @@ def test_equals_the_plain_form(growth, batches):
 
 def test_large_maps_equal_the_plain_form():
     """Thousands of ids that come and go: the map is made larger, and long runs of places are shifted back."""
-    growth = Growth(capacity=3000, admit_after=2, ttl_steps=16)
-    ids, plain, generator = DynamicIdMap(growth), ReferenceIds(growth), np.random.default_rng(0)
+    settings = IdMapSettings(capacity=3000, admission_threshold=2, ttl_steps=16)
+    ids, plain, generator = DynamicIdMap(settings), ReferenceIds(settings), np.random.default_rng(0)
     for step in range(1, 60):
         raw = generator.zipf(1.2, 900) + step * 7
         raw = np.where(generator.random(900) < 0.3, generator.integers(0, 6000, 900), raw)
@@ -71,7 +71,7 @@ def test_large_maps_equal_the_plain_form():
 
 
 def test_ids_get_a_row_at_their_kth_occurrence_and_never_later():
-    ids = DynamicIdMap(Growth(capacity=1000, admit_after=3))
+    ids = DynamicIdMap(IdMapSettings(capacity=1000, admission_threshold=3))
     assert ids.assign(array([7, 7, 8]), 1).entries.tolist() == [-1, -1, -1]
     given = ids.assign(array([9, 7, 7, 8]), 2)
     assert given.entries.tolist() == [-1, 0, 0, -1]
@@ -88,7 +88,7 @@ def test_ids_get_a_row_at_their_kth_occurrence_and_never_later():
 
 def test_few_are_let_in_too_early():
     """Of ids that occur once, beside as many that were counted before: their four counters are seldom all taken."""
-    ids = DynamicIdMap(Growth(capacity=20_000, admit_after=2))
+    ids = DynamicIdMap(IdMapSettings(capacity=20_000, admission_threshold=2))
     raw = np.random.default_rng(0).integers(0, 2**60, 40_000)
     assert len(np.unique(raw)) == len(raw)
     given = ids.assign(raw, 1)
@@ -96,14 +96,14 @@ def test_few_are_let_in_too_early():
 
 
 def test_what_was_seldom_is_forgotten():
-    ids = DynamicIdMap(Growth(capacity=64, admit_after=2))
+    ids = DynamicIdMap(IdMapSettings(capacity=64, admission_threshold=2))
     ids.assign(array([5]), 1)
     ids.assign(np.arange(1000, 1000 + 3 * 64), 2)
     assert ids.assign(array([5]), 3).entries.tolist() == [-1]
 
 
 def test_an_id_that_is_gone_for_too_long_loses_its_entry_and_others_keep_theirs():
-    ids = DynamicIdMap(Growth(capacity=100, ttl_steps=16))
+    ids = DynamicIdMap(IdMapSettings(capacity=100, ttl_steps=16))
     first = ids.assign(np.arange(10), 1)
     for step in range(2, 18):
         assert not len(ids.assign(np.arange(5), step).gone_ids)
@@ -116,7 +116,7 @@ def test_an_id_that_is_gone_for_too_long_loses_its_entry_and_others_keep_theirs(
 
 
 def test_a_map_that_goes_on_looks_for_expired_ids_when_the_other_would():
-    ids, twin = (DynamicIdMap(Growth(capacity=10, ttl_steps=80)) for _ in range(2))
+    ids, twin = (DynamicIdMap(IdMapSettings(capacity=10, ttl_steps=80)) for _ in range(2))
     ids.assign(array([1]), 1)
     ids.assign(array([2]), 80)
     # Between 80 and 90, where it is looked for again, 1 is unseen for too long and still there.
@@ -127,7 +127,7 @@ def test_a_map_that_goes_on_looks_for_expired_ids_when_the_other_would():
 
 
 def test_the_oldest_make_room_but_none_of_this_step():
-    ids = DynamicIdMap(Growth(capacity=4))
+    ids = DynamicIdMap(IdMapSettings(capacity=4))
     ids.assign(array([1, 2]), 1)
     ids.assign(array([3, 4]), 2)
     given = ids.assign(array([9, 1, 8, 7, 6]), 3)
@@ -138,7 +138,7 @@ def test_the_oldest_make_room_but_none_of_this_step():
 
 
 def test_a_full_table_that_refuses_keeps_whom_it_has():
-    ids = DynamicIdMap(Growth(capacity=2, when_full="refuse"))
+    ids = DynamicIdMap(IdMapSettings(capacity=2, eviction_policy="refuse"))
     ids.assign(array([1, 2]), 1)
     given = ids.assign(array([3, 3, 2]), 2)
     assert given.entries.tolist() == [-1, -1, 1]
@@ -149,7 +149,7 @@ def test_a_full_table_that_refuses_keeps_whom_it_has():
 def test_memory_follows_the_ids_that_there_are():
     """A capacity of half a billion, and ten ids: the arrays are there, and pages are not."""
     before = resident_bytes()
-    ids = DynamicIdMap(Growth(capacity=500_000_000))
+    ids = DynamicIdMap(IdMapSettings(capacity=500_000_000))
     ids.assign(np.arange(10), 1)
     assert resident_bytes() - before < 64 << 20
     assert ids.state()["ids"].shape == (10,)
@@ -165,19 +165,19 @@ def resident_bytes():
     [
         ({"capacity": 0}, "capacity must lie in"),
         ({"capacity": 2**31}, "capacity must lie in"),
-        ({"capacity": 5, "admit_after": 256}, "admit_after must lie in"),
-        ({"capacity": 5, "admit_after": 0}, "admit_after must lie in"),
+        ({"capacity": 5, "admission_threshold": 256}, "admission_threshold must lie in"),
+        ({"capacity": 5, "admission_threshold": 0}, "admission_threshold must lie in"),
         ({"capacity": 5, "ttl_steps": 0}, "ttl_steps must be at least 1"),
-        ({"capacity": 5, "when_full": "shout"}, "when_full 'shout' is unknown"),
+        ({"capacity": 5, "eviction_policy": "shout"}, "eviction_policy 'shout' is unknown"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        Growth(**settings)
+        IdMapSettings(**settings)
 
 
 def test_bad_ids_and_steps_are_refused():
-    ids = DynamicIdMap(Growth(capacity=5))
+    ids = DynamicIdMap(IdMapSettings(capacity=5))
     ids.assign(array([1]), 4)
     with pytest.raises(ValueError, match="step 3 comes after step 4"):
         ids.assign(array([1]), 3)
@@ -197,18 +197,18 @@ def test_bad_ids_and_steps_are_refused():
         (lambda s: s["ids"].__setitem__(3, s["ids"][4]), "do not agree"),
         (lambda s: s["last_seen"].__setitem__(3, -1), "do not agree"),
         (lambda s: s["free"].__setitem__(0, 3), "do not agree"),
-        (lambda s: s.update(counters=s["counters"][:-1]), "same capacity and admit_after"),
+        (lambda s: s.update(counters=s["counters"][:-1]), "same capacity and admission_threshold"),
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(change, message):
-    growth = Growth(capacity=50, admit_after=2, ttl_steps=4)
-    ids = DynamicIdMap(growth)
+    settings = IdMapSettings(capacity=50, admission_threshold=2, ttl_steps=4)
+    ids = DynamicIdMap(settings)
     ids.assign(np.repeat(np.arange(20), 2), 1)
     ids.assign(np.repeat(np.arange(10), 2), 9)
     assert len(ids.state()["free"]) == 10
     state = ids.state()
     change(state)
-    twin = DynamicIdMap(growth)
+    twin = DynamicIdMap(settings)
     with pytest.raises(ValueError, match=message):
         twin.load(state)
     assert len(twin) == 0
@@ -216,7 +216,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(change, message):
 
 
 def test_the_state_of_another_capacity_is_refused():
-    ids = DynamicIdMap(Growth(capacity=50))
+    ids = DynamicIdMap(IdMapSettings(capacity=50))
     ids.assign(np.arange(30), 1)
     with pytest.raises(ValueError, match="capacity 20"):
-        DynamicIdMap(Growth(capacity=20)).load(ids.state())
+        DynamicIdMap(IdMapSettings(capacity=20)).load(ids.state())

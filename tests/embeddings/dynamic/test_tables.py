@@ -1,4 +1,4 @@
-"""Growing tables: raw ids against tables of known ids, rows that go from one id to another, resumes, memory, errors."""
+"""Dynamic tables: raw ids against tables of known ids, rows that go from one id to another, resumes, memory, errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW, Growth
+from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW, IdMapSettings
 from embeddings.dynamic.tables import DynamicTables
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RowwiseAdagrad
@@ -25,14 +25,14 @@ RAW = np.array([2**62, -5, 7, 0, -(2**63), 123456789, 31, 32], dtype=np.int64)
 OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowwiseAdagrad(0.1), Adam(0.01, moments="lazy"), AdamAR(0.01, alpha=0.01)]
 
 
-def table(growth, name="item", features=("item", "history"), **more):
+def table(settings, name="item", features=("item", "history"), **more):
     pooling = {"pooling": "mean"} | more
-    return TableConfig(name, growth.num_rows, DIM, features, init=InitConfig("hash", 0.1), grows=True, **pooling)
+    return TableConfig(name, settings.num_rows, DIM, features, init=InitConfig("hash", 0.1), grows=True, **pooling)
 
 
-def make(growth, optimizer=None, backend="cpu", **options):
+def make(settings, optimizer=None, backend="cpu", **options):
     return DynamicTables(
-        {"item": growth}, [table(growth)], optimizer or AdamAR(0.01, alpha=0.01), backend=backend, **options
+        {"item": settings}, [table(settings)], optimizer or AdamAR(0.01, alpha=0.01), backend=backend, **options
     )
 
 
@@ -55,7 +55,7 @@ def test_equals_tables_that_knew_all_ids_beforehand(optimizer, backend):
     """Rows, state and lookups, bit by bit: which row an id has does not matter, nor when it came."""
     generator = np.random.default_rng(0)
     batches = [batch(generator, RAW[: 2 + step // 3]) for step in range(24)]
-    growing = make(Growth(capacity=20), optimizer, backend, seed=3)
+    dynamic = make(IdMapSettings(capacity=20), optimizer, backend, seed=3)
     keys = np.concatenate([np.zeros(2, dtype=np.uint64), RAW.view(np.uint64)])
     known = EmbeddingTables(
         [TableConfig("item", 10, DIM, ("item", "history"), "mean", InitConfig("hash", 0.1), row_keys=keys)],
@@ -64,21 +64,21 @@ def test_equals_tables_that_knew_all_ids_beforehand(optimizer, backend):
     row_of = {int(raw): FIRST_ROW + i for i, raw in enumerate(RAW)}
     for step, (ids, offsets) in enumerate(batches, 1):
         rows = torch.tensor([row_of[int(raw)] for raw in ids], dtype=torch.int64)
-        outputs = growing(ids, offsets), known(rows, offsets)
+        outputs = dynamic(ids, offsets), known(rows, offsets)
         assert torch.equal(*outputs)
-        for tables, output in zip((growing, known), outputs, strict=True):
+        for tables, output in zip((dynamic, known), outputs, strict=True):
             (output.sin() * torch.arange(1.0, 1 + output.shape[1])).sum().backward()
             tables.step(step)
-    raw, _ = growing.vectors("item")
+    raw, _ = dynamic.vectors("item")
     assert sorted(raw.tolist()) == sorted(row_of)
-    mine = torch.from_numpy(growing.ids["item"].find(RAW)) + FIRST_ROW
-    assert torch.equal(growing.tables.read("item", mine), known.read("item", torch.arange(2, 10)))
+    mine = torch.from_numpy(dynamic.ids["item"].find(RAW)) + FIRST_ROW
+    assert torch.equal(dynamic.tables.read("item", mine), known.read("item", torch.arange(2, 10)))
     for name, state in known.state("item").items():
-        assert torch.equal(growing.tables.state("item")[name][mine], state[2:]), name
+        assert torch.equal(dynamic.tables.state("item")[name][mine], state[2:]), name
 
 
 def test_a_row_that_changes_hands_starts_anew_and_no_other_moves():
-    tables = make(Growth(capacity=3, ttl_steps=8), seed=1)
+    tables = make(IdMapSettings(capacity=3, ttl_steps=8), seed=1)
     offsets = torch.tensor([0, 1, 1, 3, 3])
     train(tables, [(torch.tensor([10, 11, 12]), offsets)] * 3)
     train(tables, [(torch.tensor([10, 10, 11]), offsets)] * 9, first_step=4)
@@ -103,7 +103,7 @@ def test_a_row_that_changes_hands_starts_anew_and_no_other_moves():
 
 
 def test_an_id_that_comes_back_is_a_new_one():
-    tables = make(Growth(capacity=2, ttl_steps=8), seed=1)
+    tables = make(IdMapSettings(capacity=2, ttl_steps=8), seed=1)
     one, offsets = torch.tensor([10]), torch.tensor([0, 1, 1])
     first = tables(one, offsets).detach().clone()
     train(tables, [(one, offsets)])
@@ -115,7 +115,7 @@ def test_an_id_that_comes_back_is_a_new_one():
 
 
 def test_evaluation_changes_nothing_and_unknown_ids_share_a_row():
-    tables = make(Growth(capacity=5, admit_after=2))
+    tables = make(IdMapSettings(capacity=5, admission_threshold=2))
     offsets = torch.tensor([0, 1, 2, 2, 2])
     train(tables, [(torch.tensor([4, 4]), offsets), (torch.tensor([4, 9]), offsets)])
     tables.eval()
@@ -134,18 +134,18 @@ def test_resumes_with_the_same_bits(optimizer):
     generator = np.random.default_rng(1)
     raw = generator.integers(-(2**63), 2**63 - 1, 60)
     batches = [batch(generator, raw[max(0, step - 12) : step + 8]) for step in range(40)]
-    growth = Growth(capacity=25, admit_after=2, ttl_steps=9)
-    whole = make(growth, optimizer)
+    settings = IdMapSettings(capacity=25, admission_threshold=2, ttl_steps=9)
+    whole = make(settings, optimizer)
     train(whole, batches)
     assert len(whole.take_gone("item"))
-    part = make(growth, optimizer)
+    part = make(settings, optimizer)
     train(part, batches[:19])
     state = part.state_for_checkpoint()
     # Into new tables, and into some that have gone further.
-    used = make(growth, optimizer)
+    used = make(settings, optimizer)
     train(used, batches[::-1][:30])
     used(*batches[0]).sum().backward()
-    for tables in (make(growth, optimizer), used):
+    for tables in (make(settings, optimizer), used):
         tables.load(copy.deepcopy(state))
         train(tables, batches[19:], first_step=20)
         expected, found = whole.state_for_checkpoint(), tables.state_for_checkpoint()
@@ -156,10 +156,10 @@ def test_resumes_with_the_same_bits(optimizer):
         assert found["completed_steps"] == 40
 
 
-def test_growing_tables_stand_beside_others():
-    growth = Growth(capacity=10)
+def test_dynamic_tables_stand_beside_others():
+    settings = IdMapSettings(capacity=10)
     fixed = TableConfig("country", 5, 3, ("country",))
-    tables = DynamicTables({"item": growth}, [fixed, table(growth)], SGD(0.1), seed=2)
+    tables = DynamicTables({"item": settings}, [fixed, table(settings)], SGD(0.1), seed=2)
     ids, offsets = torch.tensor([4, 3, 100, 200, 200]), torch.tensor([0, 1, 2, 3, 4, 4, 5])
     assert torch.equal(tables.rows_of(ids, offsets), torch.tensor([4, 3, 2, 3, 3]))
     assert tables(ids, offsets).shape == (2, 3 + 2 * DIM)
@@ -169,8 +169,8 @@ def test_growing_tables_stand_beside_others():
 @pytest.mark.parametrize("part", ["rows", "columns"])
 def test_shards_renew_their_part(part):
     """What ranks that split the rows, or the columns, do with the same ids: together they hold the whole."""
-    growth = Growth(capacity=8)
-    whole = table(growth, features=("item",))
+    settings = IdMapSettings(capacity=8)
+    whole = table(settings, features=("item",))
     keys = np.array([5, 2**63 + 1, 77], dtype=np.uint64)
     rows = torch.tensor([2, 6, 9])
     tables = EmbeddingTables([whole], SGD(0.1), seed=4)
@@ -196,8 +196,8 @@ def test_shards_renew_their_part(part):
 
 
 def test_what_the_guide_shows_runs():
-    """docs/growing_tables.md."""
-    guide = (Path(__file__).parents[3] / "docs" / "growing_tables.md").read_text("utf-8")
+    """docs/dynamic_tables.md."""
+    guide = (Path(__file__).parents[3] / "docs" / "dynamic_tables.md").read_text("utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
     found: dict = {}
     exec(code, found)
@@ -208,7 +208,7 @@ def test_what_the_guide_shows_runs():
 MEMORY = """
 import numpy as np, torch
 from embeddings.tables.config import InitConfig, TableConfig
-from embeddings.dynamic.settings import Growth
+from embeddings.dynamic.settings import IdMapSettings
 from embeddings.dynamic.tables import DynamicTables
 from embeddings.optim import Adam
 
@@ -216,10 +216,10 @@ def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
 
-growth = Growth(capacity=40_000_000)
-config = TableConfig("item", growth.num_rows, 64, ("item",), init=InitConfig("hash"), grows=True)
+settings = IdMapSettings(capacity=40_000_000)
+config = TableConfig("item", settings.num_rows, 64, ("item",), init=InitConfig("hash"), grows=True)
 before = resident()
-tables = DynamicTables({"item": growth}, [config], Adam(0.01))
+tables = DynamicTables({"item": settings}, [config], Adam(0.01))
 for step in range(1, 4):
     ids = torch.from_numpy(np.random.default_rng(step).integers(0, 2**60, 1000))
     tables(ids, torch.arange(1001)).sum().backward()
@@ -239,23 +239,23 @@ def test_memory_is_taken_as_rows_are_given_out():
 
 
 def test_errors_say_what_is_wrong():
-    growth = Growth(capacity=10)
-    good = table(growth)
-    with pytest.raises(ValueError, match="its growth needs 12 rows and grows=True"):
-        DynamicTables({"item": growth}, [TableConfig("item", 12, DIM, ("item",))], SGD(0.1))
-    with pytest.raises(ValueError, match="has 12 rows and grows=True, its growth needs 7 rows"):
-        DynamicTables({"item": Growth(capacity=5)}, [good], SGD(0.1))
-    with pytest.raises(ValueError, match="its growth is not given"):
+    settings = IdMapSettings(capacity=10)
+    good = table(settings)
+    with pytest.raises(ValueError, match="its settings needs 12 rows and grows=True"):
+        DynamicTables({"item": settings}, [TableConfig("item", 12, DIM, ("item",))], SGD(0.1))
+    with pytest.raises(ValueError, match="has 12 rows and grows=True, its settings needs 7 rows"):
+        DynamicTables({"item": IdMapSettings(capacity=5)}, [good], SGD(0.1))
+    with pytest.raises(ValueError, match="its settings is not given"):
         DynamicTables({}, [good], SGD(0.1))
-    with pytest.raises(ValueError, match="growth is of tables \\['user'\\], which are not there"):
-        DynamicTables({"item": growth, "user": growth}, [good], SGD(0.1))
+    with pytest.raises(ValueError, match="settings is of tables \\['user'\\], which are not there"):
+        DynamicTables({"item": settings, "user": settings}, [good], SGD(0.1))
     with pytest.raises(ValueError, match="rows 0 and 1 are padding and the unknown id's"):
-        DynamicTables({"item": growth}, [table(growth, first_live_row=0)], SGD(0.1))
+        DynamicTables({"item": settings}, [table(settings, first_live_row=0)], SGD(0.1))
     with pytest.raises(ValueError, match="SSE could draw a row that is nobody's"):
-        DynamicTables({"item": growth}, [good], SGD(0.1), sse={"item": SSEConfig(0.1)})
+        DynamicTables({"item": settings}, [good], SGD(0.1), sse={"item": SSEConfig(0.1)})
     with pytest.raises(ValueError, match="the number of a row says nothing of its id"):
         TableConfig("item", 12, DIM, ("item",), init=InitConfig("normal"), grows=True)
-    tables = make(growth)
+    tables = make(settings)
     with pytest.raises(ValueError, match="raw ids must be int64"):
         tables(torch.tensor([1], dtype=torch.int32), torch.tensor([0, 1, 1]))
     with pytest.raises(ValueError, match="offsets must be"):
@@ -265,7 +265,7 @@ def test_errors_say_what_is_wrong():
 
 
 def test_a_state_that_does_not_fit_changes_nothing():
-    tables = make(Growth(capacity=10))
+    tables = make(IdMapSettings(capacity=10))
     offsets = torch.tensor([0, 1, 1])
     train(tables, [(torch.tensor([4]), offsets)])
     state = tables.state_for_checkpoint()

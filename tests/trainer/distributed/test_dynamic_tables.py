@@ -41,7 +41,7 @@ from trainer.training.loop import Position, Resumed, Trainer, dense_optimizer
 pytestmark = pytest.mark.slow
 
 NUM_ROWS = 3000
-TIGHT = {"capacity": 40, "admit_after": 2, "ttl_steps": 9}
+TIGHT = {"capacity": 40, "admission_threshold": 2, "ttl_steps": 9}
 
 
 def write_rows(path, first_item=0, seed=0):
@@ -164,8 +164,8 @@ def test_two_ranks_give_the_same_ids_the_same_rows(log, ranks, tmp_path, shardin
 def test_sse_swaps_for_every_id_that_has_a_row_and_for_no_other(log, tmp_path):
     """A chi-square test of equation 5 over the ids that have a row; the others, unknown, are not swapped."""
     probability = 0.5
-    job = job_of({"item": {"capacity": 30, "when_full": "refuse"}}, sse={"item": {"probability": probability}})
-    plain = job_of({"item": {"capacity": 30, "when_full": "refuse"}})
+    job = job_of({"item": {"capacity": 30, "eviction_policy": "refuse"}}, sse={"item": {"probability": probability}})
+    plain = job_of({"item": {"capacity": 30, "eviction_policy": "refuse"}})
     data = prepare(log, job, tmp_path / "data")
     with single_rank_group():
         swapping, other = trainer_of(job, data).dynamic_rows, trainer_of(plain, data).dynamic_rows
@@ -189,7 +189,7 @@ def test_sse_swaps_for_every_id_that_has_a_row_and_for_no_other(log, tmp_path):
 
 
 def test_stopping_and_resuming_changes_no_bit(log, tmp_path):
-    """In the middle of an epoch, after rows changed hands; with the checkpoint of a run, and of its growing tables."""
+    """In the middle of an epoch, after rows changed hands; with the checkpoint of a run, and of its dynamic tables."""
     job = job_of()
     data = prepare(log, job, tmp_path / "data")
 
@@ -435,7 +435,7 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
     assert grown.ids == 100_000 * MAP_ROW_BYTES + 8 * 10_000_000
     assert known.ids == 0
     assert known.total - grown.total > 500 << 20
-    counting = rank_memory(job_of({"item": {"capacity": 100_000, "admit_after": 2}}), counted, ids)
+    counting = rank_memory(job_of({"item": {"capacity": 100_000, "admission_threshold": 2}}), counted, ids)
     assert counting.ids - grown.ids == 100_000 * COUNTERS_PER_ROW_BYTES
     found = estimate(job_of(), log)
     assert found["tables"]["item"]["rows"] == 42
@@ -445,10 +445,10 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tables": {"item": {"ttl_steps": 5}}}, "ttl_steps is of tables that grow: set capacity"),
-        ({"tables": {"item": {"admit_after": 2}}}, "admit_after is of tables that grow: set capacity"),
+        ({"tables": {"item": {"ttl_steps": 5}}}, "ttl_steps is of dynamic tables: set capacity"),
+        ({"tables": {"item": {"admission_threshold": 2}}}, "admission_threshold is of dynamic tables: set capacity"),
         ({"tables": {"item": {"capacity": 0}}}, "greater than or equal to 1"),
-        ({"model": {"kind": "bpr", "embedding_dim": 4}}, "tables.item.capacity: tables of bpr do not grow yet"),
+        ({"model": {"kind": "bpr", "embedding_dim": 4}}, "tables.item.capacity: tables of bpr are not dynamic yet"),
         (
             {"model": {"kind": "dnn", "embedding_dim": 4, "init": {"kind": "normal"}}},
             "it starts by its id, not its number: use model.init hash or zero",
@@ -466,12 +466,12 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
                 "model": {"kind": "two_tower", "embedding_dim": 4},
                 "publish": {"collection": "items", "feature": "item", "anchor": {"strength": 0.1}},
             },
-            "publish.anchor and publish.compass hold rows to ids",
+            "publish.anchor and publish.frozen_context hold rows to ids",
         ),
         ({"regularizers": {"meda": True}}, "regularizers.meda resets rows, not who has them"),
         (
             {"init_from": {"collection": "items", "retire_after_runs": 2}},
-            "tables that grow have ttl_steps: leave init_from.retire_after_runs out",
+            "dynamic tables have ttl_steps: leave init_from.retire_after_runs out",
         ),
         ({"evaluation": {"metrics": ["auc", "frequency_buckets"]}}, "frequency_buckets is of items with rows"),
         ({"sse": {"recent": {"probability": 0.1, "graph": "alike"}}}, "sse.recent.graph: table 'item' grows"),

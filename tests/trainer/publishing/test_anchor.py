@@ -136,12 +136,12 @@ def test_targets_are_served_vectors_with_their_norms_in_the_basis_that_the_job_s
     version = served.version
     # Items from 40 on: some are new, some of the version's are gone.
     uri = small.write_rows(tmp_path / "others.parquet", seed=5, num_items=200)
-    parents, compass = unit_rows(np.asarray(own.vectors))[0], {"compass": {"items": "fresh"}}
+    parents, compass = unit_rows(np.asarray(own.vectors))[0], {"frozen_context": {"items": "fresh"}}
     for name, parent, expected, held in (
         ("scratch", None, np.asarray(served.vectors), {}),
         ("warm", latest_valid(first.checkpoints), parents, {}),
         # Rows of items begin anew, but what they are trained against is the parent's: so is the basis.
-        ("compass", latest_valid(first.checkpoints), parents, compass),
+        ("frozen_context", latest_valid(first.checkpoints), parents, compass),
     ):
         start = {} if parent is None else {"init_from": {"job": first.run_id}}
         run = make_run(name, uri=uri, **JOB, **start, publish=ANCHORED | held, parent_version=version)

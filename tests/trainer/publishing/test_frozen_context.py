@@ -1,4 +1,4 @@
-"""publish.compass: what items are trained against is the parent's, to the bit; only what is new of it is trained."""
+"""publish.frozen_context: what items are trained against is the parent's, to the bit; what is new of it is trained."""
 
 from __future__ import annotations
 
@@ -76,7 +76,11 @@ def run_of(folder, name: str, kind: str, rows, parent: Run | None = None, items:
         "evaluation": {"split": {"kind": "per_user_last"}} if sequence else {}, **MODELS[kind],
     }  # fmt: skip
     if parent is not None:
-        job |= {"init_from": {"job": parent.run_id}, "publish": PUBLISH | {"compass": {"items": items}}, "seed": 9}
+        job |= {
+            "init_from": {"job": parent.run_id},
+            "publish": PUBLISH | {"frozen_context": {"items": items}},
+            "seed": 9,
+        }
     attempt = changes.pop("attempt", 1)
     directory = write_run(
         folder / name, run_id=name, job=parse_job(job | changes), dataset=parse_dataset(dataset), attempt=attempt,
@@ -291,9 +295,9 @@ def test_of_rows_with_two_halves_the_frozen_one_gets_no_gradient():
 def test_what_it_has_no_meaning_for_is_refused(kind, changes, words):
     job = {
         "name": "small", "dataset": {"name": "clicks"}, "init_from": {"job": "first"},
-        "publish": PUBLISH | {"compass": {}}, **MODELS.get(kind, {}),
+        "publish": PUBLISH | {"frozen_context": {}}, **MODELS.get(kind, {}),
     }  # fmt: skip
-    with pytest.raises(SpecError, match=f"publish.compass: .*{words}"):
+    with pytest.raises(SpecError, match=f"publish.frozen_context: .*{words}"):
         parse_job(job | changes)
 
 
@@ -308,19 +312,19 @@ def test_context_that_cannot_be_held_is_refused(feature, words):
     job = parse_job(
         {
             "name": "small", "dataset": {"name": "clicks"}, "init_from": {"job": "first"},
-            "publish": PUBLISH | {"compass": {}}, **MODELS["two_tower"],
+            "publish": PUBLISH | {"frozen_context": {}}, **MODELS["two_tower"],
         }
     )  # fmt: skip
     features = {"user": {"type": "id"}, "item": {"type": "id"}, "tags": feature}
     dataset = parse_dataset({"name": "clicks", "uri": "rows.parquet", "features": features, "label": {"column": "y"}})
-    with pytest.raises(ValueError, match=f"publish.compass: .*'tags' {words}"):
+    with pytest.raises(ValueError, match=f"publish.frozen_context: .*'tags' {words}"):
         job.against(dataset)
 
 
 def test_the_first_job_of_a_schedule_has_no_context_to_hold(tmp_path, logs):
     first = run_of(tmp_path, "first", "bpr", logs[0])
     job = first.job.model_dump(mode="json") | {"init_from": {"collection": "items"}}
-    job["publish"] |= {"compass": {"items": "fresh"}}
+    job["publish"] |= {"frozen_context": {"items": "fresh"}}
     alone = parse_job(job)
     data = prepare(first.dataset, alone, first.data)
     assert not frozen_context.is_frozen(alone, data)

@@ -17,21 +17,23 @@ if TYPE_CHECKING:
     from trainer.spec.job import JobSpec
 
 
-def growth_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+def dynamic_table_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield what of the job has no meaning, or is not available yet, with dynamic tables."""
-    growing = [name for name, table in spec.tables.items() if table.capacity is not None]
-    if not growing:
+    dynamic = [name for name, table in spec.tables.items() if table.capacity is not None]
+    if not dynamic:
         return
-    where = f"tables.{growing[0]}.capacity"
+    where = f"tables.{dynamic[0]}.capacity"
     if not spec.model.has_dynamic_tables:
         kinds = ", ".join(kinds_that("has_dynamic_tables"))
-        yield FieldProblem(where, f"tables of {spec.model.kind} do not grow yet", f"use one of {kinds}")
+        yield FieldProblem(where, f"tables of {spec.model.kind} are not dynamic yet", f"use one of {kinds}")
     if spec.model.loss == "sampled_softmax":
         yield FieldProblem(where, "sampled_softmax weighs items by how often their row occurs", "use loss bce or mse")
     if ranks_catalogue(spec):
         yield FieldProblem(where, "all items are not ranked yet where they share a row", "leave ranking metrics out")
-    if spec.publish is not None and (spec.publish.anchor is not None or spec.publish.compass is not None):
-        yield FieldProblem(where, "publish.anchor and publish.compass hold rows to ids", "leave them or capacity out")
+    if spec.publish is not None and (spec.publish.anchor is not None or spec.publish.frozen_context is not None):
+        yield FieldProblem(
+            where, "publish.anchor and publish.frozen_context hold rows to ids", "leave them or capacity out"
+        )
     if spec.model.effective_init.kind == "normal":
         yield FieldProblem(
             where,
@@ -41,14 +43,14 @@ def growth_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.regularizers.meda:
         yield FieldProblem(where, "regularizers.meda resets rows, not who has them", "leave one of them out")
     if spec.init_from is not None and spec.init_from.retire_after_runs is not None:
-        yield FieldProblem(where, "tables that grow have ttl_steps", "leave init_from.retire_after_runs out")
+        yield FieldProblem(where, "dynamic tables have ttl_steps", "leave init_from.retire_after_runs out")
     if "frequency_buckets" in spec.evaluation.metrics:
         yield FieldProblem(
             where, "frequency_buckets is of items with rows of their own", "leave it out of evaluation.metrics"
         )
 
 
-def growth_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+def dynamic_table_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield the settings that swap or compare rows of dynamic tables."""
     for name, feature in dataset.features.items():
         table = feature.shares or name
@@ -56,10 +58,12 @@ def growth_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldPro
             if name in job.sse and job.sse[name].graph is not None:
                 yield FieldProblem(
                     f"sse.{name}.graph",
-                    f"table '{table}' grows, and the graph is of known ids",
+                    f"table '{table}' is dynamic, and the graph is of known ids",
                     "leave one of them out",
                 )
             if job.regularizers.laplacian is not None:
                 yield FieldProblem(
-                    "regularizers.laplacian", f"table '{table}' grows, and the graph is of known ids", "leave one out"
+                    "regularizers.laplacian",
+                    f"table '{table}' is dynamic, and the graph is of known ids",
+                    "leave one out",
                 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS, kinds_that_take
 from embeddings.tables.shardings import SHARDINGS
-from trainer.spec.checks.dynamic_tables import growth_fit_problems, growth_problems
+from trainer.spec.checks.dynamic_tables import dynamic_table_fit_problems, dynamic_table_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
 from trainer.spec.checks.models import model_problems
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
@@ -38,7 +38,7 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from regularizer_problems(spec)
     yield from kernel_problems(spec)
     yield from sharding_problems(spec)
-    yield from growth_problems(spec)
+    yield from dynamic_table_problems(spec)
     if spec.resources.gpus_per_worker not in (0, 1):
         yield FieldProblem(
             "resources.gpus_per_worker",
@@ -191,7 +191,7 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
                     f"graph '{sse.graph}' is of table '{of}', the feature reads table '{table}'",
                     f"name a graph whose of is '{table}'",
                 )
-    yield from growth_fit_problems(job, dataset)
+    yield from dynamic_table_fit_problems(job, dataset)
     yield from regularizer_fit_problems(job, dataset)
     yield from evaluation_fit_problems(job, dataset)
     tables = {feature.shares or name for name, feature in dataset.features.items()}

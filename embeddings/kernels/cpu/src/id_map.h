@@ -25,7 +25,7 @@ struct IdMap {
   int64_t* numbers;
   uint8_t* current;  // [64 * blocks]
   uint8_t* previous;
-  int64_t mask, shift, capacity, admit_after, block_shift, count_limit;
+  int64_t mask, shift, capacity, admission_threshold, block_shift, count_limit;
 };
 
 inline uint64_t mixed(uint64_t word) {
@@ -98,7 +98,7 @@ inline int64_t count_occurrence(const IdMap& map, int64_t raw) {
   return found;
 }
 
-// Counts the missing ids from misses[start] on, and lets those in that occurred `admit_after` times. Gives the place in
+// Counts the missing ids from misses[start] on, and lets those in that occurred `admission_threshold` times. Gives the place in
 // `misses` where it stopped, and why. With `refuse` ids without an entry stay without. `is_counted`: the first was
 // counted by an earlier call.
 inline Reason admit(
@@ -112,10 +112,10 @@ inline Reason admit(
       entries[i] = entry;
       continue;
     }
-    if (map.admit_after > 1 && !(is_counted && *place == start)) {
+    if (map.admission_threshold > 1 && !(is_counted && *place == start)) {
       if (map.numbers[COUNTED] >= map.count_limit) return FULL_COUNTERS;
       ++map.numbers[COUNTED];
-      if (count_occurrence(map, raw) < map.admit_after) continue;
+      if (count_occurrence(map, raw) < map.admission_threshold) continue;
     }
     if (map.numbers[FREE] == 0 && map.numbers[HIGH] == map.capacity) {
       if (!refuse) return NO_ENTRY;
