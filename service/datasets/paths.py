@@ -18,7 +18,7 @@ from service.datasets import parquet_limits
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import S3, is_object
 from trainer.data.sources.locations import beside as of_dataset
-from trainer.data.sources.readers.registry import SUFFIXES
+from trainer.data.sources.readers.registry import holds_rows
 from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec
 from trainer.spec.problems import FieldProblem
@@ -101,8 +101,7 @@ def data_files(path: Path) -> Iterator[Path]:
         yield path
         return
     for file in sorted(path.rglob("*")):
-        hidden = any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
-        if not hidden and file.name.endswith(SUFFIXES):
+        if holds_rows(file.relative_to(path).parts):
             yield file
 
 

@@ -69,6 +69,13 @@ class JaggedAppender:
         return map_jagged(self._stem, self._values.dtype)
 
 
+def write_array(path: Path, values: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
+    """Write ``path`` with nothing but the values of ``dtype``."""
+    appender = Appender(path, dtype)
+    appender.append(values)
+    appender.close()
+
+
 def map_array(path: Path, dtype: npt.DTypeLike, mode: Any = "r") -> npt.NDArray[Any]:
     """Return the array in ``path``, memory-mapped (an empty file cannot be mapped: an empty array)."""
     if path.stat().st_size == 0:

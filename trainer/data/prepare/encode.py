@@ -158,9 +158,10 @@ class _EncodedWriter:
         order.append(numbers)
 
     def close(self) -> None:
-        groups = (self._flat, self._lists, self._weights, self._joined, self._orders)
-        grouped = [appender for group in groups for appender in group.values()]
-        for appender in [*grouped, self._numeric, self._labels, self._sides]:
+        opened: list[Appender | JaggedAppender | None] = [self._numeric, self._labels, self._sides]
+        opened += [*self._flat.values(), *self._lists.values(), *self._weights.values()]
+        opened += [*self._joined.values(), *self._orders.values()]
+        for appender in opened:
             if appender is not None:
                 appender.close()
 

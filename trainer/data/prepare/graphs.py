@@ -17,7 +17,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import CODE, OFFSET, Appender, map_array
+from trainer.data.prepare.arrays import CODE, OFFSET, map_array, write_array
 from trainer.data.sources.source import Source, beside
 from trainer.spec import DatasetSpec, JobSpec
 
@@ -101,9 +101,7 @@ def write_graph(
             remedy=f"check source, target and of in graphs.{edges.name}, or leave the graph out of sse",
         )
     for part, array, dtype in (("offsets", graph.offsets, OFFSET), ("neighbours", graph.neighbours, CODE)):
-        appender = Appender(directory / f"{edges.name}.{part}.bin", dtype)
-        appender.append(array)
-        appender.close()
+        write_array(directory / f"{edges.name}.{part}.bin", array, dtype)
     num_connected = int((graph.degrees > 0).sum())
     log(
         f"graph {edges.name}: {num_edges:,} edges, {num_unknown:,} of them left out for an id that training has not; "

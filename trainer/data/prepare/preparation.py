@@ -26,7 +26,7 @@ from trainer.data.columns.labels import label_dtype
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, write_numeric
 from trainer.data.columns.values import as_ids, id_kind
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import OFFSET, Appender
+from trainer.data.prepare.arrays import OFFSET, write_array
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
 from trainer.data.prepare.encode import encode
@@ -205,10 +205,8 @@ def _write_tables(
     directory.mkdir()
     for table, one in grown.items():
         one.ids.write(directory / f"{table}.arrow")
-        for name, values in (("counts", row_counts[table]), ("parent", one.parent_rows)):
-            column = Appender(directory / f"{table}.{name}.bin", OFFSET)
-            column.append(values)
-            column.close()
+        write_array(directory / f"{table}.counts.bin", row_counts[table], OFFSET)
+        write_array(directory / f"{table}.parent.bin", one.parent_rows, OFFSET)
         if table in base:
             log(_growth_in_words(table, base[table], one))
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from trainer.data.columns.jagged import Jagged, gather_spans
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import CODE, LABEL, OFFSET, Appender, map_array
+from trainer.data.prepare.arrays import CODE, LABEL, OFFSET, map_array, write_array
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.examples import Examples
 from trainer.data.prepare.plan import DataPlan
@@ -87,9 +87,7 @@ class SequenceRows:
                 start = starts[np.searchsorted(starts, held, side="right") - 1]
                 files[name] = (held[before[held] > before[start]], OFFSET)
         for name, (array, dtype) in files.items():
-            appender = Appender(directory / FOLDER / f"{name}.bin", dtype)
-            appender.append(array)
-            appender.close()
+            write_array(directory / FOLDER / f"{name}.bin", array, dtype)
 
 
 class Sequences:

@@ -28,6 +28,7 @@ from trainer.data.prepare.arrays import (
     JaggedAppender,
     map_array,
     weight_file,
+    write_array,
 )
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.examples import ExampleRows, Examples, take
@@ -93,17 +94,11 @@ class SplitWriter:
             lists.append(column.values, column.lengths)
 
     def close(self) -> None:
-        self._labels.close()
-        if self._users is not None:
-            self._users.close()
-        for appender in self._flat.values():
-            appender.close()
-        for lists in self._lists.values():
-            lists.close()
-        for weights in self._weights.values():
-            weights.close()
-        if self._numeric is not None:
-            self._numeric.close()
+        opened: list[Appender | JaggedAppender | None] = [self._labels, self._users, self._numeric]
+        opened += [*self._flat.values(), *self._lists.values(), *self._weights.values()]
+        for appender in opened:
+            if appender is not None:
+                appender.close()
 
 
 def is_weighted(feature: FeaturePlan) -> bool:
@@ -200,9 +195,7 @@ class SeenPairs:
         num_users = len(row_counts[self._user.domain])
         seen = SeenItems.from_pairs(users[live], position[items[live]], num_users, len(drawable))
         for name, array in (("items", drawable), ("shifted", seen.shifted), ("starts", seen.starts)):
-            appender = Appender(directory / f"seen.{name}.bin", OFFSET)
-            appender.append(array)
-            appender.close()
+            write_array(directory / f"seen.{name}.bin", array, OFFSET)
 
 
 def finish_tables(

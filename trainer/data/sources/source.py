@@ -22,7 +22,7 @@ from trainer.data.errors import DataError
 from trainer.data.prefetch import read_ahead
 from trainer.data.sources.locations import FilePath, beside, listed, local_path
 from trainer.data.sources.readers.base import Reader
-from trainer.data.sources.readers.registry import READERS, SUFFIXES, reader_of
+from trainer.data.sources.readers.registry import READERS, SUFFIXES, holds_rows, reader_of
 
 CHUNK_ROWS = 1 << 18
 __all__ = ["Chunk", "Source", "SourceFile", "Window", "beside", "local_path", "to_days"]
@@ -232,7 +232,7 @@ def _find_files(uri: str) -> tuple[bool, tuple[SourceFile, ...]]:
         return True, (_checked(SourceFile(path)),)
     files = []
     for parts, path in sorted(listing, key=lambda one: one[0]):
-        if any(part.startswith((".", "_")) for part in parts) or not path.name.endswith(SUFFIXES):
+        if not holds_rows(parts):
             continue
         # Writers of hive partitions escape what a name of a folder may not hold.
         pairs = ((key, unquote(value)) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)

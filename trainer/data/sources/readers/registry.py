@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 from trainer.data.sources.readers.base import Reader
@@ -27,3 +28,8 @@ SUFFIXES: tuple[str, ...] = tuple(suffix for reader in READERS for suffix in rea
 def reader_of(name: str) -> type[Reader] | None:
     """Return the reader of a file by the end of its name."""
     return next((reader for reader in READERS if name.endswith(reader.suffixes)), None)
+
+
+def holds_rows(parts: Sequence[str]) -> bool:
+    """Return whether the file at these parts of a path below a dataset's directory is one of its files."""
+    return parts[-1].endswith(SUFFIXES) and not any(part.startswith((".", "_")) for part in parts)

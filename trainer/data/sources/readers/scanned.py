@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -13,18 +12,12 @@ import pyarrow.fs as pafs
 from trainer.data.sources.locations import FilePath, opened
 from trainer.data.sources.readers.base import Reader
 
-if TYPE_CHECKING:
-    # Half a second to import: only for a dataset that is in such a format.
-    import pyarrow.dataset as pads
-
 
 class ScannedReader(Reader):
     """Files with a schema and a number of rows in their footers."""
 
-    @staticmethod
-    @abstractmethod
-    def file_format() -> pads.FileFormat:
-        """Return Arrow's scanner."""
+    arrow_format: ClassVar[str]
+    """The class in pyarrow.dataset, which is imported for datasets in such formats alone."""
 
     def read_schema(self, path: FilePath) -> pa.Schema:
         return self._fragment(path).physical_schema
@@ -37,13 +30,12 @@ class ScannedReader(Reader):
             yield batch
 
     def num_rows(self) -> int:
-        return sum(self._rows_of(path) for path in self.paths)
+        return sum(self._fragment(path).count_rows() for path in self.paths)
 
-    def _rows_of(self, path: FilePath) -> int:
-        with self.reading(path):
-            return int(self._fragment(path).count_rows())
+    def _fragment(self, path: FilePath) -> Any:
+        import pyarrow.dataset
 
-    def _fragment(self, path: FilePath) -> pads.Fragment:
+        scanner = getattr(pyarrow.dataset, self.arrow_format)()
         if isinstance(path, Path):
-            return self.file_format().make_fragment(str(path), pafs.LocalFileSystem())
-        return self.file_format().make_fragment(opened(path))
+            return scanner.make_fragment(str(path), pafs.LocalFileSystem())
+        return scanner.make_fragment(opened(path))
