@@ -37,7 +37,7 @@ from trainer.launch.in_process import read_spec
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.loop import Hooks, Trainer, dense_optimizer
 
 METHODS = ("adam", "adam_lazy", "adam_ar", "torch_adam", "frozen")
 PROTOCOLS = ("epinions", "amazon_sports")
@@ -99,7 +99,7 @@ def run(job: JobSpec, data: Any, method: str, alpha: float | None = None) -> Res
         if event == "metric" and fields["split"] in ("validation", "test"):
             getattr(result, fields["split"]).append(fields["auc"])
 
-    Trainer(job, data, model, dense_optimizer(job, model), emit=emit).train()
+    Trainer(job, data, model, dense_optimizer(job, model), hooks=Hooks(emit)).train()
     result.seconds = time.perf_counter() - started
     return result
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -11,12 +12,18 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from torch import nn
 
 from benchmarks.harness import Workload
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import RowOptimizer
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, TableConfig
+from trainer.data.batches.keys import Key
+from trainer.spec.models.dnn import DNNSpec
+
+if TYPE_CHECKING:
+    from trainer.models.registry import DNN
 
 
 def ours(workload: Workload, optimizer: RowOptimizer, sse: float | None = None) -> EmbeddingTables:
@@ -35,6 +42,17 @@ def table_configs(workload: Workload) -> list[TableConfig]:
 def swaps(workload: Workload, sse: float | None) -> dict[str, SSEConfig]:
     """Return SSE of every feature, or of none."""
     return {} if sse is None else {f"f{t}": SSEConfig(sse) for t in range(workload.num_tables)}
+
+
+def dnn(embeddings: nn.Module, tables: Sequence[TableConfig], hidden: Sequence[int]) -> DNN:
+    """Return our DNN over all features of these tables."""
+    # Only the ranks pay for TorchRec.
+    from trainer.models.base import ModelInputs
+    from trainer.models.registry import DNN
+
+    keys = tuple(Key(feature, table.name, False, "sum") for table in tables for feature in table.features)
+    spec = DNNSpec(kind="dnn", embedding_dim=tables[0].dim, hidden=tuple(hidden))
+    return DNN(embeddings, spec, ModelInputs(keys))
 
 
 def fbgemm(

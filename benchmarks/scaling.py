@@ -95,14 +95,12 @@ class Training:
     def __init__(self, workload: Workload, plan: str):
         # Only the ranks pay for TorchRec.
         from embeddings.sharding.exchange.collectives import all_reduce
-        from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
-        from trainer.models.registry import DNN
+        from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
         tables = peers.table_configs(workload)
-        features = [feature for table in tables for feature in table.features]
-        model = DNN(embedding_bag_collection(tables), features, dim=workload.dim, hidden=HIDDEN)
-        wanted = {} if plan == "planner" else {table.name: plan for table in tables}
-        self.model = shard_model(model, tables, OPTIMIZER, {}, wanted, seed=0)
+        model = peers.dnn(embedding_bag_collection(tables), tables, HIDDEN)
+        shardings = {} if plan == "planner" else {table.name: plan for table in tables}
+        self.model = shard_model(model, TableSettings.of(tables, OPTIMIZER), PlanRequest(shardings))
         self.module: Any = self.model.module
         self.dense = torch.optim.Adam([parameter for _, parameter in self.model.dense_parameters()], lr=1e-3)
         self.batch_size, self._all_reduce = workload.batch_size, all_reduce

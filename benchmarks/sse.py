@@ -76,14 +76,14 @@ class Training:
 
     def __init__(self, workload: Workload, sse: float | None):
         # Only the ranks pay for TorchRec.
-        from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
-        from trainer.models.registry import DNN
+        from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
         tables = peers.table_configs(workload)
         features = [feature for table in tables for feature in table.features]
-        model = DNN(embedding_bag_collection(tables), features, dim=workload.dim, hidden=HIDDEN)
+        model = peers.dnn(embedding_bag_collection(tables), tables, HIDDEN)
         plan = {table.name: "row_wise" for table in tables}
-        self.model = shard_model(model, tables, AdamAR(1e-3, alpha=1e-5), peers.swaps(workload, sse), plan, seed=0)
+        settings = TableSettings.of(tables, AdamAR(1e-3, alpha=1e-5), peers.swaps(workload, sse))
+        self.model = shard_model(model, settings, PlanRequest(plan))
         assert self.model.plan() == plan
         self.module: Any = self.model.module
         self.dense = torch.optim.Adam([parameter for _, parameter in self.model.dense_parameters()], lr=1e-3)

@@ -172,14 +172,13 @@ def faulty(family: Family, others: Family | None, calibration: Calibration, retr
 
     def line(fault: Fault, severity: float, items: ItemVectors) -> Line:
         name = f"{fault.name} {severity}"
-        starting = Thresholds().with_own(probe.starting_limits(target.settings(probe.SETTINGS)))
         return {
             "case": "fault",
             "fault": fault.name,
             "severity": severity,
             "unit": fault.unit,
             "caught_by": judged(items, name, fault.align),
-            "caught_by_starting_values": judged(items, f"{name} starting", fault.align, starting),
+            "caught_by_starting_values": judged(items, f"{name} starting", fault.align, Thresholds()),
         }
 
     for fault in faults_of_rows(foreign):

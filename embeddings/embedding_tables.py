@@ -30,6 +30,8 @@ class EmbeddingTables(torch.nn.Module):
     Rows are no ``torch.nn.Parameter``: dense optimizers, DDP and ``state_dict`` do not see them. Save and restore
     ``weight``, ``state`` and ``completed_steps``.
 
+    All arguments but the first two have defaults and go by keyword: what a group of tables is, in one call.
+
     Args:
         tables: one config for each table; features are unique over all of them.
         optimizer: what :meth:`step` applies.
@@ -53,6 +55,7 @@ class EmbeddingTables(torch.nn.Module):
             own, from there; saved and restored with ``completed_steps``.
 
     Example:
+        >>> import torch
         >>> from embeddings import EmbeddingTables, TableConfig
         >>> from embeddings.optim import AdamAR
         >>> tables = EmbeddingTables([TableConfig("item", 1000, 4, ("item",))], AdamAR(learning_rate=0.01, alpha=1e-4))

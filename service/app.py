@@ -24,17 +24,16 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from embeddings.store import Store, open_store
-from embeddings.store.erasure import finish_erasures
 from service.api import middleware, openapi_examples, openapi_links, routes
 from service.core import errors, logs, tenants
 from service.core.database import Database
 from service.core.errors import ProblemBody
-from service.core.inline_io import AtOnce, is_local
+from service.core.inline_io import InlineIO, is_local
 from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
 from service.core.task_health import TaskHealth
 from service.core.text_validation import refuse_odd_text
 from service.features.neighbors import Neighbors
-from service.features.store_health import StoreWatch
+from service.features.store_health import StoreHealth
 from service.identity import audit, key_cache, keys
 from service.identity.audit import Audit
 from service.identity.auth import AWAY, Authenticator
@@ -82,15 +81,15 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.database = Database(settings.database_url)
     app.state.store = open_store(settings.store_url)
-    app.state.at_once = AtOnce(is_local(app.state.store))
-    app.state.store_watch = StoreWatch(app.state.store)
+    app.state.inline_io = InlineIO(is_local(app.state.store))
+    app.state.store_health = StoreHealth(app.state.store)
     keys_file = settings.home / key_cache.FILE_NAME if settings.role == "vectors" else None
     app.state.authenticator = Authenticator(app.state.database, file=keys_file)
     app.state.neighbors = Neighbors(settings.store_url, settings.home / "neighbors")
     app.state.metrics = metrics.Metrics()
     app.state.audit = Audit(app.state.database, settings.home / audit.FILE_NAME)
     app.state.first_key = None
-    app.state.pulses = ()
+    app.state.task_health = ()
     app.state.executor = executor
     errors.install(app)
     middleware.install(app, settings)
@@ -126,12 +125,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await database.start()
         app.state.first_key = await keys.create_first(database, settings)
         _show(settings, app.state.first_key)
-    app.state.store_watch.start()
+    app.state.store_health.start()
     try:
         async with _background(app):
             yield
     finally:
-        app.state.store_watch.stop()
+        app.state.store_health.stop()
         app.state.neighbors.close()
         await database.stop()
 
@@ -154,27 +153,19 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
         errors_of = state.metrics.background_errors
         for outcome in sender.OUTCOMES:
             state.metrics.webhooks.labels(outcome)  # a series that begins with a 1 has not increased, to Prometheus
-        state.pulses = pulses = tuple(map(TaskHealth, ("runner", "scheduler", "webhooks", "retention")))
-        tasks = [
-            asyncio.create_task(runner.run(pulses[0], errors_of.labels("runner").inc)),
-            asyncio.create_task(
-                scheduler.run(
-                    state.database, state.settings.schedule_seconds, pulses[1], errors_of.labels("scheduler").inc
-                )
+        state.task_health = healths = tuple(
+            TaskHealth(name, on_error=errors_of.labels(name).inc)
+            for name in ("runner", "scheduler", "webhooks", "retention")
+        )
+        rounds = [
+            runner.run(healths[0]),
+            scheduler.run(state.database, state.settings.schedule_seconds, healths[1]),
+            sender.run(
+                state.database, state.settings, healths[2], lambda outcome: state.metrics.webhooks.labels(outcome).inc()
             ),
-            asyncio.create_task(
-                sender.run(
-                    state.database,
-                    state.settings,
-                    pulses[2],
-                    lambda outcome: state.metrics.webhooks.labels(outcome).inc(),
-                    errors_of.labels("webhooks").inc,
-                )
-            ),
-            asyncio.create_task(
-                retention.run(state.database, state.settings, state.store, pulses[3], errors_of.labels("retention").inc)
-            ),
+            retention.run(state.database, state.settings, state.store, healths[3]),
         ]
+        tasks = [asyncio.create_task(one) for one in rounds]
     if state.settings.role in ("all", "api"):
         tasks.append(asyncio.create_task(_finish_erasures(state.database, state.store)))
     try:
@@ -193,7 +184,7 @@ async def _finish_erasures(database: Database, store: Store) -> None:
         async with database.read() as connection:
             known = [row.name for row in await connection.execute(keys.tenants())]
         for tenant in known:
-            await asyncio.to_thread(finish_erasures, tenants.store_of(store, tenant))
+            await asyncio.to_thread(tenants.store_of(store, tenant).finish_erasures)
     except Exception as error:
         log.error("an erasure that was interrupted could not be finished: %s", error)
 

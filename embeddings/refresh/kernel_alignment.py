@@ -70,12 +70,12 @@ def diagnostics(vectors: Array, classes: Array, held_out: Array, num_classes: in
     """
     some = _spread(np.arange(len(vectors)))
     aligned, lift = kernel_alignment(vectors[some], classes[some])
-    found = {"alignment": aligned, "alignment_lift": lift, "nw_accuracy": float("nan")}
+    figures = {"alignment": aligned, "alignment_lift": lift, "nw_accuracy": float("nan")}
     if held_out.any() and not held_out.all():
         known, asked = _spread(np.flatnonzero(~held_out)), _spread(np.flatnonzero(held_out))
         answers = nadaraya_watson(vectors[known], classes[known], vectors[asked], num_classes)
-        found["nw_accuracy"] = float((answers == classes[asked]).mean())
-    return found
+        figures["nw_accuracy"] = float((answers == classes[asked]).mean())
+    return figures
 
 
 def _spread(rows: Array) -> Array:

@@ -153,9 +153,9 @@ def warnings_of(
     where they are given, with the view's U where ``drawn`` gives it; ``standardise`` always.
     """
     num_frequencies = dim // 2
-    found = []
+    warnings = []
     if num_frequencies < dim_in:
-        found.append(
+        warnings.append(
             _warning(
                 "few-frequencies",
                 f"{num_frequencies} frequencies for vectors of {dim_in} coordinates: the view loses directions",
@@ -171,7 +171,7 @@ def warnings_of(
         rms = measured.errors(num_frequencies)[1]
         if spread < TINY_SPREAD:
             remedy = "raise sigma" if exact.mean() > 0.5 else "lower sigma"
-            found.append(
+            warnings.append(
                 _warning(
                     "narrow-kernel",
                     f"at sigma {sigma:g} the kernel of two items is {exact.mean():.4f} with a spread of {spread:.2g}: "
@@ -180,14 +180,14 @@ def warnings_of(
                 )
             )
         elif rms > NOISY * spread:
-            found.append(
+            warnings.append(
                 _warning(
                     "noisy",
                     f"the rms kernel error is {rms:.2g} where the kernel itself spreads by {spread:.2g}",
                     "take a larger dim, or orthogonal frequencies",
                 )
             )
-    found.append(
+    warnings.append(
         _warning(
             "standardise",
             f"coordinates are at most 1/sqrt(m) = {1 / math.sqrt(num_frequencies):.3g}: "
@@ -195,7 +195,7 @@ def warnings_of(
             "standardise the features, or tune the penalty again",
         )
     )
-    return found
+    return warnings
 
 
 def _warning(code: str, message: str, remedy: str) -> dict[str, str]:

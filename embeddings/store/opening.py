@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from embeddings.outside_packages import Registry
 from embeddings.store.feature_store import Store
 
 
@@ -18,7 +18,7 @@ def open_store(url: str | Path) -> Store:
     ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/store.md has the options.
 
     Raises:
-        ValueError: other schemes and options.
+        ValueError: other schemes and options, or the scheme's package cannot be imported.
 
     Example:
         >>> import numpy as np
@@ -35,16 +35,14 @@ def open_store(url: str | Path) -> Store:
     """
     text = os.fspath(url)
     scheme = urlparse(text).scheme if "://" in text else "file"
-    backend = BACKENDS.get(scheme) or _of_other_packages(scheme)
-    if backend is None:
-        raise ValueError(f"store url '{text}': use a path, file:///PATH, redis://HOST:PORT/DB or s3://BUCKET/PREFIX")
+    try:
+        backend = BACKENDS[scheme]
+    except KeyError:
+        usable = "a path, file:///PATH, redis://HOST:PORT/DB or s3://BUCKET/PREFIX"
+        raise ValueError(f"store url '{text}': use {usable}") from None
     store = backend(text)
     store.opened_from, store.open_url = text, open_store
     return store
-
-
-def _of_other_packages(scheme: str) -> Callable[[str], Store] | None:
-    return next((entry.load() for entry in entry_points(group="evenkeel.stores", name=scheme)), None)
 
 
 def _folder(text: str) -> Store:
@@ -69,11 +67,7 @@ def _s3(text: str) -> Store:
     return open_objects(text)
 
 
-BACKENDS: dict[str, Callable[[str], Store]] = {
-    "file": _folder,
-    "redis": _redis,
-    "rediss": _redis,
-    "unix": _redis,
-    "s3": _s3,
-}
+BACKENDS: Registry[Callable[[str], Store]] = Registry(
+    "evenkeel.stores", {"file": _folder, "redis": _redis, "rediss": _redis, "unix": _redis, "s3": _s3}
+)
 """What opens a URL, by its scheme."""

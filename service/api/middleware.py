@@ -112,7 +112,7 @@ class Guard:
             method = scope["method"] if scope["method"] in METHODS else "other"
             seconds = time.perf_counter() - started
             self._metrics.request(method, route, status, seconds)
-            _say(scope, method, route, status, seconds)
+            _log_request(scope, method, route, status, seconds)
             logs.request_id.reset(named)
 
     def _wrong_host(self, headers: Headers) -> Response | None:
@@ -184,7 +184,7 @@ def too_long(headers: Headers, limit: int) -> Response | None:
     return too_large(limit).response() if length.isascii() and length.isdigit() and int(length) > limit else None
 
 
-def _say(scope: Scope, method: str, route: str, status: int, seconds: float) -> None:
+def _log_request(scope: Scope, method: str, route: str, status: int, seconds: float) -> None:
     """Write the request's log line: the action, the object and the key, but never the content sent."""
     if not logs.access.isEnabledFor(logging.INFO):
         return

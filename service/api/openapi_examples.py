@@ -22,13 +22,13 @@ def add_to(document: dict[str, Any]) -> None:
     recorded = json.loads(FILE.read_text("utf-8"))
     for path, item in document["paths"].items():
         for method, operation in item.items():
-            found = recorded.get(f"{method.upper()} {path}", {})
+            example = recorded.get(f"{method.upper()} {path}", {})
             content = operation.get("requestBody", {}).get("content", {})
-            if JSON in content and "body" in found:
-                content[JSON]["example"] = found["body"]
+            if JSON in content and "body" in example:
+                content[JSON]["example"] = example["body"]
             for status, answer in operation["responses"].items():
                 content = answer.get("content", {})
-                if JSON in content and status in found.get("answers", {}):
-                    content[JSON]["example"] = found["answers"][status]
+                if JSON in content and status in example.get("answers", {}):
+                    content[JSON]["example"] = example["answers"][status]
                 if MEDIA_TYPE in content:
                     content[MEDIA_TYPE] = {**content[MEDIA_TYPE], "example": example_of(int(status))}

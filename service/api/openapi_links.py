@@ -28,12 +28,12 @@ def add_to(document: dict[str, Any]) -> None:
     for path, field in NAMED_BY.items():
         operations = document["paths"].get(path, {})
         below = _below(document, path)
-        for method, place in (("get", f"items/0/{field}"), ("post", field)):
+        for method, pointer in (("get", f"items/0/{field}"), ("post", field)):
             answers = operations.get(method, {}).get("responses", {})
             for status in {"get": ("200",), "post": ("201", "202")}[method]:
                 if status in answers:
                     answers[status]["links"] = {
-                        identifier: _link(identifier, path, last, place) for identifier, last in below.items()
+                        identifier: _link(identifier, path, last, pointer) for identifier, last in below.items()
                     }
 
 
@@ -42,14 +42,14 @@ def _below(document: dict[str, Any], path: str) -> dict[str, str]:
 
     Included are the operations that need no path parameters other than this one and those of the list's own path.
     """
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for other, item in document["paths"].items():
         match = re.fullmatch(re.escape(path) + r"/{(\w+)}(/[\w/]+)?", other)
         if match is not None:
-            found |= {operation["operationId"]: match[1] for operation in item.values()}
-    return found
+            parameters |= {operation["operationId"]: match[1] for operation in item.values()}
+    return parameters
 
 
-def _link(identifier: str, path: str, last: str, place: str) -> dict[str, Any]:
+def _link(identifier: str, path: str, last: str, pointer: str) -> dict[str, Any]:
     parameters = {f"path.{name}": f"$request.path.{name}" for name in re.findall(r"{(\w+)}", path)}
-    return {"operationId": identifier, "parameters": parameters | {f"path.{last}": f"$response.body#/{place}"}}
+    return {"operationId": identifier, "parameters": parameters | {f"path.{last}": f"$response.body#/{pointer}"}}

@@ -52,7 +52,7 @@ def advise(
         )
         return
     rows = [{"dim": one.dim, "sigma": one.sigma or "vectors", "accuracy": one.accuracy} for one in advice.tried]
-    output.print_table(rows, {"dim": "DIM", "sigma": "SIGMA", "accuracy": "ACCURACY"}, "")
+    output.print_table(rows, output.headings("dim", "sigma", "accuracy"), "")
     output.note(
         f"take dim {best.dim}, sigma {best.sigma:g}: accuracy {best.accuracy:.3f} on {advice.num_held_out} items that "
         f"it was not fitted on (the vectors themselves {advice.tried[0].accuracy:.3f}, most frequent class "
@@ -73,11 +73,11 @@ def _labelled(snapshot: Path, task: Path) -> tuple[Array, list[Any]]:
         raise CommandError(f"{task}: {error}", "a Parquet file with the columns id and label") from None
     served = pq.read_table(snapshot, columns=["id", "status", "vector"])
     served = served.filter(pc.not_equal(served["status"].cast(pa.string()), "missing"))
-    place = {identifier: row for row, identifier in enumerate(served["id"].to_pylist())}
+    row_of = {identifier: row for row, identifier in enumerate(served["id"].to_pylist())}
     pairs = [
-        (place[identifier], label)
+        (row_of[identifier], label)
         for identifier, label in zip(asked["id"].to_pylist(), asked["label"].to_pylist(), strict=True)
-        if identifier in place
+        if identifier in row_of
     ]
     column = served["vector"].combine_chunks()
     matrix = np.asarray(column.flatten(), dtype=np.float32).reshape(len(served), column.type.list_size)

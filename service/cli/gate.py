@@ -56,17 +56,20 @@ def calibrate(
                 client.copy_canaries(collection, scratch)
             else:
                 versions.append(version)
-        found = client.calibrate(collection, scratch, versions, limits)
+        calibration = client.calibrate(collection, scratch, versions, limits)
     if as_json:
-        output.print_json(found)
+        output.print_json(calibration)
         return
-    rows = [{"metric": name, **null, "limit": found["limits"].get(name)} for name, null in found["nulls"].items()]
+    rows = [
+        {"metric": name, **null, "limit": calibration["limits"].get(name)}
+        for name, null in calibration["nulls"].items()
+    ]
     columns = {"metric": "METRIC", "mean": "NULL MEAN", "spread": "SPREAD", "worst": "WORST", "limit": "LIMIT"}
     output.print_table(rows, columns, "")
-    if found["unstable"]:
+    if calibration["unstable"]:
         output.note(
-            f"{', '.join(found['unstable'])}: the nulls themselves do not reach the least that is asked for, so such "
-            "refreshes will be held: refresh from a warm start (init_from), or train longer"
+            f"{', '.join(calibration['unstable'])}: the nulls themselves do not reach the least that is asked for, so "
+            "such refreshes will be held: refresh from a warm start (init_from), or train longer"
         )
 
 
@@ -167,16 +170,13 @@ def add_canary(
 def list_canaries(collection: Collection, as_json: JsonFlag = False) -> None:
     """List a collection's canaries."""
     with Client() as client:
-        found = client.canaries(collection)
-    if as_json:
-        output.print_json(found)
-        return
-    rows = [{**one, "classes": len(one["classes"])} for one in found]
+        listed = client.canaries(collection)
     columns = {
         "name": "NAME", "version": "FITTED ON", "anchor_generation": "GENERATION", "num_items": "ITEMS",
         "classes": "CLASSES", "accuracy": "ACCURACY", "created_at": "CREATED",
     }  # fmt: skip
-    output.print_table(rows, columns, f"'{collection}' has no canary: `evenkeel canaries add` makes one")
+    empty = f"'{collection}' has no canary: `evenkeel canaries add` makes one"
+    output.print_list(listed, columns, empty, as_json, lambda one: {**one, "classes": len(one["classes"])})
 
 
 @canaries.command("delete")

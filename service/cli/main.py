@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli import advise, gate, model, output, recipe, resources, vectors, webhooks
+from service.cli import advise, gate, model, output, recipe, vectors
+from service.cli.datasets import datasets
+from service.cli.keys import keys
 from service.cli.output import FAILED, HELD, CommandError, JsonFlag
+from service.cli.schedules import schedules
+from service.cli.webhooks import webhooks
 from service.client import Client, ProblemError, ServiceError
 
 if TYPE_CHECKING:
@@ -37,8 +41,8 @@ SpecFile = Annotated[
 JobId = Annotated[str, typer.Argument(metavar="ID")]
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(show: bool) -> None:
+    if show:
         typer.echo(f"evenkeel {importlib.metadata.version('evenkeel')}")
         raise typer.Exit
 
@@ -81,11 +85,11 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
         from trainer.sizing.memory import machine_memory_bytes
 
         address = os.environ.get("EVENKEEL_RAY_ADDRESS")
-        found = estimate(job, dataset, known_gpu_bytes(job, address))
-        answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": found}
-        if not found["rows"]:
+        prediction = estimate(job, dataset, known_gpu_bytes(job, address))
+        answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": prediction}
+        if not prediction["rows"]:
             raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows")
-        problem = too_large(job, found, None if address else machine_memory_bytes())
+        problem = too_large(job, prediction, None if address else machine_memory_bytes())
         problem = problem or gpu_problem(job, address)
         if problem is not None:
             raise CommandError(*problem)
@@ -118,11 +122,9 @@ def submit(
             answer = client.submit(job)
         if wait:
             _wait(client, answer["id"], as_json)
-        elif as_json:
-            output.print_json(answer)
         else:
-            typer.echo(answer["id"])
-            output.note(f"{answer['state']}; follow it with `evenkeel logs {answer['id']} -f`")
+            remark = f"{answer['state']}; follow it with `evenkeel logs {answer['id']} -f`"
+            output.print_with_note(answer, "id", remark, as_json)
 
 
 def _wait(client: Client, job_id: str, as_json: bool) -> None:
@@ -136,10 +138,7 @@ def _wait(client: Client, job_id: str, as_json: bool) -> None:
             f"`evenkeel job {job_id}` shows it, `evenkeel cancel {job_id}` ends it",
             130,
         ) from None
-    if as_json:
-        output.print_json(job)
-    else:
-        _print_job(job)
+    _print_job(job, as_json)
     if job["state"] != "succeeded":
         raise typer.Exit(FAILED)
     if (job.get("publication") or {}).get("status") == "held":
@@ -159,35 +158,17 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with Client() as client:
-        found = client.jobs(state=state, name=name, label=label, limit=limit)
-    if as_json:
-        output.print_json(found)
-        return
-    rows = [
-        {
-            **job,
-            "progress": _progress(job),
-            "auc": _auc(job, "test") or _auc(job, "validation"),
-            "publication": _publication(job),
-        }
-        for job in found
-    ]
-    columns = {
-        "id": "ID", "name": "NAME", "state": "STATE", "progress": "PROGRESS", "auc": "AUC",
-        "publication": "PUBLICATION", "created_at": "CREATED",
-    }  # fmt: skip
-    output.print_table(rows, columns, "no jobs yet: submit one with `evenkeel submit SPEC.yaml`")
+        listed = client.jobs(state=state, name=name, label=label, limit=limit)
+    columns = output.headings("id", "name", "state", "progress", "auc", "publication", "created_at")
+    empty = "no jobs yet: submit one with `evenkeel submit SPEC.yaml`"
+    output.print_list(listed, columns, empty, as_json, _job_row)
 
 
 @app.command()
 def job(job_id: JobId, as_json: JsonFlag = False) -> None:
     """Show one job: progress, metrics per epoch, publication, error."""
     with Client() as client:
-        found = client.job(job_id)
-    if as_json:
-        output.print_json(found)
-    else:
-        _print_job(found)
+        _print_job(client.job(job_id), as_json)
 
 
 @app.command()
@@ -272,11 +253,7 @@ def retention(
     """Remove data past its retention time, as the service does daily. Run it on the service's own machine."""
     from service.cli.serve import sweep
 
-    swept = sweep(dry_run)
-    if as_json:
-        output.print_json(swept)
-    else:
-        output.print_fields(swept)
+    output.print_fields(sweep(dry_run), as_json)
 
 
 vectors.register(app)
@@ -284,8 +261,10 @@ gate.register(app)
 advise.register(app)
 model.register(app)
 recipe.register(app)
-resources.register(app)
-webhooks.register(app)
+app.add_typer(datasets, name="datasets")
+app.add_typer(schedules, name="schedules")
+app.add_typer(keys, name="keys")
+app.add_typer(webhooks, name="webhooks")
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
@@ -306,8 +285,7 @@ def _check_files(dataset: DatasetSpec) -> None:
     try:
         registry.check_files(Settings(data_roots=(Path("/"),), object_roots=("s3://",)), dataset)
     except Problem as problem:
-        remedies = dict.fromkeys(error["remedy"] for error in problem.errors if error["remedy"])
-        raise CommandError(problem.detail, "; ".join(remedies)) from None
+        raise CommandError(problem.detail, problem.remedy) from None
 
 
 @contextlib.contextmanager
@@ -327,7 +305,10 @@ def _print_state(job: Mapping[str, Any], as_json: bool) -> None:
     output.print_answer(job, f"{job['id']}  {job['state']}", as_json)
 
 
-def _print_job(job: Mapping[str, Any]) -> None:
+def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.print_json(job)
+        return
     fields = ("id", "name", "state", "attempt", "created_at", "started_at", "finished_at")
     publication, error = job.get("publication") or {}, job.get("error") or {}
     output.print_fields(
@@ -346,6 +327,11 @@ def _print_job(job: Mapping[str, Any]) -> None:
         output.print_table(metrics, {name: name.upper() for name in names}, "")
 
 
+def _job_row(job: Mapping[str, Any]) -> dict[str, Any]:
+    auc = _auc(job, "test") or _auc(job, "validation")
+    return {**job, "progress": _progress(job), "auc": auc, "publication": _publication(job)}
+
+
 def _progress(job: Mapping[str, Any]) -> str:
     progress = job.get("progress") or {}
     return f"epoch {progress['epoch']}/{progress['epochs']}" if progress.get("epochs") else ""
@@ -359,12 +345,9 @@ def _publication(job: Mapping[str, Any]) -> str:
 
 
 def _auc(job: Mapping[str, Any], split: str) -> str:
-    found = [
-        metric["auc"]
-        for metric in job.get("metrics") or []
-        if metric.get("split") == split and metric.get("auc") is not None
-    ]
-    return f"{found[-1]:.4f}" if found else ""
+    metrics = [metric for metric in job.get("metrics") or [] if metric.get("split") == split]
+    values = [metric["auc"] for metric in metrics if metric.get("auc") is not None]
+    return f"{values[-1]:.4f}" if values else ""
 
 
 def _print_estimate(estimate: Mapping[str, Any]) -> None:
@@ -384,7 +367,7 @@ def _print_estimate(estimate: Mapping[str, Any]) -> None:
         {"table": name, "rows": f"{table['rows']:,}", "size": output.size(table["bytes"])}
         for name, table in estimate["tables"].items()
     ]
-    output.print_table(tables, {"table": "TABLE", "rows": "ROWS", "size": "SIZE"}, "")
+    output.print_table(tables, output.headings("table", "rows", "size"), "")
     typer.echo()
     for line in estimate["arithmetic"]:
         output.note(line)

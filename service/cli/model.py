@@ -15,8 +15,6 @@ from urllib.parse import urlsplit
 import typer
 
 from service.cli.output import CommandError, JsonFlag
-from service.core.settings import LOCAL_HOSTS, Settings
-from trainer.runs.directory import RUN_FILE
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or the directory of a run.")]
 WhichCheckpoint = Annotated[
@@ -31,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def predict(
     job: Job,
-    rows: Annotated[str, typer.Argument(metavar="ROWS.parquet", help="A file or a directory, Parquet or CSV.")],
+    rows: Annotated[str, typer.Argument(metavar="ROWS.parquet", help="A file or a directory of any dataset format.")],
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="Where scores go (default: ROWS.scores.parquet beside it).")
     ] = None,
@@ -67,20 +65,24 @@ def run_dir(job: str) -> Path:
     Raises:
         CommandError: It is not on this machine; the error names the remedy.
     """
+    # Here: they take most of the time in which every other command starts.
+    from service.core.settings import LOCAL_HOSTS, Settings
+    from trainer.runs.directory import RUN_FILE
+
     if (Path(job) / RUN_FILE).is_file():
         return Path(job)
-    home = Settings.from_environment().home
-    directory = Settings.from_environment().run_dir(job)
+    settings = Settings.from_environment()
+    directory = settings.run_dir(job)
     if Path(job).name == job and (directory / RUN_FILE).is_file():
         return directory
     url = os.environ.get("EVENKEEL_URL", "")
     if url and urlsplit(url).hostname not in LOCAL_HOSTS:
         raise CommandError(
-            f"job '{job}' has no run directory under {home / 'runs'}, and {url} is another machine",
+            f"job '{job}' has no run directory under {settings.runs}, and {url} is another machine",
             "a model is used where its run directory is: run this there, or export it there and copy the folder",
         )
     raise CommandError(
-        f"job '{job}' has no run directory under {home / 'runs'}",
+        f"job '{job}' has no run directory under {settings.runs}",
         "`evenkeel jobs` lists ids; set EVENKEEL_HOME to the service's, or give the directory of a run",
     )
 
@@ -88,5 +90,5 @@ def run_dir(job: str) -> Path:
 def _run(module: str, arguments: list[str]) -> None:
     """Run a module of the trainer, which imports torch, as a child process, and exit with its exit code."""
     sys.stdout.flush()
-    found = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
-    raise typer.Exit(found.returncode)
+    completed = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
+    raise typer.Exit(completed.returncode)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -51,10 +51,19 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2 if sys.stdout.isatty() else None, default=str) + "\n")
 
 
-def print_yaml(value: Any) -> None:
-    import yaml
+def print_document(value: Any, as_json: bool) -> None:
+    """Print a nested answer of the service, as JSON or as YAML."""
+    if as_json:
+        print_json(value)
+    else:
+        import yaml
 
-    sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+        sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+
+
+def headings(*fields: str, **others: str) -> dict[str, str]:
+    """Return the heading of each column: the field in capitals, without ``_at``; then those that are given."""
+    return {field: field.removesuffix("_at").upper() for field in fields} | others
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str) -> None:
@@ -81,12 +90,26 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], e
     out().print(table)
 
 
-def print_list(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str, as_json: bool) -> None:
-    """Print the items listed by the service: all fields as JSON, or a table of these columns."""
+def print_list(
+    items: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    empty: str,
+    as_json: bool,
+    row: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+) -> None:
+    """Print the items listed by the service: all fields as JSON, or a table.
+
+    Args:
+        items: What the service listed.
+        columns: Maps each field to its heading.
+        empty: Printed on a terminal if there are no items.
+        as_json: Whether JSON was asked for.
+        row: Returns an item's row of the table.
+    """
     if as_json:
-        print_json(rows)
+        print_json(items)
     else:
-        print_table(rows, columns, empty)
+        print_table([row(item) for item in items], columns, empty)
 
 
 def print_answer(answer: Any, text: str, as_json: bool) -> None:
@@ -97,8 +120,18 @@ def print_answer(answer: Any, text: str, as_json: bool) -> None:
         typer.echo(text)
 
 
-def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print ``name: value`` lines, leaving out absent values."""
+def print_with_note(answer: Any, field: str, remark: str, as_json: bool) -> None:
+    """Print an answer as JSON, or its one field that pipes need, and a remark for people."""
+    print_answer(answer, answer[field], as_json)
+    if not as_json:
+        note(remark)
+
+
+def print_fields(fields: Mapping[str, Any], as_json: bool = False) -> None:
+    """Print JSON, or ``name: value`` lines without absent values."""
+    if as_json:
+        print_json(fields)
+        return
     width = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
         if value not in (None, "", [], {}):
@@ -146,15 +179,15 @@ class JobProgress:
     def __init__(self) -> None:
         self._bar: Any = None
         self._task: Any = None
-        self._said: tuple[Any, ...] = ()
+        self._shown: tuple[Any, ...] = ()
 
     def update(self, job: Mapping[str, Any]) -> None:
         progress = job.get("progress") or {}
         epoch, epochs = progress.get("epoch") or 0, progress.get("epochs") or 0
         if self._bar is None:
-            said = (job["state"], epoch)
-            if said != self._said:
-                self._said = said
+            shown = (job["state"], epoch)
+            if shown != self._shown:
+                self._shown = shown
                 note(f"{job['id']}  {job['state']}" + (f"  epoch {epoch} of {epochs}" if epochs else ""))
             return
         rate = progress.get("examples_per_second")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,20 +29,17 @@ def register(app: typer.Typer) -> None:
 def versions(collection: Collection, as_json: JsonFlag = False) -> None:
     """List a collection's versions, newest first, with the gate's verdicts."""
     with Client() as client:
-        found = client.versions(collection)
+        listed = client.versions(collection)
         current = client.collection(collection).get("current")
-    if as_json:
-        output.print_json(found)
-        return
-    rows = [
-        {**one, "current": "*" if one["version"] == current else "", "why": "; ".join(one.get("reasons") or ())}
-        for one in found
-    ]
-    columns = {
-        "current": "", "version": "VERSION", "state": "STATE", "parent": "PARENT", "rows": "ROWS", "dim": "DIM",
-        "carried": "CARRIED", "missing": "MISSING", "job": "JOB", "created_at": "CREATED", "why": "HELD BECAUSE",
-    }  # fmt: skip
-    output.print_table(rows, columns, f"no versions in '{collection}' yet")
+
+    def row(one: Mapping[str, Any]) -> dict[str, Any]:
+        mark = "*" if one["version"] == current else ""
+        return {**one, "current": mark, "why": "; ".join(one.get("reasons") or ())}
+
+    columns = {"current": ""} | output.headings(
+        "version", "state", "parent", "rows", "dim", "carried", "missing", "job", "created_at", why="HELD BECAUSE"
+    )
+    output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, row)
 
 
 def promote(
@@ -112,7 +110,7 @@ def fetch(
     rows = [{**item, "vector": _short(item["vector"])} for item in items]
     dim = table.schema.field("vector").type.list_size
     output.note(f"version {metadata.get('version')}, view {metadata.get('view')}, {dim} coordinates")
-    output.print_table(rows, {"id": "ID", "status": "STATUS", "vector": "VECTOR"}, "no ids")
+    output.print_table(rows, output.headings("id", "status", "vector"), "no ids")
 
 
 def _table(client: Client, name: str, ids: list[str], version: str, dtype: str) -> pa.Table:

@@ -20,29 +20,22 @@ Events = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(webhooks, name="webhooks")
-
-
 @webhooks.command("create")
 def create(url: Annotated[str, typer.Argument(metavar="URL")], event: Events = None, as_json: JsonFlag = False) -> None:
     """Register an address and show the secret that signs its deliveries, only this once."""
     with Client() as client:
         answer = client.add_webhook(url, event)
-    if as_json:
-        output.print_json(answer)
-    else:
-        typer.echo(answer["secret"])
-        output.note(f"webhook {answer['id']} for {', '.join(answer['events'])}: keep the secret now")
+    remark = f"webhook {answer['id']} for {', '.join(answer['events'])}: keep the secret now"
+    output.print_with_note(answer, "secret", remark, as_json)
 
 
 @webhooks.command("list")
 def list_webhooks(as_json: JsonFlag = False) -> None:
     """List webhooks."""
     with Client() as client:
-        found = client.webhooks()
-    columns = {"id": "ID", "url": "URL", "events": "EVENTS", "paused": "PAUSED", "reason": "REASON"}
-    output.print_list(found, columns, "no webhooks", as_json)
+        listed = client.webhooks()
+    columns = output.headings("id", "url", "events", "paused", "reason")
+    output.print_list(listed, columns, "no webhooks", as_json)
 
 
 @webhooks.command("pause")
@@ -81,12 +74,9 @@ def ping(webhook_id: Id) -> None:
 def deliveries(webhook_id: Id, limit: Annotated[int, typer.Option(min=1)] = 20, as_json: JsonFlag = False) -> None:
     """List deliveries, newest first."""
     with Client() as client:
-        found = client.deliveries(webhook_id, limit)
-    columns = {
-        "id": "ID", "event": "EVENT", "attempt": "ATTEMPT", "status": "STATUS", "delivered_at": "DELIVERED",
-        "next_at": "NEXT", "error": "ERROR",
-    }  # fmt: skip
-    output.print_list(found, columns, "nothing was sent yet", as_json)
+        listed = client.deliveries(webhook_id, limit)
+    columns = output.headings("id", "event", "attempt", "status", "delivered_at", "next_at", "error")
+    output.print_list(listed, columns, "nothing was sent yet", as_json)
 
 
 @webhooks.command("retry")

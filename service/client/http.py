@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -61,10 +62,10 @@ class ProblemError(ServiceError):
         self.detail = detail
         self.errors = [dict(error) for error in errors]
         remedies = list(dict.fromkeys(str(error["remedy"]) for error in self.errors if error.get("remedy")))
-        said = detail
+        text = detail
         for remedy in remedies:  # it has a line of its own
-            said = said.replace(remedy, "").strip()
-        lines = [said or title or f"HTTP {status}"]
+            text = text.replace(remedy, "").strip()
+        lines = [text or title or f"HTTP {status}"]
         for error in self.errors:
             field, message = error.get("field"), error.get("message", "")
             line = f"{field}: {message}" if field else str(message)
@@ -122,7 +123,7 @@ class Session:
     ) -> None:
         self.close()
 
-    def items(self, path: str, limit: int | None, **filters: str | None) -> Iterator[Json]:
+    def items(self, path: str, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
         """Yield the items of a list, page after page, ``limit`` in all (None: all of them)."""
         params: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
         left = limit
@@ -196,6 +197,16 @@ class Session:
         if answer.is_success or answer.status_code == 304:
             return answer
         raise _problem(answer)
+
+
+def part(text: str) -> str:
+    """Quote one path segment: a name with a slash in it must not become another route."""
+    return quote(str(text), safe="")
+
+
+def plain(document: Any) -> Any:
+    """Return a document as JSON holds it, from a pydantic model or a mapping."""
+    return document.model_dump(mode="json", exclude_unset=True) if hasattr(document, "model_dump") else document
 
 
 def _problem(answer: httpx.Response) -> ProblemError:

@@ -29,23 +29,23 @@ def space(settings: Settings) -> Space:
         OSError: The home cannot be examined.
     """
     free = shutil.disk_usage(settings.home).free
-    said = f"{free / 1e9:.2f} GB free under EVENKEEL_HOME"
+    free_text = f"{free / 1e9:.2f} GB free under EVENKEEL_HOME"
     if free < MIN_FREE_BYTES:
         return Space(free, "full", f"{free} bytes free under EVENKEEL_HOME: make room")
     if free < settings.disk_reserve_bytes:
-        return Space(free, "reserved", f"{said}: no run is started below {_reserve(settings)}")
+        return Space(free, "reserved", f"{free_text}: no run is started below {_reserve(settings)}")
     if free < settings.disk_warn_bytes:
-        return Space(free, "low", f"{said}: make room before runs are held, below {_reserve(settings)}")
+        return Space(free, "low", f"{free_text}: make room before runs are held, below {_reserve(settings)}")
     return Space(free, "ok", "ok")
 
 
 def shortage(settings: Settings) -> str | None:
     """Return why no run can be started for lack of disk space, or None."""
-    found = space(settings)
-    if found.level in ("ok", "low"):
+    current = space(settings)
+    if current.level in ("ok", "low"):
         return None
     return (
-        f"{found.free_bytes / 1e9:.2f} GB free under EVENKEEL_HOME, and a run is started with at least "
+        f"{current.free_bytes / 1e9:.2f} GB free under EVENKEEL_HOME, and a run is started with at least "
         f"{_reserve(settings)} (EVENKEEL_DISK_RESERVE_BYTES): make room, and it starts by itself"
     )
 

@@ -28,7 +28,7 @@ SERVED_FILES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs"
 _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts for the process alone
 
 
-class AtOnce:
+class InlineIO:
     """Decides whether brief work may be done on the event loop now. Used by one event loop's thread only."""
 
     def __init__(
@@ -71,7 +71,7 @@ def major_faults() -> int:
 
 def is_local(store: Store) -> bool:
     """Tell whether a store's files are on a disk of this machine, as far as the mounts show."""
-    return not store.lies_elsewhere and not kind_of_mount(store.root).startswith(SERVED_FILES)
+    return not store.is_remote and not kind_of_mount(store.root).startswith(SERVED_FILES)
 
 
 def kind_of_mount(path: Path) -> str:

@@ -50,11 +50,11 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         named = {**_ids(), **getattr(record, _FIELDS, {})}
-        said = "".join(f" {name}={value}" for name, value in named.items())
+        suffix = "".join(f" {name}={value}" for name, value in named.items())
         # A path may hold anything, the end of a line too.
         return "".join(
             one if one.isprintable() else one.encode("unicode_escape").decode()
-            for one in super().formatMessage(record) + said
+            for one in super().formatMessage(record) + suffix
         )
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from service.core.ssrf_guard import Network, parse_networks
@@ -24,14 +24,14 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class RetentionDays:
     """How many days a job's data is kept after its end, and how long firings are listed."""
 
-    jobs: float = 400
-    logs: float = 90
-    checkpoints: float = 30
-    events: float = 30
-    firings: float = 400
+    jobs: float = 400.0
+    logs: float = 90.0
+    checkpoints: float = 30.0
+    events: float = 30.0
+    firings: float = 400.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Settings:
         host_memory_bytes: Memory of this host that runs may use.
         host_gpus: GPUs of this host that runs may use.
         requests_per_second: Limit per key in each process; 0 for no limit.
-        kept: How long data is kept before it is removed.
+        retention: How long data is kept before it is removed.
         disk_warn_bytes: With less free space under ``home`` the service warns.
         disk_reserve_bytes: With less free space under ``home`` no run is started.
         target_networks: Networks that are not public but may still be called if users name an address in them.
@@ -98,7 +98,7 @@ class Settings:
     silence_seconds: float = 300.0
     max_runs: int = 1
     tenant_max_jobs: int | None = None
-    kept: Kept = Kept()
+    retention: RetentionDays = RetentionDays()
     disk_warn_bytes: int = 5 * 2**30
     disk_reserve_bytes: int = 2**30
     host_cores: float | None = None
@@ -122,9 +122,9 @@ class Settings:
     def _check_executor(self) -> None:
         elsewhere = self.executor == "ray_jobs"
         if elsewhere != (self.ray_address or "").startswith(("http://", "https://")):
-            wanted = "http://HOST:8265, the cluster's dashboard" if elsewhere else "HOST:6379, or left out"
+            expected = "http://HOST:8265, the cluster's dashboard" if elsewhere else "HOST:6379, or left out"
             given = f"EVENKEEL_RAY_ADDRESS is '{self.ray_address or ''}'"
-            raise ValueError(f"{given}: with EVENKEEL_EXECUTOR={self.executor} it is {wanted}")
+            raise ValueError(f"{given}: with EVENKEEL_EXECUTOR={self.executor} it is {expected}")
         if (self.internal_url is None) != (self.cluster_runs is None):
             raise ValueError(
                 "EVENKEEL_INTERNAL_URL and EVENKEEL_CLUSTER_RUNS go together: set both where the cluster does not "
@@ -189,7 +189,14 @@ class Settings:
         of_tenants = tuple(part.partition("=") for part in _roots(value("TENANT_DATA_ROOTS")))
         if any(not (tenant and root) for tenant, _, root in of_tenants):
             raise ValueError("EVENKEEL_TENANT_DATA_ROOTS: write TENANT=DIRECTORY, separated by ':'")
-        rate = _number("REQUESTS_PER_SECOND", value("REQUESTS_PER_SECOND"), 0)
+        numbers: dict[str, Any] = {
+            name: _number(name, text, least) for name, least in LEAST.items() if (text := value(name.upper()))
+        }
+        days = {
+            field.name: _number(name, text, 0)
+            for field in dataclasses.fields(RetentionDays)
+            if (text := value((name := f"keep_{field.name}_days").upper()))
+        }
         hosts = tuple(host.strip().lower() for host in value("ALLOWED_HOSTS").split(",") if host.strip())
         return cls(
             home=Path(value("HOME") or ".evenkeel"),
@@ -204,26 +211,10 @@ class Settings:
             internal_url=value("INTERNAL_URL") or None,
             cluster_runs=Path(value("CLUSTER_RUNS")) if value("CLUSTER_RUNS") else None,
             driver_resources=_resources(value("DRIVER_RESOURCES")),
-            unanswered_seconds=_number("UNANSWERED_SECONDS", value("UNANSWERED_SECONDS"), 0) or 60.0,
             allowed_hosts=LOCAL_HOSTS + hosts,
             target_networks=parse_networks(value("TARGET_NETWORKS")),
-            requests_per_second=2000.0 if rate is None else rate,
-            silence_seconds=_number("SILENCE_SECONDS", value("SILENCE_SECONDS"), 1) or 300.0,
-            kept=Kept(
-                **{
-                    field.name: float(field.default if days is None else days)  # type: ignore[arg-type]
-                    for field in dataclasses.fields(Kept)
-                    for name in [f"KEEP_{field.name.upper()}_DAYS"]
-                    for days in [_number(name, value(name), 0)]
-                }
-            ),
-            disk_warn_bytes=_bytes("DISK_WARN_BYTES", value("DISK_WARN_BYTES"), cls.disk_warn_bytes),
-            disk_reserve_bytes=_bytes("DISK_RESERVE_BYTES", value("DISK_RESERVE_BYTES"), cls.disk_reserve_bytes),
-            max_runs=int(_number("MAX_RUNS", value("MAX_RUNS"), 1) or 1),
-            tenant_max_jobs=_whole(_number("TENANT_MAX_JOBS", value("TENANT_MAX_JOBS"), 1)),
-            host_cores=_number("HOST_CORES", value("HOST_CORES"), 0),
-            host_memory_bytes=_whole(_number("HOST_MEMORY_BYTES", value("HOST_MEMORY_BYTES"), 0)),
-            host_gpus=_number("HOST_GPUS", value("HOST_GPUS"), 0),
+            retention=RetentionDays(**days),
+            **numbers,
             log_format=_one_of("EVENKEEL_LOG_FORMAT", value("LOG_FORMAT"), {"json": "json", "text": "text"}),
             access_log=_one_of("EVENKEEL_ACCESS_LOG", value("ACCESS_LOG"), {"0": False, "1": True}),
         )
@@ -234,25 +225,23 @@ def _roots(text: str) -> tuple[str, ...]:
     return tuple(root for root in re.split(r":(?!//)", text) if root)
 
 
-def _number(name: str, given: str, least: float) -> float | None:
-    if not given:
-        return None
+LEAST = dict.fromkeys(("silence_seconds", "max_runs", "tenant_max_jobs"), 1) | {
+    "unanswered_seconds": 0, "requests_per_second": 0, "disk_warn_bytes": 0, "disk_reserve_bytes": 0, "host_cores": 0,
+    "host_memory_bytes": 0, "host_gpus": 0,
+}  # fmt: skip
+"""Settings that are numbers, and the least that each may be."""
+WHOLE = {field.name for field in dataclasses.fields(Settings) if str(field.type).startswith("int")}
+
+
+def _number(name: str, given: str, least: float) -> float:
     try:
         number = float(given)
     except ValueError:
         number = math.nan
     if not least <= number < math.inf:
-        raise ValueError(f"EVENKEEL_{name} is '{given}': set it to a number of at least {least:g}, or leave it out")
-    return number
-
-
-def _bytes(name: str, given: str, default: int) -> int:
-    number = _number(name, given, 0)
-    return default if number is None else int(number)
-
-
-def _whole(number: float | None) -> int | None:
-    return None if number is None else int(number)
+        variable = f"EVENKEEL_{name.upper()}"
+        raise ValueError(f"{variable} is '{given}': set it to a number of at least {least:g}, or leave it out")
+    return int(number) if name in WHOLE else number
 
 
 def executors() -> dict[str, str]:
@@ -265,9 +254,9 @@ Value = TypeVar("Value")
 
 
 def _resources(given: str) -> tuple[tuple[str, float], ...]:
-    found = [part.partition("=") for part in given.split(",") if part.strip()]
+    pairs = [part.partition("=") for part in given.split(",") if part.strip()]
     try:
-        return tuple((name.strip(), float(number)) for name, _, number in found)
+        return tuple((name.strip(), float(number)) for name, _, number in pairs)
     except ValueError:
         raise ValueError("EVENKEEL_DRIVER_RESOURCES: write NAME=NUMBER, separated by ','") from None
 

@@ -51,13 +51,13 @@ def parse_networks(text: str) -> tuple[Network, ...]:
     Raises:
         ValueError: One of them is invalid; the message names it.
     """
-    found = []
+    networks = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         try:
-            found.append(ipaddress.ip_network(part))
+            networks.append(ipaddress.ip_network(part))
         except ValueError as error:
             raise ValueError(f"EVENKEEL_TARGET_NETWORKS: '{part}' is no network such as 10.1.0.0/16: {error}") from None
-    return tuple(found)
+    return tuple(networks)
 
 
 def check_url(url: str) -> tuple[str, str, int]:
@@ -96,10 +96,10 @@ async def resolve(url: str, allowed: Sequence[Network] = ()) -> Target:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
-            found = await loop.run_in_executor(_threads, _look_up, host, port)
+            entries = await loop.run_in_executor(_threads, _look_up, host, port)
     except (OSError, UnicodeError, TimeoutError) as error:
         raise TargetError(f"the name '{host}' cannot be resolved: {error or 'no answer'}") from None
-    addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
+    addresses = [ipaddress.ip_address(entry[4][0]) for entry in entries]
     for address in addresses:
         if not (is_public(address) or any(address in network for network in allowed)):
             raise TargetError(

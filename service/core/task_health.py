@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -14,7 +15,7 @@ log = logging.getLogger("evenkeel")
 TROUBLE_SECONDS = 10.0
 """A task that fails for less is not worth a page: the next round may succeed."""
 SILENT_SECONDS = 120.0
-SAID_AGAIN_SECONDS = 300.0
+LOG_AGAIN_SECONDS = 300.0
 
 
 class TaskHealth:
@@ -24,14 +25,17 @@ class TaskHealth:
     its beginning out of the log.
     """
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, name: str, clock: Callable[[], float] = time.monotonic, on_error: Callable[[], object] = lambda: None
+    ):
         self.name = name
+        self._on_error = on_error
         self._clock = clock
         self._last = clock()
         self._note = "ok"
         self._error = ""
         self._failing_since: float | None = None
-        self._said: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
     def good(self, note: str = "ok") -> None:
         """Record a successful round; ``note`` is its status message, logged when it changes."""
@@ -39,20 +43,21 @@ class TaskHealth:
         if self._failing_since is not None:
             log.warning("%s: well again after %.0f s", self.name, now - self._failing_since)
             self._failing_since = None
-            self._said.clear()
+            self._logged_at.clear()
         if note not in ("ok", self._note):
             log.warning("%s: %s", self.name, note)
         self._last, self._note = now, note
 
     def failed(self, error: Exception) -> None:
         """Record a failed round; call it where the error was caught, so that the log has the traceback."""
+        self._on_error()
         now = self._clock()
         self._last = now
         if self._failing_since is None:
             self._failing_since = now
-        self._error = _told(error)
-        if now - self._said.get(self._error, -SAID_AGAIN_SECONDS) >= SAID_AGAIN_SECONDS:
-            self._said[self._error] = now
+        self._error = _public_text(error)
+        if now - self._logged_at.get(self._error, -LOG_AGAIN_SECONDS) >= LOG_AGAIN_SECONDS:
+            self._logged_at[self._error] = now
             log.exception("%s: a round failed; it is tried again", self.name)
 
     def verdict(self) -> tuple[bool, str]:
@@ -65,7 +70,18 @@ class TaskHealth:
         return True, self._note
 
 
-def _told(error: Exception) -> str:
+async def repeat(round_: Callable[[], Awaitable[object]], seconds: float, health: TaskHealth) -> None:
+    """Await ``round_()`` every ``seconds`` until cancelled; a round that fails is reported to ``health``."""
+    while True:
+        try:
+            await round_()
+            health.good()
+        except Exception as error:
+            health.failed(error)
+        await asyncio.sleep(seconds)
+
+
+def _public_text(error: Exception) -> str:
     """Describe an error for anyone who asks /readyz; the database's address and user appear only in the log."""
     if isinstance(error, SQLAlchemyError | ConnectionError | TimeoutError | socket.gaierror):
         return f"{type(error).__name__}: the service's log says why"

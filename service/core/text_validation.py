@@ -13,12 +13,13 @@ from typing import Any
 from fastapi import Request
 
 from service.core.errors import invalid
+from trainer.spec.problems import FieldProblem
 
 _ODD = re.compile("[\x00\ud800-\udfff]")
 _ESCAPED = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 FIELD_LENGTH = 200
 
-Place = tuple["Place | None", str]
+Location = tuple["Location | None", str]
 """A place in a document: the one around it, and the name or number within that."""
 
 
@@ -39,9 +40,9 @@ async def refuse_odd_text(request: Request) -> None:
             document = json.loads(body)
         except (ValueError, RecursionError):
             return  # not JSON, or no JSON that anyone meant: for whoever reads it to say
-        place = _odd_place(document)
-        if place is not None:
-            raise _refusal(_path(place))
+        location = _odd_place(document)
+        if location is not None:
+            raise _refusal(_path(location))
 
 
 def storable(text: str) -> str:
@@ -52,37 +53,37 @@ def storable(text: str) -> str:
 def _refusal(where: str) -> Exception:
     field = where[:FIELD_LENGTH].encode("ascii", "backslashreplace").decode().replace("\x00", "\\x00")
     message = "holds a character that cannot be stored: NUL, or half of a surrogate pair"
-    return invalid([(field, message)], "leave it out")
+    return invalid(FieldProblem(field, message, "leave it out"))
 
 
 def _is_odd(text: str) -> bool:
     return _ODD.search(text) is not None
 
 
-def _odd_place(document: Any) -> Place | None:
+def _odd_place(document: Any) -> Location | None:
     """Return the first place found.
 
     Anyone may send this document, so there is no recursion, and no path is built before it is needed.
     """
-    todo: list[tuple[Any, Place | None]] = [(document, None)]
+    todo: list[tuple[Any, Location | None]] = [(document, None)]
     while todo:
-        value, place = todo.pop()
+        value, location = todo.pop()
         if isinstance(value, str):
             if _is_odd(value):
-                return place or (None, "")
+                return location or (None, "")
         elif isinstance(value, dict):
             for name, inner in value.items():
                 if _is_odd(name):
-                    return place, name
-                todo.append((inner, (place, name)))
+                    return location, name
+                todo.append((inner, (location, name)))
         elif isinstance(value, list):
-            todo.extend((inner, (place, str(number))) for number, inner in enumerate(value))
+            todo.extend((inner, (location, str(number))) for number, inner in enumerate(value))
     return None
 
 
-def _path(place: Place | None) -> str:
+def _path(location: Location | None) -> str:
     names: list[str] = []
-    while place is not None:
-        place, name = place
+    while location is not None:
+        location, name = location
         names.append(name)
     return ".".join(reversed(names))

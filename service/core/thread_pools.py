@@ -12,7 +12,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 NUM_THREADS = 2
-_pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="heavy")
+_pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="long")
 _brief_pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="brief")
 
 

@@ -41,23 +41,23 @@ class FileCache(Generic[Found]):
             if (key, state) in self._kept:
                 self._kept.move_to_end((key, state))
                 return self._kept[key, state]
-        found = look()
+        result = look()
         newest = max(max(one[4:]) for one in state)
         if newest < time.time_ns() - SETTLED_SECONDS * 1e9 and _state(files) == state:
             with self._lock:
-                self._kept[key, state] = found
+                self._kept[key, state] = result
                 if len(self._kept) > self._size:
                     self._kept.popitem(last=False)
-        return found
+        return result
 
 
 def _state(files: Iterable[Path]) -> State | None:
     """Return the state of the files, following links, or None if one cannot be examined."""
-    found = []
+    stats = []
     try:
         for file in files:
             stat = os.stat(file)
-            found.append((str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+            stats.append((str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     except OSError:
         return None
-    return tuple(found)
+    return tuple(stats)

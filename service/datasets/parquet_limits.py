@@ -17,6 +17,7 @@ from service.core.errors import invalid
 from service.datasets.file_cache import FileCache
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import FilePath, opened
+from trainer.spec.problems import FieldProblem
 
 MAX_FOOTER_BYTES = 2**26
 MAX_ROWS = 10**11
@@ -55,17 +56,17 @@ def _check(path: FilePath, field: str) -> None:
     limits = {"thrift_string_size_limit": MAX_FOOTER_BYTES, "thrift_container_size_limit": 10**7}
     try:
         with pq.ParquetFile(opened(path), **limits) as file:
-            found = file.metadata
+            metadata = file.metadata
     except (OSError, DataError, pa.ArrowException):
         return
-    _refuse(path, field, "a table", found.num_rows, MAX_ROWS, "rows")
-    _refuse(path, field, "a table", found.num_columns, MAX_COLUMNS, "columns")
-    _refuse(path, field, "a table", found.num_row_groups, MAX_ROW_GROUPS, "row groups")
-    for index in range(found.num_columns):
-        depth = found.schema.column(index).path.count(".") + 1
+    _refuse(path, field, "a table", metadata.num_rows, MAX_ROWS, "rows")
+    _refuse(path, field, "a table", metadata.num_columns, MAX_COLUMNS, "columns")
+    _refuse(path, field, "a table", metadata.num_row_groups, MAX_ROW_GROUPS, "row groups")
+    for index in range(metadata.num_columns):
+        depth = metadata.schema.column(index).path.count(".") + 1
         _refuse(path, field, "a column", depth, MAX_DEPTH, "levels")
-    for number in range(found.num_row_groups):
-        group = found.row_group(number)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
         chunks = [group.column(index).total_uncompressed_size for index in range(group.num_columns)]
         whole = max(sum(chunks), group.total_byte_size)
         _refuse(path, field, f"row group {number}", whole, MAX_ROW_GROUP_BYTES, "bytes")
@@ -89,4 +90,4 @@ def _footer_bytes(path: FilePath) -> int | None:
 def _refuse(path: FilePath, field: str, what: str, number: int, at_most: int, unit: str) -> None:
     if number > at_most:
         message = f"'{path.name}' has {what} of {number} {unit}, at most {at_most} are read"
-        raise invalid([(field, message)], "write it again in smaller parts")
+        raise invalid(FieldProblem(field, message, "write it again in smaller parts"))

@@ -8,11 +8,11 @@ import time
 from typing import NamedTuple
 
 from embeddings.store import Store
+from service.core.task_health import LOG_AGAIN_SECONDS
 
 log = logging.getLogger("evenkeel")
 
 CHECK_SECONDS = 5.0
-SAID_AGAIN_SECONDS = 300.0
 
 
 class Answer(NamedTuple):
@@ -31,7 +31,7 @@ REACHED = Answer(True, True, "ok")
 NOT_ASKED = Answer(False, False, "has not answered yet")
 
 
-class StoreWatch:
+class StoreHealth:
     """Queries the server in its own thread between ``start`` and ``stop``, since it may take long to fail.
 
     A store in a directory is not watched; its disk is checked instead.
@@ -44,32 +44,32 @@ class StoreWatch:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        if self._store.lies_elsewhere:
+        if self._store.is_remote:
             # A daemon: the end of the process does not wait for a server.
-            threading.Thread(target=self._run, name="store-watch", daemon=True).start()
+            threading.Thread(target=self._run, name="store-health", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
 
     def answer(self, timeout_seconds: float) -> Answer | None:
         """Return the latest answer, waiting for the first one; None if no server is watched."""
-        if not self._store.lies_elsewhere:
+        if not self._store.is_remote:
             return None
         self._asked.wait(timeout_seconds)
         return self._answer
 
     def _run(self) -> None:
-        away_since = said = 0.0
+        away_since = logged_at = 0.0
         while not self._stopped.is_set():
             try:
                 self._store.reach()
             except Exception as error:  # whatever its client raises is the answer here
                 now = time.monotonic()
                 if self._answer.reached or not self._asked.is_set():
-                    away_since, said = now, now - SAID_AGAIN_SECONDS
+                    away_since, logged_at = now, now - LOG_AGAIN_SECONDS
                 answer = self._without_server()
-                if now - said >= SAID_AGAIN_SECONDS:
-                    said = now
+                if now - logged_at >= LOG_AGAIN_SECONDS:
+                    logged_at = now
                     log.error("store: %s: %s (%s)", type(error).__name__, error, answer.message)
                 self._answer = answer
             else:
@@ -80,6 +80,6 @@ class StoreWatch:
             self._stopped.wait(CHECK_SECONDS)
 
     def _without_server(self) -> Answer:
-        if self._store.serves_alone():
+        if self._store.available_offline():
             return Answer(False, True, "its server cannot be reached: versions that are here are served on")
         return Answer(False, False, "its server cannot be reached: the service's log says why")

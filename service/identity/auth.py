@@ -133,7 +133,7 @@ class Authenticator:
         try:
             async with self._in_time(self._patience_seconds if known is not None else ANSWER_SECONDS):
                 async with self._database.read() as connection:
-                    found = await (keys.find if kind == "key" else keys.find_session)(connection, secret)
+                    principal = await (keys.find if kind == "key" else keys.find_session)(connection, secret)
         except AWAY as error:
             self._away_until = time.monotonic() + self._retry_seconds
             if known is not None and time.time() - known.confirmed < self._stale_seconds:
@@ -142,11 +142,11 @@ class Authenticator:
                 raise
             raise ConnectionError(f"the database cannot be reached: {error}") from error
         self._known.pop(name, None)
-        if found is None:
+        if principal is None:
             self._wrong.wait_seconds(network)
-        if found is not None and forgotten == self._forgotten:
-            self._remember(name, found, time.time())
-        return found
+        if principal is not None and forgotten == self._forgotten:
+            self._remember(name, principal, time.time())
+        return principal
 
     def recall(self) -> None:
         """Load the keys that an earlier process saved to ``file``, in case the database is down."""

@@ -114,10 +114,10 @@ async def take(
     table = tables.idempotency
     now = tables.now()
     fresh: dict[str, Any] = {"body_hash": digest(body), "token": secrets.token_hex(16), "created_at": now}
-    mine = {"key_id": key_id, "key": key, "job_id": job_id, **fresh}
+    row = {"key_id": key_id, "key": key, "job_id": job_id, **fresh}
     fresh |= {"job_id": job_id, "answer": sa.null()}
     new = database.insert_new(table, table.c.token)
-    while (await connection.execute(new, mine)).first() is None:
+    while (await connection.execute(new, row)).first() is None:
         done = await _before(connection, key_id, key, str(fresh["body_hash"]), now)
         if done is not None:
             return done
@@ -171,9 +171,9 @@ async def complete(
     if reservation is None:
         return
     table = tables.idempotency
-    mine = sa.and_(_at(reservation.key_id, reservation.key), table.c.token == reservation.token)
+    own_row = sa.and_(_at(reservation.key_id, reservation.key), table.c.token == reservation.token)
     values = {"job_id": job_id, "answer": sa.null() if answer is None else answer}
-    done = await connection.execute(table.update().where(mine).values(values))
+    done = await connection.execute(table.update().where(own_row).values(values))
     if done.rowcount != 1:
         raise Problem(409, "request-in-flight", "Another request with this Idempotency-Key took over. Send it again.")
 
@@ -182,6 +182,6 @@ async def release(database: Database, reservation: Reservation) -> None:
     """Free the key after a failed request, so that a corrected one may use it."""
     table = tables.idempotency
     undone = sa.and_(table.c.job_id.is_(None), table.c.answer.is_(None))
-    mine = sa.and_(_at(reservation.key_id, reservation.key), table.c.token == reservation.token, undone)
+    own_row = sa.and_(_at(reservation.key_id, reservation.key), table.c.token == reservation.token, undone)
     async with database.write() as connection:
-        await connection.execute(table.delete().where(mine))
+        await connection.execute(table.delete().where(own_row))

@@ -77,12 +77,12 @@ async def create(
     tenant: str = DEFAULT_TENANT,
 ) -> tuple[str, dict[str, Any]]:
     """Create a key; return the key itself, which is shown once and not stored, and its row."""
-    key, kept = _new_secret()
+    key, columns = _new_secret()
     row = {
         "id": tables.new_id("key"),
         "tenant": tenant,
         "name": name,
-        **kept,
+        **columns,
         "scopes": list(scopes),
         "created_at": tables.now(),
         "expires_at": expires_at,
@@ -110,13 +110,13 @@ async def rotate(
 
     The previous secret stays valid for ``overlap``; an even older one ends. Without overlap the key's sessions end too.
     """
-    key, kept = _new_secret()
+    key, columns = _new_secret()
     now = tables.now()
     old: dict[str, Any] = {"old_prefix": row["prefix"], "old_hash": row["hash"], "old_until": now + overlap}
     if not overlap:
         old = dict.fromkeys(old)
         await connection.execute(tables.session.delete().where(tables.session.c.key_id == row["id"]))
-    values = {**kept, **old, "rotated_at": now}
+    values = {**columns, **old, "rotated_at": now}
     await connection.execute(tables.api_key.update().where(tables.api_key.c.id == row["id"]).values(values))
     return key, {**row, **values}
 
@@ -139,8 +139,8 @@ def tenants(tenant: str | None = None) -> sa.Select[Any]:
 
 async def revoke(connection: AsyncConnection, key_id: str) -> bool:
     """Revoke a key and end its sessions; return whether it exists. Revoking twice changes nothing."""
-    found = await connection.scalar(sa.select(tables.api_key.c.id).where(tables.api_key.c.id == key_id))
-    if found is None:
+    known_id = await connection.scalar(sa.select(tables.api_key.c.id).where(tables.api_key.c.id == key_id))
+    if known_id is None:
         return False
     live = sa.and_(tables.api_key.c.id == key_id, tables.api_key.c.revoked_at.is_(None))
     await connection.execute(tables.api_key.update().where(live).values(revoked_at=tables.now()))
@@ -155,11 +155,11 @@ async def find(connection: AsyncConnection, key: str) -> Principal | None:
         return None
     table = tables.api_key
     either = sa.or_(table.c.prefix == parts[1], table.c.old_prefix == parts[1])
-    found = digest(key)
+    key_digest = digest(key)
     for row in await connection.execute(sa.select(table).where(either)):
-        if hmac.compare_digest(row.hash, found):
+        if hmac.compare_digest(row.hash, key_digest):
             return _principal(row)
-        if row.old_hash is not None and hmac.compare_digest(row.old_hash, found):
+        if row.old_hash is not None and hmac.compare_digest(row.old_hash, key_digest):
             return _principal(row, row.old_until)
     return None
 
@@ -172,13 +172,13 @@ async def live(connection: AsyncConnection, limit: int) -> dict[str, Principal]:
     key = tables.api_key
     usable = sa.and_(key.c.revoked_at.is_(None), sa.or_(key.c.expires_at.is_(None), key.c.expires_at > tables.now()))
     rows = await connection.execute(sa.select(key).where(usable).order_by(key.c.created_at.desc()).limit(limit))
-    found: dict[str, Principal] = {}
+    principals: dict[str, Principal] = {}
     for row in rows:
         for secret, until in ((row.hash, None), (row.old_hash, row.old_until)):
             principal = None if secret is None else _principal(row, until)
             if principal is not None:
-                found[secret] = principal
-    return found
+                principals[secret] = principal
+    return principals
 
 
 async def open_session(connection: AsyncConnection, principal: Principal, seconds: float) -> str:

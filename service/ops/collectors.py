@@ -154,9 +154,9 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
 
 def _collections(store: Store, known_tenants: Iterable[str]) -> Iterator[tuple[str, Collection]]:
     for tenant in known_tenants:
-        theirs = store_of(store, tenant)
-        for name in theirs.collections():
-            yield qualified(tenant, name), theirs.collection(name)
+        tenant_store = store_of(store, tenant)
+        for name in tenant_store.collections():
+            yield qualified(tenant, name), tenant_store.collection(name)
 
 
 def _verdict(gate: GaugeMetricFamily, failed: GaugeMetricFamily, name: str, manifest: dict[str, Any]) -> None:
@@ -170,8 +170,8 @@ def _verdict(gate: GaugeMetricFamily, failed: GaugeMetricFamily, name: str, mani
 def _damaged(damaged: Mapping[str, Mapping[str, str]]) -> Metric:
     text = "Versions of a collection that this process found damaged and does not serve."
     family = _gauge("evenkeel_store_damaged_versions", text, ["collection"])
-    for name, found in damaged.items():
-        family.add_metric([name], len(found))
+    for name, versions in damaged.items():
+        family.add_metric([name], len(versions))
     return family
 
 

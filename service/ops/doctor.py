@@ -58,10 +58,10 @@ def examine(spec: Path | None = None) -> list[Check]:
 
 
 def check_python() -> Check:
-    found = f"{platform.python_version()} at {sys.executable}"
+    version = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] == (3, 11):
-        return Check("python", "ok", found)
-    return Check("python", "fail", found, "Evenkeel runs on Python 3.11: `make setup` with PYTHON=python3.11")
+        return Check("python", "ok", version)
+    return Check("python", "fail", version, "Evenkeel runs on Python 3.11: `make setup` with PYTHON=python3.11")
 
 
 def abi_partner(fbgemm: str) -> str:
@@ -78,18 +78,18 @@ def abi_partner(fbgemm: str) -> str:
 
 def check_packages(version_of: Callable[[str], str] = importlib.metadata.version) -> Iterator[Check]:
     """Check installed versions, and the ABI pair of torch and fbgemm; ``version_of`` raises PackageNotFoundError."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for package in (*PACKAGES, "fbgemm-gpu-cpu", "fbgemm-gpu"):
         try:
-            found[package] = version_of(package)
+            versions[package] = version_of(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    missing = [package for package in PACKAGES if package not in found]
+    missing = [package for package in PACKAGES if package not in versions]
     if missing:
         yield Check("packages", "fail", f"not installed: {', '.join(missing)}", "run `make setup`")
     else:
-        yield Check("packages", "ok", ", ".join(f"{package} {found[package]}" for package in PACKAGES))
-    builds = [package for package in ("fbgemm-gpu-cpu", "fbgemm-gpu") if package in found]
+        yield Check("packages", "ok", ", ".join(f"{package} {versions[package]}" for package in PACKAGES))
+    builds = [package for package in ("fbgemm-gpu-cpu", "fbgemm-gpu") if package in versions]
     if not builds:
         yield Check("abi", "fail", "fbgemm is not installed", "run `make setup` (EXTRA=cuda on a machine with a GPU)")
         return
@@ -99,9 +99,9 @@ def check_packages(version_of: Callable[[str], str] = importlib.metadata.version
             "remove .venv and run `make setup` (EXTRA=cuda for the CUDA build)",
         )  # fmt: skip
         return
-    if "torch" not in found:
+    if "torch" not in versions:
         return
-    torch, fbgemm = found["torch"], found[builds[0]]
+    torch, fbgemm = versions["torch"], versions[builds[0]]
     pair = f"{builds[0]} {fbgemm} with torch {torch}"
     try:
         partner = abi_partner(fbgemm)
@@ -280,7 +280,7 @@ def check_service() -> Iterator[Check]:
                 "another program has the port: `evenkeel serve --port N`, EVENKEEL_URL to match",
             )
             return
-        unwell = [f"{name} {said}" for name, said in (ready.get("checks") or {}).items() if said != "ok"]
+        unwell = [f"{name} {status}" for name, status in (ready.get("checks") or {}).items() if status != "ok"]
         if ready.get("status") == "degraded":
             message = f"{client.url} answers, but {'; '.join(unwell)}"
             yield Check("service", "fail", message, "see the service's log")
@@ -336,17 +336,17 @@ def check_spec(path: Path) -> Iterator[Check]:
     if job is None:
         yield Check("spec", "ok", f"{path}: a dataset, no job")
         return
-    wanted = job.resources.num_workers * job.resources.cpus_per_worker
+    cpus = job.resources.num_workers * job.resources.cpus_per_worker
     have = os.cpu_count() or 1
-    if wanted > have and not os.environ.get("EVENKEEL_RAY_ADDRESS"):
+    if cpus > have and not os.environ.get("EVENKEEL_RAY_ADDRESS"):
         yield Check(
             "spec",
             "fail",
-            f"{path}: asks for {wanted:g} CPUs, {have} are here",
+            f"{path}: asks for {cpus:g} CPUs, {have} are here",
             "lower resources.num_workers or cpus_per_worker",
         )
         return
-    yield Check("spec", "ok", f"{path}: job '{job.name}', {wanted:g} of {have} CPUs")
+    yield Check("spec", "ok", f"{path}: job '{job.name}', {cpus:g} of {have} CPUs")
     yield from _has_gpus(job)
     if dataset is not None:
         yield from _fits_memory(job, dataset)
@@ -371,17 +371,17 @@ def _fits_memory(job: JobSpec, dataset: DatasetSpec) -> Iterator[Check]:
 
     address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip() or None
     try:
-        found = estimate(job, dataset, known_gpu_bytes(job, address))
+        prediction = estimate(job, dataset, known_gpu_bytes(job, address))
     except ValueError as error:
         yield Check("estimate", "fail", str(error), "correct the dataset, or put its files there")
         return
-    stated = too_large(job, found, None)
+    stated = too_large(job, prediction, None)
     if stated is not None:
         yield Check("estimate", "fail", *stated)
         return
-    predicted, available = found["peak_memory_bytes"], available_memory_bytes()
-    message = f"{_gb(predicted)} at its peak, {_gb(available)} available"
-    if predicted > available:
+    peak, available = prediction["peak_memory_bytes"], available_memory_bytes()
+    message = f"{_gb(peak)} at its peak, {_gb(available)} available"
+    if peak > available:
         remedy = "lower model.embedding_dim or batch_size, or train on a larger machine"
         yield Check("estimate", "fail", message, remedy)
     else:

@@ -26,21 +26,21 @@ def check_ray_jobs() -> Iterator[Check]:
     api = RayApi(settings.ray_address, token)
     try:
         api.refuse_open_cluster()
-        room = api.room()
+        free_nodes = api.room()
     except Problem as problem:
         yield Check("executor", "fail", problem.detail, TOKEN_REMEDY)
         return
     except ExecutorUnavailable as error:
         yield Check("executor", "fail", str(error), "start the cluster, or correct EVENKEEL_RAY_ADDRESS and the token")
         return
-    if room is None:
+    if free_nodes is None:
         free = "does not tell what is free: jobs are submitted whenever EVENKEEL_MAX_RUNS lets them"
         yield Check(
             "executor", "warn", f"{settings.ray_address} answers, token on, but {free}", "wait for its autoscaler"
         )
     else:
-        cpus, gpus = sum(node.cpus for node in room), sum(node.gpus for node in room)
-        nodes = "1 node" if len(room) == 1 else f"{len(room)} nodes"
+        cpus, gpus = sum(node.cpus for node in free_nodes), sum(node.gpus for node in free_nodes)
+        nodes = "1 node" if len(free_nodes) == 1 else f"{len(free_nodes)} nodes"
         free = f"{cpus:g} CPUs and {gpus:g} GPUs free on {nodes}"
         yield Check("executor", "ok", f"{settings.ray_address} answers, token on, nobody is let in without; {free}")
     if settings.internal_url is None:

@@ -14,7 +14,7 @@ import datetime
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +25,11 @@ from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem
 from service.core.settings import Settings
-from service.core.task_health import TaskHealth
+from service.core.task_health import TaskHealth, repeat
 from service.core.tenants import store_of
 from service.identity import idempotency
 from service.jobs import job_records
+from service.jobs.home import read_home_id
 from service.jobs.states import TERMINAL
 from trainer.runs.directory import BEST, CHECKPOINTS, RUN_FILE
 from trainer.runs.protocol import LOG_FILE
@@ -56,18 +57,9 @@ class Swept(NamedTuple):
         return ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in self._asdict().items())
 
 
-async def run(
-    database: Database, settings: Settings, store: Store, pulse: TaskHealth, on_error: Callable[[], None] = lambda: None
-) -> None:
+async def run(database: Database, settings: Settings, store: Store, health: TaskHealth) -> None:
     """Sweep once a day until cancelled."""
-    while True:
-        try:
-            await sweep_if_due(database, settings, store, tables.now())
-            pulse.good()
-        except Exception as error:
-            on_error()
-            pulse.failed(error)
-        await asyncio.sleep(LOOK_SECONDS)
+    await repeat(lambda: sweep_if_due(database, settings, store, tables.now()), LOOK_SECONDS, health)
 
 
 async def sweep_if_due(database: Database, settings: Settings, store: Store, now: datetime.datetime) -> Swept | None:
@@ -75,7 +67,7 @@ async def sweep_if_due(database: Database, settings: Settings, store: Store, now
     swept = None
     if await _take(database, ROWS, now):
         swept = await sweep_rows(database, settings, now)
-    home = _home_id(settings)
+    home = read_home_id(settings.home)
     if home is not None and await _take(database, f"home {home}", now):
         swept = _sum(swept or Swept(), await sweep_home(database, settings, store, home, now))
     if swept is not None and any(swept):
@@ -88,23 +80,23 @@ async def sweep(
 ) -> Swept:
     """Sweep everything now, whatever was swept today."""
     swept = await sweep_rows(database, settings, now, dry_run)
-    home = _home_id(settings)
+    home = read_home_id(settings.home)
     return swept if home is None else _sum(swept, await sweep_home(database, settings, store, home, now, dry_run))
 
 
 async def _take(database: Database, name: str, now: datetime.datetime) -> bool:
     """Claim the sweep if it is due; no other process then takes it before tomorrow, even if this one is killed."""
     table = tables.sweep
-    mine = table.c.name == name
+    this_sweep = table.c.name == name
     async with database.read() as connection:
-        if _recent(await connection.scalar(sa.select(table.c.began_at).where(mine)), now):
+        if _recent(await connection.scalar(sa.select(table.c.began_at).where(this_sweep)), now):
             return False
     async with database.write() as connection:
         await database.exclusive(connection, f"sweep {name}")
-        began = await connection.scalar(sa.select(table.c.began_at).where(mine))
+        began = await connection.scalar(sa.select(table.c.began_at).where(this_sweep))
         if _recent(began, now):
             return False
-        statement = table.insert().values(name=name) if began is None else table.update().where(mine)
+        statement = table.insert().values(name=name) if began is None else table.update().where(this_sweep)
         await connection.execute(statement.values(began_at=now))
     return True
 
@@ -116,10 +108,10 @@ def _recent(began: datetime.datetime | None, now: datetime.datetime) -> bool:
 
 async def sweep_rows(database: Database, settings: Settings, now: datetime.datetime, dry_run: bool = False) -> Swept:
     """Remove rows that belong to no home: firings, events of ended jobs except states, idempotency keys, sessions."""
-    kept = settings.kept
+    days = settings.retention
     event, firing, job = tables.job_event, tables.firing, tables.job
-    ended = sa.select(job.c.id).where(job.c.state.in_(TERMINAL), job.c.finished_at < _before(now, kept.events))
-    old_firings = sa.and_(firing.c.fire_at_utc < _before(now, kept.firings), firing.c.fire_at_utc < now)
+    ended = sa.select(job.c.id).where(job.c.state.in_(TERMINAL), job.c.finished_at < _before(now, days.events))
+    old_firings = sa.and_(firing.c.fire_at_utc < _before(now, days.firings), firing.c.fire_at_utc < now)
     doomed = {
         "events": (event, sa.and_(event.c.type != "state", event.c.job_id.in_(ended))),
         "firings": (firing, old_firings),
@@ -153,8 +145,8 @@ async def sweep_home(
     Raises:
         StoreError: A collection cannot be read, so what is still needed is unknown.
     """
-    kept, job = settings.kept, tables.job.c
-    youngest = _before(now, min(kept.jobs, kept.checkpoints, kept.logs))
+    days, job = settings.retention, tables.job.c
+    youngest = _before(now, min(days.jobs, days.checkpoints, days.logs))
     ended = sa.and_(job.state.in_(TERMINAL), job.released.is_(True), job.finished_at < youngest)
     ours = sa.or_(job.home_id == home, job.home_id.is_(None))
     needed = await needed_jobs(database, settings, store)
@@ -164,23 +156,23 @@ async def sweep_home(
     swept = Swept()
     for job_id, finished_at in rows:
         directory = settings.run_dir(job_id)
-        if finished_at < _before(now, kept.jobs) and job_id not in needed:
-            found = Swept(jobs=1, bytes=await asyncio.to_thread(_size, directory))
+        if finished_at < _before(now, days.jobs) and job_id not in needed:
+            removed = Swept(jobs=1, bytes=await asyncio.to_thread(_size, directory))
             if not dry_run:
                 try:
                     await job_records.delete(database, settings, job_id, sweeping=True)
                 except Problem:  # it was queued again, named by another, or deleted, a moment ago
                     continue
-            swept = _sum(swept, found)
+            swept = _sum(swept, removed)
             continue
-        if finished_at < _before(now, kept.checkpoints) and job_id not in needed:
+        if finished_at < _before(now, days.checkpoints) and job_id not in needed:
             for name in (CHECKPOINTS, BEST, "data"):
                 if (directory / name).is_dir():
                     gone = await asyncio.to_thread(_size, directory / name)
                     if not dry_run and not await _give_up(database, settings, job_id, name):
                         break
                     swept = _sum(swept, Swept(checkpoints=name == CHECKPOINTS, bytes=gone))
-        if finished_at < _before(now, kept.logs) and (directory / LOG_FILE).exists():
+        if finished_at < _before(now, days.logs) and (directory / LOG_FILE).exists():
             swept = _sum(swept, Swept(logs=1, bytes=_size(directory / LOG_FILE)))
             if not dry_run:
                 (directory / LOG_FILE).unlink(missing_ok=True)
@@ -224,13 +216,13 @@ async def needed_jobs(database: Database, settings: Settings, store: Store) -> s
 
 def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
     """Return the jobs of versions that are served, or can be."""
-    found = set()
+    job_ids = set()
     for tenant in owners:
-        theirs = store_of(store, tenant)
-        for name in theirs.collections():
-            manifests = theirs.collection(name).versions()
-            found |= {one["job"] for one in manifests if one["state"] != "expired" and one.get("job")}
-    return found
+        tenant_store = store_of(store, tenant)
+        for name in tenant_store.collections():
+            manifests = tenant_store.collection(name).versions()
+            job_ids |= {one["job"] for one in manifests if one["state"] != "expired" and one.get("job")}
+    return job_ids
 
 
 def _begun_from(run_dir: Path) -> str | None:
@@ -244,14 +236,6 @@ def _begun_from(run_dir: Path) -> str | None:
 
 def _before(now: datetime.datetime, days: float) -> datetime.datetime:
     return now - datetime.timedelta(days=days)
-
-
-def _home_id(settings: Settings) -> str | None:
-    """Return the id of the home; None if no job has run under it."""
-    try:
-        return (settings.home / "home.id").read_text("ascii").strip()
-    except FileNotFoundError:
-        return None
 
 
 def _sum(one: Swept, other: Swept) -> Swept:

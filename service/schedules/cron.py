@@ -199,14 +199,14 @@ def plan(
     if following is not None and following <= now:
         start = now - datetime.timedelta(days=FREQUENT_DAYS)
         past, following = _past(expression, timezone, start, now, None)
-    found = [Due(at, "a later firing was due as well") for at in past]
-    if found:
-        newest = found[-1].at
+    missed = [Due(at, "a later firing was due as well") for at in past]
+    if missed:
+        newest = missed[-1].at
         late = (now - newest).total_seconds()
         runs = catchup == "last" or late <= misfire_grace_seconds
         reason = f"{late:.0f} s late, and misfire_grace_seconds is {misfire_grace_seconds:g}"
-        found[-1] = Due(newest, None if runs else reason)
-    return Plan(found, following)
+        missed[-1] = Due(newest, None if runs else reason)
+    return Plan(missed, following)
 
 
 def _past(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import logging
-from collections.abc import Callable
 
 import sqlalchemy as sa
 
 from service.core import tables
 from service.core.database import Database
-from service.core.task_health import TaskHealth
+from service.core.task_health import TaskHealth, repeat
 from service.schedules import cron, schedule_records
 
 log = logging.getLogger("evenkeel.scheduler")
@@ -19,26 +17,19 @@ log = logging.getLogger("evenkeel.scheduler")
 CLOCK_SET_BACK = datetime.timedelta(seconds=5)
 
 
-async def run(
-    database: Database, seconds: float, pulse: TaskHealth, on_error: Callable[[], None] = lambda: None
-) -> None:
-    """Fire due schedules every ``seconds`` until cancelled.
-
-    A failed round (database down) is tried again and reported to ``pulse``.
-    """
+async def run(database: Database, seconds: float, health: TaskHealth) -> None:
+    """Fire due schedules every ``seconds`` until cancelled."""
     seen: datetime.datetime | None = None
-    while True:
-        try:
-            now = tables.now()
-            if seen is None or now < seen - CLOCK_SET_BACK:
-                await look_again(database, now)
-            seen = now
-            await fire_due(database, now)
-            pulse.good()
-        except Exception as error:
-            on_error()
-            pulse.failed(error)
-        await asyncio.sleep(seconds)
+
+    async def fire() -> None:
+        nonlocal seen
+        now = tables.now()
+        if seen is None or now < seen - CLOCK_SET_BACK:
+            await look_again(database, now)
+        seen = now
+        await fire_due(database, now)
+
+    await repeat(fire, seconds, health)
 
 
 async def look_again(database: Database, now: datetime.datetime) -> int:
@@ -79,10 +70,10 @@ async def fire_due(database: Database, now: datetime.datetime) -> int:
     due = sa.and_(table.c.paused.is_(False), table.c.next_fire_at <= now)
     async with database.read() as connection:
         names = sa.select(table.c.id, table.c.name).where(due).order_by(table.c.next_fire_at)
-        found = (await connection.execute(names)).all()
+        schedules = (await connection.execute(names)).all()
     started = 0
     failures = []
-    for schedule_id, name in found:
+    for schedule_id, name in schedules:
         try:
             started += await _fire_one(database, schedule_id, now)
         except Exception as failure:  # one schedule that cannot be understood must not hold up the others
@@ -98,10 +89,10 @@ async def _fire_one(database: Database, schedule_id: str, now: datetime.datetime
     still_due = sa.and_(table.c.id == schedule_id, table.c.paused.is_(False), table.c.next_fire_at <= now)
     async with database.write() as connection:
         query = sa.select(table).where(still_due).with_for_update(skip_locked=True)
-        found = (await connection.execute(query)).mappings().first()
-        if found is None:
+        locked = (await connection.execute(query)).mappings().first()
+        if locked is None:
             return 0
-        row = dict(found)
+        row = dict(locked)
         plan = cron.plan(
             row["cron"], row["timezone"], row["next_fire_at"], now, row["catchup"], row["misfire_grace_seconds"]
         )

@@ -27,7 +27,7 @@ SPLITS = ("validation", "test", "train")
 
 async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
     """Return everything on the page that this key may see; a part that it may not see is None."""
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "principal": principal,
         "jobs": None,
         "charts": None,
@@ -41,17 +41,17 @@ async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
                 connection, job_records.listing(principal.sees, None, None, None), tables.job.c.id, NUM_JOBS, None
             )
             shown = await job_records.views(connection, rows)
-            found["schedules"] = await _schedules(connection, principal.tenant)
-        found["jobs"] = [job_row(job, tables.now()) for job in shown]
-        found["charts"] = charts(shown)
+            content["schedules"] = await _schedules(connection, principal.tenant)
+        content["jobs"] = [job_row(job, tables.now()) for job in shown]
+        content["charts"] = charts(shown)
     if principal.allows("features:read"):
         try:
-            found["collections"] = await in_store(_collections, tenants.store_of(app.state.store, principal.tenant))
+            content["collections"] = await in_store(_collections, tenants.store_of(app.state.store, principal.tenant))
         except Problem as problem:
             if problem.status != 503:
                 raise
-            found["store_away"] = problem.detail  # jobs and schedules are to be seen all the same
-    return found
+            content["store_away"] = problem.detail  # jobs and schedules are to be seen all the same
+    return content
 
 
 def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
@@ -94,9 +94,9 @@ def last_auc(metrics: list[dict[str, Any]]) -> dict[str, Any] | None:
 def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
     """Return the latest epoch's value of any metric, chosen as in :func:`last_auc`."""
     for split in ("test", "validation", "train"):
-        found = [one for one in metrics if one["split"] == split and one.get(name) is not None]
-        if found:
-            return {"split": split, "value": found[-1][name], "epoch": found[-1]["epoch"]}
+        measured = [one for one in metrics if one["split"] == split and one.get(name) is not None]
+        if measured:
+            return {"split": split, "value": measured[-1][name], "epoch": measured[-1]["epoch"]}
     return None
 
 
@@ -139,19 +139,19 @@ def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
 async def _schedules(connection: AsyncConnection, tenant: str) -> list[dict[str, Any]]:
     own = sa.select(tables.schedule).where(tables.schedule.c.tenant == tenant)
     rows, _ = await pagination.by_name(connection, own, tables.schedule.c.name, 100, None)
-    table, found = tables.firing, []
+    table, schedules = tables.firing, []
     for row in rows:
         latest = sa.select(table).where(table.c.schedule_id == row["id"]).order_by(table.c.fire_at_utc.desc()).limit(1)
         firing = (await connection.execute(latest)).mappings().first()
         last = None if firing is None else schedule_records.firing_view(dict(firing), row["name"])
-        found.append({**schedule_records.view(row), "last": last})
-    return found
+        schedules.append({**schedule_records.view(row), "last": last})
+    return schedules
 
 
 def _collections(store: Any) -> list[dict[str, Any]]:
-    found = []
+    collections = []
     for name in store.collections():
         collection = store.collection(name)
         versions = collection.versions()[::-1][:NUM_VERSIONS]
-        found.append({**summary(collection), "versions": versions})
-    return found
+        collections.append({**summary(collection), "versions": versions})
+    return collections

@@ -41,32 +41,32 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
             )
         else:
             finding = f"validation {word} {last[name]:.4f}, at best {best[name]:.4f}: no overfitting seen"
-    kept = (
+    names = (
         "id", "name", "state", "dataset", "created_at", "started_at", "finished_at", "attempt", "publication", "error",
     )  # fmt: skip
-    fields = {name: job[name] for name in kept}
-    found = {"finding": finding, "best": best, "last": last, "drift": (job.get("lineage") or {}).get("drift")}
-    return {**fields, **found, "metrics": job["metrics"], "spec": job["spec"]}
+    fields = {name: job[name] for name in names}
+    conclusions = {"finding": finding, "best": best, "last": last, "drift": (job.get("lineage") or {}).get("drift")}
+    return {**fields, **conclusions, "metrics": job["metrics"], "spec": job["spec"]}
 
 
-def _chart(found: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
+def _chart(job: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
     """Return the curves of one metric over epochs, None if there is no value."""
     curves = [
         Series(
             split,
-            [(m["epoch"], m[name]) for m in found["metrics"] if m["split"] == split and m.get(name) is not None],
+            [(m["epoch"], m[name]) for m in job["metrics"] if m["split"] == split and m.get(name) is not None],
         )
         for split in ("validation", "test")
     ]
     curves = [one for one in curves if one.points]
     if not curves:
         return None
-    return {"word": word, "curves": curves, "svg": line_chart(curves, f"{word} per epoch of {found['name']}", word)}
+    return {"word": word, "curves": curves, "svg": line_chart(curves, f"{word} per epoch of {job['name']}", word)}
 
 
-def _last_with(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def _last_with(job: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """Return, for each held-out split, the metrics of the last epoch that has the table ``name``."""
-    last = {one["split"]: one for one in found["metrics"] if one.get(name)}
+    last = {one["split"]: one for one in job["metrics"] if one.get(name)}
     return [last[split] for split in ("validation", "test") if split in last]
 
 
@@ -85,24 +85,22 @@ def _buckets(one: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def as_html(found: dict[str, Any]) -> str:
+def as_html(job: dict[str, Any]) -> str:
     """Return the report as a page in the dashboard's style."""
-    charts = [_chart(found, name, word) for name, word in CHARTED.items()]
-    columns = ["epoch", "split", *(name for one in found["metrics"] for name in one if name not in TABLES)]
+    charts = [_chart(job, name, word) for name, word in CHARTED.items()]
+    columns = ["epoch", "split", *(name for one in job["metrics"] for name in one if name not in TABLES)]
     columns = list(dict.fromkeys(columns))
-    begun, ended = (
-        found[name] and datetime.datetime.fromisoformat(found[name]) for name in ("started_at", "finished_at")
-    )
+    begun, ended = (job[name] and datetime.datetime.fromisoformat(job[name]) for name in ("started_at", "finished_at"))
     return rendering.page(
         "report.html",
-        job=found,
+        job=job,
         columns=columns,
-        cells=[[_cell(one.get(name)) for name in columns] for one in found["metrics"]],
+        cells=[[_cell(one.get(name)) for name in columns] for one in job["metrics"]],
         charts=[one for one in charts if one is not None],
-        calibrations=[_calibration(one) for one in _last_with(found, "calibration")],
-        buckets=[_buckets(one) for one in _last_with(found, "frequency_buckets")],
+        calibrations=[_calibration(one) for one in _last_with(job, "calibration")],
+        buckets=[_buckets(one) for one in _last_with(job, "frequency_buckets")],
         seconds=(ended - begun).total_seconds() if begun and ended else None,
-        spec=json.dumps(found["spec"], indent=2),
+        spec=json.dumps(job["spec"], indent=2),
     )
 
 

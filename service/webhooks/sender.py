@@ -22,12 +22,12 @@ from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
 from service.core.ssrf_guard import Network, TargetError, resolve
-from service.core.task_health import TaskHealth
+from service.core.task_health import TaskHealth, repeat
 from service.webhooks import webhook_records
 
 log = logging.getLogger("evenkeel.webhooks")
 
-AT_ONCE = 20
+BATCH_SIZE = 20
 TIMEOUT_SECONDS = 10.0
 LEASE = datetime.timedelta(seconds=60)
 WAITS_SECONDS = (10, 60, 300, 1800, 7200, 18000, 36000, 50400)
@@ -43,33 +43,29 @@ Count = Callable[[str], None]
 async def run(
     database: Database,
     settings: Settings,
-    pulse: TaskHealth,
+    health: TaskHealth,
     count: Count = lambda outcome: None,
-    on_error: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make due deliveries every ``settings.webhook_seconds`` until cancelled; a failed round is tried again.
+    """Make due deliveries every ``settings.webhook_seconds`` until cancelled.
 
     Args:
         database: Where deliveries are stored.
         settings: The interval, and the networks that may be called.
-        pulse: Told how each round went.
+        health: Told how each round went.
         count: Called after each attempt with its outcome, one of :data:`OUTCOMES`.
-        on_error: Called after a failed round.
     """
     swept = -SWEEP_SECONDS
-    while True:
-        try:
-            while await deliver_due(database, settings.target_networks, count):
-                pass
-            if time.monotonic() - swept > SWEEP_SECONDS:
-                async with database.write() as connection:
-                    await webhook_records.forget_old(connection, tables.now())
-                swept = time.monotonic()
-            pulse.good()
-        except Exception as error:
-            on_error()
-            pulse.failed(error)
-        await asyncio.sleep(settings.webhook_seconds)
+
+    async def deliver() -> None:
+        nonlocal swept
+        while await deliver_due(database, settings.target_networks, count):
+            pass
+        if time.monotonic() - swept > SWEEP_SECONDS:
+            async with database.write() as connection:
+                await webhook_records.forget_old(connection, tables.now())
+            swept = time.monotonic()
+
+    await repeat(deliver, settings.webhook_seconds, health)
 
 
 async def deliver_due(database: Database, allowed: Sequence[Network], count: Count = lambda outcome: None) -> int:
@@ -90,7 +86,7 @@ async def _take(database: Database) -> list[dict[str, Any]]:
         if await connection.scalar(sa.select(table.c.id).join(hook).where(due).limit(1)) is None:
             return []
     columns = (table, hook.c.url, hook.c.secret)
-    query = sa.select(*columns).join(hook).where(due).order_by(table.c.next_at).limit(AT_ONCE)
+    query = sa.select(*columns).join(hook).where(due).order_by(table.c.next_at).limit(BATCH_SIZE)
     async with database.write() as connection:
         query = query.with_for_update(of=table, skip_locked=True)
         rows = [dict(row) for row in (await connection.execute(query)).mappings()]
@@ -157,10 +153,10 @@ async def _post(
             ) as answer:
                 if answer.is_success:
                     return answer.status_code, None
-                said = b""
+                received = b""
                 async for part in answer.aiter_raw():
-                    said += part
-                    if len(said) >= SHOWN_BYTES:
+                    received += part
+                    if len(received) >= SHOWN_BYTES:
                         break
     except TargetError as error:
         return None, str(error)
@@ -168,6 +164,6 @@ async def _post(
         return None, f"no answer within {TIMEOUT_SECONDS:g} s"
     except (httpx.HTTPError, OSError, ValueError) as error:
         return None, f"{type(error).__name__}: {error}"
-    shown = said[:SHOWN_BYTES].decode("utf-8", "replace")
+    shown = received[:SHOWN_BYTES].decode("utf-8", "replace")
     shown = "".join(character if character.isprintable() else " " for character in shown).strip()
     return answer.status_code, f"answered {answer.status_code}" + (f": {shown}" if shown else "")

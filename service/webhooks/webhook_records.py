@@ -102,8 +102,8 @@ async def get(connection: AsyncConnection, tenant: str, webhook_id: str) -> Row:
         Problem: 404 if the tenant has no such webhook.
     """
     table = tables.webhook
-    mine = sa.and_(table.c.id == webhook_id, table.c.tenant == tenant)
-    row = (await connection.execute(sa.select(table).where(mine).with_for_update())).mappings().first()
+    this_webhook = sa.and_(table.c.id == webhook_id, table.c.tenant == tenant)
+    row = (await connection.execute(sa.select(table).where(this_webhook).with_for_update())).mappings().first()
     if row is None:
         raise not_found("webhook", webhook_id)
     return dict(row)
@@ -131,12 +131,12 @@ async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Row
     table = tables.webhook
     query = sa.select(table.c.id, table.c.events).where(table.c.tenant == tenant, table.c.paused.is_(False))
     # One that is being deleted is waited for: a delivery to it would fail the transaction.
-    for found in (await connection.execute(query.with_for_update(read=True, key_share=True))).mappings().all():
-        if event in found["events"]:
-            await owe(connection, found["id"], event, data)
+    for hook in (await connection.execute(query.with_for_update(read=True, key_share=True))).mappings().all():
+        if event in hook["events"]:
+            await enqueue(connection, hook["id"], event, data)
 
 
-async def owe(connection: AsyncConnection, webhook_id: str, event: Event, data: Row) -> Row:
+async def enqueue(connection: AsyncConnection, webhook_id: str, event: Event, data: Row) -> Row:
     """Queue one delivery, due at once."""
     now = tables.now()
     # Instants as the API's answers have them.

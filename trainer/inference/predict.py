@@ -33,7 +33,7 @@ from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import window_of
 from trainer.data.sources.locations import is_object, local_path
-from trainer.data.sources.source import SUFFIXES, Source
+from trainer.data.sources.source import Source
 from trainer.data.sources.user_rows import are_events, users_of
 from trainer.distributed.build import model_of
 from trainer.distributed.materialize import ReadTables
@@ -45,6 +45,7 @@ from trainer.models.next_item import NextItemModel
 from trainer.runs.directory import RUN_FILE, Run, read_run
 from trainer.runs.log_filters import quiet
 from trainer.spec import SpecError
+from trainer.spec.problems import FieldProblem
 
 NUM_ITEMS = 10
 _TRIES = 3
@@ -104,7 +105,7 @@ class Predictor(RowScorer):
             top = TopItems(self.candidates, ids[self.keys[0].table], k)
         derived = any(feature.derive is not None for feature in dataset.features.values())
         past = _Past(self.run) if derived else None
-        coder = RowEncoder(dataset, read_features(dataset, job), ids, numeric=numeric, past=past)
+        coder = RowEncoder(dataset, read_features(dataset, job), ids, numeric=numeric, history_source=past)
         super().__init__(job, coder, top)
 
     def _open(self, which: str) -> ReadTables:
@@ -207,7 +208,7 @@ class _Past:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="evenkeel predict", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="the run directory of a job")
-    parser.add_argument("rows", help="Parquet or CSV: a file or a directory")
+    parser.add_argument("rows", help="a file or a directory of any dataset format")
     parser.add_argument(
         "--output", type=Path, help="where scores go (default: ROWS.scores.parquet, of a directory ROWS.scores)"
     )
@@ -250,7 +251,7 @@ def predict(
         What the command prints as JSON.
     """
     if not (Path(run_dir) / RUN_FILE).is_file():
-        raise SpecError(str(run_dir), [("", f"is no run directory: it has no {RUN_FILE}")])
+        raise SpecError(str(run_dir), [FieldProblem("", f"is no run directory: it has no {RUN_FILE}")])
     sequence = is_sequence(read_run(run_dir).job)
     if k is not None and (not sequence or k < 1):
         raise ValueError(
@@ -314,7 +315,7 @@ def default_output(source: Source) -> Path:
     name = root.name
     if not source.is_file:
         return root.with_name(f"{name}.scores")
-    suffix = next(one for one in SUFFIXES if name.endswith(one))
+    suffix = next(one for one in source.reader.suffixes if name.endswith(one))
     return root.with_name(f"{name.removesuffix(suffix)}.scores.parquet")
 
 

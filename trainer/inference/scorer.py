@@ -56,7 +56,7 @@ class RowScorer(ABC):
 
     def score(self, chunk: Chunk) -> tuple[list[pa.Array], EncodedRows]:
         """Return the outputs for each row, in the order of ``outputs``, and how its ids were known."""
-        coded = self._coder.code(chunk)
+        coded = self._coder.encode(chunk)
         if self._top is not None:
             return self._next_items(coded), coded
         parts = [

@@ -1,7 +1,6 @@
 """Model classes by the name that a job gives them; other packages register theirs as ``evenkeel.models``."""
 
-from importlib.metadata import entry_points
-
+from embeddings.outside_packages import Registry
 from trainer.models.autoint import AutoInt
 from trainer.models.base import RankingModel
 from trainer.models.bpr import BPR
@@ -21,23 +20,25 @@ from trainer.models.wide_deep import WideDeep
 from trainer.models.wukong import Wukong
 from trainer.models.xdeepfm import XDeepFM
 
-MODELS: dict[str, type[RankingModel]] = {
-    "dnn": DNN,
-    "fm": FM,
-    "wide_deep": WideDeep,
-    "deepfm": DeepFM,
-    "xdeepfm": XDeepFM,
-    "dcnv2": DCNv2,
-    "dlrm": DLRM,
-    "wukong": Wukong,
-    "autoint": AutoInt,
-    "finalmlp": FinalMLP,
-    "din": DIN,
-    "two_tower": TwoTower,
-    "mf": MF,
-    "bpr": BPR,
-    "item2vec": Item2Vec,
-    "sasrec": SASRec,
-    "gru4rec": GRU4Rec,
-    **{entry.name: entry.load() for entry in entry_points(group="evenkeel.models")},
-}
+MODELS: Registry[type[RankingModel]] = Registry(
+    "evenkeel.models",
+    {
+        "dnn": DNN,
+        "fm": FM,
+        "wide_deep": WideDeep,
+        "deepfm": DeepFM,
+        "xdeepfm": XDeepFM,
+        "dcnv2": DCNv2,
+        "dlrm": DLRM,
+        "wukong": Wukong,
+        "autoint": AutoInt,
+        "finalmlp": FinalMLP,
+        "din": DIN,
+        "two_tower": TwoTower,
+        "mf": MF,
+        "bpr": BPR,
+        "item2vec": Item2Vec,
+        "sasrec": SASRec,
+        "gru4rec": GRU4Rec,
+    },
+)

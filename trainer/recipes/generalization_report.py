@@ -25,6 +25,7 @@ from trainer.recipes.trials.run_trial import kept_path
 from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_job
 from trainer.spec.checks.evaluation import loss_of
+from trainer.spec.problems import FieldProblem
 
 CHANGED, QUICK_CHANGED = (4, 256), (64,)
 """Rows with another label in the neighbours of the data; a share of them is held out and does not count."""
@@ -117,7 +118,9 @@ def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list
 def _given(dataset: DatasetSpec, job: JobSpec) -> tuple[DatasetSpec, dict[str, JobSpec], list[Claim]]:
     """Return a user's job from initial values, on one rank, unpublished, evaluated on its training rows too."""
     growing = [
-        (f"tables.{name}.capacity", _KNOWN_IDS) for name, table in job.tables.items() if table.capacity is not None
+        FieldProblem(f"tables.{name}.capacity", _KNOWN_IDS)
+        for name, table in job.tables.items()
+        if table.capacity is not None
     ]
     if growing:
         raise SpecError(job.name, growing)

@@ -17,6 +17,7 @@ from service.identity import idempotency
 from service.identity.auth import require
 from service.identity.idempotency import IdempotencyKey
 from service.identity.keys import Principal
+from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
@@ -59,8 +60,8 @@ async def list_collections(request: Request, limit: Limit = 50, cursor: str | No
 @router.get("/{collection}", dependencies=[read_features], responses=errors.responses(404))
 async def get_collection(request: Request, collection: str) -> dict[str, Any]:
     def collect() -> dict[str, Any]:
-        found = existing(request, collection)
-        return {**summary(found), "history": found.history()[::-1]}
+        target = existing(request, collection)
+        return {**summary(target), "history": target.history()[::-1]}
 
     return await in_store(collect)
 
@@ -98,11 +99,11 @@ async def promote(
     """
 
     def switch() -> dict[str, Any]:
-        found = existing(request, collection)
+        target = existing(request, collection)
         if not VERSION_PATTERN.fullmatch(version):
             raise ValueError(f"version: '{version}' is not the name of a version, such as v000001")
-        found.promote(version, body.reason, body.override_gate, body.if_current, key=principal.key_id)
-        return found.manifest(version)
+        target.promote(version, body.reason, body.override_gate, body.if_current, key=principal.key_id)
+        return target.manifest(version)
 
     async def act(reservation: idempotency.Reservation | None) -> dict[str, Any]:
         manifest = await in_store(switch)
@@ -141,7 +142,7 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
     If ``exact`` is false, an index chose the candidates and may have missed some.
     """
     if (body.id is None) == (body.vector is None):
-        raise errors.invalid([("id", "give id or vector, one of them")])
+        raise errors.invalid(FieldProblem("id", "give id or vector, one of them"))
 
     def search() -> dict[str, Any]:
         there = existing(request, collection)
@@ -149,12 +150,12 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
         reader = there.open(body.version)
         query: Any = body.vector
         if body.id is not None:
-            (query,) = ids_as(reader.manifest["id_type"], [body.id])
+            (query,) = ids_as(reader.manifest.id_type, [body.id])
         tenant = request.state.principal.tenant
-        found = request.app.state.neighbors.search(reader, query, body.k, tenant, erasures=erasures)
-        if found is None:
+        nearest = request.app.state.neighbors.search(reader, query, body.k, tenant, erasures=erasures)
+        if nearest is None:
             raise errors.Problem(404, "item-not-found", f"Version {reader.version} has no item {body.id!r}.")
-        items, exact = found
+        items, exact = nearest
         return {
             "version": reader.version,
             "exact": exact,

@@ -61,8 +61,8 @@ async def erase(request: Request, collection: str, body: Ids, principal: Writer)
     """Remove the rows of the ids from every kept version; they stay out until they are readmitted."""
 
     def remove() -> dict[str, Any]:
-        found = existing(request, collection)
-        done = found.erase(ids_as(found.id_type(), body.ids), body.reason, key=principal.key_id)
+        target = existing(request, collection)
+        done = target.erase(ids_as(target.id_type(), body.ids), body.reason, key=principal.key_id)
         request.app.state.neighbors.forget(collection, principal.tenant)
         return done
 
@@ -74,8 +74,8 @@ async def readmit(request: Request, collection: str, body: Ids, principal: Write
     """Allow erased ids to be published again, by the next run that finds them."""
 
     def admit() -> int:
-        found = existing(request, collection)
-        return found.readmit(ids_as(found.id_type(), body.ids), body.reason, key=principal.key_id)
+        target = existing(request, collection)
+        return target.readmit(ids_as(target.id_type(), body.ids), body.reason, key=principal.key_id)
 
     return Readmitted(ids=await _in_turn(admit))
 

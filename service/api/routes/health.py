@@ -47,20 +47,20 @@ async def readyz(request: Request) -> dict[str, Any]:
         "database": checks["database"] == "ok" or request.app.state.settings.role == "vectors",
         "disk": level != "full",
     }
-    store = await asyncio.to_thread(request.app.state.store_watch.answer, READY_SECONDS)
+    store = await asyncio.to_thread(request.app.state.store_health.answer, READY_SECONDS)
     if store is not None:
         checks["store"] = store.message
         fit_for_requests["store"] = store.serves or request.app.state.settings.role != "vectors"
     failed = [{"field": name, "message": checks[name]} for name, fit in fit_for_requests.items() if not fit]
     well = checks["database"] == "ok" and level in ("ok", "low") and (store is None or store.reached)
     status = "ok" if well else "degraded"
-    for pulse in request.app.state.pulses:
-        fit, checks[pulse.name] = pulse.verdict()
+    for task in request.app.state.task_health:
+        fit, checks[task.name] = task.verdict()
         if not fit:
             status = "degraded"
     if failed:
-        said = "; ".join(f"{error['field']}: {error['message']}" for error in failed)
-        raise errors.Problem(503, "not-ready", said, failed, {"Retry-After": "5"})
+        detail = "; ".join(f"{error['field']}: {error['message']}" for error in failed)
+        raise errors.Problem(503, "not-ready", detail, failed, {"Retry-After": "5"})
     return {"status": status, "checks": checks}
 
 
@@ -72,12 +72,12 @@ async def metrics(request: Request, principal: Annotated[Principal | None, Depen
         detail = "Metrics are of all tenants: a key of the default tenant with the scope jobs:read reads them."
         raise errors.Problem(403, "missing-scope", detail)
     state = request.app.state
-    found: list[Metric] = collectors.of_disks(state.settings.home, state.settings.store_url)
+    families: list[Metric] = collectors.of_disks(state.settings.home, state.settings.store_url)
     if state.settings.role != "vectors":
-        found += await collectors.of_database(state.database)
+        families += await collectors.of_database(state.database)
     if state.settings.role != "scheduler":
-        found += await asyncio.to_thread(collectors.of_store, state.store, await _tenants(state))
-    return Response(state.metrics.render(found), media_type="text/plain; version=0.0.4")
+        families += await asyncio.to_thread(collectors.of_store, state.store, await _tenants(state))
+    return Response(state.metrics.render(families), media_type="text/plain; version=0.0.4")
 
 
 async def _tenants(state: State) -> list[str]:
@@ -111,8 +111,8 @@ async def _database(request: Request) -> str:
 
 def _disk(request: Request) -> tuple[disk.Level, str]:
     try:
-        found = disk.space(request.app.state.settings)
+        free_space = disk.space(request.app.state.settings)
     except OSError as error:
         log.error("disk: %s", error)
         return "full", "EVENKEEL_HOME cannot be looked at: the service's log says why"
-    return found.level, found.message
+    return free_space.level, free_space.message

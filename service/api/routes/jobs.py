@@ -211,8 +211,8 @@ async def events(request: Request, job_id: str, last_event_id: Annotated[str | N
 @router.get("/{job_id}/report", dependencies=READ, response_model=None, responses=errors.responses(404))
 async def get_report(request: Request, job_id: str) -> Response | dict[str, Any]:
     """Return the report as JSON, or as HTML if the Accept header prefers it."""
-    found = report(JobView(**await _shown(request)).model_dump(mode="json"))
-    return HTMLResponse(as_html(found)) if "text/html" in request.headers.get("accept", "") else found
+    document = report(JobView(**await _shown(request)).model_dump(mode="json"))
+    return HTMLResponse(as_html(document)) if "text/html" in request.headers.get("accept", "") else document
 
 
 async def _shown(request: Request) -> dict[str, Any]:

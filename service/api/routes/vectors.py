@@ -18,14 +18,17 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from embeddings.rff.registry import feature_map
 from embeddings.store import Collection, default_view
+from embeddings.store.manifest import VersionManifest
 from embeddings.vectors.item_vectors import MISSING, STATUS_NAMES, Array
 from service.api.routes.collections import existing
 from service.core import errors
-from service.core.inline_io import AtOnce
+from service.core.inline_io import InlineIO
 from service.core.tenants import qualified
 from service.features.store_access import accepted, ids_as, in_store, store_of, store_problems, unchanged
 from service.identity.auth import require
+from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1", tags=["vectors"], dependencies=[Depends(require("features:read"))])
 
@@ -72,7 +75,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 _STATUSES = pa.array(list(STATUS_NAMES))
 
 
-class Wanted(NamedTuple):
+class VectorQuery(NamedTuple):
     """The fields of a request's body."""
 
     ids: list[Any]
@@ -104,60 +107,60 @@ async def of_view(request: Request, name: str) -> Response:
 async def _fetch(request: Request, view: str, collection: str | None) -> Response:
     media_type = accepted(request.headers.get("accept"), (JSON, ARROW))
     body = await request.body()
-    wanted = parse(body)
+    query = parse(body)
     metrics = request.app.state.metrics
 
     def answer() -> Response:
         started = time.perf_counter()
         store = store_of(request)
-        found = store.collection(collection) if collection is not None else store.view_collection(view)
-        with found.steady():
+        target = store.collection(collection) if collection is not None else store.view_collection(view)
+        with target.snapshot_read():
             if collection is not None:
                 existing(request, collection)
-            return of(found, started)
+            return of(target, started)
 
-    def of(found: Collection, started: float) -> Response:
-        reader = found.open(wanted.version)
+    def of(target: Collection, started: float) -> Response:
+        reader = target.open(query.version)
         # Everything below is of this one version, whatever is switched meanwhile.
-        entry = found.view(view, reader.version)
+        entry = target.view(view, reader.version)
         etag = etag_of(body, media_type, reader.manifest, entry)
         headers = {"Evenkeel-Version": reader.version, "ETag": etag, "Vary": "Accept"}
         if unchanged(request, etag):
             return Response(status_code=304, headers=headers)
-        check_size(len(wanted.ids), reader.dim if entry["kind"] == "identity" else entry["dim"], media_type)
-        ids = ids_as(reader.manifest["id_type"], wanted.ids)
-        status, vectors = found.view_lookup(view, ids, reader.version)
+        check_size(len(query.ids), entry["dim"], media_type)
+        ids = ids_as(reader.manifest.id_type, query.ids)
+        status, vectors = target.view_lookup(view, ids, reader.version)
         with np.errstate(over="ignore"):
-            vectors = vectors.astype(DTYPES[wanted.dtype], copy=False)
-        fetched = Fetched(reader.manifest["id_type"], ids, status, vectors)
+            vectors = vectors.astype(DTYPES[query.dtype], copy=False)
+        fetched = Fetched(reader.manifest.id_type, ids, status, vectors)
         encode = arrow_stream if media_type == ARROW else json_body
-        shown = qualified(request.state.principal.tenant, found.name)
+        shown = qualified(request.state.principal.tenant, target.name)
         encoded = encode(fetched, reader.version, view)
         metrics.fetched_ids.labels(shown).observe(len(ids))
         metrics.fetch_seconds.labels(shown, FORMATS[media_type]).observe(time.perf_counter() - started)
         return Response(encoded, headers=headers, media_type=media_type)
 
-    at_once: AtOnce = request.app.state.at_once
-    if at_once.allowed() and is_brief(request, view, collection, wanted, media_type):
+    inline_io: InlineIO = request.app.state.inline_io
+    if inline_io.allowed() and is_brief(request, view, collection, query, media_type):
         with store_problems():
-            return at_once.call(answer)
+            return inline_io.call(answer)
     return await in_store(answer)
 
 
-def is_brief(request: Request, view: str, collection: str | None, wanted: Wanted, media_type: str) -> bool:
+def is_brief(request: Request, view: str, collection: str | None, query: VectorQuery, media_type: str) -> bool:
     """Tell whether the response needs only a few rows of memory, and nothing to open or check."""
     with contextlib.suppress(ValueError):  # whoever makes the answer finds it again, and says it
         store = store_of(request)
-        found = store.collection(collection) if collection is not None else store.seen_view_collection(view)
-        entry = None if found is None else found.mapped(view, wanted.version)
+        target = store.collection(collection) if collection is not None else store.seen_view_collection(view)
+        entry = None if target is None else target.cached_view(view, query.version)
         if entry is not None:
-            products = 0 if entry["kind"] == "identity" else entry["dim_in"] * entry["dim"]
-            in_all = len(wanted.ids) * entry["dim"]
-            return in_all <= BRIEF_VALUES[media_type] and len(wanted.ids) * products <= BRIEF_PRODUCTS
+            products = entry["dim_in"] * entry["dim"] if feature_map(entry["kind"]).computes else 0
+            in_all = len(query.ids) * entry["dim"]
+            return in_all <= BRIEF_VALUES[media_type] and len(query.ids) * products <= BRIEF_PRODUCTS
     return False
 
 
-def parse(body: bytes) -> Wanted:
+def parse(body: bytes) -> VectorQuery:
     """Parse the fields of the body.
 
     Raises:
@@ -166,23 +169,24 @@ def parse(body: bytes) -> Wanted:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise errors.invalid([("", f"the body is not JSON: {error}")]) from None
+        raise errors.invalid(FieldProblem("", f"the body is not JSON: {error}")) from None
     if not isinstance(document, dict):
-        raise errors.invalid([("", 'the body is an object such as {"ids": [1, 2]}')])
-    problems = [(name, "no such field: check the spelling") for name in document if name not in Wanted._fields]
+        raise errors.invalid(FieldProblem("", 'the body is an object such as {"ids": [1, 2]}'))
+    unknown = [name for name in document if name not in VectorQuery._fields]
+    problems = [FieldProblem(name, "no such field", "check the spelling") for name in unknown]
     ids, version, dtype = document.get("ids"), document.get("version", "current"), document.get("dtype", "float32")
     if not isinstance(ids, list):
         ids = []
-        problems.append(("ids", "give a list of ids"))
+        problems.append(FieldProblem("ids", "give a list of ids"))
     elif len(ids) > MAX_IDS:
-        problems.append(("ids", f"{len(ids)} ids, at most {MAX_IDS} in one request: send several"))
+        problems.append(FieldProblem("ids", f"{len(ids)} ids, at most {MAX_IDS} in one request", "send several"))
     if not isinstance(version, str):
-        problems.append(("version", "give the name of a version, or current"))
+        problems.append(FieldProblem("version", "give the name of a version, or current"))
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        problems.append(("dtype", f"is not one of {', '.join(DTYPES)}"))
+        problems.append(FieldProblem("dtype", f"is not one of {', '.join(DTYPES)}"))
     if problems:
-        raise errors.invalid(problems)
-    return Wanted(ids, version, dtype)
+        raise errors.invalid(*problems)
+    return VectorQuery(ids, version, dtype)
 
 
 def check_size(num_ids: int, dim: int, media_type: str) -> None:
@@ -195,19 +199,20 @@ def check_size(num_ids: int, dim: int, media_type: str) -> None:
     if num_ids > at_most:
         instead = ", or ask for Arrow" if media_type == JSON else ""
         message = f"{num_ids} vectors of {dim} numbers are too many for one answer"
-        raise errors.invalid([("ids", message)], f"send at most {at_most} ids at once{instead}")
+        raise errors.invalid(FieldProblem("ids", message, f"send at most {at_most} ids at once{instead}"))
 
 
-def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[str, Any]) -> str:
+def etag_of(body: bytes, media_type: str, manifest: VersionManifest, entry: dict[str, Any]) -> str:
     """Return the ETag: the same request for the same version and view always gives the same bytes."""
     served = (
         media_type,
-        manifest["collection"],
-        manifest["version"],
-        manifest["created_at"],
+        manifest.collection,
+        manifest.version,
+        manifest.created_at,
         entry["name"],
-        entry["sha256"],
-        len(manifest.get("erasures", ())),
+        # A map without a matrix may be another by the same name.
+        entry["sha256"] or entry["created_at"],
+        len(manifest.erasures),
     )
     digest = hashlib.blake2b(orjson.dumps(served), digest_size=16)
     digest.update(body)

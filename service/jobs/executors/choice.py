@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 
+from embeddings.outside_packages import Registry
 from service.core.settings import Settings
 from service.jobs.executors.base import Executor
 from service.jobs.executors.local import LocalRuns
@@ -16,13 +16,9 @@ def executor_of(settings: Settings) -> Executor:
     """Return the executor that the settings name.
 
     Raises:
-        ValueError: It is ``ray_jobs`` and there is no token to submit with.
+        ValueError: It is ``ray_jobs`` and there is no token to submit with, or its package cannot be imported.
     """
-    make = EXECUTORS.get(settings.executor)
-    if make is None:
-        (entry,) = entry_points(group="evenkeel.executors", name=settings.executor)
-        make = entry.load()
-    return make(settings)
+    return EXECUTORS[settings.executor](settings)
 
 
 def _local(settings: Settings) -> Executor:
@@ -42,4 +38,6 @@ def _ray_jobs(settings: Settings) -> Executor:
     )
 
 
-EXECUTORS: dict[str, Callable[[Settings], Executor]] = {"local": _local, "ray_jobs": _ray_jobs}
+EXECUTORS: Registry[Callable[[Settings], Executor]] = Registry(
+    "evenkeel.executors", {"local": _local, "ray_jobs": _ray_jobs}
+)

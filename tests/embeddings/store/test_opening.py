@@ -31,3 +31,11 @@ def test_another_package_enters_a_scheme(tmp_path: Path, monkeypatch: pytest.Mon
     install(tmp_path, "my_store", code, {"evenkeel.stores": {"mine": "my_store:open_mine"}})
     monkeypatch.syspath_prepend(tmp_path)
     assert open_store("mine:///somewhere").root == Path("/somewhere")
+
+
+def test_a_scheme_whose_package_cannot_be_imported_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "cut_store", "import no_such_module\n", {"evenkeel.stores": {"cut": "cut_store:open_cut"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert open_store(tmp_path / "s").root == tmp_path / "s"
+    with pytest.raises(ValueError, match="'cut' of package cut_store cannot be imported"):
+        open_store("cut://host/s")

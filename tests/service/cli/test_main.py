@@ -143,7 +143,7 @@ def test_jobs_for_pipes_and_programs(run: Run, served: Served, spec: Path):
 def test_tables_within_a_metric_are_left_to_the_report(capsys: pytest.CaptureFixture[str]):
     metric = {"epoch": 1, "split": "test", "auc": 0.75, "calibration": [{"rows": 3.0, "prediction": 0.1, "share": 0.2}]}
     job = {"id": "job_1", "name": "n", "state": "succeeded", "metrics": [metric]}
-    cli_main._print_job(job)
+    cli_main._print_job(job, False)
     said = capsys.readouterr().out
     assert "AUC" in said
     assert "0.75" in said
@@ -482,11 +482,18 @@ def test_train_hands_its_arguments_to_the_trainer():
     assert "--run-dir" in done.stdout
 
 
+def test_a_command_starts_without_what_others_need():
+    heavy = ("numpy", "pydantic", "pyarrow", "sqlalchemy", "fastapi", "yaml", "trainer.spec")
+    code = f"import sys; from service.cli import main; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_cli_imports_no_torch():
     code = """
 import sys
 sys.argv = ["evenkeel", "--version"]
-from service.cli import main, resources, vectors, serve
+from service.cli import main, datasets, vectors, serve
 from service.ops import doctor
 from service import app
 import trainer.spec

@@ -15,14 +15,14 @@ from fastapi import FastAPI
 
 from embeddings.store import open_store
 from service.api.routes.vectors import ARROW, JSON
-from service.core.inline_io import AtOnce, is_local, kind_of_mount, major_faults
+from service.core.inline_io import InlineIO, is_local, kind_of_mount, major_faults
 from service.core.settings import Settings
 from tests.service import published
 
 pytestmark = pytest.mark.anyio
 
 
-class Watched(AtOnce):
+class Watched(InlineIO):
     """How much was done at once."""
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class Watched(AtOnce):
 
 @pytest.fixture
 def watched(app: FastAPI) -> Watched:
-    app.state.at_once = Watched()
-    return app.state.at_once
+    app.state.inline_io = Watched()
+    return app.state.inline_io
 
 
 class Fetcher:
@@ -182,7 +182,7 @@ async def test_the_event_loop_searches_no_store_for_a_view(
 )
 def test_a_store_that_a_server_holds_is_left_to_threads(tmp_path: Path, url: str, local: bool) -> None:
     assert is_local(open_store(url.format(tmp_path / "not-yet"))) is local
-    assert AtOnce(local).allowed() is local
+    assert InlineIO(local).allowed() is local
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs", "cifs"])
@@ -201,7 +201,7 @@ def test_a_file_server_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_after_a_wait_for_the_disk_threads_take_over_for_longer_each_time() -> None:
     now, waits = 100.0, 0
-    at_once = AtOnce(waits=lambda: waits, clock=lambda: now)
+    inline_io = InlineIO(waits=lambda: waits, clock=lambda: now)
 
     def rows(from_disk: int = 0) -> str:
         nonlocal waits
@@ -211,29 +211,29 @@ def test_after_a_wait_for_the_disk_threads_take_over_for_longer_each_time() -> N
     def until_allowed() -> float:
         nonlocal now
         begun = now
-        while not at_once.allowed():
+        while not inline_io.allowed():
             now += 0.005
         return round(now - begun, 2)
 
-    assert at_once.call(rows) == "rows"
+    assert inline_io.call(rows) == "rows"
     assert until_allowed() == 0
     paused = []
     for _ in range(10):
-        assert at_once.call(lambda: rows(3)) == "rows"
+        assert inline_io.call(lambda: rows(3)) == "rows"
         paused.append(until_allowed())
     assert paused == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0]
-    at_once.call(rows)
+    inline_io.call(rows)
     assert until_allowed() == 0
-    at_once.call(lambda: rows(1))
+    inline_io.call(lambda: rows(1))
     assert until_allowed() == 0.01
 
 
 def test_a_wait_that_ended_in_an_error_counts_too() -> None:
     waits = iter([0, 1])
-    at_once = AtOnce(waits=lambda: next(waits), clock=lambda: 100.0)
+    inline_io = InlineIO(waits=lambda: next(waits), clock=lambda: 100.0)
     with pytest.raises(KeyError):
-        at_once.call(lambda: {}["gone"])
-    assert not at_once.allowed()
+        inline_io.call(lambda: {}["gone"])
+    assert not inline_io.allowed()
 
 
 def test_the_kernel_counts_pages_that_are_read_from_disk(tmp_path: Path) -> None:

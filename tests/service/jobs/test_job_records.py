@@ -54,7 +54,11 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
     [
         ({"dataset": {"name": "unknown"}}, "dataset.name", "no dataset 'unknown'"),
         ({"sse": {"itm": {"probability": 0.1}}}, "sse.itm", "no such feature"),
-        ({"model": {"kind": "item2vec"}, "regularizers": {"dropout": 0.1}}, "", "not available yet"),
+        (
+            {"model": {"kind": "item2vec"}, "regularizers": {"dropout": 0.1}},
+            "regularizers.dropout",
+            "not available yet",
+        ),
         ({"epochs": 0}, "epochs", "greater than or equal to 1"),
         ({"optimiser": {}}, "optimiser", "no such field"),
         ({"dataset": {"name": "ratings", "window": {"start": "{firing_date}"}}}, "dataset.window.start", "schedules"),
@@ -73,6 +77,27 @@ async def test_a_bad_job_is_refused(
     assert error["field"] == field
     assert message in error["message"]
     assert (await client.get("/v1/jobs")).json()["items"] == []
+
+
+async def test_every_problem_of_a_job_has_its_field_and_remedy(client: httpx.AsyncClient, dataset: str) -> None:
+    wrong = {"optimizer": {"kind": "adam", "weight_decay": 0.1}, "micro_batches": 9, "batch_size": 8}
+    response = await client.post("/v1/jobs", json={**job_body(), **wrong})
+    told = {error["field"]: (error["message"], error["remedy"]) for error in response.json()["errors"]}
+    assert told["micro_batches"] == ("a batch of 8 has no 9 parts", "use fewer")
+    message, remedy = told["optimizer.weight_decay"]
+    assert message == "adam has none"
+    assert remedy.endswith("or leave it 0")
+    scheduled = {"name": "daily", "cron": "0 3 * * *", "job": {**job_body(), **wrong}}
+    response = await client.post("/v1/schedules", json=scheduled)
+    assert {error["field"] for error in response.json()["errors"]} == {
+        "job.micro_batches",
+        "job.optimizer.weight_decay",
+    }
+
+
+async def test_what_does_not_fit_the_dataset_names_each_field(client: httpx.AsyncClient, dataset: str) -> None:
+    response = await client.post("/v1/jobs", json={**job_body(), "sharding": {"shop": "row_wise"}, "tables": {"x": {}}})
+    assert [error["field"] for error in response.json()["errors"]] == ["sharding.shop", "tables.x"]
 
 
 async def test_a_dataset_whose_file_went_is_refused(client: httpx.AsyncClient, dataset: str, data_file: Any) -> None:

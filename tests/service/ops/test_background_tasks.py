@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from service.core import tables
 from service.core.settings import Settings
-from service.core.task_health import SAID_AGAIN_SECONDS, SILENT_SECONDS, TROUBLE_SECONDS, TaskHealth
+from service.core.task_health import LOG_AGAIN_SECONDS, SILENT_SECONDS, TROUBLE_SECONDS, TaskHealth
 from service.jobs.runner import STANDBY
 from service.schedules import scheduler
 from tests.service.service_kit import client_of, job_body, running, until, wait_for
@@ -189,7 +189,7 @@ async def test_a_damaged_database_is_said_so(app: FastAPI, client: httpx.AsyncCl
 async def test_a_failing_runner_is_told_and_leaves_the_rest_in_service(app: FastAPI, client: httpx.AsyncClient) -> None:
     clock = Clock()
     runner, scheduling = TaskHealth("runner", clock), TaskHealth("scheduler", clock)
-    app.state.pulses = (runner, scheduling)
+    app.state.task_health = (runner, scheduling)
     runner.failed(OSError("no space left"))
     clock.now += 30
     scheduling.good()
@@ -202,7 +202,7 @@ async def test_a_failing_runner_is_told_and_leaves_the_rest_in_service(app: Fast
     assert (await client.get("/readyz")).json()["status"] == "ok"
 
 
-# --- the pulse -------------------------------------------------------------------------------------------------------
+# --- task health -------------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -212,38 +212,38 @@ class Clock:
         return self.now
 
 
-def test_a_pulse_tells_trouble_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_task_health_tells_trouble_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    pulse = TaskHealth("runner", clock)
-    assert pulse.verdict() == (True, "ok")
+    health = TaskHealth("runner", clock)
+    assert health.verdict() == (True, "ok")
     for _ in range(200):
         clock.now += 1
         try:
             raise OSError("no space left")
         except OSError as error:
-            pulse.failed(error)
+            health.failed(error)
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info
-    assert pulse.verdict() == (False, "fails since 199 s: OSError: no space left")
-    clock.now += SAID_AGAIN_SECONDS
-    pulse.failed(OSError("no space left"))
-    pulse.failed(OSError("something else"))
+    assert health.verdict() == (False, "fails since 199 s: OSError: no space left")
+    clock.now += LOG_AGAIN_SECONDS
+    health.failed(OSError("no space left"))
+    health.failed(OSError("something else"))
     assert len(caplog.records) == 3
     caplog.set_level(logging.WARNING)
-    pulse.good()
+    health.good()
     assert "well again" in caplog.records[-1].getMessage()
-    assert pulse.verdict() == (True, "ok")
+    assert health.verdict() == (True, "ok")
 
 
-def test_a_pulse_forgives_a_moment_and_notices_silence() -> None:
+def test_task_health_forgives_a_moment_and_notices_silence() -> None:
     clock = Clock()
-    pulse = TaskHealth("scheduler", clock)
-    pulse.failed(OSError("busy"))
+    health = TaskHealth("scheduler", clock)
+    health.failed(OSError("busy"))
     clock.now += TROUBLE_SECONDS - 1
-    assert pulse.verdict()[0]
-    pulse.good()
+    assert health.verdict()[0]
+    health.good()
     clock.now += SILENT_SECONDS
-    assert pulse.verdict() == (False, f"has not come round for {SILENT_SECONDS:.0f} s")
+    assert health.verdict() == (False, f"has not come round for {SILENT_SECONDS:.0f} s")
 
 
 # --- looks -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from embeddings.store import StoreError
 from service.core import tables
 from service.core.database import Database
-from service.core.settings import Kept, Settings
+from service.core.settings import RetentionDays, Settings
 from service.identity import idempotency
 from service.jobs import job_records
 from service.ops import retention
@@ -34,7 +34,9 @@ HOME = "home_of_this_test"
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return dataclasses.replace(settings, kept=Kept(jobs=100, logs=50, checkpoints=20, events=10, firings=60))
+    return dataclasses.replace(
+        settings, retention=RetentionDays(jobs=100, logs=50, checkpoints=20, events=10, firings=60)
+    )
 
 
 async def ended(app: FastAPI, client: httpx.AsyncClient, days_ago: float, **fields: Any) -> str:

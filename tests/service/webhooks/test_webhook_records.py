@@ -369,8 +369,9 @@ async def test_a_held_version_and_a_missed_firing_are_told_of(
 async def test_a_look_that_fails_is_counted(settings: Settings) -> None:
     """A database that was never made: every look fails, and the alert BackgroundFails goes by the count."""
     settings.home.mkdir()
-    database, pulse, failed = Database(settings.database_url), TaskHealth("webhooks"), asyncio.Event()
-    looking = asyncio.create_task(webhook_sender.run(database, settings, pulse, on_error=failed.set))
+    database, failed = Database(settings.database_url), asyncio.Event()
+    health = TaskHealth("webhooks", on_error=failed.set)
+    looking = asyncio.create_task(webhook_sender.run(database, settings, health))
     try:
         await asyncio.wait_for(failed.wait(), 60)
     finally:

@@ -25,7 +25,7 @@ from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run, write_run
 from trainer.sizing.estimate import estimate
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.training.loop import Position, Trainer, dense_optimizer
+from trainer.training.loop import Position, Resumed, Trainer, dense_optimizer
 
 # A training of each kind of model.
 pytestmark = pytest.mark.slow
@@ -257,7 +257,7 @@ def test_stopping_and_resuming_changes_no_bit(log, tmp_path, kind):
     def train(folder, stops):
         position, history = None, []
         for stop in [*stops, None]:
-            trainer = trainer_of(job, data, position=position, history=history)
+            trainer = trainer_of(job, data, resumed=position and Resumed(position, history))
             newest = latest_valid(folder)
             if newest is not None:
                 if kind == "mf":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.outside_package import install
 from trainer.data.sources.click_log import ClickLog, generate
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,3 +71,19 @@ def test_a_field_out_of_its_bounds_is_named(installed: Path, tmp_path: Path) -> 
     done = train(installed, tmp_path, -1.0)
     assert done.returncode != 0
     assert "model.scale" in done.stderr
+
+
+@pytest.mark.process
+def test_a_kind_that_cannot_be_imported_stops_the_jobs_that_name_it_alone(tmp_path: Path) -> None:
+    install(tmp_path, "cut_models", "import no_such_module\n", {"evenkeel.model_specs": {"cut": "cut_models:CutSpec"}})
+    code = (
+        "from trainer.spec import parse_job\n"
+        "job = {'spec_version': 1, 'name': 'a', 'dataset': {'name': 'clicks'}, 'optimizer': {'kind': 'adam'}}\n"
+        "parse_job(job | {'model': {'kind': 'fm', 'embedding_dim': 4}})\n"
+        "try:\n    parse_job(job | {'model': {'kind': 'cut'}})\nexcept ValueError as error:\n    print(error)"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "model.kind: 'cut' of package cut_models cannot be imported" in done.stdout
+    assert "No module named 'no_such_module'" in done.stdout
+    assert "`pip uninstall cut_models`" in done.stdout

@@ -16,6 +16,7 @@ from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from tests.model_specs import model_spec, table_columns
+from tests.models import make_model
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
@@ -24,14 +25,12 @@ from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.metrics import hit_rate, ndcg, rank_of
 from trainer.models.gru4rec import GRU4Rec
-from trainer.models.item2vec import Item2Vec
 from trainer.models.layers.dropout import keep_mask
-from trainer.models.registry import MODELS
 from trainer.models.sasrec import SASRec
 from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.loop import Position, Trainer, dense_optimizer
+from trainer.training.loop import Position, Resumed, Trainer, dense_optimizer
 
 # Whole jobs.
 pytestmark = pytest.mark.slow
@@ -95,7 +94,7 @@ def assert_same_gradients(parameters, losses, plain) -> None:
 
 def test_item2vec_is_skip_gram_with_negative_sampling():
     embeddings = Rows(table_columns("item2vec", "item", DIM))
-    model = Item2Vec(embeddings, KEYS, dim=DIM)
+    model = make_model("item2vec", embeddings, KEYS, embedding_dim=DIM)
     inputs, outputs = embeddings.weight[:, :DIM], embeddings.weight[:, DIM:]
     plain = []
     for (centre,), targets, negatives in GRAMS:
@@ -113,14 +112,14 @@ def test_item2vec_is_skip_gram_with_negative_sampling():
 
 
 def test_item2vec_has_two_vectors_for_each_item_and_nothing_else():
-    model = Item2Vec(Rows(table_columns("item2vec", "item", DIM)), KEYS, dim=DIM)
+    model = make_model("item2vec", Rows(table_columns("item2vec", "item", DIM)), KEYS, embedding_dim=DIM)
     assert sum(p.numel() for p in model.parameters()) == 2 * NUM_ROWS * DIM
     assert model.dense_parameters() == []
 
 
 def test_item2vec_asks_with_the_mean_of_what_was_read():
     embeddings = Rows(2 * DIM)
-    model = Item2Vec(embeddings, KEYS, dim=DIM)
+    model = make_model("item2vec", embeddings, KEYS, embedding_dim=DIM)
     weight = embeddings.weight
     scores = model(batch_of([([2, 3], [4], []), ([], [5], [])]).features)
     expected = (weight[2, :DIM] + weight[3, :DIM]) / 2 @ weight[4, DIM:]
@@ -131,12 +130,12 @@ def test_item2vec_asks_with_the_mean_of_what_was_read():
 
 
 def sasrec(**settings) -> tuple[SASRec, Rows]:
-    return stirred(SASRec, **settings)
+    return stirred("sasrec", **settings)
 
 
 def stirred(kind, **settings):
     embeddings = Rows(DIM)
-    model = kind(embeddings, KEYS, dim=DIM, seed=3, dtype=torch.float64, **{"length": LENGTH, **settings})
+    model = make_model(kind, embeddings, KEYS, embedding_dim=DIM, seed=3, length=LENGTH, **settings)
     with torch.no_grad():
         for parameter in model.parameters():  # also those that begin at 0 or 1
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)))
@@ -236,7 +235,7 @@ def plain_loss(loss: str, positive: torch.Tensor, negatives: list[torch.Tensor])
 
 @pytest.mark.parametrize(("loss", "layers"), [("top1", 2), ("bpr", 1), ("bce", 1), ("sampled_softmax", 1)])
 def test_gru4rec_is_the_paper_written_out(loss, layers):
-    model, embeddings = stirred(GRU4Rec, loss=loss, gru_layers=layers)
+    model, embeddings = stirred("gru4rec", loss=loss, gru_layers=layers)
     weight, plain = embeddings.weight, []
     for items, targets, negatives in PIECES:
         total = torch.zeros((), dtype=torch.float64)
@@ -252,7 +251,7 @@ def test_gru4rec_is_the_paper_written_out(loss, layers):
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_gru4rec_has_the_parameters_of_the_paper_and_biases(layers):
-    model, _ = stirred(GRU4Rec, gru_layers=layers)
+    model, _ = stirred("gru4rec", gru_layers=layers)
     matrices, biases = layers * 6 * DIM**2, layers * 6 * DIM
     assert sum(p.numel() for _, p in model.dense_parameters()) == matrices + biases
     size = model_spec("gru4rec", embedding_dim=DIM, length=LENGTH, gru_layers=layers).size(3)
@@ -264,7 +263,8 @@ def test_gru4rec_has_the_parameters_of_the_paper_and_biases(layers):
 
 
 def test_a_rank_without_samples_computes_nothing_that_hurts():
-    for model in (sasrec(dropout=0.5)[0], stirred(GRU4Rec, dropout=0.5)[0], Item2Vec(Rows(2 * DIM), KEYS, dim=DIM)):
+    item2vec = make_model("item2vec", Rows(2 * DIM), KEYS, embedding_dim=DIM)
+    for model in (sasrec(dropout=0.5)[0], stirred("gru4rec", dropout=0.5)[0], item2vec):
         loss = model.loss(batch_of([])).sum()
         loss.backward()
         assert loss == 0
@@ -282,7 +282,7 @@ def test_dropout_is_a_function_of_seed_step_sample_and_position():
         assert not torch.equal(keep_mask(positions, 10, 0.3, sample_offset=100, **{**where, **change}), keep)
 
 
-@pytest.mark.parametrize("kind", [SASRec, GRU4Rec])
+@pytest.mark.parametrize("kind", ["sasrec", "gru4rec"])
 def test_dropout_is_of_training_alone_and_the_mean_stays(kind):
     model, _ = stirred(kind, dropout=0.4)
     plain = model.eval().loss(batch_of(PIECES))
@@ -298,11 +298,11 @@ def test_dropout_is_of_training_alone_and_the_mean_stays(kind):
 
 
 def test_what_does_not_fit_is_named():
-    for kind in (Item2Vec, SASRec, GRU4Rec):
+    for kind in ("item2vec", "sasrec", "gru4rec"):
         with pytest.raises(ValueError, match="item__negative"):
-            kind(Rows(DIM), ["item", "item__target"], dim=DIM)
+            make_model(kind, Rows(DIM), ["item", "item__target"], embedding_dim=DIM)
     with pytest.raises(ValueError, match="4 heads do not divide 6"):
-        SASRec(Rows(DIM), KEYS, dim=DIM, heads=4)
+        make_model("sasrec", Rows(DIM), KEYS, embedding_dim=DIM, heads=4)
 
 
 # --- ranking ---------------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_ranks_by_hand():
 def test_evaluation_ranks_as_a_loop_over_all_items_does(kind):
     columns = table_columns(kind, "item", DIM)
     embeddings = Rows(columns)
-    model = MODELS[kind](embeddings, KEYS, dim=DIM, dtype=torch.float64).eval()
+    model = make_model(kind, embeddings, KEYS, embedding_dim=DIM).eval()
     samples = [([2, 3], [4], [5, 6, 7]), ([8], [3], [2, 4, 5]), ([5, 6], [1], [7, 8, 8])]  # 1: an unknown target
     batch = batch_of(samples)
     before = [[2, 3], [7, 8], [4, 5, 6]]
@@ -480,7 +480,7 @@ def test_stopping_and_resuming_changes_no_bit(rounds, tmp_path, kind):
     def train(folder, stops):
         position, history = None, []
         for stop in [*stops, None]:
-            trainer = trainer_of(job, data, position=position, history=history)
+            trainer = trainer_of(job, data, resumed=position and Resumed(position, history))
             newest = latest_valid(folder)
             if newest is not None:
                 trainer.sharded.load_from(newest, dense_optimizer=trainer.dense_optimizer)

@@ -24,7 +24,7 @@ from trainer.launch.worker import use_threads
 from trainer.metrics import auc, logloss
 from trainer.runs.directory import read_run
 from trainer.runs.failures import Cancelled, NonFiniteError
-from trainer.training.loop import PROGRESS_SECONDS, Position, Trainer, dense_optimizer
+from trainer.training.loop import PROGRESS_SECONDS, Hooks, Position, Resumed, Trainer, dense_optimizer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,7 +66,7 @@ def data(make_run):
 
 def test_every_epoch_is_evaluated_exactly(data, small):
     told = []
-    trainer = trainer_of(small.job(), data, emit=lambda kind, **fields: told.append((kind, fields)))
+    trainer = trainer_of(small.job(), data, hooks=Hooks(lambda kind, **fields: told.append((kind, fields))))
     trainer.train()
     metrics = [fields for kind, fields in told if kind == "metric"]
     assert [(m["epoch"], m["split"]) for m in metrics] == [
@@ -126,7 +126,7 @@ def test_progress_is_told_sparingly_and_at_the_end(data, small, monkeypatch):
             epoch_losses.append(fields["loss"])
 
     epoch_losses = []
-    trainer = trainer_of(small.job(), data, emit=emit)
+    trainer = trainer_of(small.job(), data, hooks=Hooks(emit))
     step = trainer.train_step
 
     def slow_step(parts):
@@ -164,7 +164,9 @@ def test_waiting_for_batches_is_counted(data, small, monkeypatch):
             clock.now += 2.0
             return found
 
-    trainer = trainer_of(small.job(), data, emit=lambda kind, **fields: told.append(fields.get("waited_seconds")))
+    trainer = trainer_of(
+        small.job(), data, hooks=Hooks(lambda kind, **fields: told.append(fields.get("waited_seconds")))
+    )
     trainer.data = SimpleNamespace(**{**vars(data), "train_batches": Slow})
     trainer.train()
     steps = data.steps_per_epoch
@@ -177,7 +179,9 @@ def test_no_reader_outlives_training(data, small, stop_at):
     """Whether it is cancelled inside an epoch, at its last step, when the next one's reader has begun, or ends."""
     reason = ["later"]
     trainer = trainer_of(
-        small.job(), data, should_stop=lambda: reason[0] if trainer.position.step + 1 == stop_at else None
+        small.job(),
+        data,
+        hooks=Hooks(should_stop=lambda: reason[0] if trainer.position.step + 1 == stop_at else None),
     )
     with pytest.raises(Cancelled):
         trainer.train()
@@ -305,8 +309,12 @@ def train_in_parts(job, data, folder, cuts: list[int]) -> tuple[Trainer, list[in
             extra = {"position": asdict(trainer.position), "history": trainer.history}
             sharded.save(folder, dense_optimizer=optimizer, extra=json.loads(json.dumps(extra)))
 
-        trainer = Trainer(job, data, sharded, optimizer, position=position, history=history, save=save)
-        trainer.should_stop = lambda trainer=trainer, stop=stop: "test" if stop == trainer.position.step + 1 else None
+        resumed = None if position is None else Resumed(position, history)
+        trainer = Trainer(job, data, sharded, optimizer, resumed=resumed)
+        trainer.hooks = Hooks(
+            should_stop=lambda trainer=trainer, stop=stop: "test" if stop == trainer.position.step + 1 else None,
+            save=save,
+        )
         if stop is None:
             trainer.train()
         else:
@@ -370,11 +378,13 @@ def test_a_row_that_idles_across_the_cut_decays_as_if_there_were_none(make_run, 
 
 def test_the_last_checkpoint_is_written_once(data, small, tmp_path):
     saved = []
-    trainer = trainer_of(small.job(), data, save=lambda trainer: saved.append(trainer.position.step))
+    trainer = trainer_of(small.job(), data, hooks=Hooks(save=lambda trainer: saved.append(trainer.position.step)))
     trainer.train()
     steps = 2 * data.steps_per_epoch
     assert saved == [*range(10, steps, 10), steps]
-    again = trainer_of(small.job(), data, position=trainer.position, save=lambda trainer: saved.append("again"))
+    again = trainer_of(
+        small.job(), data, resumed=Resumed(trainer.position), hooks=Hooks(save=lambda trainer: saved.append("again"))
+    )
     again.train()
     assert "again" not in saved
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Field, TypeAdapter
 
+from embeddings.outside_packages import load_all
 from trainer.spec.models.autoint import AutoIntSpec
 from trainer.spec.models.base import ModelSpec
 from trainer.spec.models.dcnv2 import DCNv2Spec
@@ -20,6 +20,9 @@ from trainer.spec.models.sequences import GRU4RecSpec, Item2VecSpec, SASRecSpec
 from trainer.spec.models.two_tower import TwoTowerSpec
 from trainer.spec.models.wukong import WukongSpec
 from trainer.spec.models.xdeepfm import XDeepFMSpec
+
+_OUTSIDE, BROKEN_MODELS = load_all("evenkeel.model_specs")
+"""Specs of other packages, and why a package's cannot be imported, by kind."""
 
 MODEL_SPECS: tuple[type[ModelSpec], ...] = (
     FMSpec,
@@ -39,7 +42,7 @@ MODEL_SPECS: tuple[type[ModelSpec], ...] = (
     Item2VecSpec,
     SASRecSpec,
     GRU4RecSpec,
-    *(entry.load() for entry in entry_points(group="evenkeel.model_specs")),
+    *_OUTSIDE.values(),
 )
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embeddings.store import collection
+from embeddings.store.collection import directory
 from embeddings.store.files import writer_lock
 from service.core.settings import Settings
 from service.features import neighbors, snapshots
@@ -122,7 +122,7 @@ async def test_a_stale_if_current_is_409_and_changes_nothing(client, settings: S
 async def test_a_writer_that_is_stuck_is_503(client, settings: Settings, monkeypatch):
     version, _ = published.publish(settings)
     second, _ = published.publish(settings, seed=1)
-    monkeypatch.setattr(collection, "writer_lock", partial(writer_lock, timeout_seconds=0.05))
+    monkeypatch.setattr(directory, "writer_lock", partial(writer_lock, timeout_seconds=0.05))
     lock = published.store_at(settings).collection("items").directory / "LOCK"
     with writer_lock(lock):
         answer = await promote(client, version)

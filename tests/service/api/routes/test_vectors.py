@@ -177,7 +177,9 @@ async def test_bad_bodies_are_422_and_name_the_field(client, settings: Settings,
     answer = await client.post("/v1/collections/items/vectors", json=body)
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
-    assert any(error["field"] == field and says in error["message"] for error in answer.json()["errors"]), answer.text
+    assert any(
+        error["field"] == field and says in error["message"] + error["remedy"] for error in answer.json()["errors"]
+    ), answer.text
 
 
 async def test_ten_thousand_ids_are_served(client, settings: Settings):

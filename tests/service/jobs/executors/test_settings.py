@@ -130,3 +130,16 @@ def test_another_package_enters_an_executor(tmp_path: Path, monkeypatch: pytest.
     settings = Settings.from_environment({"EVENKEEL_EXECUTOR": "mine", "EVENKEEL_HOME": str(tmp_path / "home")})
     made: Any = executor_of(settings)
     assert (type(made).__name__, made.home) == ("Mine", settings.home)
+
+
+def test_an_executor_that_cannot_be_imported_stops_the_service_that_asks_for_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, "cut_runs", "import no_such_module\n", {"evenkeel.executors": {"cut": "cut_runs:Cut"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isinstance(executor_of(Settings.from_environment({})), LocalRuns)
+    settings = Settings.from_environment({"EVENKEEL_EXECUTOR": "cut", "EVENKEEL_HOME": str(tmp_path / "home")})
+    assert serve(settings, port=0) == 1
+    said = capsys.readouterr().err
+    assert "evenkeel: 'cut' of package cut_runs cannot be imported" in said
+    assert "`pip uninstall cut_runs`" in said

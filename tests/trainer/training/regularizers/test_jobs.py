@@ -24,7 +24,7 @@ from trainer.runs.failures import Cancelled, NonFiniteError
 from trainer.sizing.memory import rank_memory
 from trainer.spec import JobSpec, SpecError
 from trainer.spec.regularizers import Sam
-from trainer.training.loop import Position, Trainer, dense_optimizer
+from trainer.training.loop import Hooks, Position, Resumed, Trainer, dense_optimizer
 from trainer.training.regularizers.sam import ascended, gradient_squared_norm
 
 NUM_ROWS = {"user": 62, "item": 122}
@@ -176,8 +176,12 @@ def in_parts(job: JobSpec, data: PreparedData, folder: Any, cuts: list[int]) -> 
             extra = {"position": asdict(trainer.position), "history": trainer.history}
             sharded.save(folder, dense_optimizer=optimizer, extra=json.loads(json.dumps(extra)))
 
-        trainer = Trainer(job, data, sharded, optimizer, position=position, history=history, save=save)
-        trainer.should_stop = lambda trainer=trainer, stop=stop: "test" if stop == trainer.position.step + 1 else None
+        resumed = None if position is None else Resumed(position, history)
+        trainer = Trainer(job, data, sharded, optimizer, resumed=resumed)
+        trainer.hooks = Hooks(
+            should_stop=lambda trainer=trainer, stop=stop: "test" if stop == trainer.position.step + 1 else None,
+            save=save,
+        )
         if stop is None:
             trainer.train()
         else:

@@ -1,0 +1,62 @@
+"""Kinds that other packages enter in a registry: their classes or functions, by group and name of an entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind")
+
+
+class OutsidePackageError(ValueError):
+    """Another package enters a kind that cannot be imported: the message names both, and the remedy."""
+
+
+class Registry(dict[str, Kind]):
+    """Kinds of this package by name; any other name is looked for among the entry points of other packages.
+
+    A package that cannot be imported is an error for those alone who ask for its kind.
+
+    Args:
+        group: The group of entry points, such as ``evenkeel.stores``.
+        own: The kinds of this package.
+    """
+
+    def __init__(self, group: str, own: Mapping[str, Kind]):
+        super().__init__(own)
+        self.group = group
+
+    def __missing__(self, name: str) -> Kind:
+        """Import the kind that another package enters under this name.
+
+        Raises:
+            KeyError: No package enters it.
+            OutsidePackageError: It cannot be imported.
+        """
+        for entry in entry_points(group=self.group, name=name):
+            found: Kind = _load(entry)
+            return found
+        raise KeyError(name)
+
+
+def load_all(group: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what can be imported of a group, by name, and why the others cannot, for who asks for them by name."""
+    loaded, broken = {}, {}
+    for entry in entry_points(group=group):
+        try:
+            loaded[entry.name] = _load(entry)
+        except OutsidePackageError as error:
+            broken[entry.name] = str(error)
+    return loaded, broken
+
+
+def _load(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:  # an import may raise anything
+        package = entry.dist.name if entry.dist is not None else entry.module
+        raise OutsidePackageError(
+            f"'{entry.name}' of package {package} cannot be imported (entry point {entry.value} of {entry.group}): "
+            f"{type(error).__name__}: {error}; mend the package, or `pip uninstall {package}`"
+        ) from error

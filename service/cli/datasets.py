@@ -1,0 +1,94 @@
+"""CLI command group for datasets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli import output
+from service.cli.output import CommandError, JsonFlag
+from service.client import Client
+
+if TYPE_CHECKING:
+    from trainer.spec import DatasetSpec
+
+datasets = typer.Typer(help="Datasets: register, propose a manifest, list, profile, delete.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+
+
+@datasets.command("add")
+def add_dataset(file: Annotated[Path, typer.Argument(metavar="FILE.yaml")], as_json: JsonFlag = False) -> None:
+    """Register the dataset in a YAML file."""
+    from trainer.spec import load_documents
+
+    dataset, _ = load_documents(file)
+    if dataset is None:
+        raise CommandError(
+            f"{file}: holds a job and no dataset", "`evenkeel datasets infer DATA.parquet` proposes a manifest"
+        )
+    with Client() as client:
+        answer = client.add_dataset(_located(dataset) if client.is_local else dataset)
+    output.print_answer(answer, f"dataset {dataset.name} registered", as_json)
+
+
+def _located(dataset: DatasetSpec) -> DatasetSpec:
+    """Make relative paths of existing files absolute: the service on this machine may run in another directory."""
+
+    def locate(uri: str) -> str:
+        return str(Path(uri).absolute()) if "://" not in uri and Path(uri).exists() else uri
+
+    features = {
+        name: feature.model_copy(update={"join": feature.join.model_copy(update={"uri": locate(feature.join.uri)})})
+        if feature.join is not None and Path(feature.join.uri).parent != Path(".")
+        else feature
+        for name, feature in dataset.features.items()
+    }
+    graphs = {
+        name: graph.model_copy(update={"uri": locate(graph.uri)}) if Path(graph.uri).parent != Path(".") else graph
+        for name, graph in dataset.graphs.items()
+    }
+    return dataset.model_copy(update={"uri": locate(dataset.uri), "features": features, "graphs": graphs})
+
+
+@datasets.command("infer")
+def infer_dataset(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file or a directory of any dataset format.")],
+    name: Annotated[str | None, typer.Option(help="The dataset's name; left out: from the file's.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Propose a manifest for a file, as YAML to review and save. Contacts no service."""
+    from trainer.data.sources.infer import as_yaml, infer
+
+    document = infer(file, name=name)
+    if as_json:
+        output.print_json(document)
+    else:
+        typer.echo(as_yaml(document), nl=False)
+
+
+@datasets.command("list")
+def list_datasets(as_json: JsonFlag = False) -> None:
+    """List registered datasets."""
+    with Client() as client:
+        listed = client.datasets()
+    columns = output.headings("name", "uri", "features")
+    empty = "no datasets yet: register one with `evenkeel datasets add FILE.yaml`"
+    output.print_list(listed, columns, empty, as_json, lambda one: {**one, "features": list(one.get("features") or ())})
+
+
+@datasets.command("profile")
+def profile(name: Name, as_json: JsonFlag = False) -> None:
+    """Show a dataset's statistics: rows, distinct ids, label rate."""
+    with Client() as client:
+        output.print_document(client.profile(name), as_json)
+
+
+@datasets.command("delete")
+def delete_dataset(name: Name) -> None:
+    """Remove a dataset from the registry; its files and the jobs that used it stay."""
+    with Client() as client:
+        client.delete_dataset(name)
+    typer.echo(f"dataset {name} deleted")

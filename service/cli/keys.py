@@ -1,0 +1,97 @@
+"""CLI command group for API keys, tenants and the audit log."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from service.cli import output
+from service.cli.output import JsonFlag
+from service.client import Client
+
+keys = typer.Typer(help="API keys.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+Id = Annotated[str, typer.Argument(metavar="ID")]
+
+
+@keys.command("create")
+def create_key(
+    name: Name,
+    scope: Annotated[
+        list[str],
+        typer.Option("--scope", help="jobs:read, jobs:write, features:read, features:write or admin; repeat it."),
+    ],
+    tenant: Annotated[str | None, typer.Option(help="Another tenant than one's own, for operators.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Create a key and show it, only this once."""
+    with Client() as client:
+        answer = client.create_key(name, scope, tenant)
+    remark = f"key {answer['id']} with {', '.join(scope)}: kept nowhere in clear, so keep it now"
+    output.print_with_note(answer, "key", remark, as_json)
+
+
+@keys.command("list")
+def list_keys(as_json: JsonFlag = False) -> None:
+    """List keys, without their secrets."""
+    with Client() as client:
+        listed = client.keys()
+    columns = output.headings("id", "name", "prefix", "scopes", "created_at", "expires_at", "revoked_at")
+    output.print_list(listed, columns, "no keys", as_json)
+
+
+@keys.command("rotate")
+def rotate_key(
+    key_id: Id,
+    overlap_seconds: Annotated[float, typer.Option(help="How long the secret before goes on.")] = 24 * 3600,
+    as_json: JsonFlag = False,
+) -> None:
+    """Give a key a new secret and show it, only this once; the previous one stays valid for a day."""
+    with Client() as client:
+        answer = client.rotate_key(key_id, overlap_seconds)
+    until = answer["old_until"] or "now"
+    remark = f"key {key_id}: the secret before ends {until}; kept nowhere in clear, so keep this one now"
+    output.print_with_note(answer, "key", remark, as_json)
+
+
+@keys.command("tenants")
+def list_tenants(as_json: JsonFlag = False) -> None:
+    """List tenants and the number of their usable keys."""
+    with Client() as client:
+        listed = client.tenants()
+    output.print_list(listed, {"name": "TENANT", "num_keys": "KEYS"}, "no tenants", as_json)
+
+
+@keys.command("audit")
+def list_audit(
+    key: Annotated[str | None, typer.Option(help="Id of a key.")] = None,
+    since: Annotated[str | None, typer.Option(help="A time with zone, such as 2026-11-20T06:00:00Z.")] = None,
+    limit: Annotated[int, typer.Option(min=1)] = 50,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show who did what to which object, newest first."""
+    with Client() as client:
+        listed = client.audit(limit, key=key, since=since)
+    columns = {
+        "at": "WHEN", "tenant": "TENANT", "key_name": "KEY", "action": "DID", "object": "TO", "status": "STATUS",
+        "address": "FROM",
+    }  # fmt: skip
+    output.print_list(listed, columns, "no entries", as_json)
+
+
+@keys.command("revoke")
+def revoke_key(key_id: Id) -> None:
+    """Revoke a key immediately."""
+    with Client() as client:
+        client.revoke_key(key_id)
+    typer.echo(f"key {key_id} revoked")
+
+
+@keys.command("reset-admin")
+def reset_admin() -> None:
+    """Replace a lost admin key, on the service's own machine: writes $EVENKEEL_HOME/admin.key."""
+    from service.cli.serve import reset_admin as reset
+
+    typer.echo(f"new admin key written to {reset()}; the old one no longer works")

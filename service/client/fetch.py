@@ -1,0 +1,160 @@
+"""Calls of the client that fetch vectors, snapshots and layers. Only httpx is imported until vectors are requested."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from service.client.http import Json, Session, Unreachable, part
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from service.client.vectors import As, Vectors
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+MAX_IDS = 10_000
+"""In one request."""
+
+
+class VectorCalls(Session):
+    """The part of :class:`service.client.Client` for what consumers fetch."""
+
+    def snapshot(self, collection: str, path: Path | str, version: str = "current") -> Path:
+        """Download all vectors of a version as Parquet; the file appears complete or not at all."""
+        path = Path(path)
+        unfinished = path.with_name(path.name + ".unfinished")
+        path_of = f"/collections/{part(collection)}/versions/{part(version)}/snapshot"
+        answer = self.request("GET", path_of, stream=True, headers={"Accept": "*/*"})
+        try:
+            with open(unfinished, "wb") as file:
+                for chunk in answer.iter_bytes():
+                    file.write(chunk)
+            os.replace(unfinished, path)
+        except httpx.TransportError as error:
+            raise Unreachable(f"the snapshot broke off: {error or type(error).__name__}", "try again") from None
+        finally:
+            answer.close()
+            unfinished.unlink(missing_ok=True)
+        return path
+
+    def layer(
+        self, name: str, version: str = "current", *, format: str = "safetensors", takes: str = "published"
+    ) -> bytes:
+        """Return a view's frontend layer as a file, with the view in its metadata.
+
+        Args:
+            name: The view.
+            version: The version that the layer belongs to.
+            format: ``safetensors`` (tensor ``frequencies`` U [m, d], for
+                ``embeddings.rff.torch_module.RandomFourierLayer.load``) or ``onnx`` (``h`` [batch, d] to ``phi``).
+            takes: The input of the layer: ``published`` vectors, or those of the ``model`` behind the version, whose
+                alignment is then part of U.
+        """
+        accept = {"safetensors": "application/octet-stream", "onnx": "application/onnx"}
+        if format not in accept:
+            raise ValueError(f"format '{format}' is not one of {', '.join(accept)}")
+        params, headers = {"version": version, "takes": takes}, {"Accept": accept[format]}
+        return self.request("GET", f"/views/{part(name)}/layer", params=params, headers=headers).content
+
+    def neighbors(
+        self, collection: str, *, id: Any = None, vector: Any = None, k: int = 10, version: str = "current"
+    ) -> Json:
+        """Return the ``k`` nearest items by cosine, to an id or to a vector of the collection's dim.
+
+        Returns:
+            ``version, exact, items`` with ``id`` and ``cosine`` each. ``exact`` is false if an index chose the
+            candidates.
+        """
+        query = {"id": _scalar(id)} if id is not None else {"vector": [float(x) for x in vector]}
+        body = query | {"k": k, "version": version}
+        return self.json("POST", f"/collections/{part(collection)}/neighbors", json=body)
+
+    def vectors_table(
+        self,
+        collection: str | None = None,
+        ids: Any = (),
+        *,
+        view: str | None = None,
+        version: str = "current",
+        dtype: str = "float32",
+    ) -> pa.Table:
+        """Return vectors as a pyarrow Table with columns ``id, status, vector`` (null where missing).
+
+        The parameters are those of :meth:`vectors`.
+        """
+        table, _ = self._fetched(collection, ids, view, version, dtype, None)
+        assert table is not None  # 304 answers an If-None-Match alone
+        return table
+
+    def vectors(
+        self,
+        collection: str | None = None,
+        ids: Any = (),
+        *,
+        view: str | None = None,
+        version: str = "current",
+        dtype: str = "float32",
+        as_: As = "numpy",
+        previous: Vectors | None = None,
+    ) -> Any:
+        """Return vectors in the order requested, duplicates included.
+
+        More than 10,000 ids are fetched in several requests, all from the version that answered the first one.
+
+        Args:
+            collection: Its default view (RFF) is served.
+            ids: A list, or any kind of array, tensor or series.
+            view: The name of a view to fetch from instead of a collection.
+            version: A name pins the version.
+            dtype: ``float32`` or ``float16``.
+            as_: ``numpy`` (:class:`service.client.vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is
+                missing), ``torch`` (the same with tensors) or ``polars`` (a DataFrame, null where missing).
+            previous: What the same call returned before. If it is still current, it is returned itself and no vectors
+                are sent.
+        """
+        from service.client.vectors import decoded
+
+        known = None if previous is None else previous.etag
+        table, etag = self._fetched(collection, ids, view, version, dtype, known)
+        return previous if table is None else decoded(table, as_, etag)
+
+    def _fetched(
+        self, collection: str | None, ids: Any, view: str | None, version: str, dtype: str, etag: str | None
+    ) -> tuple[pa.Table | None, str]:
+        """Return the table, None if ``etag`` is still valid, and the etag of the first request."""
+        import pyarrow as pa
+
+        from service.client.vectors import table_of
+
+        if (collection is None) == (view is None):
+            raise ValueError("give a collection (its default view is served) or view=NAME, not both")
+        path = f"/views/{part(view)}/vectors" if view is not None else f"/collections/{part(str(collection))}/vectors"
+        requested = _ids(ids)
+        tables: list[pa.Table] = []
+        headers = {"Accept": ARROW_STREAM} | ({"If-None-Match": etag} if etag else {})
+        for start in range(0, max(len(requested), 1), MAX_IDS):
+            body = {"ids": requested[start : start + MAX_IDS], "version": version, "dtype": dtype}
+            answer = self.request("POST", path, json=body, headers=headers)
+            if not tables:
+                if answer.status_code == 304:
+                    return None, str(etag)
+                etag, version = answer.headers.get("ETag", ""), answer.headers["Evenkeel-Version"]
+                headers = {"Accept": ARROW_STREAM}
+            tables.append(table_of(answer.content))
+        return (tables[0] if len(tables) == 1 else pa.concat_tables(tables)), etag or ""
+
+
+def _ids(values: Any) -> list[Any]:
+    """Return ids as JSON values, from a list or any kind of array, tensor or series."""
+    for method in ("to_pylist", "tolist", "to_list"):
+        if hasattr(values, method):
+            return list(getattr(values, method)())
+    return [_scalar(one) for one in values]
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
