@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,18 +55,30 @@ def dnn(embeddings: nn.Module, tables: Sequence[TableConfig], hidden: Sequence[i
     return DNN(embeddings, spec, ModelInputs(keys))
 
 
+def whole_step(tables: EmbeddingTables, grad: torch.Tensor) -> Callable[[Any], None]:
+    """Return lookup, backward and step of (indices, offsets), with this output gradient."""
+
+    def step(given: Any) -> None:
+        tables(*given).backward(grad)
+        tables.step(tables.completed_steps + 1)
+
+    return step
+
+
 def fbgemm(
     workload: Workload, like: EmbeddingTables, optimizer: Any = EmbOptimType.EXACT_ADAGRAD, **settings: Any
 ) -> Any:
     """Return FBGEMM's table-batched embedding on CPU, with the rows of ``like``."""
-    peer = SplitTableBatchedEmbeddingBagsCodegen(
-        [(workload.num_rows, workload.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * workload.num_tables,
-        optimizer=optimizer,
-        **settings,
-    )
+    peer = fbgemm_tables([workload.num_rows] * workload.num_tables, workload.dim, optimizer, **settings)
     for t, weight in enumerate(peer.split_embedding_weights()):
         weight.copy_(like.weight(f"t{t}"))
     return peer
+
+
+def fbgemm_tables(rows: Sequence[int], dim: int, optimizer: Any, **settings: Any) -> Any:
+    """Return FBGEMM's table-batched embedding on CPU."""
+    specs = [(count, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for count in rows]
+    return SplitTableBatchedEmbeddingBagsCodegen(specs, optimizer=optimizer, **settings)
 
 
 class TorchSparseAdam:
@@ -94,7 +106,6 @@ def train(tables: EmbeddingTables, draw: Any, num_steps: int) -> None:
     """Train real steps, so that rows have the ages and moments that training gives them."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(num_steps):
-        k = tables.completed_steps + 1
         pooled = tables(*draw())
         pooled.backward(1e-3 * torch.randn(pooled.shape, generator=generator))
-        tables.step(k)
+        tables.step(tables.completed_steps + 1)

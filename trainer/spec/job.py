@@ -444,7 +444,7 @@ def parse_job(document: Any, where: str = "job") -> JobSpec:
         >>> parse_job(fields | {"epochs": 0})
         Traceback (most recent call last):
         ...
-        trainer.spec...SpecError: job: epochs: Input should be greater than or equal to 1
+        trainer.spec.problems.SpecError: job: epochs: Input should be greater than or equal to 1
     """
     return _parse(JobSpec, document, where)
 

@@ -69,14 +69,14 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
     ],
 )
 async def test_a_bad_job_is_refused(
-    client: httpx.AsyncClient, dataset: str, change: dict[str, Any], field: str, message: str
+    reading: httpx.AsyncClient, change: dict[str, Any], field: str, message: str
 ) -> None:
-    response = await client.post("/v1/jobs", json={**job_body(), **change})
+    response = await reading.post("/v1/jobs", json={**job_body(), **change})
     assert response.status_code == 422
     error = response.json()["errors"][0]
     assert error["field"] == field
     assert message in error["message"]
-    assert (await client.get("/v1/jobs")).json()["items"] == []
+    assert (await reading.get("/v1/jobs")).json()["items"] == []
 
 
 async def test_every_problem_of_a_job_has_its_field_and_remedy(client: httpx.AsyncClient, dataset: str) -> None:
@@ -107,24 +107,24 @@ async def test_a_dataset_whose_file_went_is_refused(client: httpx.AsyncClient, d
     assert "no such file" in response.json()["detail"]
 
 
-async def test_a_dry_run_predicts_and_makes_nothing(client: httpx.AsyncClient, dataset: str) -> None:
-    response = await client.post("/v1/jobs", json=job_body(epochs=3, batch_size=2), params={"dry_run": "true"})
+async def test_a_dry_run_predicts_and_makes_nothing(reading: httpx.AsyncClient) -> None:
+    response = await reading.post("/v1/jobs", json=job_body(epochs=3, batch_size=2), params={"dry_run": "true"})
     assert response.status_code == 200, response.text
     assert response.json()["valid"] is True
     estimate = response.json()["estimate"]
     assert estimate["steps"] == 3 * estimate["steps_per_epoch"] > 0
     assert estimate["peak_memory_bytes"] > 0
     assert estimate["seconds_per_epoch"] >= 0
-    bad = await client.post("/v1/jobs", json=job_body(dataset={"name": "unknown"}), params={"dry_run": "true"})
+    bad = await reading.post("/v1/jobs", json=job_body(dataset={"name": "unknown"}), params={"dry_run": "true"})
     assert bad.status_code == 422
-    assert (await client.get("/v1/jobs")).json()["items"] == []
+    assert (await reading.get("/v1/jobs")).json()["items"] == []
 
 
 @pytest.mark.parametrize("dry_run", ["true", "false"])
-async def test_what_no_rank_could_hold_is_refused(client: httpx.AsyncClient, dataset: str, dry_run: str) -> None:
+async def test_what_no_rank_could_hold_is_refused(reading: httpx.AsyncClient, dry_run: str) -> None:
     """100 MB for a worker: less than the process alone. A dry run counts the rows as well."""
     body = job_body(resources={"memory_bytes_per_worker": 10**8})
-    response = await client.post("/v1/jobs", json=body, params={"dry_run": dry_run})
+    response = await reading.post("/v1/jobs", json=body, params={"dry_run": dry_run})
     assert response.status_code == 422
     (error,) = response.json()["errors"]
     assert error["field"] == "resources"
@@ -132,16 +132,16 @@ async def test_what_no_rank_could_hold_is_refused(client: httpx.AsyncClient, dat
     assert "+ process 943,718,400 = " in error["message"]
     assert ("table item: " in error["message"]) == (dry_run == "true")
     assert error["remedy"].startswith("allow more")
-    assert (await client.get("/v1/jobs")).json()["items"] == []
+    assert (await reading.get("/v1/jobs")).json()["items"] == []
 
 
 @pytest.mark.parametrize("dry_run", ["true", "false"])
 async def test_what_no_gpu_of_this_machine_could_hold_is_refused(
-    client: httpx.AsyncClient, dataset: str, dry_run: str, monkeypatch: pytest.MonkeyPatch
+    reading: httpx.AsyncClient, dry_run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.sizing.gpus.machine_gpu_bytes", lambda: 10**6)
     body = job_body(resources={"gpus_per_worker": 1})
-    response = await client.post("/v1/jobs", json=body, params={"dry_run": dry_run})
+    response = await reading.post("/v1/jobs", json=body, params={"dry_run": dry_run})
     assert response.status_code == 422
     (error,) = response.json()["errors"]
     assert "bytes of its GPU, which has 1,000,000: table " in error["message"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from tests.model_specs import model_spec, table_columns
 from tests.models import make_model
+from tests.trainer.trainings import differ, snapshot, train_in_parts, train_on_ranks, trainer_of
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
@@ -30,7 +29,6 @@ from trainer.models.sasrec import SASRec
 from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.loop import Position, Resumed, Trainer, dense_optimizer
 
 # Whole jobs.
 pytestmark = pytest.mark.slow
@@ -374,12 +372,6 @@ def job_of(kind, model=None, **changes):
     return parse_job(document | changes)
 
 
-def trainer_of(job, data, **settings) -> Trainer:
-    places = {name: settings.pop(name) for name in ("backend", "dtype") if name in settings}
-    sharded = build(job, data, alpha=None, **places)
-    return Trainer(job, data, sharded, dense_optimizer(job, sharded), **settings)
-
-
 @pytest.mark.parametrize("kind", MODEL)
 def test_metrics_that_are_asked_for_are_those_of_the_ranks(rounds, tmp_path, kind):
     metrics = ["auc", "mrr", "precision_5", "recall_20_full", "ndcg_1_full", "mrr_full"]
@@ -437,18 +429,6 @@ def test_sse_swaps_what_is_read_or_what_is_predicted(rounds, tmp_path, kind):
         assert {name: config.probability for name, config in found.items()} == expected
 
 
-def train_on_ranks(directory, job, num_steps):
-    data = PreparedData.open(directory)
-    trainer = trainer_of(job, data, backend="reference", dtype=torch.float64)
-    trainer.sharded.train()
-    for parts, _ in zip(trainer.batches(), range(num_steps), strict=False):
-        trainer.train_step(parts)
-    found = {name: parameter.detach().clone() for name, parameter in trainer.sharded.dense_parameters()}
-    table = trainer.sharded.gather_table("item")
-    metrics = trainer.evaluate("test")
-    return (found | {"item": table.rows}, metrics) if dist.get_rank() == 0 else None
-
-
 @pytest.mark.parametrize(
     ("kind", "sharding"), [("item2vec", "row_wise"), ("sasrec", "row_wise"), ("sasrec", None), ("gru4rec", "row_wise")]
 )
@@ -476,34 +456,11 @@ def test_two_ranks_train_and_rank_as_one_does(rounds, ranks, tmp_path, kind, sha
 def test_stopping_and_resuming_changes_no_bit(rounds, tmp_path, kind):
     job = job_of(kind, sse={"item": {"probability": 0.1}})
     data = prepare(rounds, job, tmp_path / "data")
-
-    def train(folder, stops):
-        position, history = None, []
-        for stop in [*stops, None]:
-            trainer = trainer_of(job, data, resumed=position and Resumed(position, history))
-            newest = latest_valid(folder)
-            if newest is not None:
-                trainer.sharded.load_from(newest, dense_optimizer=trainer.dense_optimizer)
-            if stop is None:
-                trainer.train()
-                return trainer
-            trainer.sharded.train()
-            for parts in trainer.batches():
-                trainer.train_step(parts)
-                trainer.evaluate_if_due()
-                if trainer.position.step == stop:
-                    break
-            trainer.sharded.save(folder, dense_optimizer=trainer.dense_optimizer, extra={}, keep_last=1)
-            position, history = Position(**asdict(trainer.position)), trainer.history
-        raise AssertionError
-
+    cuts = [3, data.steps_per_epoch, data.steps_per_epoch + 2]
     with single_rank_group():
-        whole = train(tmp_path / "whole", [])
-        parts = train(tmp_path / "parts", [3, data.steps_per_epoch, data.steps_per_epoch + 2])
-        for trainer in (whole, parts):
-            trainer.found = {name: p.detach() for name, p in trainer.sharded.dense_parameters()}
-            trainer.found["item"] = trainer.sharded.gather_table("item").rows
-    assert [name for name, value in whole.found.items() if not torch.equal(value, parts.found[name])] == []
+        whole, _ = train_in_parts(job, data, tmp_path / "whole", [])
+        parts, _ = train_in_parts(job, data, tmp_path / "parts", cuts)
+        assert differ(snapshot(parts), snapshot(whole)) == []
     assert parts.history == whole.history
 
 

@@ -207,9 +207,9 @@ async def test_neighbours_of_an_id_and_of_a_vector(client, settings: Settings):
         ({"id": 10, "version": "v000007"}, 404),
     ],
 )
-async def test_neighbours_refused(client, settings: Settings, body: dict[str, Any], status: int):
-    published.publish(settings)
-    answer = await client.post("/v1/collections/items/neighbors", json=body)
+@pytest.mark.usefixtures("items")
+async def test_neighbours_refused(reading, body: dict[str, Any], status: int):
+    answer = await reading.post("/v1/collections/items/neighbors", json=body)
     assert answer.status_code == status, answer.text
     assert answer.json()["detail"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +154,6 @@ async def test_a_start_of_the_service_finishes_what_was_interrupted(
 
         await until(is_done)
     assert collection.open().lookup([10])[0].tolist() == [0]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving.serving(tmp_path_factory.mktemp("served")) as served:
-        yield served
 
 
 def test_from_the_command_line_and_from_python(
