@@ -55,6 +55,7 @@ class EmbeddingTables(torch.nn.Module):
             own, from there; saved and restored with ``completed_steps``.
 
     Example:
+        >>> import torch
         >>> from embeddings import EmbeddingTables, TableConfig
         >>> from embeddings.optim import AdamAR
         >>> tables = EmbeddingTables([TableConfig("item", 1000, 4, ("item",))], AdamAR(learning_rate=0.01, alpha=1e-4))

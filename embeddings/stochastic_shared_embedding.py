@@ -31,6 +31,7 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
         sample_offset: index in the global batch of the next input's first sample, where ranks hold slices of one.
 
     Example:
+        >>> import torch
         >>> from embeddings.sse import StochasticSharedEmbedding
         >>> embedding = StochasticSharedEmbedding(1000, 8, padding_idx=0, probability=0.1)
         >>> histories = torch.tensor([[17, 42, 0], [5, 17, 42]])  # [samples, positions]

@@ -35,6 +35,7 @@ class DynamicTables(torch.nn.Module):
         >>> import torch
         >>> from embeddings import InitConfig, TableConfig
         >>> from embeddings.dynamic.settings import IdMapSettings
+        >>> from embeddings.dynamic.tables import DynamicTables
         >>> from embeddings.optim import AdamAR
         >>> settings = IdMapSettings(capacity=1000, ttl_steps=50_000)
         >>> item = TableConfig("item", settings.num_rows, 16, ("item",), init=InitConfig("hash"), grows=True)

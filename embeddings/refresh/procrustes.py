@@ -49,6 +49,7 @@ def procrustes(
         ValueError: shapes that differ, or rows that are not finite.
 
     Example:
+        >>> import numpy as np
         >>> from embeddings.refresh.procrustes import procrustes
         >>> known = np.random.default_rng(0).standard_normal((100, 3))
         >>> turned = known[:, [1, 2, 0]]  # the same geometry in another basis

@@ -53,6 +53,7 @@ class RandomFourierFeatures(FeatureMap):
         ValueError: an argument outside these bounds.
 
     Example:
+        >>> import numpy as np
         >>> from embeddings.rff import RandomFourierFeatures
         >>> features = RandomFourierFeatures(dim_in=16, dim=512, sigma=1.0)
         >>> vectors = np.eye(16, dtype=np.float32)[:2]  # two unit vectors at a right angle
