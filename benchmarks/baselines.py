@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import table_configs
 from trainer.distributed.sharded_model import ShardedModel
+from trainer.models.base import ModelInputs
 from trainer.models.registry import MODELS
 from trainer.spec import JobSpec
 
@@ -88,13 +89,7 @@ class TorchModel:
             for feature, pooling in zip(config.features, tuple(config.pooling), strict=True)
         }
         embeddings = _Pooled(weights, pooling, trainable=frozen_std is None)
-        module = MODELS[job.model.kind](
-            embeddings,
-            [key.name for key in data.keys],
-            dim=job.model.embedding_dim,
-            hidden=getattr(job.model, "hidden", ()),
-            seed=job.seed,
-        )
+        module = MODELS[job.model.kind](embeddings, job.model, ModelInputs(tuple(data.keys), seed=job.seed))
         return cls(module, embeddings, job)
 
     @property

@@ -11,6 +11,7 @@ of ``reshard`` is a load in the same plan, both without verification.
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import tempfile
 import time
@@ -26,7 +27,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from benchmarks.harness import MIN_ITERATIONS, line
+from benchmarks.harness import MIN_ITERATIONS, Seconds, interleave, line
 from embeddings import EmbeddingTables, TableConfig
 from embeddings.optim import Adam
 from trainer.checkpoint.async_writer import BackgroundSaver
@@ -84,29 +85,13 @@ class Tables:
         return sum(shard.nbytes for shard in self.shards())
 
 
-def measure(make_contestants: Callable[[int], list[Callable[[], Any]]], iterations: int) -> np.ndarray:
-    """Return milliseconds [iterations, contestants], after a warm-up that is not timed; the order rotates."""
-    if iterations < MIN_ITERATIONS:
-        raise ValueError(f"a median of {iterations} is no figure: take at least {MIN_ITERATIONS} iterations")
-    rows = []
-    for i in range(-1, iterations):
-        contestants = make_contestants(i)
-        times = [0.0] * len(contestants)
-        for j in range(len(contestants)):
-            j = (i + j) % len(contestants)
-            start = time.perf_counter()
-            found = contestants[j]()
-            times[j] = 1e3 * (found if isinstance(found, float) else time.perf_counter() - start)
-        if i >= 0:
-            rows.append(times)
-    return np.array(rows)
-
-
 def run(num_rows: int, dim: int, iterations: int, folder: Path) -> None:
     """Print the four lines."""
-    tables, other, columns = Tables(num_rows, dim), Tables(num_rows, dim), Tables(num_rows, dim, columns=True)
+    tables = Tables(num_rows, dim)
     tables.fill()
     case, size = f"N{num_rows} D{dim} adam", tables.nbytes / 1e9
+
+    steps = itertools.count(1)
 
     def told(case_: str, peer: str, times: np.ndarray, seconds: float, **more: Any) -> None:
         line(
@@ -117,56 +102,65 @@ def run(num_rows: int, dim: int, iterations: int, folder: Path) -> None:
     def ours(step: int) -> Path:
         return save(folder / "ours", step=step, tables=tables.shards(), dense={}, extra={}, keep_last=1)
 
-    def theirs() -> None:
+    def theirs(_: Any = None) -> None:
         dcp.save(tables.tensors(), checkpoint_id=str(folder / "dcp"), storage_writer=_writer(folder / "dcp"))
 
-    times = measure(lambda i: [lambda: ours(i + 2), theirs], iterations)
+    times = interleave(steps.__next__, ours, theirs, iterations=iterations, warm_up=1)
     told("save", "dcp", times, float(np.median(times[:, 0])) / 1e3, stall_seconds=float(np.median(times[:, 0])) / 1e3)
 
     saver, until_written = BackgroundSaver(), []
 
-    def ours_async(step: int) -> float:
+    def ours_async(step: int) -> Seconds:
         start = time.perf_counter()
         saver.save(folder / "ours", step=step, tables=tables.shards(), dense={}, extra={}, keep_last=1)
         stalled = time.perf_counter() - start
         saver.wait()
         until_written.append(time.perf_counter() - start)
-        return stalled
+        return Seconds(stalled)
 
-    def theirs_async() -> float:
+    def theirs_async(_: int) -> Seconds:
         start = time.perf_counter()
         future = dcp.async_save(tables.tensors(), storage_writer=_writer(folder / "dcp"))
         stalled = time.perf_counter() - start
         assert isinstance(future, Future)
         future.result()
-        return stalled
+        return Seconds(stalled)
 
-    times = measure(lambda i: [lambda: ours_async(i + 1000), theirs_async], iterations)
+    times = interleave(steps.__next__, ours_async, theirs_async, iterations=iterations, warm_up=1)
     seconds = float(np.median(until_written[1:]))
     staged = saver.staged_bytes
     saver.close()
     told("async_save", "dcp", times, seconds, stall_seconds=float(np.median(times[:, 0])) / 1e3, staged_bytes=staged)
 
-    checkpoint = Checkpoint(ours(10_000))
+    checkpoint = Checkpoint(ours(next(steps)))
     theirs()
+    loads(tables, checkpoint, folder / "dcp", iterations, told)
+
+
+def loads(
+    tables: Tables, checkpoint: Checkpoint, peer_folder: Path, iterations: int, told: Callable[..., None]
+) -> None:
+    """Tell the lines of ``load`` and ``reshard``; both folders hold ``tables``."""
+    other = Tables(tables.num_rows, tables.dim)
+    columns = Tables(tables.num_rows, tables.dim, columns=True)
     into = other.tensors()
     verify_seconds = []
 
-    def load() -> None:
+    def load(checkpoint: Checkpoint) -> None:
         start = time.perf_counter()
         checkpoint.verify()
         verify_seconds.append(time.perf_counter() - start)
         other.load(checkpoint)
 
-    def load_theirs() -> None:
-        dcp.load(into, checkpoint_id=str(folder / "dcp"))
+    def load_theirs(_: Checkpoint) -> None:
+        dcp.load(into, checkpoint_id=str(peer_folder))
 
-    times = measure(lambda i: [load, load_theirs], iterations)
+    times = interleave(lambda: checkpoint, load, load_theirs, iterations=iterations, warm_up=1)
     assert all(torch.equal(value, tables.tensors()[name]) for name, value in other.tensors().items())
     verified = round(float(np.median(verify_seconds)), 4)
     told("load", "dcp", times, float(np.median(times[:, 0])) / 1e3, verify_seconds=verified)
 
-    times = measure(lambda i: [lambda: columns.load(checkpoint), lambda: other.load(checkpoint)], iterations)
+    times = interleave(lambda: checkpoint, columns.load, other.load, iterations=iterations, warm_up=1)
     assert torch.equal(
         torch.cat([piece.weight("t") for piece, *_ in columns.pieces], dim=1),
         torch.cat([piece.weight("t") for piece, *_ in tables.pieces]),

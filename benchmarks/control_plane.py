@@ -10,8 +10,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
-import signal
 import sqlite3
 import statistics
 import subprocess
@@ -19,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
@@ -31,7 +29,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import cpu, versions
+from benchmarks.harness import say
+from benchmarks.serving import serving
 from embeddings.store import default_view, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 
@@ -43,37 +42,11 @@ RATE = 300
 NUM_CLIENTS = 8
 ENDED = ("cancelled", "failed", "succeeded")
 SECONDS = float(os.environ.get("EVENKEEL_BENCH_SECONDS", "30"))
-EVENKEEL = Path(sys.executable).with_name("evenkeel")
 
 
 def report(case: str, **figures: float | str) -> None:
     load = round(os.getloadavg()[0], 1)  # of the machine, this benchmark's own included
-    print(
-        json.dumps(
-            {"bench": "control_plane", "case": case, **figures, "load": load, "versions": versions(), "cpu": cpu()}
-        ),
-        flush=True,
-    )
-
-
-@contextlib.contextmanager
-def serving(home: Path, *options: str) -> Iterator[tuple[str, str, int, float]]:
-    """Run ``evenkeel serve`` over this home, and yield its address, its key, its pid, and seconds until it answered."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
-    environment |= {"EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(home.parent)}
-    begun = time.monotonic()
-    process = subprocess.Popen(
-        [str(EVENKEEL), "serve", "--port", "0", *options], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found is not None, "the service did not start"
-        httpx.get(f"{found[0]}/healthz", timeout=60)
-        yield found[0], (home / "admin.key").read_text().strip(), process.pid, time.monotonic() - begun
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    say({"bench": "control_plane", "case": case, **figures, "load": load})
 
 
 def job(name: str, epochs: int) -> dict[str, Any]:
@@ -130,7 +103,7 @@ def imports() -> None:
 def first_job(folder: Path) -> None:
     """Measure the time from an empty home to the first job accepted."""
     begun = time.monotonic()
-    with serving(folder / "home") as (url, key, _, _):
+    with serving(folder / "home") as (url, key, _):
         http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
         http.post("/v1/datasets", json=dataset(folder)).raise_for_status()
         accepted = http.post("/v1/jobs", json=job("first", 1)).raise_for_status().json()["id"]
@@ -139,7 +112,7 @@ def first_job(folder: Path) -> None:
 
 
 def idle_memory(folder: Path) -> None:
-    with serving(folder / "home", "--role", "api") as (url, key, pid, _):
+    with serving(folder / "home", "--role", "api") as (url, key, pid):
         httpx.get(f"{url}/v1/jobs", headers={"Authorization": f"Bearer {key}"}, timeout=60).raise_for_status()
         time.sleep(5)
         report("idle api", megabytes=round(psutil.Process(pid).memory_full_info().uss / 1e6))
@@ -172,7 +145,7 @@ def under_training(folder: Path) -> None:
     """Measure lists and vectors on one worker while a job trains beside it."""
     home = folder / "home"
     publish(home)
-    with serving(home) as (url, key, _, _):
+    with serving(home) as (url, key, _):
         http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
         running = http.post("/v1/jobs", json=job("beside", 1000)).raise_for_status().json()["id"]
         try:

@@ -10,7 +10,7 @@ ctr_torchrec).
 is climbed from the middle until the best has worse on both sides; then seeds 0 .. N-1, each at its own best validation
 epoch, and the test AUC of that epoch. Seeds have their own split, order and initial values. ``speed``: tables of
 500,000 rows; examples a second while training, after a warm-up, of each library in processes of their own, in turns.
-One JSON line for each training, a table, and the bars as PASS or FAIL; exit code 1 if one fails.
+One JSON line for each training, a table, and the goals as PASS or FAIL; exit code 1 if one fails.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ import numpy as np
 
 from benchmarks import ctr_deepctr, ctr_ours, ctr_torchrec
 from benchmarks.ctr_tasks import HELD_OUT, MODELS, Request, Task, quality_tasks, quick_task, speed_task
-from benchmarks.harness import cpu, versions
+from benchmarks.harness import Condition, climbed, cpu, versions
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.launch.on_host import leave
+from trainer.recipes.pages.markdown import table_of
 
 OURS, DEEPCTR, TORCHREC = "ours", "deepctr_torch", "torchrec"
 LIBRARIES = (OURS, DEEPCTR, TORCHREC)
@@ -95,16 +96,6 @@ def at_best_epoch(line: Line) -> tuple[float, float]:
     return line["validation"][best], line["test"][best]
 
 
-def climbed(score: Callable[[int], float]) -> int:
-    """Return the n with the highest score, searching from 0 until both neighbours of the best are known and worse."""
-    best = 0
-    while True:
-        top = max((best - 1, best, best + 1), key=score)
-        if top == best:
-            return best
-        best = top
-
-
 def learning_rate(library: str, n: int) -> float:
     return MIDDLE[library] * HALF_DECADE**n
 
@@ -143,19 +134,7 @@ def _key(line: Line) -> tuple[Any, ...]:
     return tuple(line[name] for name in names)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A pass or fail condition with the figures behind it."""
-
-    what: str
-    holds: bool
-    figures: str
-
-    def __str__(self) -> str:
-        return f"{'PASS' if self.holds else 'FAIL'}  {self.what}: {self.figures}"
-
-
-def auc_verdicts(lines: Sequence[Line]) -> list[Verdict]:
+def auc_verdicts(lines: Sequence[Line]) -> list[Condition]:
     """Compare ours with each peer: not below by more than noise, twice the standard error of the seeds' differences."""
     found = []
     for task, model in _cases(lines):
@@ -168,7 +147,7 @@ def auc_verdicts(lines: Sequence[Line]) -> list[Verdict]:
             gain = np.array([ours[seed] - theirs[seed] for seed in seeds])
             noise = 2 * float(gain.std(ddof=1)) / math.sqrt(len(gain))
             found.append(
-                Verdict(
+                Condition(
                     f"{task} {model}: AUC beside {peer}",
                     float(gain.mean()) >= -noise,
                     f"{gain.mean():+.4f}, noise {noise:.4f}, {len(gain)} seeds",
@@ -179,7 +158,7 @@ def auc_verdicts(lines: Sequence[Line]) -> list[Verdict]:
 
 def auc_table(lines: Sequence[Line]) -> str:
     """Return test AUC, mean and standard deviation over seeds, with the learning rate that was chosen."""
-    rows = ["| test AUC | " + " | ".join(LIBRARIES) + " |", "|---" * (1 + len(LIBRARIES)) + "|"]
+    rows = []
     for task, model in _cases(lines):
         cells = []
         for library in LIBRARIES:
@@ -187,8 +166,8 @@ def auc_table(lines: Sequence[Line]) -> str:
             rates = {line["learning_rate"] for line in _of(lines, task, model, library)}
             told = ", ".join(f"{rate:.1e}" for rate in sorted(rates))
             cells.append(f"{values.mean():.4f} ± {values.std():.4f} ({told})" if len(values) else "")
-        rows.append(f"| {task}, {model} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+        rows.append((f"{task}, {model}", *cells))
+    return table_of(("test AUC", *LIBRARIES), rows)
 
 
 def _cases(lines: Sequence[Line]) -> list[tuple[str, str]]:
@@ -233,7 +212,7 @@ def _own_process(task: Task, library: str, variant: str, model: str, steps: dict
     return float(json.loads(done.stdout.splitlines()[-1])["examples_per_second"])
 
 
-def speed_verdicts(lines: Sequence[Line]) -> list[Verdict]:
+def speed_verdicts(lines: Sequence[Line]) -> list[Condition]:
     """Compare ours with the fastest variant of each peer, by medians over rounds."""
     found = []
     for model in dict.fromkeys(line["model"] for line in lines):
@@ -245,7 +224,7 @@ def speed_verdicts(lines: Sequence[Line]) -> list[Verdict]:
             fastest = max(variants, key=lambda name: variants[name])
             times = rates[OURS, ""] / variants[fastest]
             what = f"{model}: examples/s of {peer} ({fastest}), at least {bar:g} times"
-            found.append(Verdict(what, times >= bar, f"{times:.2f}"))
+            found.append(Condition(what, times >= bar, f"{times:.2f}"))
     return found
 
 
@@ -260,12 +239,12 @@ def speeds(lines: Sequence[Line], model: str) -> dict[tuple[str, str], float]:
 
 def speed_table(lines: Sequence[Line]) -> str:
     models = list(dict.fromkeys(line["model"] for line in lines))
-    rows = ["| examples/s | " + " | ".join(models) + " |", "|---" * (1 + len(models)) + "|"]
+    rows = []
     columns = {model: speeds(lines, model) for model in models}
     for name in dict.fromkeys((line["library"], line["variant"]) for line in lines):
         cells = [f"{columns[model][name]:,.0f}" if name in columns[model] else "" for model in models]
-        rows.append(f"| {' '.join(filter(None, name))} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+        rows.append((" ".join(filter(None, name)), *cells))
+    return table_of(("examples/s", *models), rows)
 
 
 # --- command ---------------------------------------------------------------------------------------------------------
@@ -313,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="evenkeel-ctr-") as temporary:
         place = Place(options.folder or Path(temporary), tell, options.threads)
         place.folder.mkdir(parents=True, exist_ok=True)
-        verdicts: list[Verdict] = []
+        verdicts: list[Condition] = []
         if options.what != "speed":
             tasks = {} if options.what == "quick" else quality_tasks(options.data)
             asked = [tasks[name] for name in options.tasks.split(",")] if tasks else [quick_task(place.folder)]

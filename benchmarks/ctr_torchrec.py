@@ -31,6 +31,7 @@ from benchmarks.ctr_tasks import CROSS_LAYERS, HELD_OUT, Request, answer, auc_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet
+from trainer.models.base import ModelInputs
 from trainer.models.registry import MODELS
 from trainer.spec.models.registry import parse_model
 
@@ -121,15 +122,15 @@ class _Narrow(nn.Module):
 
 def built(request: Request, data: PreparedData) -> DistributedModelParallel:
     """Return our model of the kind around TorchRec's tables, which start as TorchRec starts them."""
-    kind: Any = MODELS[request.model]
-    columns = parse_model({"kind": request.model, "embedding_dim": request.dim}).table_columns("")
+    fields = {"kind": request.model, "embedding_dim": request.dim, "hidden": request.hidden}
+    more = {"structure": "parallel", "cross_layers": CROSS_LAYERS} if request.model == "dcnv2" else {}
+    spec = parse_model(fields | more)
+    columns = spec.table_columns("")
     width = -(-columns // 4) * 4
     tables: nn.Module = EmbeddingBagCollection(tables=_tables(data, width), device=torch.device("meta"))
     if width != columns:
         tables = _Narrow(tables, columns)
-    more = {"structure": "parallel", "cross_layers": CROSS_LAYERS} if request.model == "dcnv2" else {}
-    names = [key.name for key in data.keys]
-    model = kind(tables, names, dim=request.dim, hidden=request.hidden, seed=request.seed, **more)
+    model = MODELS[request.model](tables, spec, ModelInputs(tuple(data.keys), seed=request.seed))
     fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": request.learning_rate, "eps": 1e-8}
     sharders: list[Any] = [EmbeddingBagCollectionSharder(fused_params=fused)]
     # Left to itself the planner replicates small tables, and replicas have no fused optimizer.

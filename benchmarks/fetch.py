@@ -9,14 +9,8 @@ Answers are compared. Service and client each have a process: with one core they
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import re
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +18,7 @@ import numpy as np
 import orjson
 
 from benchmarks.harness import interleave, line
+from benchmarks.serving import serving
 from embeddings.store import Collection, default_view, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from service.client import Client
@@ -44,27 +39,6 @@ def publish(folder: Path, name: str, num_items: int, dim: int) -> Collection:
     collection.create_view(default_view(name), dim_in=dim, anchor_generation=1)
     collection.publish(collection.write(ItemVectors(ids, vectors)), None)
     return collection
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[Client]:
-    """Yield a client of a service over ``folder``, whose process ends with the block."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
-    command = [str(Path(sys.executable).with_name("evenkeel")), "serve", "--role", "vectors", "--port", "0"]
-    process = subprocess.Popen(
-        command, env={**environment, "EVENKEEL_HOME": str(folder)}, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        found = re.search(r"http://\S+", process.stdout.readline())
-        if found is None:
-            raise RuntimeError("the service did not start: its reason stands above")
-        with Client(found[0], (folder / "admin.key").read_text().strip()) as client:
-            yield client
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        process.stdout.close()
 
 
 def fetch_json(client: Client, view: str) -> Fetch:
@@ -93,7 +67,7 @@ def run(folder: Path, num_items: int, iterations: int) -> None:
     generator = np.random.default_rng(1)
     keys = np.array(wide.open().keys)  # those of the narrow one too
     of = f"{NUM_IDS} of {num_items}"
-    with served(folder) as client:
+    with serving(folder, "--role", "vectors") as service, Client(service.url, service.key) as client:
 
         def draw() -> np.ndarray:
             return generator.choice(keys, NUM_IDS)

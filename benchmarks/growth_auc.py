@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from trainer.launch.driver import execute
-from trainer.launch.on_host import start_ranks
-from trainer.runs.directory import read_run, write_run
+from trainer.launch.in_process import train
+from trainer.runs.events import read_events
 from trainer.spec import load_documents, parse_job
 
 MANIFEST = Path(__file__).resolve().parents[1] / "examples" / "epinions.yaml"
@@ -41,12 +40,10 @@ def test_auc(table: dict[str, int], seed: int, data: Path) -> list[float]:
     document = job.model_dump(mode="json") | {"seed": seed, "tables": {"item": table} if table else {}}
     document["checkpoint"] = {"every_steps": 10**6, "asynchronous": False}
     with tempfile.TemporaryDirectory(prefix="evenkeel-growth-") as folder:
-        directory = write_run(
-            Path(folder) / "run", run_id="run", job=parse_job(document), dataset=dataset, store_url=f"{folder}/store"
-        )
+        directory = Path(folder) / "run"
         with contextlib.redirect_stdout(sys.stderr):
-            assert execute(read_run(directory), start_ranks) == 0
-        events = map(json.loads, (directory / "events.jsonl").read_text().splitlines())
+            assert train(dataset, parse_job(document), run_dir=directory, store=f"{folder}/store") == 0
+        events = [event.fields for event in read_events(directory)]
         return [event["auc"] for event in events if event["type"] == "metric" and event["split"] == "test"]
 
 

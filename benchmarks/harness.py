@@ -65,10 +65,17 @@ WORKLOADS = tuple(
 )
 
 
+class Seconds(float):
+    """What a contestant returns that says itself how long it took."""
+
+
 def interleave(
     make_input: Callable[[], Any], *contestants: Callable[[Any], Any], iterations: int, warm_up: int = 3
 ) -> np.ndarray:
-    """Return milliseconds [iterations, contestants]; each iteration has an input of its own, the order rotates."""
+    """Return milliseconds [iterations, contestants]; each iteration has an input of its own, the order rotates.
+
+    A contestant that returns :class:`Seconds` took these; the others are timed.
+    """
     if iterations < MIN_ITERATIONS:
         raise ValueError(f"a median of {iterations} is no figure: take at least {MIN_ITERATIONS} iterations")
     times = np.empty((iterations, len(contestants)))
@@ -77,9 +84,10 @@ def interleave(
         for j in range(len(contestants)):
             j = (i + j) % len(contestants)
             start = time.perf_counter()
-            contestants[j](given)
+            told = contestants[j](given)
+            taken = told if isinstance(told, Seconds) else time.perf_counter() - start
             if i >= 0:
-                times[i, j] = 1e3 * (time.perf_counter() - start)
+                times[i, j] = 1e3 * taken
     return times
 
 
@@ -93,10 +101,41 @@ def line(bench: str, case: str, peer: str, times: np.ndarray, **more: Any) -> di
         "ratio": round(float(ours / theirs), 4),
         "iqr": {"ours_ms": round(float(high[0] - low[0]), 4), "peer_ms": round(float(high[1] - low[1]), 4)},
         "best": {"ours_ms": round(float(times[:, 0].min()), 4), "peer_ms": round(float(times[:, 1].min()), 4)},
-        **more, "iterations": len(times), "versions": versions(), "cpu": cpu(),
+        **more, "iterations": len(times),
     }  # fmt: skip
+    return say(found)
+
+
+def say(fields: dict[str, Any]) -> dict[str, Any]:
+    """Print and return a line of ``bench``, ``case`` and figures, with the versions and the processor."""
+    found = {**fields, "versions": versions(), "cpu": cpu()}
     print(json.dumps(found), flush=True)
     return found
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must hold of a benchmark's figures, with the figures behind it."""
+
+    name: str
+    holds: bool
+    figures: str
+
+    def __str__(self) -> str:
+        return f"{'PASS' if self.holds else 'FAIL'}  {self.name}: {self.figures}"
+
+
+def climbed(score: Callable[[int], float], start: int = 0) -> int:
+    """Return the n with the highest score, searching from ``start`` until both neighbours of the best are worse.
+
+    It may be asked for one n several times.
+    """
+    best = start
+    while True:
+        top = max((best - 1, best, best + 1), key=score)
+        if top == best:
+            return best
+        best = top
 
 
 def versions() -> dict[str, str]:

@@ -30,14 +30,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.baselines import TorchModel
+from benchmarks.harness import Condition, climbed
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, default_alpha
 from trainer.launch.in_process import read_spec
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
+from trainer.recipes.pages.markdown import table_of
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.loop import Hooks, Trainer, dense_optimizer
 
 METHODS = ("adam", "adam_lazy", "adam_ar", "torch_adam", "frozen")
 PROTOCOLS = ("epinions", "amazon_sports")
@@ -99,7 +101,7 @@ def run(job: JobSpec, data: Any, method: str, alpha: float | None = None) -> Res
         if event == "metric" and fields["split"] in ("validation", "test"):
             getattr(result, fields["split"]).append(fields["auc"])
 
-    Trainer(job, data, model, dense_optimizer(job, model), emit=emit).train()
+    Trainer(job, data, model, dense_optimizer(job, model), hooks=Hooks(emit)).train()
     result.seconds = time.perf_counter() - started
     return result
 
@@ -119,28 +121,10 @@ def choose_alpha(job: JobSpec, data: Any, tell: Any) -> float:
             tell({"case": "alpha", "alpha": HALF_DECADE**n, "validation_auc": result.validation, "seed": job.seed})
         return known[n]
 
-    best = start
-    while True:
-        neighbours = [best - 1, best, best + 1]
-        top = max(neighbours, key=score)
-        if top == best:
-            return HALF_DECADE**best
-        best = top
+    return HALF_DECADE ** climbed(score, start)
 
 
 # --- what must be seen -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A statement about the table of means, with the figure behind it."""
-
-    name: str
-    holds: bool
-    figures: str
-
-    def __str__(self) -> str:
-        return f"{'PASS' if self.holds else 'FAIL'}  {self.name}: {self.figures}"
 
 
 def conditions(dataset: str, auc: dict[str, np.ndarray]) -> list[Condition]:
@@ -192,16 +176,13 @@ def conditions(dataset: str, auc: dict[str, np.ndarray]) -> list[Condition]:
 def table(results: Sequence[Result]) -> str:
     """Return the mean test AUC over seeds (and their standard deviation) as Markdown."""
     epochs = max(len(result.test) for result in results)
-    lines = [
-        "| method | " + " | ".join(f"epoch {e + 1}" for e in range(epochs)) + " | seconds |",
-        "|---" * (epochs + 2) + "|",
-    ]
+    lines = []
     for method, runs in by_method(results).items():
         auc = np.array([result.test for result in runs])
         cells = [f"{mean:.4f} ± {spread:.4f}" for mean, spread in zip(auc.mean(0), auc.std(0), strict=True)]
         alpha = "" if runs[0].alpha is None else f" (alpha {runs[0].alpha:.1e})"
-        lines.append(f"| {method}{alpha} | {' | '.join(cells)} | {np.mean([r.seconds for r in runs]):.0f} |")
-    return "\n".join(lines)
+        lines.append((f"{method}{alpha}", *cells, f"{np.mean([one.seconds for one in runs]):.0f}"))
+    return table_of(("method", *(f"epoch {e + 1}" for e in range(epochs)), "seconds"), lines)
 
 
 def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:

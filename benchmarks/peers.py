@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -11,12 +12,18 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from torch import nn
 
 from benchmarks.harness import Workload
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import RowOptimizer
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, TableConfig
+from trainer.data.batches.keys import Key
+from trainer.spec.models.dnn import DNNSpec
+
+if TYPE_CHECKING:
+    from trainer.models.registry import DNN
 
 
 def ours(workload: Workload, optimizer: RowOptimizer, sse: float | None = None) -> EmbeddingTables:
@@ -37,18 +44,41 @@ def swaps(workload: Workload, sse: float | None) -> dict[str, SSEConfig]:
     return {} if sse is None else {f"f{t}": SSEConfig(sse) for t in range(workload.num_tables)}
 
 
+def dnn(embeddings: nn.Module, tables: Sequence[TableConfig], hidden: Sequence[int]) -> DNN:
+    """Return our DNN over all features of these tables."""
+    # Only the ranks pay for TorchRec.
+    from trainer.models.base import ModelInputs
+    from trainer.models.registry import DNN
+
+    keys = tuple(Key(feature, table.name, False, "sum") for table in tables for feature in table.features)
+    spec = DNNSpec(kind="dnn", embedding_dim=tables[0].dim, hidden=tuple(hidden))
+    return DNN(embeddings, spec, ModelInputs(keys))
+
+
+def whole_step(tables: EmbeddingTables, grad: torch.Tensor) -> Callable[[Any], None]:
+    """Return lookup, backward and step of (indices, offsets), with this output gradient."""
+
+    def step(given: Any) -> None:
+        tables(*given).backward(grad)
+        tables.step(tables.completed_steps + 1)
+
+    return step
+
+
 def fbgemm(
     workload: Workload, like: EmbeddingTables, optimizer: Any = EmbOptimType.EXACT_ADAGRAD, **settings: Any
 ) -> Any:
     """Return FBGEMM's table-batched embedding on CPU, with the rows of ``like``."""
-    peer = SplitTableBatchedEmbeddingBagsCodegen(
-        [(workload.num_rows, workload.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * workload.num_tables,
-        optimizer=optimizer,
-        **settings,
-    )
+    peer = fbgemm_tables([workload.num_rows] * workload.num_tables, workload.dim, optimizer, **settings)
     for t, weight in enumerate(peer.split_embedding_weights()):
         weight.copy_(like.weight(f"t{t}"))
     return peer
+
+
+def fbgemm_tables(rows: Sequence[int], dim: int, optimizer: Any, **settings: Any) -> Any:
+    """Return FBGEMM's table-batched embedding on CPU."""
+    specs = [(count, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for count in rows]
+    return SplitTableBatchedEmbeddingBagsCodegen(specs, optimizer=optimizer, **settings)
 
 
 class TorchSparseAdam:
@@ -76,7 +106,6 @@ def train(tables: EmbeddingTables, draw: Any, num_steps: int) -> None:
     """Train real steps, so that rows have the ages and moments that training gives them."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(num_steps):
-        k = tables.completed_steps + 1
         pooled = tables(*draw())
         pooled.backward(1e-3 * torch.randn(pooled.shape, generator=generator))
-        tables.step(k)
+        tables.step(tables.completed_steps + 1)

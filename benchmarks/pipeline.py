@@ -29,7 +29,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 
-from benchmarks.harness import cpu, versions
+from benchmarks import harness, peers
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.launch.in_process import train
@@ -137,7 +138,10 @@ def _time(event: dict[str, Any]) -> datetime:
 
 
 class _Peer:
-    """The job's MLP over 26 looked-up rows, as plain torch writes it."""
+    """The job's MLP over looked-up rows, as plain torch writes it.
+
+    TorchRec's tables are the kernel that its batched one runs on a CPU: FBGEMM's, with rowwise Adagrad fused.
+    """
 
     def __init__(self, kind: str, rows: list[int], job: JobSpec):
         sizes = [len(rows) * DIM, *HIDDEN, 1]
@@ -147,7 +151,8 @@ class _Peer:
         self.mlp = nn.Sequential(*layers[:-1])
         self.optimizers: list[Any] = [torch.optim.Adam(self.mlp.parameters(), lr=job.dense_optimizer.learning_rate)]
         if kind.startswith("torchrec"):
-            self.lookup = _fbgemm(rows)
+            tables = peers.fbgemm_tables(rows, DIM, EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.001)
+            self.lookup = lambda features: tables(features.values(), features.offsets())
             return
         bags = [nn.EmbeddingBag(n, DIM, mode="sum", sparse=kind == "torch_sparse_adam") for n in rows]
         parameters = [bag.weight for bag in bags]
@@ -165,23 +170,6 @@ class _Peer:
         nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
         for optimizer in self.optimizers:
             optimizer.step()
-
-
-def _fbgemm(rows: list[int]) -> Callable[[Any], torch.Tensor]:
-    """Return the kernel that TorchRec's own batched one runs on a CPU: FBGEMM's, with rowwise Adagrad fused."""
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
-
-    tables = SplitTableBatchedEmbeddingBagsCodegen(
-        [(n, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU) for n in rows],
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        learning_rate=0.001,
-    )
-    return lambda features: tables(features.values(), features.offsets())
 
 
 def peer(kind: str, data: PreparedData, job: JobSpec, steps: int) -> float:
@@ -256,13 +244,10 @@ def _loss(module: Any, values: torch.Tensor, batch: Any) -> torch.Tensor:
 
 
 def say(case: str, options: argparse.Namespace, **figures: Any) -> dict[str, Any]:
-    found = {
+    return harness.say({
         "bench": "pipeline", "case": case, "threads": options.threads * options.workers, **figures,
         "features": options.features, "ids": options.ids, "dim": DIM, "batch": BATCH_SIZE, "rows": options.rows,
-        "versions": versions(), "cpu": cpu(),
-    }  # fmt: skip
-    print(json.dumps(found), flush=True)
-    return found
+    })  # fmt: skip
 
 
 def main(options: argparse.Namespace, folder: Path) -> int:

@@ -40,13 +40,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks.harness import Condition
 from benchmarks.item_tables import ItemTables
-from benchmarks.one_epoch import Condition
 from embeddings.refresh import probe
 from embeddings.refresh.calibration import MIN_NULLS, calibrate
 from embeddings.refresh.publish import Publication, publish_candidate
@@ -56,6 +55,7 @@ from embeddings.vectors.item_vectors import ItemVectors, unit_rows
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.in_process import read_spec
+from trainer.recipes.rff import first_genres
 from trainer.runs.directory import Run
 
 Array = npt.NDArray[Any]
@@ -69,7 +69,7 @@ CASES = {
     "aligned_ema": Settings(ema=MovingAverage(), gate=Gate("report")),
 }
 NULL_SEEDS = 1000
-# Bars, above or below; those of a kind that is left out do not apply to it.
+# Goals, above or below; those of a kind that is left out do not apply to it.
 BARS: tuple[tuple[str, str, str, float, bool], ...] = (
     ("retrain", "unaligned", "accuracy", 0.30, False),
     ("retrain", "aligned", "retained", 0.95, True),
@@ -107,11 +107,7 @@ class Genres:
     """Movies with a known first genre, split once into those the consumer is fitted on and those it is judged on."""
 
     def __init__(self, movies: Path, ids: Array):
-        table = pq.read_table(movies, columns=["item", "genres"])
-        genre = {
-            item: text.partition("|")[0]
-            for item, text in zip(table["item"].to_pylist(), table["genres"].to_pylist(), strict=True)
-        }
+        genre = first_genres(movies)
         self.ids = np.array([identifier for identifier in ids.tolist() if identifier in genre])
         self.labels = np.array([genre[identifier] for identifier in self.ids.tolist()])
         self.held_out = np.random.default_rng(0).random(len(self.ids)) < 0.2

@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import os
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,12 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from benchmarks import peers
 from benchmarks.harness import Workload, interleave, line
-from benchmarks.sse import HIDDEN, TIMEOUT, Batch, batches
+from benchmarks.sse import HIDDEN, Batch, Training, batches, rank_process
 from embeddings import EmbeddingTables, TableConfig
 from embeddings.optim import AdamAR
 
@@ -89,33 +84,20 @@ def rows(distribution: str, threads: int, iterations: int, many: int = MANY, few
 # --- ranks -----------------------------------------------------------------------------------------------------------
 
 
-class Training:
-    """A DNN over sharded tables with its optimizers, on this rank. Made by every rank at once."""
+class SummedTraining(Training):
+    """As a job trains: each step ends with the loss of all ranks."""
 
-    def __init__(self, workload: Workload, plan: str):
-        # Only the ranks pay for TorchRec.
-        from embeddings.sharding.exchange.collectives import all_reduce
-        from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
-        from trainer.models.registry import DNN
-
-        tables = peers.table_configs(workload)
-        features = [feature for table in tables for feature in table.features]
-        model = DNN(embedding_bag_collection(tables), features, dim=workload.dim, hidden=HIDDEN)
-        wanted = {} if plan == "planner" else {table.name: plan for table in tables}
-        self.model = shard_model(model, tables, OPTIMIZER, {}, wanted, seed=0)
-        self.module: Any = self.model.module
-        self.dense = torch.optim.Adam([parameter for _, parameter in self.model.dense_parameters()], lr=1e-3)
-        self.batch_size, self._all_reduce = workload.batch_size, all_reduce
-
-    def step(self, batch: Batch) -> float:
+    def step_with_loss(self, batch: Batch) -> float:
         """Train on the batch, and return the mean loss of the global batch."""
+        from embeddings.sharding.exchange.collectives import all_reduce
+
         k = self.model.completed_steps + 1
         self.model.set_context(k, batch.start, self.batch_size)
         self.dense.zero_grad()
         loss = self.module.loss(batch).sum() / self.batch_size
         loss.backward()
         self.model.all_reduce_gradients()
-        total = self._all_reduce("loss", loss.detach())
+        total = all_reduce("loss", loss.detach())
         self.dense.step()
         self.model.step_tables(k)
         return float(total)
@@ -162,28 +144,19 @@ class Ranks:
 
 
 def _rank(rank: int, world_size: int, store: str, pipe: Connection, workload: Workload, plan: str) -> None:
-    # Dies with its parent (PR_SET_PDEATHSIG); Ctrl-C is the parent's to handle.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
-    from trainer.launch.on_host import leave
-    from trainer.launch.worker import quiet, steady_memory, use_threads
+    from trainer.launch.worker import steady_memory
 
-    use_threads(1)
-    quiet()
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
-    training, source, ready = Training(workload, plan), batches(workload), []
-    with steady_memory():
-        while (what := pipe.recv()) != "end":
-            if what == "prepare":
-                ready = [next(source)[0] for _ in range(STEPS_AT_ONCE)]
-                pipe.send(None)
-            else:
-                start = time.process_time()
-                losses = [training.step(batch) for batch in ready]
-                pipe.send((losses, time.process_time() - start))
-    dist.destroy_process_group()
-    leave(0)
+    with rank_process(rank, world_size, store):
+        training, source, ready = SummedTraining(workload, None, plan), batches(workload), []
+        with steady_memory():
+            while (what := pipe.recv()) != "end":
+                if what == "prepare":
+                    ready = [next(source)[0] for _ in range(STEPS_AT_ONCE)]
+                    pipe.send(None)
+                else:
+                    start = time.process_time()
+                    losses = [training.step_with_loss(batch) for batch in ready]
+                    pipe.send((losses, time.process_time() - start))
 
 
 @contextlib.contextmanager

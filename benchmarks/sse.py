@@ -10,6 +10,7 @@ they are sent to the ranks of their rows. ``B`` is the global batch; a step last
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -72,19 +73,22 @@ class Batch(NamedTuple):
 
 
 class Training:
-    """A DNN over row-wise sharded tables with its optimizers, on this rank. Made by every rank at once."""
+    """A DNN over sharded tables with its optimizers, on this rank. Made by every rank at once.
 
-    def __init__(self, workload: Workload, sse: float | None):
+    ``plan``: the sharding of every table; ``planner`` leaves it to the planner.
+    """
+
+    def __init__(self, workload: Workload, sse: float | None, plan: str = "row_wise"):
         # Only the ranks pay for TorchRec.
-        from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
-        from trainer.models.registry import DNN
+        from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
         tables = peers.table_configs(workload)
         features = [feature for table in tables for feature in table.features]
-        model = DNN(embedding_bag_collection(tables), features, dim=workload.dim, hidden=HIDDEN)
-        plan = {table.name: "row_wise" for table in tables}
-        self.model = shard_model(model, tables, AdamAR(1e-3, alpha=1e-5), peers.swaps(workload, sse), plan, seed=0)
-        assert self.model.plan() == plan
+        model = peers.dnn(embedding_bag_collection(tables), tables, HIDDEN)
+        asked = {} if plan == "planner" else {table.name: plan for table in tables}
+        settings = TableSettings.of(tables, AdamAR(1e-3, alpha=1e-5), peers.swaps(workload, sse))
+        self.model = shard_model(model, settings, PlanRequest(asked))
+        assert plan == "planner" or self.model.plan() == asked
         self.module: Any = self.model.module
         self.dense = torch.optim.Adam([parameter for _, parameter in self.model.dense_parameters()], lr=1e-3)
         self.features, self.batch_size = features, workload.batch_size
@@ -157,28 +161,37 @@ def row_wise(workloads: Sequence[Workload], iterations: int) -> None:
         multiprocessing.spawn(_rank, arguments, nprocs=NUM_RANKS, daemon=True)
 
 
-def _rank(rank: int, store: str, workloads: list[Workload], iterations: int) -> None:
+@contextlib.contextmanager
+def rank_process(rank: int, world_size: int, store: str) -> Iterator[None]:
+    """Make this process a rank of one thread in a gloo group, and end it with the block."""
     # Dies with its parent (PR_SET_PDEATHSIG); Ctrl-C is the parent's to handle.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["LOCAL_WORLD_SIZE"] = str(NUM_RANKS)
+    os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
     from trainer.launch.on_host import leave
-    from trainer.launch.worker import quiet, steady_memory, use_threads
+    from trainer.launch.worker import quiet, use_threads
 
     use_threads(1)
     quiet()
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=NUM_RANKS, timeout=TIMEOUT)
-    for workload in workloads:
-        with steady_memory():
-            times, num_swaps = time_row_wise(workload, iterations)
-        if rank == 0:
-            line(
-                "row_wise", str(workload), "without", times, probability=PROBABILITY, ranks=NUM_RANKS,
-                model=f"dnn {'-'.join(map(str, HIDDEN))}", optimizer="adam_ar dense",
-                swaps_per_step=num_swaps, equal="ids and labels",
-            )  # fmt: skip
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    yield
     dist.destroy_process_group()
     leave(0)
+
+
+def _rank(rank: int, store: str, workloads: list[Workload], iterations: int) -> None:
+    from trainer.launch.worker import steady_memory
+
+    with rank_process(rank, NUM_RANKS, store):
+        for workload in workloads:
+            with steady_memory():
+                times, num_swaps = time_row_wise(workload, iterations)
+            if rank == 0:
+                line(
+                    "row_wise", str(workload), "without", times, probability=PROBABILITY, ranks=NUM_RANKS,
+                    model=f"dnn {'-'.join(map(str, HIDDEN))}", optimizer="adam_ar dense",
+                    swaps_per_step=num_swaps, equal="ids and labels",
+                )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from embeddings.refresh.publish import Gate, Publication, Settings, publish_cand
 from embeddings.store import Collection, Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from trainer.launch.in_process import read_spec
+from trainer.recipes.rff import first_genres
 
 ROW_LENGTH = 10
 FAULTY_DAY = 5
@@ -56,7 +57,8 @@ class Family:
         self.name = job.model.kind
         self.tables = ItemTables(dataset, job, folder / self.name)
         self.store: Store = open_store(store / self.name)
-        self.genres = first_genres(Path(dataset.uri).with_name("ml1m_movies.parquet"))
+        genres = first_genres(Path(dataset.uri).with_name("ml1m_movies.parquet"))
+        self.genres = list(genres), list(genres.values())
 
     def day0(self) -> ItemVectors:
         return self.tables.table("day0", self.tables.job.seed)
@@ -88,11 +90,6 @@ class Family:
         return publish_candidate(
             self.store, collection, items, settings, parent_version=parent, model=self.name, keep_last=None, **options
         )
-
-
-def first_genres(movies: Path) -> tuple[list[int], list[str]]:
-    table = pq.read_table(movies, columns=["item", "genres"])
-    return table["item"].to_pylist(), [text.partition("|")[0] for text in table["genres"].to_pylist()]
 
 
 def study(family: Family, others: Family | None, num_nulls: int, num_unseen: int, num_retrains: int) -> Iterator[Line]:
@@ -172,14 +169,13 @@ def faulty(family: Family, others: Family | None, calibration: Calibration, retr
 
     def line(fault: Fault, severity: float, items: ItemVectors) -> Line:
         name = f"{fault.name} {severity}"
-        starting = Thresholds().with_own(probe.starting_limits(target.settings(probe.SETTINGS)))
         return {
             "case": "fault",
             "fault": fault.name,
             "severity": severity,
             "unit": fault.unit,
             "caught_by": judged(items, name, fault.align),
-            "caught_by_starting_values": judged(items, f"{name} starting", fault.align, starting),
+            "caught_by_starting_values": judged(items, f"{name} starting", fault.align, Thresholds()),
         }
 
     for fault in faults_of_rows(foreign):

@@ -1,6 +1,6 @@
 """The lines of benchmarks.stability as tables, put into a document between its two marks.
 
-    python -m benchmarks.stability_tables LINES.jsonl ... --into docs/stability.md [--source "date, command, machine"]
+    python -m benchmarks.stability_tables LINES.jsonl ... --into docs/reports/gate.md [--source "date, machine"]
 
 Files of any number of runs: a model family has the lines of the last file that has it.
 """

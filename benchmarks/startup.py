@@ -10,17 +10,14 @@ the version before; ``train``, the first job by ``evenkeel train``, without a se
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.harness import cpu, versions
+from benchmarks.harness import say
+from benchmarks.serving import EVENKEEL, serving
 from service.client import Client
-from trainer.runs import run_process
 from trainer.runs.events import read_events
 from trainer.runs.protocol import PROCESS_FILE
 
@@ -40,7 +37,6 @@ FIRST_DAY = datetime.date(2026, 3, 1)
 LAST_DAY = FIRST_DAY + datetime.timedelta(NUM_DAYS - 1)
 """Of the first job: a window ends with the day that it is named after."""
 CASES = ("cold", "warm", "refresh", "train")
-START_SECONDS = 120.0
 POLL_SECONDS = 0.05
 
 
@@ -140,42 +136,10 @@ def _started(directory: Path) -> float | None:
 
 
 def line(case: str, fields: dict[str, Any]) -> None:
-    shown = {"bench": "startup", "case": case, **fields, "load": round(os.getloadavg()[0], 1)}
-    print(json.dumps(shown | {"versions": versions(), "cpu": cpu()}), flush=True)
+    say({"bench": "startup", "case": case, **fields, "load": round(os.getloadavg()[0], 1)})
 
 
 # --- the cases -------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def service(home: Path) -> Iterator[Client]:
-    """Yield a client of a service of its own, ready; it ends with all that it started."""
-    environment = os.environ | {"EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(home.parent)}
-    for name in ("EVENKEEL_API_KEY", "EVENKEEL_URL", "EVENKEEL_STORE_URL", "EVENKEEL_DATABASE_URL"):
-        environment.pop(name, None)
-    said = home.with_suffix(".log")
-    with open(said, "wb") as log:
-        process = subprocess.Popen(
-            [Path(sys.executable).with_name("evenkeel"), "serve", "--port", "0"],
-            env=environment, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not (address := re.search(r"Evenkeel on (http://\S+)", said.read_text())):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the service did not start: {said.read_text()[-2000:]}")
-            time.sleep(0.05)
-        key = home / "admin.key"
-        while not key.exists():
-            time.sleep(0.05)
-        with Client(address[1], key.read_text().strip()) as client:
-            client.json("GET", "/jobs")  # answered once the service is ready
-            yield client
-    finally:
-        process.terminate()
-        process.wait(60)
-        for directory in (home / "runs").glob("*"):
-            run_process.terminate(directory, grace_seconds=2)
 
 
 def waited_for(client: Client, home: Path, job_id: str, submitted: float) -> dict[str, Any]:
@@ -189,7 +153,8 @@ def waited_for(client: Client, home: Path, job_id: str, submitted: float) -> dic
 def served(folder: Path, cases: list[str], repeat: int) -> None:
     """Run cases ``cold``, ``warm`` and ``refresh`` of one service."""
     home = folder / "home"
-    with service(home) as client:
+    with serving(home) as service, Client(service.url, service.key) as client:
+        client.json("GET", "/jobs")  # answered once the service is ready
         client.add_dataset(dataset_of(folder / "rows.parquet"))
         for case in ("cold", *["warm"] * (repeat if "warm" in cases else 0)):
             submitted = time.time()
@@ -211,10 +176,9 @@ def trained(folder: Path) -> None:
     """Run case ``train``: the same by ``evenkeel train``, from the shell's command to its end."""
     spec, directory = folder / "train.yaml", folder / "run"
     spec.write_text(yaml.safe_dump_all([dataset_of(folder / "rows.parquet"), {"spec_version": 1, **job_of()}]))
-    evenkeel = Path(sys.executable).with_name("evenkeel")
     submitted = time.time()
     subprocess.run(
-        [evenkeel, "train", spec, "--run-dir", directory, "--store", folder / "store"],
+        [EVENKEEL, "train", spec, "--run-dir", directory, "--store", folder / "store"],
         check=True,
         stdout=subprocess.DEVNULL,
     )

@@ -123,13 +123,6 @@ def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterat
     horizon = DeferredUpdateCoefficients(optimizers[0], "float32").horizon
     hot: list[float] = []
 
-    def whole_step(tables: EmbeddingTables) -> Callable[[Any], None]:
-        def step(given: Any) -> None:
-            tables(*given).backward(grad)
-            tables.step(tables.completed_steps + 1)
-
-        return step
-
     def prepare() -> Any:
         indices, offsets = draw()
         tables = contestants[0]
@@ -138,7 +131,7 @@ def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterat
             hot.append(float(((last > 0) & (last >= tables.completed_steps - horizon)).float().mean()))
         return indices, offsets
 
-    steps = [whole_step(tables) for tables in contestants]
+    steps = [peers.whole_step(tables, grad) for tables in contestants]
     for _ in range(horizon + 50):
         given = draw()
         for step in steps:
@@ -181,14 +174,10 @@ def against_sparse_adam(workload: Workload, draw: Any, grad: torch.Tensor, itera
         tables = peers.ours(workload, optimizer)
         peer = peers.TorchSparseAdam(workload, tables, 1e-3, SPARSE_EPS)
 
-        def ours(given: Any, tables: EmbeddingTables = tables) -> None:
-            tables(*given).backward(grad)
-            tables.step(tables.completed_steps + 1)
-
         def theirs(given: Any, peer: peers.TorchSparseAdam = peer) -> None:
             peer.step(given[0], grad)
 
-        times = interleave(draw, ours, theirs, iterations=iterations)
+        times = interleave(draw, peers.whole_step(tables, grad), theirs, iterations=iterations)
         if name == "adam lazy":
             for t, bag in enumerate(peer.bags):
                 # Gradients that nearly cancel keep the rounding of the order in which they were summed.

@@ -1,10 +1,4 @@
-"""Embedding tables that are looked up, pooled and trained together: SSE, decay at read, and a fused row optimizer.
-
-tables = EmbeddingTables([TableConfig("item", 1000, 16, ("item",))], AdamAR(alpha=1e-4))
-pooled = tables(indices, offsets)    # [B, sum of dims], differentiable: backward records
-loss(pooled).backward()
-tables.step(1)                       # applies what backward recorded, once
-"""
+"""Embedding tables that are looked up, pooled and trained together: SSE, deferred updates, a fused row optimizer."""
 
 from __future__ import annotations
 
@@ -36,6 +30,8 @@ class EmbeddingTables(torch.nn.Module):
     Rows are no ``torch.nn.Parameter``: dense optimizers, DDP and ``state_dict`` do not see them. Save and restore
     ``weight``, ``state`` and ``completed_steps``.
 
+    All arguments but the first two have defaults and go by keyword: what a group of tables is, in one call.
+
     Args:
         tables: one config for each table; features are unique over all of them.
         optimizer: what :meth:`step` applies.
@@ -57,6 +53,18 @@ class EmbeddingTables(torch.nn.Module):
         features: the features in the order that ``forward`` takes and returns them.
         birth_step: the steps completed when rows and state were initial. Rows count their steps, and the optimizer its
             own, from there; saved and restored with ``completed_steps``.
+
+    Example:
+        >>> from embeddings import EmbeddingTables, TableConfig
+        >>> from embeddings.optim import AdamAR
+        >>> tables = EmbeddingTables([TableConfig("item", 1000, 4, ("item",))], AdamAR(learning_rate=0.01, alpha=1e-4))
+        >>> pooled = tables(torch.tensor([17, 42, 42]), torch.tensor([0, 1, 3]))  # two bags: [17] and [42, 42]
+        >>> pooled.shape  # [bags, sum of dims]
+        torch.Size([2, 4])
+        >>> pooled.sum().backward()  # records the gradient, changes nothing
+        >>> tables.step(1)  # applies what was recorded, once
+        >>> tables.eval()(torch.tensor([17]), torch.tensor([0, 1])).detach().round(decimals=4)
+        tensor([[-0.0100, -0.0100, -0.0100, -0.0100]])
     """
 
     def __init__(

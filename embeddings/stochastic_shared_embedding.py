@@ -17,6 +17,8 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
     The first dimension of the input counts samples, the others positions. Each forward in training is a step of its
     own; ``num_draws`` counts them and is saved with the module, so that a resumed run draws what it would have drawn.
 
+    Its arguments are those of ``torch.nn.Embedding``, in whose place it stands, and the settings of SSE by keyword.
+
     Args:
         probability, graph, rho, restart: as of :class:`embeddings.sse.config.SSEConfig`; the graph
             is over ids, and the padding row has no edges (``Graph.from_edges(..., first_live_row=0)`` or 1).
@@ -27,6 +29,16 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
 
     Attributes:
         sample_offset: index in the global batch of the next input's first sample, where ranks hold slices of one.
+
+    Example:
+        >>> from embeddings.sse import StochasticSharedEmbedding
+        >>> embedding = StochasticSharedEmbedding(1000, 8, padding_idx=0, probability=0.1)
+        >>> histories = torch.tensor([[17, 42, 0], [5, 17, 42]])  # [samples, positions]
+        >>> embedding(histories).shape  # in training one id in ten is swapped
+        torch.Size([2, 3, 8])
+        >>> embedding = embedding.eval()  # now it is torch.nn.Embedding
+        >>> bool((embedding(histories) == embedding.weight[histories]).all())
+        True
     """
 
     num_draws: torch.Tensor

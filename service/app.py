@@ -24,7 +24,6 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from embeddings.store import Store, open_store
-from embeddings.store.erasure import finish_erasures
 from service.api import middleware, openapi_examples, openapi_links, routes
 from service.core import errors, logs, tenants
 from service.core.database import Database
@@ -185,7 +184,7 @@ async def _finish_erasures(database: Database, store: Store) -> None:
         async with database.read() as connection:
             known = [row.name for row in await connection.execute(keys.tenants())]
         for tenant in known:
-            await asyncio.to_thread(finish_erasures, tenants.store_of(store, tenant))
+            await asyncio.to_thread(tenants.store_of(store, tenant).finish_erasures)
     except Exception as error:
         log.error("an erasure that was interrupted could not be finished: %s", error)
 

@@ -6,18 +6,89 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
-    ROOT.glob("docs/**/*.md")
-)
-LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#|mailto:)([^)#\s]+)[^)]*\)")
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
+# Documents of what there is today: reports, decisions and the changelog may name what has gone since.
+CURRENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md" and not {"reports", "adr"} & set(path.parts)]
+LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def _anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", document.read_text("utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
-    for target in LINK.findall(document.read_text("utf-8")):
-        assert (document.parent / target).exists(), f"{document.name} links to {target}, which is not there"
+    for target, anchor in LINK.findall(document.read_text("utf-8")):
+        there = document.parent / target if target else document
+        assert there.exists(), f"{document.name} links to {target}, which is not there"
+        if anchor and there.suffix == ".md":
+            assert anchor in _anchors(there), f"{document.name} links to {target}#{anchor}, which has no such heading"
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_source_files_exist(document: Path) -> None:
+    named = r"\b((?:tests/)?(?:embeddings|trainer|service)/[a-z0-9_/]+\.(?:py|h|cpp))\b"
+    for path in re.findall(named, document.read_text("utf-8")):
+        # docs/development/add_a_model.md has a model of its own as an example.
+        assert (ROOT / path).exists() or "mean_product" in path, f"{document.name}: there is no {path}"
+
+
+def test_the_index_of_documents_is_whole() -> None:
+    index = ROOT / "docs" / "README.md"
+    listed = {(index.parent / target).resolve() for target, _ in LINK.findall(index.read_text("utf-8")) if target}
+    reports = ROOT / "docs" / "reports" / "README.md"
+    listed |= {(reports.parent / target).resolve() for target, _ in LINK.findall(reports.read_text("utf-8")) if target}
+    missing = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.parent.name != "adr" and path not in listed]
+    assert missing == [index], f"docs/README.md or docs/reports/README.md leaves out {missing}"
+
+
+def test_every_setting_of_the_service_is_documented() -> None:
+    from service.core.settings import Settings
+
+    class Asked(dict[str, str]):
+        def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+            self[name] = ""
+            return default
+
+    asked = Asked()
+    Settings.from_environment(asked)
+    text = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    assert asked
+    assert [name for name in asked if f"`{name}`" not in text] == []
+
+
+def test_the_python_of_the_readme_runs() -> None:
+    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
+    found: dict[str, object] = {}
+    exec(compile(text, "README.md", "exec"), found)
+    assert found["vectors"].shape == (1, 32)  # type: ignore[attr-defined]
+
+
+def test_the_specs_of_the_reference_are_valid_and_whole() -> None:
+    from trainer.spec import DatasetSpec, JobSpec, Publish, parse_dataset, parse_job
+
+    text = (ROOT / "docs" / "reference" / "spec.md").read_text("utf-8")
+    dataset, job = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL))
+    parse_job(job).against(parse_dataset(dataset))
+    assert set(job) == set(JobSpec.model_fields)
+    assert set(job["publish"]) == set(Publish.model_fields)
+    assert set(dataset) == set(DatasetSpec.model_fields) - {"order"}  # timestamp or order
+
+
+def test_the_job_of_the_readme_is_valid() -> None:
+    from trainer.spec import parse_job
+
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
+    assert parse_job(yaml.safe_load(text)).publish is not None
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -145,9 +145,9 @@ class DynamicIdMap:
         Raises:
             ValueError: the state is of another map, or its parts do not fit together; the map is unchanged then.
         """
-        wanted = set(self.state())
-        if set(state) != wanted:
-            raise ValueError(f"the state of growing ids must hold {sorted(wanted)}, not {sorted(state)}")
+        names = set(self.state())
+        if set(state) != names:
+            raise ValueError(f"the state of growing ids must hold {sorted(names)}, not {sorted(state)}")
         numbers = np.asarray(state["numbers"], dtype=np.int64)
         if numbers.shape != (id_map.NUM_NUMBERS + 1,):
             raise ValueError(f"the state of growing ids is damaged: numbers has shape {numbers.shape}")

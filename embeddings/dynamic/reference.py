@@ -35,9 +35,9 @@ class ReferenceIds:
         for raw in ids:
             if raw in self.entries:
                 self.last_seen[raw] = step
-        found = self.find(ids)
+        entries = self.find(ids)
         for i, raw in enumerate(ids):
-            if found[i] >= 0:
+            if entries[i] >= 0:
                 continue
             if raw not in self.entries and self._is_admitted(raw):
                 if not self.free and self.high == growth.capacity and growth.when_full == "oldest":
@@ -50,8 +50,8 @@ class ReferenceIds:
                     came.append(raw)
                 else:
                     self.refused += 1
-            found[i] = self.entries.get(raw, -1)
-        return found, came, went
+            entries[i] = self.entries.get(raw, -1)
+        return entries, came, went
 
     def _remove(self, ids: list[int]) -> list[int]:
         # The oldest, and of those the lowest, is the first that is given to somebody else.
@@ -73,9 +73,9 @@ class ReferenceIds:
         places = [block + (word >> shift) % 64 for shift in (0, 6, 12, 18)]
         least = min(self.current[places])
         if least < 255:
-            for place in places:
-                if self.current[place] == least:
-                    self.current[place] += 1
+            for counter in places:
+                if self.current[counter] == least:
+                    self.current[counter] += 1
         return bool(min(self.current[places] + self.previous[places]) >= self.growth.admit_after)
 
 

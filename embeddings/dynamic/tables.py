@@ -18,14 +18,6 @@ from embeddings.tables.config import TableConfig
 class DynamicTables(torch.nn.Module):
     """EmbeddingTables of which some are looked up by raw ids instead of rows.
 
-    growth = Growth(capacity=1_000_000, ttl_steps=50_000)
-    item = TableConfig("item", growth.num_rows, 16, ("item",), init=InitConfig("hash"), grows=True)
-    tables = DynamicTables({"item": growth}, [item], AdamAR(alpha=1e-4))
-    pooled = tables(raw_ids, offsets)    # training: new ids get rows, with initial values of hash(id, seed)
-    loss(pooled).backward()
-    tables.step(1)
-    tables.take_gone("item")             # ids that lost their row meanwhile
-
     In evaluation mode nothing changes, and ids without a row read that of unknown ids, row 1, as in training those do
     that :class:`Growth` does not admit. A row that passes from one id to another starts anew: initial values, no state.
 
@@ -38,6 +30,23 @@ class DynamicTables(torch.nn.Module):
     Attributes:
         tables: the EmbeddingTables: rows, state and optimizer. Row e + 2 is entry e of ``ids``.
         ids: by table, :class:`DynamicIdMap`.
+
+    Example:
+        >>> import torch
+        >>> from embeddings import InitConfig, TableConfig
+        >>> from embeddings.dynamic.settings import Growth
+        >>> from embeddings.optim import AdamAR
+        >>> growth = Growth(capacity=1000, ttl_steps=50_000)
+        >>> item = TableConfig("item", growth.num_rows, 16, ("item",), init=InitConfig("hash"), grows=True)
+        >>> tables = DynamicTables({"item": growth}, [item], AdamAR(alpha=1e-4))
+        >>> pooled = tables(torch.tensor([2**61, -5]), torch.tensor([0, 1, 2]))  # in training new ids get rows
+        >>> pooled.sum().backward()
+        >>> tables.step(1)
+        >>> ids, vectors = tables.vectors("item")  # who has a row, and what is in it
+        >>> sorted(ids.tolist()), tuple(vectors.shape)
+        ([-5, 2305843009213693952], (2, 16))
+        >>> tables.take_gone("item").tolist()  # ids that lost their row since the last call
+        []
     """
 
     def __init__(
@@ -45,11 +54,11 @@ class DynamicTables(torch.nn.Module):
     ) -> None:
         super().__init__()
         for table in tables:
-            wanted = growth[table.name].num_rows if table.name in growth else None
-            if table.grows != (wanted is not None) or wanted not in (None, table.num_rows):
+            num_rows = growth[table.name].num_rows if table.name in growth else None
+            if table.grows != (num_rows is not None) or num_rows not in (None, table.num_rows):
                 raise ValueError(
                     f"table '{table.name}' has {table.num_rows} rows and grows={table.grows}, its growth "
-                    f"{'is not given' if wanted is None else f'needs {wanted} rows and grows=True'}"
+                    f"{'is not given' if num_rows is None else f'needs {num_rows} rows and grows=True'}"
                 )
             if table.grows and table.first_live_row != FIRST_ROW:
                 raise ValueError(f"table '{table.name}' grows: its rows 0 and 1 are padding and the unknown id's")
@@ -151,12 +160,12 @@ class DynamicTables(torch.nn.Module):
         for name, ids in loaded.items():
             ids.load(state["ids"][name])
         for name, given in state["tables"].items():
-            mine = self._parts(name)
-            count = FIRST_ROW + loaded[name].num_used if name in loaded else len(mine["weight"])
-            wanted = {part: (count, *rows.shape[1:]) for part, rows in mine.items()}
-            found = {part: tuple(rows.shape) for part, rows in given.items()}
-            if found != wanted:
-                raise ValueError(f"table '{name}': the state has rows of {found}, not of {wanted}")
+            parts = self._parts(name)
+            count = FIRST_ROW + loaded[name].num_used if name in loaded else len(parts["weight"])
+            expected_shapes = {part: (count, *rows.shape[1:]) for part, rows in parts.items()}
+            shapes = {part: tuple(rows.shape) for part, rows in given.items()}
+            if shapes != expected_shapes:
+                raise ValueError(f"table '{name}': the state has rows of {shapes}, not of {expected_shapes}")
         for name, given in state["tables"].items():
             for part, rows in self._parts(name).items():
                 # Rows of nobody stay 0: they were never written.

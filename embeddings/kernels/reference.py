@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
-from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad
+from embeddings.optim import Adam
+from embeddings.optim.base import TouchedRows
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients, Movement
 from embeddings.optim.stochastic_rounding import rounding_words, to_bfloat16, to_float16
 from embeddings.sse.swap import swap_in_numpy
@@ -85,29 +86,14 @@ class ReferenceKernel:
         theta = keep.to(real) * read_rows(layout, t, rows, idle)
         square = grad.square().mean(dim=1, keepdim=True) if layout.row_names else grad**2
         shrunk = num_idle + 1 if optimizer.fading else torch.ones_like(num_idle)
-        if isinstance(optimizer, Adam):
-            m, v = layout.state(t, "m"), layout.state(t, "v")
-            first = (optimizer.beta1**shrunk).to(real) * m[rows].to(real) + (1 - optimizer.beta1) * grad
-            second = (optimizer.beta2**shrunk).to(real) * v[rows].to(real) + (1 - optimizer.beta2) * square
-            m[rows], v[rows] = first.to(m.dtype), second.to(v.dtype)
-            mhat, vhat = first / (1 - optimizer.beta1**step), second / (1 - optimizer.beta2**step)
-            theta = theta - rate * mhat / _root(vhat, optimizer.eps, optimizer.eps_inside_root)
-            if idle is not None and idle.ahead:
-                theta -= idle.lead_moved * first / _root(second, idle.lead_floor, idle.eps_inside_root)
-        elif isinstance(optimizer, RMSprop):
-            v = layout.state(t, "v")
-            second = (optimizer.beta2**shrunk).to(real) * v[rows].to(real) + (1 - optimizer.beta2) * square
-            v[rows] = second.to(v.dtype)
-            theta = theta - rate * grad / _root(second, optimizer.eps, optimizer.eps_inside_root)
-        elif isinstance(optimizer, Adagrad | RowwiseAdagrad):
-            total = layout.state(t, "sum")
-            second = total[rows].to(real) + square
-            total[rows] = second.to(total.dtype)
-            theta = theta - rate * grad / _root(second, optimizer.eps, getattr(optimizer, "eps_inside_root", False))
-        else:
-            assert isinstance(optimizer, SGD)
-            theta = theta - rate * grad
-        weight[rows] = self._stored(t, rows, theta, step)
+        names = optimizer.state_names[:-1]
+        state = {name: layout.state(t, name)[rows].to(real) for name in names}
+        touched = TouchedRows(theta, grad, square, state, shrunk, step, rate, idle)
+        optimizer.apply_rule(touched)
+        for name in names:
+            stored = layout.state(t, name)
+            stored[rows] = touched.state[name].to(stored.dtype)
+        weight[rows] = self._stored(t, rows, touched.theta, step)
         last[rows] = step
 
     def _stored(self, t: int, rows: torch.Tensor, theta: torch.Tensor, step: int) -> torch.Tensor:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from embeddings.optim.base import FIRST_TOUCH, AdaptiveDecay, RowOptimizer, check_decay, check_one_of, check_positive
+from embeddings.optim.base import (
+    FIRST_TOUCH,
+    AdaptiveDecay,
+    RowOptimizer,
+    TouchedRows,
+    check_decay,
+    check_one_of,
+    check_positive,
+    root,
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,12 @@ class Adagrad(RowOptimizer):
     eps_inside_root: bool = field(default=False, kw_only=True)
     weight_decay: float = field(default=0.0, kw_only=True)
     first_touch: Literal["keep", "literal"] = field(default="keep", kw_only=True)
+    rule: ClassVar[str] = "adagrad"
     state_names: ClassVar[tuple[str, ...]] = ("sum", "last_update_step")
+
+    def apply_rule(self, rows: TouchedRows) -> None:
+        rows.state["sum"] = rows.state["sum"] + rows.square
+        rows.theta = rows.theta - rows.rate * rows.grad / root(rows.state["sum"], self.eps, self.eps_inside_root)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,6 +66,11 @@ class RowwiseAdagrad(RowOptimizer):
     eps: float = 1e-10
     state_names: ClassVar[tuple[str, ...]] = ("sum", "last_update_step")
     row_state_names: ClassVar[tuple[str, ...]] = ("sum",)
+    rule: ClassVar[str] = "rowwise_adagrad"
+
+    def apply_rule(self, rows: TouchedRows) -> None:
+        rows.state["sum"] = rows.state["sum"] + rows.square
+        rows.theta = rows.theta - rows.rate * rows.grad / root(rows.state["sum"], self.eps, False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

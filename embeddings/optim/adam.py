@@ -11,10 +11,12 @@ from embeddings.optim.base import (
     MOMENTS,
     AdaptiveDecay,
     RowOptimizer,
+    TouchedRows,
     check_beta,
     check_decay,
     check_one_of,
     check_positive,
+    root,
 )
 
 
@@ -37,7 +39,16 @@ class Adam(RowOptimizer):
     eps: float = 1e-8
     moments: Literal["dense", "lazy"] = "dense"
     eps_inside_root: bool = field(default=False, kw_only=True)
+    rule: ClassVar[str] = "adam"
     state_names: ClassVar[tuple[str, ...]] = ("m", "v", "last_update_step")
+
+    def apply_rule(self, rows: TouchedRows) -> None:
+        m, v = rows.faded("m", self.beta1, rows.grad), rows.faded("v", self.beta2, rows.square)
+        mhat, vhat = m / (1 - self.beta1**rows.step), v / (1 - self.beta2**rows.step)
+        rows.theta = rows.theta - rows.rate * mhat / root(vhat, self.eps, self.eps_inside_root)
+        ahead = rows.coefficients
+        if ahead is not None and ahead.ahead:
+            rows.theta -= ahead.lead_moved * m / root(v, ahead.lead_floor, ahead.eps_inside_root)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +118,12 @@ class AdamAR(AdaptiveDecay, Adam):
     """Adam with adaptive regularization (Li and Lyu, Algorithm 1).
 
     theta <- theta - lambda theta - eta mhat / (sqrt(vhat) + eps).
+
+    Example:
+        >>> from embeddings.optim import AdamAR
+        >>> optimizer = AdamAR(learning_rate=0.001, alpha=1e-4)
+        >>> optimizer.moments, optimizer.state_names  # what each row keeps beside its weights
+        ('dense', ('m', 'v', 'last_update_step'))
     """
 
 
@@ -119,6 +136,7 @@ class RowwiseAdam(Adam):
     element's.
     """
 
+    rule: ClassVar[str] = "rowwise_adam"
     row_state_names: ClassVar[tuple[str, ...]] = ("v",)
 
 

@@ -9,11 +9,16 @@ a row's gradient summed over the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from embeddings.optim.lr_schedules import Constant, Schedule
+
+if TYPE_CHECKING:
+    import torch
+
+    from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 
 MOMENTS = ("dense", "lazy")
 FIRST_TOUCH = ("keep", "literal")
@@ -22,10 +27,42 @@ DECAYS = ("at_read", "at_update")
 MAX_LEAD = 32.0
 
 
+@dataclass
+class TouchedRows:
+    """The rows of a table that a step touches, as the reference kernel hands them to :meth:`RowOptimizer.apply_rule`.
+
+    Args:
+        theta: The rows [n, dim] after their decay; the rule replaces them.
+        grad: Their summed gradients [n, dim].
+        square: The squares of ``grad``; where the state is one number for each row, their mean over the row [n, 1].
+        state: The state of the rows by name, [n, dim] or [n, 1]; the rule replaces it.
+        num_steps: How many steps the running means of each row fade by [n, 1]: this one and, with dense moments, those
+            since its last touch.
+        step: The step, from 1.
+        rate: The learning rate at this step.
+        coefficients: Those of the deferred updates, where there are any.
+    """
+
+    theta: torch.Tensor
+    grad: torch.Tensor
+    square: torch.Tensor
+    state: dict[str, torch.Tensor]
+    num_steps: torch.Tensor
+    step: int
+    rate: float
+    coefficients: DeferredUpdateCoefficients | None
+
+    def faded(self, name: str, beta: float, value: torch.Tensor) -> torch.Tensor:
+        """Fold ``value`` into the running mean ``name``, and return the mean."""
+        self.state[name] = (beta**self.num_steps).to(value.dtype) * self.state[name] + (1 - beta) * value
+        return self.state[name]
+
+
 @dataclass(frozen=True)
 class RowOptimizer:
-    """Base of the row optimizers: their settings, and which state they keep for each row.
+    """Base of the row optimizers: their settings, which state they keep for each row, and their rule.
 
+    ``rule`` is the name of the update in the compiled kernels; :meth:`apply_rule` is the same update in plain torch.
     ``state_names`` are the tensors kept for each row; ``last_update_step`` is the step of its last touch, 0 = never.
     ``row_state_names`` are those of them that hold one number for each row, not one for each of its elements.
 
@@ -38,6 +75,7 @@ class RowOptimizer:
     learning_rate: float = 0.01
     schedule: Schedule = field(default=Constant(), kw_only=True)
     clip_row_norm: float | None = field(default=None, kw_only=True)
+    rule: ClassVar[str]
     state_names: ClassVar[tuple[str, ...]] = ("last_update_step",)
     row_state_names: ClassVar[tuple[str, ...]] = ()
 
@@ -46,6 +84,10 @@ class RowOptimizer:
             raise ValueError(f"learning_rate must be a finite number of at least 0, not {self.learning_rate}")
         if self.clip_row_norm is not None:
             check_positive("clip_row_norm", self.clip_row_norm)
+
+    def apply_rule(self, rows: TouchedRows) -> None:
+        """Move the rows and their state by one step: what every kernel is tested against."""
+        raise NotImplementedError(f"{type(self).__name__} has no update rule: define apply_rule")
 
     def rates(self, steps: np.ndarray) -> np.ndarray:
         """Return eta at each of ``steps`` (from 1), float64."""
@@ -127,6 +169,11 @@ class AdaptiveDecay:
     @property
     def decays_from_start(self) -> bool:
         return self.first_touch == "literal"
+
+
+def root(square: torch.Tensor, eps: float, inside: bool) -> torch.Tensor:
+    """Return sqrt(square + eps), or sqrt(square) + eps."""
+    return (square + eps).sqrt() if inside else square.sqrt() + eps
 
 
 def check_positive(name: str, value: float) -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from embeddings.optim.base import MOMENTS, AdaptiveDecay, RowOptimizer, check_beta, check_one_of, check_positive
+from embeddings.optim.base import (
+    MOMENTS,
+    AdaptiveDecay,
+    RowOptimizer,
+    TouchedRows,
+    check_beta,
+    check_one_of,
+    check_positive,
+    root,
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,12 @@ class RMSprop(RowOptimizer):
     eps: float = 1e-8
     moments: Literal["dense", "lazy"] = "dense"
     eps_inside_root: bool = field(default=False, kw_only=True)
+    rule: ClassVar[str] = "rmsprop"
     state_names: ClassVar[tuple[str, ...]] = ("v", "last_update_step")
+
+    def apply_rule(self, rows: TouchedRows) -> None:
+        v = rows.faded("v", self.beta2, rows.square)
+        rows.theta = rows.theta - rows.rate * rows.grad / root(v, self.eps, self.eps_inside_root)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embeddings.refresh.gate import AT_MOST, LOWEST_RANK, Metrics, Thresholds, base_of
+from embeddings.refresh.gate import Thresholds
+from embeddings.refresh.gate_checks.base import Metrics
+from embeddings.refresh.gate_checks.registry import limit_of
 from embeddings.store.views import utc_now
 
 if TYPE_CHECKING:
@@ -17,45 +18,6 @@ if TYPE_CHECKING:
 
 MIN_NULLS = 3
 SETTINGS = "calibration"
-
-
-class Rule(NamedTuple):
-    """How far from the worst null a limit lies: ``factor * worst``, then ``margin`` further out.
-
-    ``bucket`` takes the place of ``margin`` for the metric in a bucket of counts, which has fewer items.
-    """
-
-    factor: float
-    margin: float
-    bucket: float = 0.0
-
-
-# A factor alone would leave nothing where the nulls are near zero, so it has a margin too.
-RULES: dict[str, Rule] = {
-    "coverage": Rule(1.0, 0.02),
-    "newly_carried": Rule(1.0, 0.05),
-    "newly_carried_traffic": Rule(1.0, 0.05),
-    "effective_rank": Rule(0.8, 0.0),
-    "cosine_mean": Rule(1.0, 0.02, 0.05),
-    "cosine_mean_traffic": Rule(1.0, 0.02),
-    "cosine_p5": Rule(1.0, 0.05, 0.10),
-    "cosine_p5_traffic": Rule(1.0, 0.05),
-    "cosine_low": Rule(1.0, 0.005, 0.03),
-    "cosine_low_traffic": Rule(1.0, 0.005),
-    "knn_overlap": Rule(0.9, 0.0),
-    "kernel_rms": Rule(1.2, 0.01),
-    "norm_shift": Rule(1.2, 0.0),
-    "norm_moved": Rule(1.0, 0.005),
-    "norm_outside": Rule(1.5, 0.02),
-    "canary_drop": Rule(1.0, 0.02),
-    "canary_churn": Rule(1.3, 0.01),
-}
-_STANDARD_ERRORS = 2.0
-"""A canary's figures are shares of its items: a margin is at least so many standard errors of such a share, or a task
-of 150 items would hold every refresh that flips one more of them than the nulls did."""
-# No null makes these looser than the starting values, and the effective rank by a quarter at most: a model that moves
-# more than this by chance is not stable enough to be published without a warm start.
-_FLOORED = {"cosine_mean", "cosine_p5", "cosine_low", "cosine_mean_traffic", "cosine_p5_traffic", "cosine_low_traffic"}
 
 
 @dataclass(frozen=True)
@@ -96,8 +58,9 @@ def calibrated(
 ) -> Calibration:
     """Return the limits that ``nulls`` call for.
 
-    The limit of a metric is that of its worst null, less the margin of :data:`RULES`; cosines over all items never
-    below the starting values. A metric that a null lacks, or that is NaN there, keeps its starting value.
+    The limit of a metric is that of its worst null, less the margin of its check (``Calibrated``); cosines over all
+    items are never judged more loosely than by the starting values. A metric that a null lacks, or that is NaN there,
+    keeps its starting value.
 
     Args:
         nulls: metrics of ``compare`` of at least 3 refreshes that differ by chance alone.
@@ -116,52 +79,27 @@ def calibrated(
         raise ValueError(f"null refreshes of dims {sorted(dims)}: calibrate with refreshes of one model")
     start, dim = start or Thresholds(), dims.pop()
     limits: dict[str, float] = {}
-    found: dict[str, dict[str, float]] = {}
+    spreads: dict[str, dict[str, float]] = {}
     unstable = []
     for name in nulls[0]:
         values = np.array([metrics.get(name, np.nan) for metrics in nulls], dtype=np.float64)
-        rule = RULES.get(base_of(name))
-        if rule is None or not np.isfinite(values).all():
+        limit = limit_of(name)
+        if limit is None or limit.calibrated is None or not np.isfinite(values).all():
             continue
-        at_most = base_of(name) in AT_MOST
-        worst = float(values.max() if at_most else values.min())
-        found[name] = {"mean": float(values.mean()), "spread": float(values.std(ddof=1)), "worst": worst}
-        if base_of(name) == "canary_drop":
-            # Nulls that go on learning make a canary better; a refresh that does not is no fault.
-            worst = max(worst, 0.0)
-        margin = rule.bucket if "[" in name and name.startswith("cosine") else rule.margin
-        if base_of(name).startswith("canary"):
-            margin = max(margin, _STANDARD_ERRORS * _standard_error(name, nulls))
-        limit = rule.factor * worst + (margin if at_most else -margin)
-        floor = start.limit(name, dim) if name in _FLOORED else None
-        if floor is not None:
-            if (worst > floor) if at_most else (worst < floor):
+        worst = float(values.max() if limit.at_most else values.min())
+        spreads[name] = {"mean": float(values.mean()), "spread": float(values.std(ddof=1)), "worst": worst}
+        limits[name] = limit.from_nulls(name, worst, nulls)
+        starting = start.limit(name, dim)
+        if limit.calibrated.loosest is not None and starting is not None and "[" not in name:
+            loosest, tighter = limit.calibrated.loosest * starting, min if limit.at_most else max
+            if worst != tighter(worst, loosest):
                 unstable.append(name)
-            limit = min(limit, floor) if at_most else max(limit, floor)
-        if name == "effective_rank":
-            lowest = LOWEST_RANK * (start.limit(name, dim) or 0.0)
-            if worst < lowest:
-                unstable.append(name)
-            limit = max(limit, lowest)
-        limits[name] = limit
+            limits[name] = tighter(limits[name], loosest)
     unknown = sorted(set(overrides or ()) - set(nulls[0]))
     if unknown:
         raise ValueError(f"limits of {', '.join(unknown)}: no such metric; there are {', '.join(sorted(nulls[0]))}")
     limits |= {name: float(limit) for name, limit in (overrides or {}).items()}
-    return Calibration(model, dim, len(nulls), limits, found, unstable, list(source), utc_now())
-
-
-def _standard_error(name: str, nulls: Sequence[Metrics]) -> float:
-    """Return sqrt(p (1 - p) / n) of ``canary_drop[NAME]`` or ``canary_churn[NAME]``.
-
-    p is the worst churn of the nulls, which bounds how much a drop can be, and n the fewest items that it was a share
-    of; the result is 0 where nulls do not say how many.
-    """
-    task = name[name.index("[") :]
-    size = "canary_items" if name.startswith("canary_churn") else "canary_judged"
-    fewest = min(metrics.get(size + task, 0.0) for metrics in nulls)
-    share = max(metrics.get("canary_churn" + task, 0.0) for metrics in nulls)
-    return math.sqrt(share * (1.0 - share) / fewest) if fewest > 0 and 0.0 <= share <= 1.0 else 0.0
+    return Calibration(model, dim, len(nulls), limits, spreads, unstable, list(source), utc_now())
 
 
 def settings_name(model: str) -> str:
@@ -206,7 +144,7 @@ def calibrate(
                 f"'{served.get('model')}' with dim {served['dim']}: calibrate with refreshes of the served model"
             )
         measured.append(manifest["metrics"])
-    found = calibrated(
+    calibration = calibrated(
         measured,
         model=served.get("model") or "",
         overrides=overrides,
@@ -214,8 +152,8 @@ def calibrate(
     )
     if only_nulls:
         _refuse_served(nulls, versions)
-    collection.save_settings(SETTINGS, settings_name(found.model), found.as_document())
-    return found
+    collection.save_settings(SETTINGS, settings_name(calibration.model), calibration.as_document())
+    return calibration
 
 
 def _refuse_served(nulls: Collection, versions: Sequence[str]) -> None:

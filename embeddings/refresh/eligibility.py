@@ -6,7 +6,7 @@ from embeddings.vectors.item_vectors import ItemVectors, chunks, row_norms
 from embeddings.vectors.lazy_rows import Array
 
 
-def evidence_of(items: ItemVectors, norm_floor: float) -> Array:
+def eligible_rows(items: ItemVectors, norm_floor: float) -> Array:
     """Return which rows have a direction that can be used, bool [n].
 
     These were touched in training (``items.evidence``), are finite, and have a norm above ``norm_floor`` (at least 0).

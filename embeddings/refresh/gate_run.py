@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from embeddings.refresh import probe
 from embeddings.refresh.calibration import calibration_of
-from embeddings.refresh.gate import Check, Metrics, Thresholds, Verdict, decide
-from embeddings.refresh.gate_metrics import compare
-from embeddings.vectors.item_vectors import Array, ItemVectors
+from embeddings.refresh.gate import Check, Thresholds, Verdict, decide
+from embeddings.refresh.gate_checks.base import Metrics
+from embeddings.refresh.gate_checks.comparison import Comparison
+from embeddings.refresh.gate_metrics import measure
 
 if TYPE_CHECKING:
     from embeddings.store import Collection
@@ -29,32 +29,29 @@ class Assessment:
 
 def assess(
     collection: Collection,
-    previous: ItemVectors | None,
-    candidate: ItemVectors,
+    comparison: Comparison,
     *,
-    anchor_generation: int,
     model: str = "",
-    live: Array | None = None,
     thresholds: Thresholds | None = None,
     checks: tuple[Check, ...] = (),
-    seed: int = 0,
 ) -> Assessment:
-    """Measure the aligned ``candidate`` against the ``previous`` version (see ``compare``), and judge it.
+    """Measure an aligned candidate against the version that is served, and judge it.
 
-    The collection's probes of ``anchor_generation`` read both. The limits are ``thresholds``; where they are left out,
-    the collection's calibration for ``model``, else the starting values. ``checks`` come first in the verdict.
+    Args:
+        collection: whose calibration it is judged by.
+        comparison: the candidate, that version, and the collection's probes that can read both.
+        model: the model family of the calibration.
+        thresholds: limits; left out: those of the calibration, else the starting ones.
+        checks: what was checked before; they come first in the verdict.
     """
-    metrics: dict[str, float] = compare(previous, candidate, live=live, seed=seed)
-    canaries = probe.canaries_of(collection, anchor_generation) if previous is not None else {}
-    if previous is not None:
-        metrics.update(probe.measure(canaries, previous, candidate))
-    calibration = calibration_of(collection, model, candidate.dim)
+    metrics = measure(comparison)
+    calibration = calibration_of(collection, model, comparison.candidate.dim)
     if thresholds is None:
-        thresholds = Thresholds().with_own(probe.starting_limits(canaries))
+        thresholds = Thresholds()
         # Limits of distances between versions mean nothing to a version that has none before it.
-        if calibration is not None and previous is not None:
+        if calibration is not None and comparison.previous is not None:
             thresholds = calibration.thresholds(thresholds)
-    record: dict[str, Any] = {"canaries": sorted(canaries), "calibration": None}
+    record: dict[str, Any] = {"canaries": sorted(comparison.probes), "calibration": None}
     if calibration is not None:
         record["calibration"] = {
             name: getattr(calibration, name) for name in ("model", "num_nulls", "nulls", "limits", "created_at")

@@ -1,8 +1,9 @@
 """Kernel-target alignment and the Nadaraya-Watson estimator: how much a kernel of vectors knows of a label.
 
-Both (Xu et al., "Featurizing pretrained representations", sections 4.3 and 5; Nadaraya 1964) are computed without a
-trained consumer, and both see directions through their products alone: a rotation changes neither, so they tell what a
-version knows from where it lies. The figures are for a version's report; no limit is set on them.
+Xu et al., "Some Practical Concerns and Solutions for Using Pretrained Representation in Industrial Systems", sections
+4.3 and 5; Nadaraya 1964. Both are computed without a trained consumer, and both see directions through their products
+alone: a rotation changes neither, so they tell what a version knows from where it lies. The figures are for a version's
+report; no limit is set on them.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ def diagnostics(vectors: Array, classes: Array, held_out: Array, num_classes: in
     """
     some = _spread(np.arange(len(vectors)))
     aligned, lift = kernel_alignment(vectors[some], classes[some])
-    found = {"alignment": aligned, "alignment_lift": lift, "nw_accuracy": float("nan")}
+    figures = {"alignment": aligned, "alignment_lift": lift, "nw_accuracy": float("nan")}
     if held_out.any() and not held_out.all():
         known, asked = _spread(np.flatnonzero(~held_out)), _spread(np.flatnonzero(held_out))
         answers = nadaraya_watson(vectors[known], classes[known], vectors[asked], num_classes)
-        found["nw_accuracy"] = float((answers == classes[asked]).mean())
-    return found
+        figures["nw_accuracy"] = float((answers == classes[asked]).mean())
+    return figures
 
 
 def _spread(rows: Array) -> Array:

@@ -88,7 +88,7 @@ def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings |
     return gone
 
 
-def plan(parent: ItemVectors | None, keys: Array, usable: Array, wanted: Array, leaves: Array, today: int) -> Plan:
+def plan(parent: ItemVectors | None, keys: Array, usable: Array, allowed: Array, leaves: Array, today: int) -> Plan:
     """Plan what is served of a candidate.
 
     Args:
@@ -96,12 +96,12 @@ def plan(parent: ItemVectors | None, keys: Array, usable: Array, wanted: Array, 
             nothing.
         keys: sorted ids [n] of the candidate.
         usable: bool [n], ids that have a vector.
-        wanted: bool [n], ids that may be served at all and count as missing without a vector.
+        allowed: bool [n], ids that may be served at all and count as missing without a vector.
         leaves: bool [rows of the parent], items that are not carried on: retired, expired, erased.
         today: days since 1970-01-01 UTC.
     """
     rows = np.flatnonzero(usable)
-    num_without = int(np.count_nonzero(wanted & ~usable))
+    num_without = int(np.count_nonzero(allowed & ~usable))
     if parent is None:
         nothing = np.full(len(rows), -1)
         return Plan(
@@ -112,26 +112,26 @@ def plan(parent: ItemVectors | None, keys: Array, usable: Array, wanted: Array, 
     stays = ~leaves
     renewed = np.zeros(len(parent), dtype=np.bool_)
     renewed[old] = usable[new]
-    num_rescued = int(np.count_nonzero((wanted & ~usable)[new] & stays[old]))
+    num_rescued = int(np.count_nonzero((allowed & ~usable)[new] & stays[old]))
     parent_row_of = np.full(len(keys), -1)
     parent_row_of[new] = old
     parent_rows = parent_row_of[rows]
     num_new = int(np.count_nonzero(parent_rows < 0))
-    kept = np.flatnonzero(~renewed & stays)
+    carried = np.flatnonzero(~renewed & stays)
     statuses = np.full(len(rows), FOUND, np.uint8)
     carried_for = np.zeros(len(rows), np.int32)
     last_found = np.full(len(rows), today, np.int32)
     served = keys[rows]
-    if len(kept):
-        served = np.concatenate([served, parent.keys[kept]])
+    if len(carried):
+        served = np.concatenate([served, parent.keys[carried]])
         order = np.argsort(served, kind="stable")
         served = served[order]
-        rows = np.concatenate([rows, np.full(len(kept), -1)])[order]
-        parent_rows = np.concatenate([parent_rows, kept])[order]
-        statuses = np.concatenate([statuses, np.full(len(kept), CARRIED, np.uint8)])[order]
-        before = _or_zero(parent.carried_for, kept)
+        rows = np.concatenate([rows, np.full(len(carried), -1)])[order]
+        parent_rows = np.concatenate([parent_rows, carried])[order]
+        statuses = np.concatenate([statuses, np.full(len(carried), CARRIED, np.uint8)])[order]
+        before = _or_zero(parent.carried_for, carried)
         carried_for = np.concatenate([carried_for, before + np.int32(1)])[order]
-        since = np.full(len(kept), today, np.int32) if parent.last_found is None else parent.last_found[kept]
+        since = np.full(len(carried), today, np.int32) if parent.last_found is None else parent.last_found[carried]
         last_found = np.concatenate([last_found, since])[order]
     return Plan(served, rows, parent_rows, statuses, carried_for, last_found, num_without - num_rescued, num_new)
 

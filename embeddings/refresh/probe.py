@@ -14,26 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embeddings.refresh.kernel_alignment import diagnostics
-from embeddings.store.erasure import shorten_settings
 from embeddings.store.views import utc_now
-from embeddings.vectors.item_vectors import FOUND, Array, ItemVectors, arrow_of, find_rows, keys_of, unit_rows
+from embeddings.vectors.item_vectors import FOUND, Array, arrow_of, find_rows, keys_of, unit_rows
 
 if TYPE_CHECKING:
     from embeddings.store import Collection
 
 SETTINGS = "canary"
-"""What a canary keeps for each item stands in :data:`embeddings.store.erasure.SETTINGS_BY_ITEM`."""
+"""What a probe keeps for each item stands in :data:`embeddings.store.collection.settings.LISTS_BY_ITEM`."""
 MAX_ITEMS = 20_000
 MAX_CLASSES = 256
 MIN_ITEMS = 100
 HELD_OUT = 0.25
 L2 = 1e-3
-# Without a calibration: two points under the accuracy of the day it was registered, and one prediction in four.
-ACCURACY_MARGIN = 0.02
-STARTING_CHURN = 0.25
 
-Canary = Mapping[str, Any]
+Probe = Mapping[str, Any]
 
 
 # --- logistic regression ---------------------------------------------------------------------------------------------
@@ -46,8 +41,8 @@ def fit(features: Array, classes: Array, num_classes: int, *, l2: float = L2, nu
     Nesterov's method with restarts, from zero: the same weights on every machine up to rounding.
     """
     inputs = np.hstack([features, np.ones((len(features), 1))])
-    wanted = np.zeros((len(features), num_classes))
-    wanted[np.arange(len(features)), classes] = 1.0
+    one_hot = np.zeros((len(features), num_classes))
+    one_hot[np.arange(len(features)), classes] = 1.0
     penalty = np.full((inputs.shape[1], 1), l2)
     penalty[-1] = 0.0
     # The Hessian of softmax is at most a half.
@@ -55,7 +50,7 @@ def fit(features: Array, classes: Array, num_classes: int, *, l2: float = L2, nu
     weights = ahead = np.zeros((inputs.shape[1], num_classes))
     momentum = 1.0
     for _ in range(num_steps):
-        gradient = inputs.T @ (_softmax(inputs @ ahead) - wanted) / len(inputs) + penalty * ahead
+        gradient = inputs.T @ (_softmax(inputs @ ahead) - one_hot) / len(inputs) + penalty * ahead
         following = ahead - step * gradient
         if float(np.sum(gradient * (following - weights))) > 0:
             momentum, ahead = 1.0, weights
@@ -122,14 +117,14 @@ def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: 
     features = unit_rows(reader.vectors[rows[chosen]])[0]
     mean, scale = features[~held_out].mean(axis=0), features[~held_out].std(axis=0) + 1e-6
     weights = fit((features[~held_out] - mean) / scale, codes[~held_out], len(names))
-    # Standardisation folded in: a canary reads vectors as they are served.
+    # Standardisation folded in: a probe reads vectors as they are served.
     folded = weights[:-1] / scale[:, None]
     intercept = weights[-1] - mean @ folded
     right = (features @ folded + intercept).argmax(axis=1) == codes
     document = {
         "name": name,
         "version": reader.version,
-        "anchor_generation": reader.manifest["anchor_generation"],
+        "anchor_generation": reader.manifest.anchor_generation,
         "dim": reader.dim,
         "classes": names.tolist(),
         "ids": arrow_of(keys[chosen]).to_pylist(),
@@ -142,93 +137,44 @@ def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: 
         "created_at": utc_now(),
     }
     collection.save_settings(SETTINGS, name, document)
-    # Ids that were erased while it was fitted; an erasure that is recorded later finds it where it is.
-    shorten_settings(collection, collection.erased())
     return document
 
 
 def copy_to(source: Collection, target: Collection) -> list[str]:
     """Register the probes of ``source`` anew on the current version of ``target``, and return their names."""
-    for name, canary in source.settings(SETTINGS).items():
-        register(target, name, canary["ids"], [canary["classes"][code] for code in canary["codes"]])
+    for name, probe in source.settings(SETTINGS).items():
+        register(target, name, probe["ids"], [probe["classes"][code] for code in probe["codes"]])
     return list(source.settings(SETTINGS))
 
 
-def summary(canary: Canary) -> dict[str, Any]:
+def summary(probe: Probe) -> dict[str, Any]:
     """Return a probe as lists show it: without items and weights."""
-    kept = ("name", "version", "anchor_generation", "dim", "classes", "accuracy", "majority", "created_at")
-    return {**{name: canary[name] for name in kept}, "num_items": len(canary["ids"])}
+    shown = ("name", "version", "anchor_generation", "dim", "classes", "accuracy", "majority", "created_at")
+    return {**{name: probe[name] for name in shown}, "num_items": len(probe["ids"])}
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def canaries_of(collection: Collection, anchor_generation: int) -> dict[str, dict[str, Any]]:
+def probes_of(collection: Collection, anchor_generation: int) -> dict[str, dict[str, Any]]:
     """Return the probes that can read an anchor generation, by name; in another one they would read noise.
 
     Probes whose items to judge by were all erased are left out.
     """
-    found = collection.settings(SETTINGS)
     return {
-        name: one
-        for name, one in found.items()
-        if one["anchor_generation"] == anchor_generation and any(one["held_out"])
+        name: probe
+        for name, probe in collection.settings(SETTINGS).items()
+        if probe["anchor_generation"] == anchor_generation and any(probe["held_out"])
     }
 
 
-def measure(canaries: Mapping[str, Canary], previous: ItemVectors, candidate: ItemVectors) -> dict[str, float]:
-    """Measure each probe on the aligned ``candidate`` and the ``previous`` version.
-
-    The metrics are ``canary_accuracy[NAME]``, of the frozen consumer on the candidate, over the items that it was not
-    fitted on; ``canary_drop[NAME]``, by how much that is less than on the day it was registered, which is what is
-    judged (probes fitted on different versions differ in accuracy); ``canary_churn[NAME]``, share of its predictions,
-    over all its items, that differ from those on ``previous``; ``canary_judged[NAME]`` and ``canary_items[NAME]``, how
-    many items accuracy and churn are shares of; and, without a limit, ``canary_alignment[NAME]``,
-    ``canary_alignment_lift[NAME]`` and ``canary_nw_accuracy[NAME]`` (embeddings.refresh.kernel_alignment). Items
-    without evidence in the candidate, and for churn in either, do not count; NaN where none is left.
-    """
-    metrics: dict[str, float] = {}
-    for name, canary in canaries.items():
-        keys = keys_of(canary["ids"])
-        new, old = find_rows(candidate.keys, keys), find_rows(previous.keys, keys)
-        has_new = (new >= 0) & candidate.evidence[new]
-        has_old = (old >= 0) & (previous.statuses[old] == FOUND)
-        predicted = np.full(len(keys), -1)
-        vectors = candidate.vectors[new[has_new]]
-        predicted[has_new] = predict(canary, vectors)
-        before = np.full(len(keys), -1)
-        before[has_old] = predict(canary, previous.vectors[old[has_old]])
-        judged = has_new & np.array(canary["held_out"], dtype=bool)
-        both = has_new & has_old
-        right = predicted == np.array(canary["codes"])
-        accuracy = float(right[judged].mean()) if judged.any() else float("nan")
-        metrics[f"canary_accuracy[{name}]"] = accuracy
-        metrics[f"canary_drop[{name}]"] = float(canary["accuracy"]) - accuracy
-        metrics[f"canary_churn[{name}]"] = float((predicted != before)[both].mean()) if both.any() else float("nan")
-        metrics[f"canary_judged[{name}]"] = float(judged.sum())
-        metrics[f"canary_items[{name}]"] = float(both.sum())
-        codes, held_out = (np.array(canary[part])[has_new] for part in ("codes", "held_out"))
-        known = diagnostics(np.nan_to_num(vectors), codes, held_out.astype(bool), len(canary["classes"]))
-        metrics.update({f"canary_{figure}[{name}]": value for figure, value in known.items()})
-    return metrics
-
-
-def predict(canary: Canary, vectors: Array) -> Array:
+def predict(probe: Probe, vectors: Array) -> Array:
     """Return class codes int [n] for ``vectors`` [n, d], read as directions; rows that are not finite give class 0."""
-    dim, num_classes = int(canary["dim"]), len(canary["classes"])
-    weights = _unpacked(canary["weights"]).reshape(dim, num_classes)
-    scores = np.nan_to_num(unit_rows(vectors)[0]) @ weights + _unpacked(canary["intercept"])
+    dim, num_classes = int(probe["dim"]), len(probe["classes"])
+    weights = _unpacked(probe["weights"]).reshape(dim, num_classes)
+    scores = np.nan_to_num(unit_rows(vectors)[0]) @ weights + _unpacked(probe["intercept"])
     codes: Array = scores.argmax(axis=1)
     return codes
-
-
-def starting_limits(canaries: Mapping[str, Canary]) -> dict[str, float]:
-    """Return limits of probes that no calibration knows."""
-    limits = {}
-    for name in canaries:
-        limits[f"canary_drop[{name}]"] = ACCURACY_MARGIN
-        limits[f"canary_churn[{name}]"] = STARTING_CHURN
-    return limits
 
 
 def _packed(numbers: Array) -> str:

@@ -47,6 +47,13 @@ def procrustes(
     Raises:
         TooFewShared: under 12 d pairs.
         ValueError: shapes that differ, or rows that are not finite.
+
+    Example:
+        >>> from embeddings.refresh.procrustes import procrustes
+        >>> known = np.random.default_rng(0).standard_normal((100, 3))
+        >>> turned = known[:, [1, 2, 0]]  # the same geometry in another basis
+        >>> bool(np.allclose(turned @ procrustes(turned, known), known))
+        True
     """
     if source.ndim != 2 or target.ndim != 2 or source.shape[1] != target.shape[1]:
         raise ValueError(f"source has shape {source.shape} and target {target.shape}: expected [n, d] of one d")

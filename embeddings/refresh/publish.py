@@ -14,41 +14,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from embeddings.refresh.eligibility import evidence_of
-from embeddings.refresh.gate_metrics import Check, Metrics, Thresholds, Verdict, cosines_of, live_rows
+from embeddings.refresh import probe
+from embeddings.refresh.eligibility import eligible_rows
+from embeddings.refresh.gate import Thresholds, Verdict
+from embeddings.refresh.gate_checks.base import Metrics
+from embeddings.refresh.gate_checks.comparison import Comparison, Sampling, live_rows
 from embeddings.refresh.gate_run import Assessment, assess
-from embeddings.refresh.merge import expired, plan
-from embeddings.refresh.procrustes import Rotated, TooFewShared, min_shared, procrustes
+from embeddings.refresh.generation import Alignment, Generation, anchor_cosine
+from embeddings.refresh.leaving import Leaving
+from embeddings.refresh.merge import Plan, plan
+from embeddings.refresh.procrustes import Rotated
 from embeddings.refresh.served_rows import ServedRows
-from embeddings.refresh.settings import (
-    Expiry,
-    ExpirySettings,
-    Gate,
-    MovingAverage,
-    PublishSettings,
-    Settings,
-    View,
-    ViewSettings,
-)
-from embeddings.store import (
-    Collection,
-    CorruptStore,
-    StaleParent,
-    Store,
-    StoreError,
-    UnknownVersion,
-    VersionReader,
-    ViewExists,
-)
-from embeddings.store.erasure import IdsErased, erased_ids
-from embeddings.store.tombstones import ErasedIds
+from embeddings.refresh.settings import Expiry, Gate, MovingAverage, PublishSettings, Settings, View, ViewSettings
+from embeddings.store import Collection, IdsErased, StaleParent, Store, StoreError, VersionReader, ViewExists
 from embeddings.store.views import default_view
-from embeddings.vectors.item_vectors import FOUND, Array, ItemVectors, keys_of, shared_rows
+from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
 from embeddings.vectors.lazy_rows import Picked
 
 __all__ = ["Expiry", "Gate", "MovingAverage", "Publication", "Settings", "View", "publish_candidate"]
@@ -85,7 +71,7 @@ class Publication:
     anchor_cosine: float | None = None
 
 
-# --- the stage -------------------------------------------------------------------------------------------------------
+# --- publishing -------------------------------------------------------------------------------------------------------
 
 
 def publish_candidate(
@@ -110,6 +96,8 @@ def publish_candidate(
 
     A run that was overtaken is held. Calling again for a ``job_id`` that wrote a version for the same parent brings
     that one to its end and returns it: a retried run publishes once.
+
+    The only entry to the stage, so it takes all that any caller says of a run; most are left out.
 
     Args:
         store: the store of the collection.
@@ -149,15 +137,15 @@ def publish_candidate(
         return _nothing(collection, [f"parent version {parent_version} cannot be read, so this run is stale: {error}"])
     if parent is not None and parent.keys.dtype.kind != candidate.keys.dtype.kind:
         raise ValueError(
-            f"collection '{collection}' has ids of type {parent.manifest['id_type']}, the candidate has others"
+            f"collection '{collection}' has ids of type {parent.manifest.id_type}, the candidate has others"
         )
-    today = int(time.time()) // SECONDS_PER_DAY if today is None else today
+    refresh = _Refresh(
+        target, parent, candidate, publish, job_id, model, thresholds, norm_floor, seed, retired,
+        int(time.time()) // SECONDS_PER_DAY if today is None else today, lineage,
+    )  # fmt: skip
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            written = _write(
-                target, parent, candidate, publish, job_id=job_id, model=model, thresholds=thresholds,
-                norm_floor=norm_floor, seed=seed, retired=retired, today=today, lineage=lineage,
-            )  # fmt: skip
+            written = refresh.write()
             break
         except IdsErased:
             # By somebody, while the version was being written.
@@ -166,90 +154,110 @@ def publish_candidate(
     return written if isinstance(written, Publication) else _conclude(target, written, keep_last, fence)
 
 
-def _write(
-    target: Collection,
-    parent: VersionReader | None,
-    candidate: ItemVectors,
-    publish: PublishSettings,
-    *,
-    job_id: str | None,
-    model: str,
-    thresholds: Thresholds | None,
-    norm_floor: float,
-    seed: int,
-    retired: Any,
-    today: int,
-    lineage: Mapping[str, Any] | None,
-) -> str | Publication:
-    """Take the candidate through the steps up to a written version, and return its name.
+@dataclass(frozen=True)
+class _Refresh:
+    """One candidate on its way to a written version: the arguments of ``publish_candidate``, and the parent."""
 
-    Where it ends before that, return the result instead.
-    """
-    erased = erased_ids(target)
-    wanted = ~erased.matches(candidate.keys)
-    live = live_rows(candidate) & wanted
-    candidate = _with(candidate, evidence=evidence_of(candidate, norm_floor) & wanted)
-    generation = _Generation.of(target, parent, candidate, model)
-    previous = parent.items() if parent is not None and generation.continues else None
-    leaving = _Leaving.of(parent, previous, candidate, retired, erased, publish.expire, today)
-    onto, rotation, note = _alignment(target, parent, candidate, publish, generation)
-    aligned = _with(candidate, vectors=Rotated(candidate.vectors, rotation))
-    assessment = _gate(
-        target, previous, leaving.all, aligned, live, generation, publish.gate.mode, thresholds, model, seed
-    )
-    verdict, metrics = assessment.verdict, assessment.metrics
+    target: Collection
+    parent: VersionReader | None
+    candidate: ItemVectors
+    publish: PublishSettings
+    job_id: str | None
+    model: str
+    thresholds: Thresholds | None
+    norm_floor: float
+    seed: int
+    retired: Any
+    today: int
+    lineage: Mapping[str, Any] | None
 
-    served = plan(previous, candidate.keys, candidate.evidence, wanted, leaving.all, today)
-    if not len(served):
-        return _nothing(target.name, ["no item has a vector: check the training data", *verdict.reasons])
-    blocked = _create_views(target, publish.views, candidate.dim, generation.number)
-    reasons = blocked + (verdict.reasons if publish.gate.mode == "enforce" else [])
-    rows = ServedRows(served, candidate.vectors, rotation, None if previous is None else previous.vectors, publish.ema)
-    items = ItemVectors(
-        served.keys,
-        rows,
-        norms=served.pick(candidate.norms, None if previous is None else previous.norms),
-        counts=_counts(served, previous, candidate),
-        statuses=served.statuses,
-        carried_for=served.carried_for,
-        last_found=served.last_found,
-    )
+    def write(self) -> str | Publication:
+        """Take the candidate through the steps up to a written version, and return its name.
 
-    def alignment(written: ItemVectors) -> dict[str, Any]:
-        return {
-            "kind": "none" if onto is None else "procrustes" if rotation is not None else "identity",
-            "onto": onto,
-            "shared": generation.num_shared,
-            "new_weight": None if publish.ema is None or previous is None else publish.ema.new_weight,
-            "reset": int(np.count_nonzero(rows.reset)),
-            "anchor_cosine_mean": _anchor_cosine(target, previous, written, generation),
-            "note": note,
-        }
+        Where it ends before that, return the result instead.
+        """
+        target, parent, publish = self.target, self.parent, self.publish
+        erased = target.erased()
+        allowed = ~erased.matches(self.candidate.keys)
+        live = live_rows(self.candidate) & allowed
+        candidate = replace(self.candidate, evidence=eligible_rows(self.candidate, self.norm_floor) & allowed)
+        generation = Generation.of(target, parent, candidate, self.model)
+        previous = parent.items() if parent is not None and generation.continues else None
+        leaving = Leaving.of(parent, previous, candidate, self.retired, erased, publish.expire, self.today)
+        alignment = Alignment.of(target, parent, candidate, publish, generation)
+        aligned = replace(candidate, vectors=Rotated(candidate.vectors, alignment.rotation))
+        assessment = self._assess(previous, aligned, live, leaving, generation)
 
-    return target.write(
-        items,
-        parent=None if parent is None else parent.version,
-        job=job_id,
-        anchor_generation=generation.number,
-        anchor_version=generation.anchor_version,
-        missing=served.num_missing,
-        alignment=alignment,
-        gate=[check.as_dict() for check in verdict.checks],
-        extra={
-            "model": model,
-            "lineage": None if lineage is None else dict(lineage),
+        served = plan(previous, candidate.keys, candidate.evidence, allowed, leaving.all, self.today)
+        if not len(served):
+            return _nothing(target.name, ["no item has a vector: check the training data", *assessment.verdict.reasons])
+        hold_for = _create_views(target, publish.views, candidate.dim, generation.number)
+        if publish.gate.mode == "enforce":
+            hold_for += assessment.verdict.reasons
+        rows = ServedRows(
+            served, candidate.vectors, alignment.rotation, None if previous is None else previous.vectors, publish.ema
+        )
+        extra = {
+            "model": self.model,
+            "lineage": None if self.lineage is None else dict(self.lineage),
             "new": served.num_new,
             "retired": int(np.count_nonzero(leaving.retired)),
             "expired": int(np.count_nonzero(leaving.expired & ~leaving.retired)),
-            "erased": int(np.count_nonzero(~wanted)),
+            "erased": int(np.count_nonzero(~allowed)),
             "gate_mode": publish.gate.mode,
             **assessment.record,
-            "metrics": {name: value for name, value in metrics.items() if np.isfinite(value)},
-            "hold_for": reasons,
-            "remarks": verdict.reasons,
-        },
-        rotation=rotation,
-    )
+            "metrics": {name: value for name, value in assessment.metrics.items() if np.isfinite(value)},
+            "hold_for": hold_for,
+            "remarks": assessment.verdict.reasons,
+        }
+        return target.write(
+            _items_served(served, rows, previous, candidate),
+            parent=None if parent is None else parent.version,
+            job=self.job_id,
+            anchor_generation=generation.number,
+            anchor_version=generation.anchor_version,
+            missing=served.num_missing,
+            alignment=partial(self._alignment_record, alignment, generation, previous, rows),
+            gate=[check.as_dict() for check in assessment.verdict.checks],
+            extra=extra,
+            rotation=alignment.rotation,
+        )
+
+    def _assess(
+        self,
+        previous: ItemVectors | None,
+        aligned: ItemVectors,
+        live: Array,
+        leaving: Leaving,
+        generation: Generation,
+    ) -> Assessment:
+        if self.publish.gate.mode == "off":
+            return Assessment(Verdict(), {}, {})
+        probes = {} if previous is None else probe.probes_of(self.target, generation.number)
+        if previous is not None and leaving.all.any():
+            previous = _rows_of(previous, np.flatnonzero(~leaving.all))
+        comparison = Comparison(previous, aligned, live, probes, Sampling(self.seed))
+        return assess(self.target, comparison, model=self.model, thresholds=self.thresholds, checks=generation.checks)
+
+    def _alignment_record(
+        self,
+        alignment: Alignment,
+        generation: Generation,
+        previous: ItemVectors | None,
+        rows: ServedRows,
+        written: ItemVectors,
+    ) -> dict[str, Any]:
+        """Return the manifest's ``alignment``, once all ``rows`` are ``written``."""
+        ema = self.publish.ema
+        return {
+            "kind": alignment.kind,
+            "onto": alignment.onto,
+            "shared": generation.num_shared,
+            "new_weight": None if ema is None or previous is None else ema.new_weight,
+            "reset": int(np.count_nonzero(rows.reset)),
+            "anchor_cosine_mean": anchor_cosine(self.target, previous, written, generation),
+            "note": alignment.note,
+        }
 
 
 def _conclude(target: Collection, version: str, keep_last: int | None, fence: Callable[[], None] | None) -> Publication:
@@ -297,55 +305,20 @@ def _earlier_end(target: Collection, job_id: str | None, parent_version: str | N
 # --- items of the candidate and of the parent ------------------------------------------------------------------------
 
 
-def _with(items: ItemVectors, **changes: Any) -> ItemVectors:
-    fields = {
-        "ids": items.keys, "vectors": items.vectors, "norms": items.norms, "evidence": items.evidence,
-        "counts": items.counts, "statuses": items.statuses,
-    }  # fmt: skip
-    return ItemVectors(**{**fields, **changes})
+def _items_served(served: Plan, rows: ServedRows, previous: ItemVectors | None, candidate: ItemVectors) -> ItemVectors:
+    """Return the items of the version, whose vectors are ``rows``."""
+    return ItemVectors(
+        served.keys,
+        rows,
+        norms=served.pick(candidate.norms, None if previous is None else previous.norms),
+        counts=_counts(served, previous, candidate),
+        statuses=served.statuses,
+        carried_for=served.carried_for,
+        last_found=served.last_found,
+    )
 
 
-@dataclass(frozen=True)
-class _Leaving:
-    """Items of the parent that are not carried on, bool [items of the parent] each.
-
-    Three kinds: items that training gave up, items that have been carried for too long, and items that are being erased
-    at this moment.
-    """
-
-    retired: Array
-    expired: Array
-    erased: Array
-
-    @classmethod
-    def of(
-        cls,
-        parent: VersionReader | None,
-        previous: ItemVectors | None,
-        candidate: ItemVectors,
-        retired: Any,
-        erased: ErasedIds,
-        expiry: ExpirySettings | None,
-        today: int,
-    ) -> _Leaving:
-        tombstones = np.zeros(0 if parent is None else len(parent), dtype=np.bool_)
-        if parent is None:
-            return cls(tombstones, tombstones, tombstones)
-        old, new = shared_rows(parent.keys, candidate.keys)
-        if len(retired):
-            tombstones |= np.isin(parent.keys, keys_of(retired, query=True))
-            tombstones[old] = False
-        renewed = np.zeros(len(parent), dtype=np.bool_)
-        renewed[old] = candidate.evidence[new]
-        gone = np.zeros_like(tombstones) if previous is None else expired(previous, renewed, expiry, today)
-        return cls(tombstones, gone, erased.matches(parent.keys))
-
-    @property
-    def all(self) -> Array:
-        return self.retired | self.expired | self.erased
-
-
-def _counts(served: Any, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:
+def _counts(served: Plan, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:
     """Return occurrences in this run's training, also of items that are carried; None where unknown."""
     if candidate.counts is None:
         return None
@@ -355,130 +328,6 @@ def _counts(served: Any, previous: ItemVectors | None, candidate: ItemVectors) -
     old, new = shared_rows(previous.keys, candidate.keys)
     of_parent[old] = candidate.counts[new]
     return served.pick(candidate.counts, of_parent)
-
-
-# --- generation and alignment ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Generation:
-    """The coordinates that the candidate will live in: those of the parent, or new ones."""
-
-    number: int
-    continues: bool
-    anchor_version: str | None
-    num_shared: int
-    checks: tuple[Check, ...]
-
-    @classmethod
-    def of(cls, target: Collection, parent: VersionReader | None, candidate: ItemVectors, model: str) -> _Generation:
-        if parent is None:
-            return cls(1 + _last_generation(target), False, None, 0, ())
-        remedy = (
-            "this begins a new anchor generation, in which no consumer of today's views can read: if that is meant, "
-            "promote it with a reason and override_gate, and retrain the consumers"
-        )
-        manifest = parent.manifest
-        num_shared = len(_shared(parent, candidate)[0])
-        old_model = manifest.get("model", model)
-        checks = tuple(
-            Check(metric, float(value), float(limit), at_most=False, remedy=f"{change}: {remedy}")
-            for metric, value, limit, change in (
-                ("same_dim", candidate.dim == parent.dim, 1, f"dim was {parent.dim}, is {candidate.dim}"),
-                ("same_model", model == old_model, 1, f"model was '{old_model}', is '{model}'"),
-                ("shared", num_shared, min_shared(parent.dim), "too few items that both have, to align on"),
-            )
-        )
-        if all(check.verdict == "pass" for check in checks):
-            return cls(manifest["anchor_generation"], True, manifest["anchor_version"], num_shared, checks)
-        return cls(1 + _last_generation(target), False, None, num_shared, checks)
-
-
-def _last_generation(target: Collection) -> int:
-    """Return the highest generation; held versions use up numbers too, because views may be defined for them."""
-    return max((manifest["anchor_generation"] for manifest in target.versions()), default=0)
-
-
-def _shared(served: VersionReader, candidate: ItemVectors) -> tuple[Array, Array]:
-    """Return rows (in served, in candidate) of the items that both have found."""
-    old, new = shared_rows(served.keys, candidate.keys)
-    both = (served.statuses[old] == FOUND) & candidate.evidence[new]
-    return old[both], new[both]
-
-
-def _alignment(
-    target: Collection,
-    parent: VersionReader | None,
-    candidate: ItemVectors,
-    publish: PublishSettings,
-    generation: _Generation,
-) -> tuple[str | None, Array | None, str | None]:
-    """Return (version aligned onto, R, remark).
-
-    Without an average, versions chained one onto the next would drift, so they are aligned onto the anchor generation's
-    first version.
-    """
-    if parent is None or not generation.continues:
-        return None, None, None
-    if not publish.align:
-        return parent.version, None, "align: false"
-    note = None
-    if publish.ema is None and generation.anchor_version not in (None, parent.version):
-        try:
-            anchor = target.open(str(generation.anchor_version))
-            old, new = _shared(anchor, candidate)
-            rotation = procrustes(candidate.vectors, anchor.items().vectors, source_rows=new, target_rows=old)
-            return anchor.version, rotation, None
-        except (TooFewShared, UnknownVersion) as error:
-            note = f"aligned onto the parent instead of the anchor {generation.anchor_version}: {error}"
-    old, new = _shared(parent, candidate)
-    rotation = procrustes(candidate.vectors, parent.items().vectors, source_rows=new, target_rows=old)
-    return parent.version, rotation, note
-
-
-def _anchor_cosine(
-    target: Collection, previous: ItemVectors | None, written: ItemVectors, generation: _Generation
-) -> float | None:
-    """Return the mean cosine of what is to be served to the anchor generation's first version.
-
-    It is over the items that both have found.
-    """
-    if previous is None or generation.anchor_version is None:
-        return None
-    try:
-        anchor = target.open(generation.anchor_version)
-    except (CorruptStore, UnknownVersion):
-        # A figure for people: nothing is held, and nothing fails, for want of it.
-        return None
-    old, new = _shared(anchor, written)
-    if not len(old):
-        return None
-    return float(cosines_of(anchor.items().vectors, written.vectors, old, new).mean())
-
-
-# --- gate -------------------------------------------------------------------------------------------------------------
-
-
-def _gate(
-    target: Collection,
-    previous: ItemVectors | None,
-    leaves: Array,
-    aligned: ItemVectors,
-    live: Array,
-    generation: _Generation,
-    mode: str,
-    thresholds: Thresholds | None,
-    model: str,
-    seed: int,
-) -> Assessment:
-    if mode == "off":
-        return Assessment(Verdict(), {}, {})
-    if previous is not None and leaves.any():
-        previous = _rows_of(previous, np.flatnonzero(~leaves))
-    return assess(
-        target, previous, aligned, anchor_generation=generation.number, model=model, live=live, thresholds=thresholds,
-        checks=generation.checks, seed=seed,
-    )  # fmt: skip
 
 
 def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
@@ -495,12 +344,12 @@ def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
 
 def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, generation: int) -> list[str]:
     """Create the default view and the views asked for; return why not, for views that cannot be."""
-    wanted: list[ViewSettings] = list(views)
+    views_of_run: list[ViewSettings] = list(views)
     default = default_view(target.name)
-    if default not in {view.name for view in wanted} and not target.has_view(default, generation):
-        wanted.insert(0, View(default))
+    if default not in {view.name for view in views_of_run} and not target.has_view(default, generation):
+        views_of_run.insert(0, View(default))
     problems = []
-    for view in wanted:
+    for view in views_of_run:
         try:
             target.create_view(
                 view.name, kind=view.kind, dim=view.dim, sigma=view.sigma, seed=view.seed, frequencies=view.frequencies,

@@ -45,15 +45,15 @@ class ServedRows(Rows):
 
     def read(self, rows: slice | Array) -> Array:
         found_rows, parent_rows = self._plan.found_rows[rows], self._plan.parent_rows[rows]
-        found = found_rows >= 0
-        if found.all():
+        is_found = found_rows >= 0
+        if is_found.all():
             vectors, self.reset[rows] = self._renewed(found_rows, parent_rows)
             return vectors
         assert self._parent is not None
-        vectors = np.empty((len(found), self.shape[1]), dtype=np.float32)
-        vectors[~found] = self._parent[parent_rows[~found]]
-        vectors[found], reset = self._renewed(found_rows[found], parent_rows[found])
-        self.reset[np.arange(len(self))[rows][found] if isinstance(rows, slice) else rows[found]] = reset
+        vectors = np.empty((len(is_found), self.shape[1]), dtype=np.float32)
+        vectors[~is_found] = self._parent[parent_rows[~is_found]]
+        vectors[is_found], reset = self._renewed(found_rows[is_found], parent_rows[is_found])
+        self.reset[np.arange(len(self))[rows][is_found] if isinstance(rows, slice) else rows[is_found]] = reset
         return vectors
 
     def _renewed(self, found_rows: Array, parent_rows: Array) -> tuple[Array, Array]:

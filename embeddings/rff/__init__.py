@@ -1,4 +1,4 @@
-"""Random Fourier features of item vectors: the map, its frequencies, advice on dim and sigma, exports.
+"""Feature maps of item vectors: random Fourier features with advice and exports, the identity, the registry of kinds.
 
 The exports are to torch and ONNX. Without torch but for ``torch_module``. Other packages import
 ``RandomFourierFeatures`` from here.

@@ -44,7 +44,7 @@ class DimChoice:
         dim: the smallest dim tried whose largest kernel error is at most ``epsilon`` (None: none is).
         rms_dim: the same of the root mean square error.
         max_errors, rms_errors: at each dim tried.
-        bound_dim: what equation A.6 of Xu et al., "Featurizing pretrained representations", asks for.
+        bound_dim: what equation A.6 of Xu et al. asks for (:func:`bound_dim`).
     """
 
     dim: int | None
@@ -75,9 +75,10 @@ class DimChoice:
 def bound_dim(epsilon: float, dim_in: int, sigma: float, failure_probability: float = 0.05) -> int:
     """Return the output dim 2m at which a printed bound promises a kernel error below ``epsilon`` everywhere.
 
-    It is equation A.6 of Xu et al., "Featurizing pretrained representations": 2^8 (sigma_Q d_A / epsilon) exp(-m
-    epsilon^2 / (4 (d + 2))) = failure_probability, sigma_Q = sigma sqrt(d), the root of the second moment of u, and d_A
-    = 2 the diameter of the unit sphere. It is far above what is needed.
+    It is equation A.6 of Xu et al., "Some Practical Concerns and Solutions for Using Pretrained Representation in
+    Industrial Systems": 2^8 (sigma_Q d_A / epsilon) exp(-m epsilon^2 / (4 (d + 2))) = failure_probability, sigma_Q =
+    sigma sqrt(d), the root of the second moment of u, and d_A = 2 the diameter of the unit sphere. It is far above what
+    is needed.
     """
     ratio = 2**8 * sigma * math.sqrt(dim_in) * 2.0 / (epsilon * failure_probability)
     return 2 * max(math.ceil(4 * (dim_in + 2) / epsilon**2 * math.log(ratio)), 1)
@@ -152,9 +153,9 @@ def warnings_of(
     where they are given, with the view's U where ``drawn`` gives it; ``standardise`` always.
     """
     num_frequencies = dim // 2
-    found = []
+    warnings = []
     if num_frequencies < dim_in:
-        found.append(
+        warnings.append(
             _warning(
                 "few-frequencies",
                 f"{num_frequencies} frequencies for vectors of {dim_in} coordinates: the view loses directions",
@@ -170,7 +171,7 @@ def warnings_of(
         rms = measured.errors(num_frequencies)[1]
         if spread < TINY_SPREAD:
             remedy = "raise sigma" if exact.mean() > 0.5 else "lower sigma"
-            found.append(
+            warnings.append(
                 _warning(
                     "narrow-kernel",
                     f"at sigma {sigma:g} the kernel of two items is {exact.mean():.4f} with a spread of {spread:.2g}: "
@@ -179,14 +180,14 @@ def warnings_of(
                 )
             )
         elif rms > NOISY * spread:
-            found.append(
+            warnings.append(
                 _warning(
                     "noisy",
                     f"the rms kernel error is {rms:.2g} where the kernel itself spreads by {spread:.2g}",
                     "take a larger dim, or orthogonal frequencies",
                 )
             )
-    found.append(
+    warnings.append(
         _warning(
             "standardise",
             f"coordinates are at most 1/sqrt(m) = {1 / math.sqrt(num_frequencies):.3g}: "
@@ -194,7 +195,7 @@ def warnings_of(
             "standardise the features, or tune the penalty again",
         )
     )
-    return found
+    return warnings
 
 
 def _warning(code: str, message: str, remedy: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Random Fourier features of item vectors: a fixed non-linear map whose inner product is a Gaussian kernel.
 
-The dimension is chosen, the kernel is one of the vectors (Rahimi and Recht 2007; Xu et al., "Featurizing pretrained
-representations", section 5).
+The dimension is chosen, the kernel is one of the vectors (Rahimi and Recht 2007; Xu et al., "Some Practical Concerns
+and Solutions for Using Pretrained Representation in Industrial Systems", section 5).
 
     phi(h) = m^{-1/2} [cos(u_1.h) .. cos(u_m.h), sin(u_1.h) .. sin(u_m.h)],    dim = 2m
     <phi(h), phi(h')>  ~  K(h - h') = exp(-sigma^2 |h - h'|^2 / 2)
@@ -20,6 +20,7 @@ import warnings
 
 import numpy as np
 
+from embeddings.rff.feature_map import FeatureMap, MapParameters
 from embeddings.rff.frequencies import FREQUENCIES, draw_frequencies
 from embeddings.vectors.item_vectors import CHUNK_ROWS, Array, chunks, unit_rows
 
@@ -31,7 +32,7 @@ _CHUNK_ANGLES = 2048 * 64
 _MIN_CHUNK_ROWS = 64
 
 
-class RandomFourierFeatures:
+class RandomFourierFeatures(FeatureMap):
     """phi of the module's formula, for vectors of ``dim_in`` coordinates.
 
     Warns where m < dim_in: such a view loses directions.
@@ -50,6 +51,16 @@ class RandomFourierFeatures:
 
     Raises:
         ValueError: an argument outside these bounds.
+
+    Example:
+        >>> from embeddings.rff import RandomFourierFeatures
+        >>> features = RandomFourierFeatures(dim_in=16, dim=512, sigma=1.0)
+        >>> vectors = np.eye(16, dtype=np.float32)[:2]  # two unit vectors at a right angle
+        >>> phi = features.transform(vectors)
+        >>> phi.shape
+        (2, 512)
+        >>> bool(abs(phi[0] @ phi[1] - np.exp(-1)) < 0.05)  # the kernel exp(-sigma^2 |h - h'|^2 / 2), |h - h'|^2 = 2
+        True
     """
 
     def __init__(
@@ -63,6 +74,27 @@ class RandomFourierFeatures:
                 stacklevel=2,
             )
         self._set(frequencies, sigma, seed, drawn)
+
+    @classmethod
+    def define(
+        cls, dim_in: int, *, dim: int | None, sigma: float | None, seed: int | None, frequencies: str | None
+    ) -> MapParameters:
+        """Return the parameters of a new view, whose ``dim`` is 2 dim_in where it was left out."""
+        sigma = DEFAULT_SIGMA if sigma is None else float(sigma)
+        return MapParameters(dim_in, 2 * dim_in if dim is None else dim, sigma, seed, frequencies)
+
+    @classmethod
+    def draw(cls, parameters: MapParameters) -> Array:
+        """Return U, float32 [dim / 2, dim_in]."""
+        sigma, seed, frequencies = _drawn_by(parameters)
+        return draw_frequencies(parameters.dim_in, parameters.dim, sigma, seed, frequencies)
+
+    @classmethod
+    def load(cls, parameters: MapParameters, matrix: Array | None) -> RandomFourierFeatures:
+        """Return the features of a published view, whose U is ``matrix``."""
+        assert matrix is not None
+        sigma, seed, frequencies = _drawn_by(parameters)
+        return cls.from_frequencies(matrix, sigma=sigma, seed=seed, kind=frequencies)
 
     def _set(self, kind: str, sigma: float, seed: int, frequencies: Array) -> None:
         self.kind = kind
@@ -148,6 +180,15 @@ class RandomFourierFeatures:
             if len(empty):
                 out[empty] = 0.0
         return phi
+
+
+def _drawn_by(parameters: MapParameters) -> tuple[float, int, str]:
+    """Return (sigma, seed, frequencies), which every view of this kind has."""
+    sigma, seed, frequencies = parameters.sigma, parameters.seed, parameters.frequencies
+    assert sigma is not None
+    assert seed is not None
+    assert frequencies is not None
+    return sigma, seed, frequencies
 
 
 def _directions(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:

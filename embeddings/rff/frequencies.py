@@ -113,8 +113,8 @@ def _turn(b: Array) -> tuple[Array, Array]:
     x = (4.0 * b - quarter) * _HALF_PI
     y = x * x
     cosine, sine = _horner(_COS, y), x * _horner(_SIN, y)
-    place = quarter.astype(np.int64) % 4
-    return np.choose(place, (cosine, -sine, -cosine, sine)), np.choose(place, (sine, cosine, -sine, -cosine))
+    quadrant = quarter.astype(np.int64) % 4
+    return np.choose(quadrant, (cosine, -sine, -cosine, sine)), np.choose(quadrant, (sine, cosine, -sine, -cosine))
 
 
 def _horner(coefficients: list[float], x: Array) -> Array:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torchrec import EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.distributed.types import ShardingEnv
 
-from embeddings.sharding.settings import TableSettings, check_collection, data_type_of
-from embeddings.sharding.sharded import ShardedTables
+from embeddings.sharding.settings import TableSettings
+from embeddings.sharding.sharded import ShardedTables, SharderOfTables
 from embeddings.sharding.shardings import (
     SequenceColumnWise,
     SequenceReplicated,
@@ -22,40 +21,9 @@ from embeddings.sharding.shardings import (
 )
 
 SEQUENCE_SHARDINGS: dict[str, type[Any]] = {
-    ShardingType.TABLE_WISE.value: SequenceTableWise,
-    ShardingType.ROW_WISE.value: SequenceRowWise,
-    ShardingType.COLUMN_WISE.value: SequenceColumnWise,
-    ShardingType.DATA_PARALLEL.value: SequenceReplicated,
+    sharding.kind.torchrec_type: sharding
+    for sharding in (SequenceTableWise, SequenceRowWise, SequenceColumnWise, SequenceReplicated)
 }
-
-
-class SequenceSharder(EmbeddingCollectionSharder):
-    """Shards an EmbeddingCollection over EmbeddingTables without pooling, on every kind of device."""
-
-    def __init__(self, settings: TableSettings) -> None:
-        super().__init__()
-        self._settings = settings
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        return list(SEQUENCE_SHARDINGS)
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        return [EmbeddingComputeKernel.FUSED.value]
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: Mapping[str, Any],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedSequences:
-        check_collection(module.embedding_configs(), self._settings.tables)
-        return ShardedSequences(self._settings, module, params, env, device, module_fqn)
-
-    @property
-    def sharded_module_type(self) -> type[ShardedSequences]:
-        return ShardedSequences
 
 
 class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
@@ -64,6 +32,7 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
     A feature of two tables is named ``feature@table``. Padding ids have rows of zeros.
     """
 
+    _held_as = "embeddings"
     _lookups: list[nn.Module]
     _sharding_type_to_sharding: dict[str, Any]
     _embedding_dim_for_sharding_type: Callable[[str], int]
@@ -77,10 +46,7 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
         device: torch.device | None,
         module_fqn: str | None,
     ) -> None:
-        configs = module.embedding_configs()
-        self._prepare(settings, [config.name for config in configs])
-        for config in configs:
-            config.data_type = data_type_of(settings.dtype_of(config.name)) or config.data_type
+        self._prepare(settings, module.embedding_configs())
         ShardedEmbeddingCollection.__init__(self, module, params, env, device=device, module_fqn=module_fqn)
 
     def create_embedding_sharding(  # type: ignore[override]  # an instance method here: it needs the settings
@@ -92,19 +58,6 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
         qcomm_codecs_registry: Any = None,
     ) -> Any:
         return SEQUENCE_SHARDINGS[sharding_type](self.settings, self._place, sharding_infos, env, device)
-
-    def init_data_parallel(self) -> None:
-        self._replicate()
-
-    def _initialize_torch_state(self, skip_registering: bool = False) -> None:
-        if data_type_of(self.settings.dtype) is not None:
-            super()._initialize_torch_state(skip_registering)
-        else:
-            # TorchRec has no data type for float64, so there state_dict() holds no tables.
-            self.embeddings = nn.ModuleDict()
-
-    def reset_parameters(self) -> None:
-        """Do nothing: EmbeddingTables has drawn its initial rows by row number or key, the same in every plan."""
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
         return super().input_dist(ctx, self._voted(ctx, features))
@@ -142,3 +95,10 @@ def _one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 def _no_samples(found: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
     return {name: JaggedTensor(part.values(), lengths=part.lengths()[:0]) for name, part in found.items()}
+
+
+class SequenceSharder(SharderOfTables, EmbeddingCollectionSharder):
+    """Shards an EmbeddingCollection over EmbeddingTables without pooling, on every kind of device."""
+
+    _shardings = SEQUENCE_SHARDINGS
+    _sharded = ShardedSequences

@@ -10,57 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from embeddings.sharding.exchange.mean_pooling import divide, num_ids
 from embeddings.sharding.exchange.pooled import PooledDist
 from embeddings.sharding.host_shardings import Grid, TableColumnWise, TableRowWise
-from embeddings.sharding.settings import TableSettings, check_collection, data_type_of, pooling_of
-from embeddings.sharding.sharded import ShardedTables
+from embeddings.sharding.settings import TableSettings, pooling_of
+from embeddings.sharding.sharded import ShardedTables, SharderOfTables
 from embeddings.sharding.shardings import ColumnWise, OurSharding, Replicated, RowWise, TableWise
 from embeddings.tables.config import TableConfig
 
 BAG_SHARDINGS: dict[str, type[Any]] = {
-    ShardingType.TABLE_WISE.value: TableWise,
-    ShardingType.ROW_WISE.value: RowWise,
-    ShardingType.COLUMN_WISE.value: ColumnWise,
-    ShardingType.DATA_PARALLEL.value: Replicated,
-    ShardingType.TABLE_ROW_WISE.value: TableRowWise,
-    ShardingType.TABLE_COLUMN_WISE.value: TableColumnWise,
-    ShardingType.GRID_SHARD.value: Grid,
+    sharding.kind.torchrec_type: sharding
+    for sharding in (TableWise, RowWise, ColumnWise, Replicated, TableRowWise, TableColumnWise, Grid)
 }
-
-
-class TableSharder(EmbeddingBagCollectionSharder):
-    """Shards an EmbeddingBagCollection over EmbeddingTables, on every kind of device."""
-
-    def __init__(self, settings: TableSettings) -> None:
-        super().__init__()
-        self._settings = settings
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        return list(BAG_SHARDINGS)
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        return [EmbeddingComputeKernel.FUSED.value]
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: Mapping[str, Any],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedBags:
-        check_collection(module.embedding_bag_configs(), self._settings.tables)
-        return ShardedBags(self._settings, module, params, env, device, module_fqn)
-
-    @property
-    def sharded_module_type(self) -> type[ShardedBags]:
-        return ShardedBags
 
 
 class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
@@ -71,6 +36,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     ``feature@table``.
     """
 
+    _held_as = "embedding_bags"
     _embedding_shardings: list[Any]
     _output_dists: list[nn.Module]
     _embedding_names: list[str]
@@ -86,11 +52,8 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         device: torch.device | None,
         module_fqn: str | None,
     ) -> None:
-        configs = module.embedding_bag_configs()
-        self._prepare(settings, [config.name for config in configs])
-        self._block_names = list(chain.from_iterable(get_embedding_names_by_table(configs)))
-        for config in configs:
-            config.data_type = data_type_of(settings.dtype_of(config.name)) or config.data_type
+        self._prepare(settings, module.embedding_bag_configs())
+        self._block_names = list(chain.from_iterable(get_embedding_names_by_table(module.embedding_bag_configs())))
         ShardedEmbeddingBagCollection.__init__(self, module, params, env, device=device, module_fqn=module_fqn)
         # A model may have built its collection with another word for pooling: means are divided here alone.
         self._has_mean_pooling_callback = False
@@ -116,24 +79,11 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
             self._embedding_names = [name for name in self._block_names if name in dims]
             self._embedding_dims = [dims[name] for name in self._embedding_names]
 
-    def init_data_parallel(self) -> None:
-        self._replicate()
-
-    def _initialize_torch_state(self, skip_registering: bool = False) -> None:
-        if data_type_of(self.settings.dtype) is not None:
-            super()._initialize_torch_state(skip_registering)
-        else:
-            # TorchRec has no data type for float64, so there state_dict() holds no tables.
-            self.embedding_bags = nn.ModuleDict()
-
-    def reset_parameters(self) -> None:
-        """Do nothing: EmbeddingTables has drawn its initial rows by row number or key, the same in every plan."""
-
     def _find_split_means(self) -> dict[str, tuple[str, TableConfig]]:
         """Return (feature, table) by the name of its block, for mean features of tables whose rows are split."""
         found = {}
         for sharding in self._embedding_shardings:
-            if isinstance(sharding, OurSharding) and sharding.rows_are_split:
+            if isinstance(sharding, OurSharding) and sharding.kind.rows_over:
                 for name, feature, table in sharding.blocks():
                     if pooling_of(self.settings.tables[table], feature) == "mean":
                         found[name] = (feature, self.settings.tables[table])
@@ -163,3 +113,10 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         if self._split_means:
             awaitable.callbacks.append(partial(divide, names=list(self._split_means), divisor=ctx.divisor))
         return awaitable
+
+
+class TableSharder(SharderOfTables, EmbeddingBagCollectionSharder):
+    """Shards an EmbeddingBagCollection over EmbeddingTables, on every kind of device."""
+
+    _shardings = BAG_SHARDINGS
+    _sharded = ShardedBags

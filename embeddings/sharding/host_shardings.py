@@ -26,12 +26,13 @@ from embeddings.sharding.exchange.pooled import PooledDist
 from embeddings.sharding.exchange.split_rows import Swapper, sum_over_ranks
 from embeddings.sharding.settings import Place, TableSettings
 from embeddings.sharding.shardings import OurSharding, PooledColumns
+from embeddings.tables.shardings import GRID, TABLE_COLUMN_WISE, TABLE_ROW_WISE
 
 
 class TableColumnWise(PooledColumns, TwCwPooledEmbeddingSharding):
     """Columns of a table on the ranks of one host."""
 
-    columns_are_split = True
+    kind = TABLE_COLUMN_WISE
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, permute_embeddings=True)
@@ -40,7 +41,6 @@ class TableColumnWise(PooledColumns, TwCwPooledEmbeddingSharding):
 class HostRows(OurSharding):
     """The common part of the shardings that split rows over the ranks of a host."""
 
-    rows_are_split = True
     _grouped_embedding_configs_per_rank: list[list[GroupedEmbeddingConfig]]
     _grouped_embedding_configs_per_node: list[list[GroupedEmbeddingConfig]]
     _rank: int
@@ -79,11 +79,13 @@ class HostRows(OurSharding):
 class TableRowWise(HostRows, TwRwPooledEmbeddingSharding):
     """Rows of a table on the ranks of one host."""
 
+    kind = TABLE_ROW_WISE
+
 
 class Grid(HostRows, GridPooledEmbeddingSharding):
     """Columns of a table on several hosts, and the rows of each column shard on the ranks of its host."""
 
-    columns_are_split = True
+    kind = GRID
 
     _embedding_order: list[int]
     _embedding_dims: list[int]

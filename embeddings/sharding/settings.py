@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,13 +24,26 @@ _DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch
 class TableSettings:
     """What every shard of the tables is built from.
 
-    ``sse`` is by feature, ``backend`` left out that of the device. ``dtypes`` and ``state_dtypes`` are by table, and
-    ``dtype`` and ``state_dtype`` those of tables left out.
+    Args:
+        tables: the tables of the model, by name; see :meth:`of`.
+        optimizer: that of the tables.
+        sse: swap probability and graph by feature.
+        seed: of initial rows and SSE draws.
+        backend: of the tables' kernel, as of :class:`embeddings.embedding_tables.EmbeddingTables`; None: that of the
+            device.
+        dtype: of stored rows; what is computed has its compute type, float32 for half rows.
+        state_dtype: of optimizer state; None: the compute type.
+        bounds: an id outside its table is an error on every rank (``fatal``), or counts as padding (``ignore``).
+        dtypes: ``dtype`` by table, where some have others.
+        state_dtypes: ``state_dtype`` by table, where some have others.
+
+    Raises:
+        ValueError: tables with different compute types.
     """
 
     tables: Mapping[str, TableConfig]
     optimizer: RowOptimizer
-    sse: Mapping[str, SSEConfig]
+    sse: Mapping[str, SSEConfig] = field(default_factory=dict)
     seed: int = 0
     backend: Backend | None = None
     dtype: torch.dtype = torch.float32
@@ -46,6 +59,11 @@ class TableSettings:
                     f"table '{name}': rows of {dtype} are computed with as {COMPUTE_DTYPES[dtype]}, those of other "
                     f"tables as {self.compute_dtype}: give all tables one of them"
                 )
+
+    @classmethod
+    def of(cls, tables: Iterable[TableConfig], *arguments: Any, **keywords: Any) -> TableSettings:
+        """Return the settings of these tables; the other arguments are those of the class."""
+        return cls({table.name: table for table in tables}, *arguments, **keywords)
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import nn
-from torchrec import KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.perturbation import Perturbed, perturb
 from embeddings.sharding.exchange.collective_check import CollectiveCheck, emptied, problem_of
 from embeddings.sharding.replicas import Replicas, ReplicatedTables
-from embeddings.sharding.settings import LocalPiece, Place, TableSettings
+from embeddings.sharding.settings import LocalPiece, Place, TableSettings, check_collection, data_type_of
 from embeddings.tables.config import TableConfig
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv
+    from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 
 class RowsOfRank:
@@ -108,16 +111,22 @@ class ShardedTables(RowsOfRank, nn.Module):
     _readers: Mapping[str, list[TableConfig]]
     _env: ShardingEnv
     _lookups: list[nn.Module]
+    _held_as: ClassVar[str]
+    """The attribute in which TorchRec keeps the tables of its collection."""
 
-    def _prepare(self, settings: TableSettings, names: list[str]) -> None:
-        """Set what TorchRec's constructor needs, which builds shardings; call it before."""
+    def _prepare(self, settings: TableSettings, configs: Sequence[BaseEmbeddingConfig]) -> None:
+        """Set what TorchRec's constructor needs, which builds shardings; call it before.
+
+        The collection's ``configs`` get the types of rows that the settings say.
+        """
         # Not yet a Module: plain attributes are all that may be set.
         self.settings = settings
         self._place = Place()
         self._readers = {}
-        for name in names:
-            for feature in settings.tables[name].features:
-                self._readers.setdefault(feature, []).append(settings.tables[name])
+        for config in configs:
+            for feature in settings.tables[config.name].features:
+                self._readers.setdefault(feature, []).append(settings.tables[config.name])
+            config.data_type = data_type_of(settings.dtype_of(config.name)) or config.data_type
 
     def train(self, mode: bool = True) -> ShardedTables:
         super().train(mode)
@@ -143,11 +152,56 @@ class ShardedTables(RowsOfRank, nn.Module):
         self._place.step, self._place.sample_offset = step, sample_offset
         super().set_context(step, sample_offset, part_offset)
 
-    def _replicate(self) -> None:
+    def init_data_parallel(self) -> None:
         """Put :class:`Replicas` where TorchRec puts DistributedDataParallel."""
         for number, lookup in enumerate(self._lookups):
             if any(isinstance(module, ReplicatedTables) for module in lookup.modules()):
                 self._lookups[number] = Replicas(lookup)
+
+    def _initialize_torch_state(self, skip_registering: bool = False) -> None:
+        if data_type_of(self.settings.dtype) is not None:
+            super()._initialize_torch_state(skip_registering)  # type: ignore[misc]  # TorchRec's
+        else:
+            # TorchRec has no data type for float64, so there state_dict() holds no tables.
+            setattr(self, self._held_as, nn.ModuleDict())
+
+    def reset_parameters(self) -> None:
+        """Do nothing: EmbeddingTables has drawn its initial rows by row number or key, the same in every plan."""
+
+
+class SharderOfTables:
+    """The common part of the sharders of both collections; TorchRec's sharder stands after it in each."""
+
+    _shardings: ClassVar[Mapping[str, Any]]
+    _sharded: ClassVar[type[Any]]
+
+    def __init__(self, settings: TableSettings) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return list(self._shardings)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return [EmbeddingComputeKernel.FUSED.value]
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection | EmbeddingCollection,
+        params: Mapping[str, Any],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        is_bags = isinstance(module, EmbeddingBagCollection)
+        check_collection(
+            module.embedding_bag_configs() if is_bags else module.embedding_configs(), self._settings.tables
+        )
+        return self._sharded(self._settings, module, params, env, device, module_fqn)
+
+    @property
+    def sharded_module_type(self) -> type[Any]:
+        return self._sharded
 
 
 class ModelTables(RowsOfRank):

@@ -6,7 +6,7 @@ Where rows are split, the exchanges are those of this package too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
@@ -25,23 +25,19 @@ from embeddings.sharding.exchange.pooled import PooledDist
 from embeddings.sharding.exchange.split_rows import SequenceDist, SummingDist, SwappingDist
 from embeddings.sharding.lookup import SequenceLookup, TableLookup
 from embeddings.sharding.settings import Place, TableSettings
+from embeddings.tables.shardings import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, TABLE_WISE, Sharding
 
 
 class OurSharding:
     """The common part of all shardings; a class of TorchRec stands after it in each.
 
-    Attributes:
-        replicated: whether every rank holds all rows.
-        rows_are_split: whether ids must be swapped before they are distributed.
-        columns_are_split: whether a row may be on several ranks.
+    ``kind`` is the way that it splits tables.
 
     Raises:
         ValueError: columns are split, and the optimizer needs all of a row.
     """
 
-    replicated = False
-    rows_are_split = False
-    columns_are_split = False
+    kind: ClassVar[Sharding]
     _lookup: type[TableLookup] | type[SequenceLookup] = TableLookup
     _env: ShardingEnv
     _device: torch.device | None
@@ -56,7 +52,7 @@ class OurSharding:
         **keywords: Any,
     ) -> None:
         self._settings, self._place = settings, place
-        if self.columns_are_split:
+        if self.kind.columns_over:
             _check_columns(settings, [info.embedding_config.name for info in sharding_infos])
         super().__init__(sharding_infos, env, device, **keywords)  # type: ignore[call-arg]
 
@@ -68,8 +64,8 @@ class OurSharding:
     ) -> TableLookup | SequenceLookup:
         return self._lookup(
             self._settings,
-            rows_are_split=self.rows_are_split,
-            replicated=self.replicated,
+            rows_are_split=bool(self.kind.rows_over),
+            replicated=self.kind.replicated,
             grouped_configs=self._local_groups(),
             pg=self._env.process_group,
             device=device if device is not None else self._device,
@@ -109,6 +105,8 @@ def _check_columns(settings: TableSettings, names: list[str]) -> None:
 class TableWise(OurSharding, TwPooledEmbeddingSharding):
     """Each table on one rank."""
 
+    kind = TABLE_WISE
+
     def create_output_dist(self, device: torch.device | None = None) -> PooledDist:
         dims = self.embedding_dims()
         return PooledDist(self._env.process_group, self._dim_sum_per_rank(), dims, range(len(dims)))
@@ -134,7 +132,7 @@ class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
     Every shard looks the same ids up, and draws the same swaps.
     """
 
-    columns_are_split = True
+    kind = COLUMN_WISE
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, permute_embeddings=True)
@@ -143,13 +141,13 @@ class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
 class Replicated(OurSharding, DpPooledEmbeddingSharding):
     """Each table on every rank (:mod:`embeddings.sharding.replicas`)."""
 
-    replicated = True
+    kind = DATA_PARALLEL
 
 
 class RowWise(OurSharding, RwPooledEmbeddingSharding):
     """Rows of a table on all ranks, in equal blocks."""
 
-    rows_are_split = True
+    kind = ROW_WISE
 
     def create_input_dist(self, device: torch.device | None = None) -> SwappingDist:
         return _row_wise_input(self, device)
@@ -170,24 +168,26 @@ class SequenceSharding(OurSharding):
 class SequenceTableWise(SequenceSharding, TwSequenceEmbeddingSharding):
     """:class:`TableWise` for sequences."""
 
+    kind = TABLE_WISE
+
 
 class SequenceColumnWise(SequenceSharding, CwSequenceEmbeddingSharding):
     """:class:`ColumnWise` for sequences; all shards have one width (TorchRec's rule)."""
 
-    columns_are_split = True
+    kind = COLUMN_WISE
 
 
 class SequenceReplicated(OurSharding, DpSequenceEmbeddingSharding):
     """:class:`Replicated` for sequences."""
 
-    replicated = True
+    kind = DATA_PARALLEL
     _lookup = SequenceLookup
 
 
 class SequenceRowWise(SequenceSharding, RwSequenceEmbeddingSharding):
     """:class:`RowWise` for sequences: rows travel back, nothing is summed."""
 
-    rows_are_split = True
+    kind = ROW_WISE
 
     def create_input_dist(self, device: torch.device | None = None) -> SwappingDist:
         return _row_wise_input(self, device, is_sequence=True)

@@ -15,6 +15,18 @@ class SSEConfig:
     neighbour is ``rho`` times as likely as each other row (SSE-Graph, equation 3); ``rho`` = 1 is SSE-SE. With
     ``restart``, in [0.01, 1], it becomes a row that a random walk over neighbours visits which returns to it with this
     probability at each step, as often as the walk is there; 1 is a uniform neighbour.
+
+    Example:
+        >>> import numpy as np
+        >>> from embeddings import SSEConfig
+        >>> from embeddings.sse.graph import Graph
+        >>> trust = Graph.from_edges(np.array([2, 3]), np.array([3, 5]), num_rows=100)
+        >>> SSEConfig(0.01, graph=trust, rho=50.0).asks_graph
+        True
+        >>> SSEConfig(0.01, rho=50.0)
+        Traceback (most recent call last):
+        ...
+        ValueError: SSE rho = 50.0 needs a graph: pass one, or leave rho out
     """
 
     probability: float = 0.01

@@ -84,8 +84,8 @@ class Graph:
                     f"graph: {name} of edge {edge} is {ends[edge]}, not a row of a table of {num_rows} rows: "
                     "map ids to rows and drop the unknown"
                 )
-        kept = (source != target) & (source >= first_live_row) & (target >= first_live_row)
-        source, target = source[kept], target[kept]
+        is_edge = (source != target) & (source >= first_live_row) & (target >= first_live_row)
+        source, target = source[is_edge], target[is_edge]
         # One number for each entry: sorting them sorts by row, then by neighbour.
         entries = np.empty(len(source) * (2 if symmetric else 1), dtype=np.int64)
         np.multiply(source, num_rows, out=entries[: len(source)], dtype=np.int64, casting="unsafe")
@@ -173,12 +173,12 @@ class Graph:
         ceil(rho d / Z 2^32) with Z = rho d + (num_others - d), from equation 3 of Wu et al. It is computed here alone,
         in float64, so that kernels compare integers and agree bit for bit.
         """
-        found = self._thresholds.get((rho, num_others))
-        if found is None:
+        thresholds = self._thresholds.get((rho, num_others))
+        if thresholds is None:
             degree = np.arange(int(self.degrees.max()) + 1, dtype=np.float64)
             share = rho * degree / np.maximum(rho * degree + (num_others - degree), 1.0)
-            found = self._thresholds[rho, num_others] = np.ceil(share * 2.0**32).astype(np.uint64)
-        return found
+            thresholds = self._thresholds[rho, num_others] = np.ceil(share * 2.0**32).astype(np.uint64)
+        return thresholds
 
     def has_edges(self, rows: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return whether others[i] is a neighbour of rows[i], by binary search in all lists at once."""
@@ -189,9 +189,9 @@ class Graph:
             below = np.zeros(len(rows), dtype=bool)
             below[open_] = self.neighbours[middle[open_]] < others[open_]
             low, high = np.where(below, middle + 1, low), np.where(open_ & ~below, middle, high)
-        found = low < end
-        found[found] = self.neighbours[low[found]] == others[found]
-        return found
+        is_neighbour = low < end
+        is_neighbour[is_neighbour] = self.neighbours[low[is_neighbour]] == others[is_neighbour]
+        return is_neighbour
 
     def _row_of(self, entry: int) -> int:
         return int(np.searchsorted(self.offsets, entry, side="right")) - 1

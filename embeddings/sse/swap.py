@@ -117,9 +117,9 @@ def swap_draws(features: Sequence[tuple[TableConfig, str, SSEConfig]], seed: int
         others = max(0, table.num_rows - table.first_live_row - 1)
         threshold = hit_threshold(config.probability) if others else 0
         words[f, :6] = (threshold, feature_word(feature), *table_key(seed, table.name), others, table.first_live_row)
-        wanted = config.asks_graph and threshold > 0
-        words[f, 8] = hit_threshold(config.restart) if wanted and config.restart is not None else 0
-        graphs.append((config.graph, config.rho, others) if wanted else None)  # type: ignore[arg-type]  # not None then
+        asks_graph = config.asks_graph and threshold > 0
+        words[f, 8] = hit_threshold(config.restart) if asks_graph and config.restart is not None else 0
+        graphs.append((config.graph, config.rho, others) if asks_graph else None)  # type: ignore[arg-type]  # not None then
     packed = pack_graphs(graphs)
     words[:, 6] = packed.starts[:, 0] + 1
     words[:, 7] = np.maximum(packed.starts[:, 1], 0)
@@ -143,10 +143,10 @@ def swap_ids(
     if num_others < 1 or config.probability == 0.0:
         return swapped
     key = table_key(seed, table.name)
-    place = np.uint64(feature_word(feature)) | (positions.astype(np.uint64) & np.uint64(0xFFFF))
+    counters = np.uint64(feature_word(feature)) | (positions.astype(np.uint64) & np.uint64(0xFFFF))
 
     def words(chosen: np.ndarray, stream: int) -> np.ndarray:
-        return lane(philox4x32((step, samples[chosen] >> 2, place[chosen], stream), key), samples[chosen] & 3)
+        return lane(philox4x32((step, samples[chosen] >> 2, counters[chosen], stream), key), samples[chosen] & 3)
 
     def below(chosen: np.ndarray, bound: int | np.ndarray, stream: int) -> np.ndarray:
         return uniform_below(bound, words(chosen, stream), words(chosen, stream + LOW_WORD_STREAM)).astype(np.int64)

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embeddings.store.files import HashingFile
+from embeddings.store.files import FileEntry, HashingFile
 from embeddings.vectors.lazy_rows import CHUNK_ROWS, Array, Vectors
 
 
 def write_streamed(
     path: Path, columns: dict[str, pa.Array], name: str, vectors: Vectors, dtype: Any = np.float32
-) -> dict[str, Any]:
+) -> FileEntry:
     """Write one record batch to ``path`` durably, its largest column a part at a time.
 
     Args:
@@ -32,7 +32,7 @@ def write_streamed(
         dtype: of the last column's values.
 
     Returns:
-        The manifest's entry for the file: {"name", "sha256", "bytes"}.
+        The manifest's entry for the file.
 
     Raises:
         ValueError: a row that is not finite in ``dtype``.
@@ -51,7 +51,7 @@ def write_streamed(
             writer.write_batch(batch)
     finally:
         file.close()
-    return {"name": path.name, "sha256": file.sha256, "bytes": file.num_bytes}
+    return file.entry()
 
 
 def _chunks(vectors: Vectors, dtype: np.dtype[Any]) -> Iterator[Array]:

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embeddings.durable_files import appearing, write_file
-from embeddings.store.collection import Collection
+from embeddings.store.collection.collection import Collection
 from embeddings.store.opening import open_store
-from embeddings.store.version import as_float32
+from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of, chunks
 
 SOURCE_ROWS = 65_536
@@ -115,12 +115,12 @@ def export_feast(
     tags = {
         "evenkeel_collection": collection.name,
         "evenkeel_version": reader.version,
-        "evenkeel_anchor_generation": str(manifest["anchor_generation"]),
+        "evenkeel_anchor_generation": str(manifest.anchor_generation),
         **({} if view is None else {"evenkeel_view": view}),
     }
     definitions = _DEFINITIONS.format(
         version=reader.version, collection=collection.name, entity=entity, name=name, source=f"{name}_source",
-        id_type="INT64" if manifest["id_type"] == "int64" else "STRING", ttl_seconds=float(ttl_seconds), tags=tags,
+        id_type="INT64" if manifest.id_type == "int64" else "STRING", ttl_seconds=float(ttl_seconds), tags=tags,
     )  # fmt: skip
     write_file(folder / "features.py", definitions.encode())
     settings = folder / "feature_store.yaml"

@@ -19,11 +19,12 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from embeddings.store.backends.url import namespaced
-from embeddings.store.collection import NAME_PATTERN, VERSION_PATTERN, Collection
+from embeddings.store.collection.collection import Collection
+from embeddings.store.collection.directory import NAME_PATTERN, VERSION_PATTERN, CollectionDirectory
 from embeddings.store.files import (
     CorruptStore,
     GateHeld,
+    IdsErased,
     StaleParent,
     StoreBusy,
     StoreError,
@@ -34,12 +35,13 @@ from embeddings.store.files import (
     UnknownView,
     ViewExists,
 )
+from embeddings.store.url import namespaced
 from embeddings.store.version import VersionReader
 from embeddings.store.views import default_view
 
 __all__ = [
-    "NAME_PATTERN", "VERSION_PATTERN", "Collection", "CorruptStore", "GateHeld", "StaleParent", "Store", "StoreBusy",
-    "StoreError", "StoreFull", "StoreUnavailable", "UnknownCollection", "UnknownVersion", "UnknownView",
+    "NAME_PATTERN", "VERSION_PATTERN", "Collection", "CorruptStore", "GateHeld", "IdsErased", "StaleParent", "Store",
+    "StoreBusy", "StoreError", "StoreFull", "StoreUnavailable", "UnknownCollection", "UnknownVersion", "UnknownView",
     "VersionReader", "ViewExists", "default_view",
 ]  # fmt: skip
 
@@ -47,7 +49,7 @@ __all__ = [
 class Store:
     """Collections of item vectors under one directory; thread-safe, and any number of processes may have it open."""
 
-    lies_elsewhere = False
+    is_remote = False
     """Whether a server is needed that may be away."""
 
     def __init__(self, root: Path):
@@ -76,7 +78,7 @@ class Store:
             raise ValueError(f"collection name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
         with self._lock:
             if name not in self._collections:
-                self._collections[name] = self._make_collection(name)
+                self._collections[name] = Collection(self._collection_files(name), self)
             return self._collections[name]
 
     def view_collection(self, view: str) -> Collection:
@@ -88,10 +90,10 @@ class Store:
         known = self.seen_view_collection(view)
         if known is not None:
             return known
-        for name in self.collections():
-            if view in self.collection(name).view_names():
-                found = self._view_collections[view] = self.collection(name)
-                return found
+        for collection in map(self.collection, self.collections()):
+            if view in collection.view_names():
+                self._view_collections[view] = collection
+                return collection
         raise UnknownView(f"no collection has a view '{view}'")
 
     def seen_view_collection(self, view: str) -> Collection | None:
@@ -122,10 +124,15 @@ class Store:
         with self._lock:
             return sorted(self._namespaces)
 
+    def finish_erasures(self) -> None:
+        """Finish interrupted erasures of every collection."""
+        for name in self.collections():
+            self.collection(name).finish_erasure()
+
     def reach(self) -> None:
         """Ask the server, where there is one, for something small; raise StoreUnavailable, StoreError."""
 
-    def serves_alone(self) -> bool:
+    def available_offline(self) -> bool:
         """Return whether vectors of any collection can be fetched while the server cannot be reached."""
         return True
 
@@ -137,10 +144,10 @@ class Store:
         with self._lock:
             opened = list(self._collections.values())
             within = list(self._namespaces.items())
-        found = {collection.name: collection.damaged() for collection in opened}
+        damaged = {collection.name: collection.damaged() for collection in opened}
         for namespace, store in within:
-            found |= {f"{namespace}/{name}": versions for name, versions in store.damaged().items()}
-        return {name: versions for name, versions in found.items() if versions}
+            damaged |= {f"{namespace}/{name}": versions for name, versions in store.damaged().items()}
+        return {name: versions for name, versions in damaged.items() if versions}
 
     def _names(self) -> Iterable[str]:
         try:
@@ -148,5 +155,5 @@ class Store:
         except FileNotFoundError:
             return []
 
-    def _make_collection(self, name: str) -> Collection:
-        return Collection(self, name)
+    def _collection_files(self, name: str) -> CollectionDirectory:
+        return CollectionDirectory(self.root / "collections" / name, name)

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from embeddings.durable_files import write_file
 
@@ -56,6 +56,10 @@ class GateHeld(StoreError):
     """The version did not pass the gate, and the promotion did not override it."""
 
 
+class IdsErased(StoreError):
+    """Rows of ids that were erased cannot be written."""
+
+
 class CorruptStore(StoreError):
     """A file of the store is not what was written."""
 
@@ -86,10 +90,19 @@ def disk_errors(where: Path) -> Iterator[None]:
         raise
 
 
+class FileEntry(NamedTuple):
+    """A file as a manifest lists it: its name, the sha256 of its content in hex, and how many bytes it has."""
+
+    name: str
+    sha256: str
+    bytes: int
+
+
 class HashingFile:
     """A file being written, with the sha256 and the size of what went through it; closing makes it durable."""
 
     def __init__(self, path: Path):
+        self._name = path.name
         self._file: IO[bytes] = open(path, "xb", buffering=0)  # noqa: SIM115
         self._hash = hashlib.sha256()
         self.num_bytes = 0
@@ -115,9 +128,9 @@ class HashingFile:
             finally:
                 self._file.close()
 
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
+    def entry(self) -> FileEntry:
+        """Return what a manifest says of the file."""
+        return FileEntry(self._name, self._hash.hexdigest(), self.num_bytes)
 
 
 # --- documents: JSON with a checksum of its own ----------------------------------------------------------------------

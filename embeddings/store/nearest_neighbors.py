@@ -6,16 +6,11 @@ the index proposes is compared once more by the published rows in float32: cosin
 is approximate.
 
 The index (usearch: Malkov and Yashunin 2018) is a file beside the store, mapped by every process that searches; it can
-be thrown away at any time. ``python -m embeddings.store.nearest_neighbors COLLECTION VERSION FILE`` builds it from the
-store at EVENKEEL_STORE_URL, which may hold a password and has no place among arguments. Torch-free.
+be thrown away at any time (embeddings.store.build_neighbor_index builds it). Torch-free.
 """
 
 from __future__ import annotations
 
-import argparse
-import fcntl
-import os
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from embeddings.durable_files import appearing
-from embeddings.store.version import as_float32
+from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import MISSING, Array, chunks
 
 EXACT_ROWS = 100_000
@@ -78,8 +73,8 @@ class NeighborSearch:
         vector = vector / np.abs(vector).max()
         vector = vector / np.linalg.norm(vector)
         rows, cosines = self._all(vector) if self._index is None else self._candidates(vector, k)
-        wanted = np.isfinite(cosines) & (rows != leave_out)
-        rows, cosines = rows[wanted], cosines[wanted]
+        usable = np.isfinite(cosines) & (rows != leave_out)
+        rows, cosines = rows[usable], cosines[usable]
         if len(rows) > k:
             # Everything as near as the k-th takes part, so that ties are settled by row alone.
             kth = np.partition(cosines, len(cosines) - k)[len(cosines) - k]
@@ -99,8 +94,8 @@ class NeighborSearch:
     def _candidates(self, vector: Array, k: int) -> tuple[Array, Array]:
         index: Any = self._index
         with self._lock:
-            found = index.search(vector, min(2 * k + 16, len(index)), threads=1)
-        rows = np.sort(np.asarray(found.keys).astype(np.int64))
+            candidates = index.search(vector, min(2 * k + 16, len(index)), threads=1)
+        rows = np.sort(np.asarray(candidates.keys).astype(np.int64))
         near = as_float32(self._vectors[rows])
         return rows, (near @ vector) / np.sqrt(np.einsum("nd,nd->n", near, near))
 
@@ -115,8 +110,8 @@ def build_index(vectors: Array, statuses: Array, path: Path, *, threads: int = 1
         rows = part.start + np.flatnonzero(usable[part])
         if len(rows):
             index.add(rows, as_float32(vectors[rows]) * inverse_norms[rows, None], threads=threads)
-    with appearing(path, durable=False) as place:
-        index.save(str(place))
+    with appearing(path, durable=False) as partial:
+        index.save(str(partial))
 
 
 def _empty_index(kind: Any, dim: int) -> Any:
@@ -153,36 +148,3 @@ def _inverse_norms(vectors: Array, statuses: Array) -> tuple[Array, Array]:
     usable = (statuses != MISSING) & (squares > 0) & np.isfinite(squares)
     squares[~usable] = 1.0
     return (1.0 / np.sqrt(squares)).astype(np.float32), usable
-
-
-def main() -> int:
-    """Build one index, unless another process is at it."""
-    from embeddings.store.opening import open_store
-
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name in ("collection", "version"):
-        parser.add_argument(name)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    path: Path = options.file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return 0
-        if not path.exists():
-            collection = open_store(os.environ["EVENKEEL_STORE_URL"]).collection(options.collection)
-            erasures = collection.num_erasures()
-            reader = collection.open(options.version)
-            build_index(reader.vectors, reader.statuses, path, threads=options.threads)
-            if collection.num_erasures() != erasures:
-                path.unlink(missing_ok=True)
-        lock_file = path.with_suffix(".lock")
-        lock_file.unlink(missing_ok=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

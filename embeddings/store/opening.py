@@ -19,6 +19,19 @@ def open_store(url: str | Path) -> Store:
 
     Raises:
         ValueError: other schemes and options, or the scheme's package cannot be imported.
+
+    Example:
+        >>> import numpy as np
+        >>> from embeddings.store import open_store
+        >>> from embeddings.vectors.item_vectors import ItemVectors
+        >>> items = open_store(directory).collection("items")
+        >>> version = items.write(ItemVectors([17, 42], np.eye(2, dtype=np.float32)))  # a candidate
+        >>> items.publish(version, expected_parent=None)  # readers switch to it
+        >>> items.current()
+        'v000001'
+        >>> version, statuses, vectors = items.lookup([42, 7])
+        >>> statuses.tolist(), vectors[0].tolist()  # 1: found, 0: missing
+        ([1, 0], [0.0, 1.0])
     """
     text = os.fspath(url)
     scheme = urlparse(text).scheme if "://" in text else "file"

@@ -49,16 +49,16 @@ class ErasedIds:
 
     def matches(self, keys: Array) -> Array:
         """Return which of ``keys`` are in the set, bool [n]."""
-        found = np.zeros(len(keys), dtype=np.bool_)
+        matched = np.zeros(len(keys), dtype=np.bool_)
         if not self.tags:
-            return found
+            return matched
         known = np.unique(np.fromiter(self.tags.values(), dtype=np.uint32, count=len(self.tags)))
         for part in chunks(len(keys), _TAGGED_ROWS):
             tags = self._tags(keys[part])
             likely = np.flatnonzero(known[np.minimum(np.searchsorted(known, tags), len(known) - 1)] == tags)
             hashes = map(self._hash, keys[part][likely].tolist())
-            found[part.start + likely] = [hash_ in self.tags for hash_ in hashes]
-        return found
+            matched[part.start + likely] = [hash_ in self.tags for hash_ in hashes]
+        return matched
 
     def _hash(self, key: int | bytes) -> bytes:
         # Fixed-width keys are padded with NUL, by other widths in other versions.

@@ -21,7 +21,10 @@ import pyarrow.parquet as pq
 
 from embeddings.durable_files import appearing, file_sha256
 from embeddings.store.arrow_stream import write_streamed
-from embeddings.store.files import CorruptStore, HashingFile, StoreError
+from embeddings.store.files import CorruptStore, FileEntry, HashingFile, StoreError
+from embeddings.store.manifest import VersionManifest
+from embeddings.store.nearest_neighbors import NeighborSearch
+from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.id_index import IdIndex
 from embeddings.vectors.item_vectors import (
     CARRIED,
@@ -32,7 +35,6 @@ from embeddings.vectors.item_vectors import (
     ItemVectors,
     arrow_of,
     as_list,
-    chunks,
     find_rows,
     keys_of,
 )
@@ -41,7 +43,7 @@ from embeddings.vectors.lazy_rows import Widened
 ITEMS_FILE = "items.arrow"
 
 
-def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> dict[str, Any]:
+def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> FileEntry:
     """Write ``items`` to ``path`` durably, their vectors as ``dtype`` and a part at a time.
 
     Returns:
@@ -50,18 +52,9 @@ def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> dict
     Raises:
         ValueError: a vector that is not finite.
     """
-    num_items = len(items)
-    keys = items.keys
-    if keys.dtype.kind == "i":
-        ids = pa.array(keys)
-    else:
-        keys = np.ascontiguousarray(keys)
-        ids = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(keys.dtype.itemsize), num_items, [None, pa.py_buffer(keys)]
-        )
-    counts = np.full(num_items, -1, dtype=np.int64) if items.counts is None else items.counts
+    counts = np.full(len(items), -1, dtype=np.int64) if items.counts is None else items.counts
     columns = {
-        "key": ids,
+        "key": key_column(items.keys),
         "status": pa.array(items.statuses),
         "norm": pa.array(items.norms),
         "count": pa.array(counts),
@@ -71,15 +64,15 @@ def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> dict
     return write_streamed(path, columns, "vector", items.vectors, dtype)
 
 
-def write_arrow(path: Path, batch: pa.RecordBatch) -> dict[str, Any]:
-    """Write one record batch as an Arrow IPC file, durably; return {"name", "sha256", "bytes"}."""
+def write_arrow(path: Path, batch: pa.RecordBatch) -> FileEntry:
+    """Write one record batch as an Arrow IPC file, durably, and return the manifest's entry for it."""
     file = HashingFile(path)
     try:
         with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
             writer.write_batch(batch)
     finally:
         file.close()
-    return {"name": path.name, "sha256": file.sha256, "bytes": file.num_bytes}
+    return file.entry()
 
 
 _verified: set[tuple[Any, ...]] = set()
@@ -88,7 +81,7 @@ _refused: dict[tuple[Any, ...], str] = {}
 _SETTLED_SECONDS = 2.0
 
 
-def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
+def verify_file(directory: Path, entry: FileEntry) -> Path:
     """Return the path of a file that a manifest lists, once its size and sha256 were checked.
 
     They are checked once per process and file; a file that was refused is refused again at once, until another file is
@@ -97,13 +90,13 @@ def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
     Raises:
         CorruptStore: the file is gone or damaged.
     """
-    path = directory / str(entry["name"])
+    path = directory / entry.name
     try:
         status = os.stat(path)
     except FileNotFoundError:
         raise CorruptStore(f"{path}: the file is gone though the manifest lists it: {_remedy(directory)}") from None
-    if status.st_size != entry["bytes"]:
-        sizes = f"{status.st_size} bytes, the manifest says {entry['bytes']}"
+    if status.st_size != entry.bytes:
+        sizes = f"{status.st_size} bytes, the manifest says {entry.bytes}"
         raise CorruptStore(f"{path}: {sizes}: the file is damaged; {_remedy(directory)}")
     mark = _mark(path, status, entry)
     if mark in _verified:
@@ -114,7 +107,7 @@ def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
             return path
         if mark in _refused:
             raise CorruptStore(_refused[mark])
-        if file_sha256(path) == entry["sha256"]:
+        if file_sha256(path) == entry.sha256:
             _verified.add(mark)
             return path
         message = f"{path}: the sha256 is not the manifest's: the file is damaged; {_remedy(directory)}"
@@ -124,14 +117,14 @@ def verify_file(directory: Path, entry: dict[str, Any]) -> Path:
         raise CorruptStore(message)
 
 
-def mark_verified(directory: Path, entry: dict[str, Any]) -> None:
+def mark_verified(directory: Path, entry: FileEntry) -> None:
     """Record that this process wrote the file itself and hashed what it wrote, so that it need not read it again."""
-    path = directory / str(entry["name"])
+    path = directory / entry.name
     _verified.add(_mark(path, os.stat(path), entry))
 
 
-def _mark(path: Path, status: os.stat_result, entry: dict[str, Any]) -> tuple[Any, ...]:
-    return (str(path), status.st_ino, status.st_mtime_ns, status.st_size, str(entry["sha256"]))
+def _mark(path: Path, status: os.stat_result, entry: FileEntry) -> tuple[Any, ...]:
+    return (str(path), status.st_ino, status.st_mtime_ns, status.st_size, entry.sha256)
 
 
 def _remedy(directory: Path) -> str:
@@ -152,37 +145,39 @@ def read_arrow(path: Path) -> pa.RecordBatch:
 
 def items_of(batch: pa.RecordBatch) -> ItemVectors:
     """Return the rows of a record batch that ``write_items`` wrote, without copies of keys and vectors."""
-    num_items = batch.num_rows
-    key = batch.column("key")
-    key_type = "<i8" if pa.types.is_int64(key.type) else f"S{key.type.byte_width}"
-    vector = batch.column("vector")
     columns: dict[str, Array] = {name: batch.column(name).to_numpy() for name in batch.schema.names[1:-1]}
     statuses = columns["status"]
-    stored: Array = vector.flatten().to_numpy().reshape(num_items, vector.type.list_size)
+    stored = matrix_of(batch.column("vector"))
     return ItemVectors(
-        np.frombuffer(key.buffers()[1], dtype=key_type)[:num_items],
+        keys_of_column(batch.column("key")),
         Widened(stored) if stored.dtype == np.float16 else stored,
         norms=columns["norm"],
         evidence=statuses == FOUND,
-        counts=columns["count"] if num_items and columns["count"][0] >= 0 else None,
+        counts=columns["count"] if len(stored) and columns["count"][0] >= 0 else None,
         statuses=statuses,
         carried_for=columns.get("carried_for"),
         last_found=columns.get("last_found"),
     )
 
 
-def is_items_file(name: str) -> bool:
-    """Return whether a file of a version, by its name, holds the item rows.
+def key_column(keys: Array) -> pa.Array:
+    """Return keys as the column ``key``, without a copy where they are contiguous."""
+    if keys.dtype.kind == "i":
+        return pa.array(keys)
+    buffer = pa.py_buffer(np.ascontiguousarray(keys))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(keys.dtype.itemsize), len(keys), [None, buffer])
 
-    The file is ITEMS_FILE, or another one after an erasure.
-    """
-    return name.startswith("items") and name.endswith(".arrow")
+
+def keys_of_column(column: pa.Array) -> Array:
+    """Return the keys of a :func:`key_column`, without a copy."""
+    dtype = "<i8" if pa.types.is_int64(column.type) else f"S{column.type.byte_width}"
+    return np.frombuffer(column.buffers()[1], dtype=dtype)[column.offset : column.offset + len(column)]
 
 
-def items_entry(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest's entry of the file of item rows."""
-    entry: dict[str, Any] = next(entry for entry in manifest["files"] if is_items_file(entry["name"]))
-    return entry
+def matrix_of(column: pa.Array) -> Array:
+    """Return a column of fixed-size lists as [rows, list size], without a copy."""
+    matrix: Array = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+    return matrix
 
 
 class VersionReader:
@@ -199,17 +194,17 @@ class VersionReader:
         counts: int64 [n] or None.
     """
 
-    def __init__(self, directory: Path, manifest: dict[str, Any]):
-        self._batch = batch = read_arrow(verify_file(directory, items_entry(manifest)))
+    def __init__(self, directory: Path, manifest: VersionManifest):
+        self._batch = batch = read_arrow(verify_file(directory, manifest.items_file))
         self.manifest = manifest
-        self.version: str = manifest["version"]
-        self.dim: int = manifest["dim"]
+        self.version = manifest.version
+        self.dim = manifest.dim
         self._items = items = items_of(batch)
         self.keys: Array = items.keys
         self.statuses: Array = items.statuses
         self.norms: Array = items.norms
         self.counts: Array | None = items.counts
-        self.vectors: Array = batch.column("vector").flatten().to_numpy().reshape(len(items), self.dim)
+        self.vectors: Array = matrix_of(batch.column("vector"))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -268,29 +263,18 @@ class VersionReader:
             StoreError: an id that is missing.
             ValueError: ``k`` below 1, or a vector of another shape, not finite, or zero.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}, expected at least 1")
-        own_row = -1
+        vector, own_row = query, -1
         if isinstance(query, (int, str, np.integer)) and not isinstance(query, bool):
-            own_row = int(find_rows(self.keys, keys_of([query], query=True))[0])
+            own_row = int(self.find_rows(keys_of([query], query=True))[0])
             if own_row < 0:
                 raise StoreError(f"version {self.version} has no item {query!r}")
             vector = as_float32(self.vectors[own_row])
-        else:
-            vector = np.asarray(query, dtype=np.float32)
-            if vector.shape != (self.dim,) or not np.isfinite(vector).all() or not vector.any():
-                raise ValueError(f"a query vector has {self.dim} finite coordinates, not all zero")
-        vector = vector / np.float32(np.linalg.norm(vector))
-        cosines = np.empty(len(self.keys), dtype=np.float32)
-        for part in chunks(len(self.keys), 131_072):
-            rows = as_float32(self.vectors[part])
-            cosines[part] = rows @ vector / np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), 1e-30)
-        if own_row >= 0:
-            cosines[own_row] = -np.inf
-        k = min(k, len(cosines) - (own_row >= 0))
-        best = np.argpartition(-cosines, k - 1)[:k] if k else np.empty(0, dtype=np.int64)
-        best = best[np.lexsort((best, -cosines[best]))]
-        return [(item, float(cosines[row])) for item, row in zip(as_list(self.keys[best]), best, strict=True)]
+        rows, cosines = self._search.search(vector, k, leave_out=own_row)
+        return list(zip(as_list(self.keys[rows]), cosines.tolist(), strict=True))
+
+    @functools.cached_property
+    def _search(self) -> NeighborSearch:
+        return NeighborSearch(self.vectors, self.statuses)
 
     def snapshot(self, path: Path | str) -> Path:
         """Write the version to a Parquet file in one step: id, status (word), norm, count, vector.
@@ -300,7 +284,8 @@ class VersionReader:
         path = Path(path)
         names = pa.array(list(STATUS_NAMES))
         metadata = {
-            f"evenkeel.{name}": str(self.manifest[name]) for name in ("collection", "version", "anchor_generation")
+            f"evenkeel.{name}": str(getattr(self.manifest, name))
+            for name in ("collection", "version", "anchor_generation")
         }
         table = pa.table(
             {
@@ -311,33 +296,11 @@ class VersionReader:
                 "vector": self._batch.column("vector"),
             }
         ).replace_schema_metadata(metadata)
-        with appearing(path, durable=False) as place:
-            pq.write_table(table, place)
+        with appearing(path, durable=False) as partial:
+            pq.write_table(table, partial)
         return path
 
 
-def as_float32(values: Array) -> Array:
-    """Return finite ``values`` in float32, exactly.
-
-    Of half-precision ones the bits are put where float32 has them: sign on top (a shift left keeps one that was
-    extended), then five bits of the exponent and ten of the mantissa, 13 places up. Read as float32 that is the value
-    divided by 2**112, the difference of the two exponents' biases, denormal ones included. NumPy's own conversion takes
-    two to three times as long.
-    """
-    if values.dtype != np.float16:
-        return values.astype(np.float32, copy=False)
-    bits = values.view(np.int16).astype(np.int32)
-    bits <<= 13
-    bits &= _SIGN_EXPONENT_MANTISSA
-    widened = bits.view(np.float32)
-    widened *= _BIAS
-    return widened
-
-
-_SIGN_EXPONENT_MANTISSA = np.int32(np.uint32(0x8FFFE000).astype(np.int32))
-_BIAS = np.float32(2.0**112)
-
-
-def count_statuses(items: ItemVectors) -> dict[str, int]:
-    """Return rows and carried rows, as the manifest has them."""
-    return {"rows": len(items), "carried": int(np.count_nonzero(items.statuses == CARRIED))}
+def num_carried(items: ItemVectors) -> int:
+    """Return how many items have an earlier version's vector."""
+    return int(np.count_nonzero(items.statuses == CARRIED))

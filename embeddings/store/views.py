@@ -1,4 +1,4 @@
-"""Feature views of a collection: a name, the parameters of a map, and for random Fourier features the published U.
+"""Feature views of a collection: a name, the kind and parameters of a feature map, and the map's published matrix U.
 
 A view belongs to an anchor generation, because its consumers were trained in that generation's coordinates. When a
 collection starts a new generation the view gets a new entry for it, with a U of its own, at the first publication or
@@ -26,15 +26,24 @@ import numpy as np
 import pyarrow as pa
 
 from embeddings.durable_files import fsync_path, make_directory
-from embeddings.rff import DEFAULT_SIGMA, FREQUENCIES, RandomFourierFeatures, digest
-from embeddings.rff.frequencies import draw_frequencies
+from embeddings.rff import DEFAULT_SIGMA, FREQUENCIES, digest
+from embeddings.rff.feature_map import FeatureMap, MapParameters
+from embeddings.rff.registry import FEATURE_MAPS, feature_map
 from embeddings.store.arrow_stream import write_streamed
-from embeddings.store.files import CorruptStore, UnknownView, ViewExists, read_document, replace_document, sweep
-from embeddings.store.version import VersionReader, read_arrow, verify_file, write_arrow
+from embeddings.store.files import (
+    CorruptStore,
+    FileEntry,
+    UnknownView,
+    ViewExists,
+    read_document,
+    replace_document,
+    sweep,
+)
+from embeddings.store.manifest import VersionManifest
+from embeddings.store.version import VersionReader, matrix_of, read_arrow, verify_file, write_arrow
 from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors, keys_of
 from embeddings.vectors.lazy_rows import Rows, Vectors
 
-KINDS = ("rff", "identity")
 PARAMETERS = ("kind", "dim", "sigma", "seed", "frequencies")
 ROTATION_FILE = "rotation.arrow"
 MAPPED_VIEWS = 16
@@ -59,23 +68,27 @@ def define_view(
     seed: int = 0,
     frequencies: str = "orthogonal",
 ) -> dict[str, Any]:
-    """Return a view's parameters with the defaults filled in.
-
-    dim is 2d for "rff"; "identity" has the vectors' own dim.
+    """Return a view's parameters with the defaults of its kind filled in.
 
     Raises:
         ValueError: parameters that cannot be.
     """
-    if kind not in KINDS:
-        raise ValueError(f"view {name}: kind '{kind}' is not one of {', '.join(KINDS)}")
+    if kind not in FEATURE_MAPS:
+        raise ValueError(f"view {name}: kind '{kind}' is not one of {', '.join(FEATURE_MAPS)}")
     if frequencies not in FREQUENCIES:
         raise ValueError(f"view {name}: frequencies '{frequencies}' is not one of {', '.join(FREQUENCIES)}")
-    if kind == "identity":
-        if dim not in (None, dim_in):
-            raise ValueError(f"view {name}: an identity view has the collection's dim {dim_in}, not {dim}")
-        return {"name": name, "kind": kind, "dim": dim_in, "sigma": None, "seed": None, "frequencies": None}
-    dim = 2 * dim_in if dim is None else dim
-    return {"name": name, "kind": kind, "dim": dim, "sigma": float(sigma), "seed": seed, "frequencies": frequencies}
+    try:
+        defined = feature_map(kind).define(dim_in, dim=dim, sigma=sigma, seed=seed, frequencies=frequencies)
+    except ValueError as error:
+        raise ValueError(f"view {name}: {error}") from None
+    return {
+        "name": name, "kind": kind, "dim": defined.dim, "sigma": defined.sigma, "seed": defined.seed,
+        "frequencies": defined.frequencies,
+    }  # fmt: skip
+
+
+def _parameters_of(view: dict[str, Any], dim_in: int) -> MapParameters:
+    return MapParameters(dim_in, view["dim"], view["sigma"], view["seed"], view["frequencies"])
 
 
 class ViewRegistry:
@@ -84,7 +97,7 @@ class ViewRegistry:
     def __init__(self, directory: Path, collection: str):
         self._directory = directory
         self._collection = collection
-        self._features: dict[str, RandomFourierFeatures] = {}
+        self._features: dict[tuple[Any, ...], tuple[FeatureMap, Array | None]] = {}
         self._entries: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._stored: OrderedDict[Path, Array] = OrderedDict()
         self._damaged: dict[Path, tuple[int, ...] | None] = {}
@@ -161,13 +174,11 @@ class ViewRegistry:
             "sha256": None,
             "file": None,
         }
-        if parameters["kind"] == "rff":
-            drawn = draw_frequencies(
-                dim_in, parameters["dim"], parameters["sigma"], parameters["seed"], parameters["frequencies"]
-            )
+        drawn = feature_map(parameters["kind"]).draw(_parameters_of(parameters, dim_in))
+        if drawn is not None:
             material = path.with_suffix(".arrow")
             material.unlink(missing_ok=True)
-            entry["file"] = write_arrow(material, matrix_batch(drawn))
+            entry["file"] = write_arrow(material, matrix_batch(drawn))._asdict()
             entry["sha256"] = digest(drawn)
         replace_document(path, entry)
         return entry
@@ -209,43 +220,47 @@ class ViewRegistry:
             for path in self._directory.iterdir():
                 sweep(path)
 
-    def features(self, entry: dict[str, Any]) -> RandomFourierFeatures:
-        """Return the features of an "rff" entry, from its published U, whose sha256 is checked.
+    def features(self, entry: dict[str, Any]) -> FeatureMap:
+        """Return the map of an entry, from its published U, whose sha256 is checked.
 
         Raises:
             CorruptStore: U is damaged.
-            ValueError: U has another sha256 than was published.
+            ValueError: U has another sha256 than was published, or no installed package has the kind.
         """
-        with self._lock:
-            features = self._features.get(entry["sha256"])
-            if features is None:
-                directory = self._entry_path(entry["name"], entry["anchor_generation"]).parent
-                frequencies = read_matrix(verify_file(directory, entry["file"]))
-                features = RandomFourierFeatures.from_frequencies(
-                    frequencies,
-                    sigma=entry["sigma"],
-                    seed=entry["seed"],
-                    kind=entry["frequencies"],
-                    sha256=entry["sha256"],
-                )
-                self._features[entry["sha256"]] = features
-            return features
+        return self._features_and_matrix(entry)[0]
 
-    def write_into(self, directory: Path, views: Sequence[dict[str, Any]], items: ItemVectors) -> list[dict[str, Any]]:
+    def _features_and_matrix(self, entry: dict[str, Any]) -> tuple[FeatureMap, Array | None]:
+        key = _features_key(entry)
+        with self._lock:
+            if key not in self._features:
+                matrix = self._published_matrix(entry)
+                features = feature_map(entry["kind"]).load(_parameters_of(entry, entry["dim_in"]), matrix)
+                self._features[key] = features, matrix
+            return self._features[key]
+
+    def _published_matrix(self, entry: dict[str, Any]) -> Array | None:
+        if entry["file"] is None:
+            return None
+        directory = self._entry_path(entry["name"], entry["anchor_generation"]).parent
+        matrix = read_matrix(verify_file(directory, FileEntry(**entry["file"])))
+        if digest(matrix) != entry["sha256"]:
+            raise ValueError(
+                f"the frequencies have sha256 {digest(matrix)}, published was {entry['sha256']}: fetch them again"
+            )
+        return matrix
+
+    def write_into(self, directory: Path, views: Sequence[dict[str, Any]], items: ItemVectors) -> list[FileEntry]:
         """Write what a version keeps of ``views`` beside its ``items``, and return the manifest's entries of the files.
 
         It keeps a copy of each U, and the rows of materialized views.
         """
         files = []
         for view in views:
-            if view["kind"] != "rff":
-                continue
-            features = self.features(view)
-            files.append(
-                write_arrow(directory / f"frequencies-{view['name']}.arrow", matrix_batch(features.frequencies))
-            )
-            if view["materialized"]:
-                rows = Featurized(features, items.vectors)
+            features, matrix = self._features_and_matrix(view)
+            if matrix is not None:
+                files.append(write_arrow(directory / f"frequencies-{view['name']}.arrow", matrix_batch(matrix)))
+            if view["materialized"] and features.computes:
+                rows = Featurized(features, view["dim"], items.vectors)
                 files.append(write_streamed(directory / _rows_file(view["name"]), {}, ROWS_COLUMN, rows))
         return files
 
@@ -261,7 +276,7 @@ class ViewRegistry:
         stored = self._stored_rows(entry, reader.manifest, directory)
         if stored is None:
             status, vectors = reader.lookup(ids)
-            return status, vectors if entry["kind"] == "identity" else self.features(entry).transform(vectors)
+            return status, self.features(entry).transform(vectors)
         rows = reader.find_rows(keys_of(ids, query=True))
         absent = rows < 0
         rows[absent] = 0
@@ -276,20 +291,20 @@ class ViewRegistry:
         with self._lock:
             self._stored.clear()
 
-    def mapped(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> bool:
+    def is_cached(self, entry: dict[str, Any], manifest: VersionManifest, directory: Path) -> bool:
         """Return whether :meth:`lookup` needs nothing of this view that is not in memory or mapped."""
         file = _file_of_rows(entry, manifest)
         with self._lock:
             if file is not None:
-                return directory / file["name"] in self._stored
-            return entry["kind"] == "identity" or entry["sha256"] in self._features
+                return directory / file.name in self._stored
+            return entry["file"] is None or _features_key(entry) in self._features
 
-    def _stored_rows(self, entry: dict[str, Any], manifest: dict[str, Any], directory: Path) -> Array | None:
+    def _stored_rows(self, entry: dict[str, Any], manifest: VersionManifest, directory: Path) -> Array | None:
         """Return mapped rows of a view in a version, None where the version has none of this very view."""
         file = _file_of_rows(entry, manifest)
         if file is None:
             return None
-        path = directory / file["name"]
+        path = directory / file.name
         with self._lock:
             rows = self._stored.get(path)
             if rows is not None:
@@ -301,7 +316,7 @@ class ViewRegistry:
             if path in self._damaged and self._damaged[path] == mark:
                 return None
         try:
-            rows = read_rows(verify_file(directory, file), (manifest["rows"], entry["dim"]))
+            rows = read_rows(verify_file(directory, file), (manifest.rows, entry["dim"]))
         except CorruptStore as error:
             # The vectors they were computed from are there, and give the same.
             logger.error(
@@ -333,27 +348,34 @@ def _mark(path: Path) -> tuple[int, ...] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
+def _features_key(entry: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells maps apart that are in memory."""
+    return (entry["sha256"], entry["dim_in"], *(entry[name] for name in PARAMETERS))
+
+
 def _rows_file(name: str) -> str:
     return f"view-{name}.arrow"
 
 
-def _file_of_rows(entry: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any] | None:
+def _file_of_rows(entry: dict[str, Any], manifest: VersionManifest) -> FileEntry | None:
     """Return the manifest's entry of the file in which a version has the rows of this very view.
 
     None where it has none.
     """
     name = entry["name"]
-    written = next((view for view in manifest["views"] if view["name"] == name), None)
-    if written is None or not written["materialized"] or written["sha256"] != entry["sha256"]:
+    written = next((view for view in manifest.views if view["name"] == name), None)
+    if written is None or not written["materialized"]:
         return None
-    return next((file for file in manifest["files"] if file["name"] == _rows_file(name)), None)
+    if any(written[name] != entry[name] for name in ("sha256", *PARAMETERS)):
+        return None
+    return manifest.file(_rows_file(name))
 
 
 class Featurized(Rows):
-    """phi of ``vectors`` [n, d], computed when it is read."""
+    """Features of ``vectors`` [n, d], computed when they are read: [n, dim]."""
 
-    def __init__(self, features: RandomFourierFeatures, vectors: Vectors):
-        super().__init__(len(vectors), features.dim)
+    def __init__(self, features: FeatureMap, dim: int, vectors: Vectors):
+        super().__init__(len(vectors), dim)
         self._features = features
         self._vectors = vectors
 
@@ -368,11 +390,10 @@ def read_rows(path: Path, shape: tuple[int, int]) -> Array:
         CorruptStore: rows of another shape.
     """
     column = read_arrow(path).column(ROWS_COLUMN)
-    if (len(column), column.type.list_size) != shape:
-        found = (len(column), column.type.list_size)
-        raise CorruptStore(f"{path}: holds rows of shape {found}, the manifest says {shape}: publish a version again")
-    rows: Array = column.flatten().to_numpy().reshape(shape)
-    return rows
+    stored = (len(column), column.type.list_size)
+    if stored != shape:
+        raise CorruptStore(f"{path}: holds rows of shape {stored}, the manifest says {shape}: publish a version again")
+    return matrix_of(column)
 
 
 def matrix_batch(matrix: Array) -> pa.RecordBatch:
@@ -388,8 +409,7 @@ def matrix_batch(matrix: Array) -> pa.RecordBatch:
 
 def read_matrix(path: Path) -> Array:
     """Return the matrix of a file that holds a ``matrix_batch``."""
-    column = read_arrow(path).column("u")
-    return np.array(column.flatten().to_numpy().reshape(len(column), column.type.list_size))
+    return np.array(matrix_of(read_arrow(path).column("u")))
 
 
 def utc_now() -> str:

@@ -18,7 +18,13 @@ INITS = ("zero", "normal", "hash")
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Initial rows: ``zero``; ``normal`` with ``std``, a function of the row number; ``hash``, of the row's key."""
+    """Initial rows: ``zero``; ``normal`` with ``std``, a function of the row number; ``hash``, of the row's key.
+
+    Example:
+        >>> from embeddings import InitConfig
+        >>> InitConfig("hash", std=0.1)  # an id begins at the same values in every run
+        InitConfig(kind='hash', std=0.1)
+    """
 
     kind: Literal["zero", "normal", "hash"] = "zero"
     std: float = 0.01
@@ -45,6 +51,12 @@ class TableConfig:
     With ``grows`` live rows are zeros until they are given to an id
     (:meth:`embeddings.embedding_tables.EmbeddingTables.renew`), which then has the initial values of its key; no
     ``row_keys``, no SSE.
+
+    Example:
+        >>> from embeddings import InitConfig, TableConfig
+        >>> item = TableConfig("item", 1000, 16, ("item", "history"), pooling="mean", init=InitConfig("normal", 0.01))
+        >>> item.first_live_row  # ids of a live row begin here
+        2
     """
 
     name: str

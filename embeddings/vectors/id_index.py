@@ -77,9 +77,9 @@ class IdIndex:
         rows = self._starts.take(places, mode="clip").astype(np.int64)
         for _ in range(STEPS):
             rows += self._keys.take(rows, mode="clip") < queries
-        found = self._keys.take(rows, mode="clip")
-        is_missing = found != queries
-        smaller = (found < queries).nonzero()[0]
+        nearest_keys = self._keys.take(rows, mode="clip")
+        is_missing = nearest_keys != queries
+        smaller = (nearest_keys < queries).nonzero()[0]
         rows[is_missing] = -1
         if len(smaller):
             rows[smaller] = find_rows(self._keys, queries.take(smaller))

@@ -55,7 +55,7 @@ def _located(dataset: DatasetSpec) -> DatasetSpec:
 
 @datasets.command("infer")
 def infer_dataset(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Parquet or CSV, or a directory of them.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file or a directory of any dataset format.")],
     name: Annotated[str | None, typer.Option(help="The dataset's name; left out: from the file's.")] = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -285,8 +285,7 @@ def _check_files(dataset: DatasetSpec) -> None:
     try:
         registry.check_files(Settings(data_roots=(Path("/"),), object_roots=("s3://",)), dataset)
     except Problem as problem:
-        remedies = dict.fromkeys(error["remedy"] for error in problem.errors if error["remedy"])
-        raise CommandError(problem.detail, "; ".join(remedies)) from None
+        raise CommandError(problem.detail, problem.remedy) from None
 
 
 @contextlib.contextmanager

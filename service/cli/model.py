@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def predict(
     job: Job,
-    rows: Annotated[str, typer.Argument(metavar="ROWS.parquet", help="A file or a directory, Parquet or CSV.")],
+    rows: Annotated[str, typer.Argument(metavar="ROWS.parquet", help="A file or a directory of any dataset format.")],
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="Where scores go (default: ROWS.scores.parquet beside it).")
     ] = None,

@@ -49,7 +49,7 @@ def _settings() -> Settings:
     try:
         return Settings.from_environment()
     except ValueError as error:
-        raise CommandError(str(error), "see the README's list of EVENKEEL_ variables", output.USAGE) from None
+        raise CommandError(str(error), "see the EVENKEEL_ variables in docs/operations.md", output.USAGE) from None
 
 
 def sweep(dry_run: bool) -> dict[str, int]:

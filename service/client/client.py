@@ -1,11 +1,4 @@
-"""Python client of the service: plain HTTP calls that return dictionaries as in the REST contract, vectors as numpy.
-
-    from service.client import Client
-
-    with Client() as client:                      # EVENKEEL_URL, EVENKEEL_API_KEY, else $EVENKEEL_HOME/admin.key
-        job = client.wait(client.submit(spec)["id"])
-        vectors = client.vectors("items", [17, 42])
-        vectors.vectors[vectors.found]            # float32 [n, dim]
+"""Python client of the service: plain HTTP calls that return dictionaries as in the REST interface, vectors as numpy.
 
 Only httpx is imported until vectors are requested.
 """
@@ -26,6 +19,16 @@ class Client(JobCalls, VectorCalls):
     Every method raises :class:`ProblemError` for an error response and :class:`Unreachable` if there is no response.
     Requests that start, repeat, fire or promote something are sent with an Idempotency-Key, and sent again if the
     response is lost: the action happens once.
+
+    Example:
+        >>> from service.client import Client
+        >>> with Client() as client:  # EVENKEEL_URL and EVENKEEL_API_KEY, else the key in $EVENKEEL_HOME/admin.key
+        ...     got = client.vectors("items", [10, 30, 10])
+        ...     version = client.version("items")["version"]
+        >>> got.vectors.shape, got.version == version  # rows in the order asked for
+        ((3, 32), True)
+        >>> got.vectors[got.found].dtype  # leaves out missing ones, which are NaN
+        dtype('float32')
     """
 
     # --- datasets ----------------------------------------------------------------------------------------------------

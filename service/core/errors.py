@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,7 +16,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from trainer.spec import NAME_PATTERN
-from trainer.spec.job import in_words
+from trainer.spec.job import problems_of
+from trainer.spec.problems import FieldProblem
 
 MEDIA_TYPE = "application/problem+json"
 REMEDIES = {
@@ -78,6 +79,11 @@ class Problem(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return Problem, (self.status, self.code, self.detail, self.errors, self.headers)
 
+    @property
+    def remedy(self) -> str:
+        """What to do, of all errors together."""
+        return "; ".join(dict.fromkeys(error["remedy"] for error in self.errors if error["remedy"]))
+
     def body(self) -> dict[str, Any]:
         return {
             "type": f"urn:evenkeel:{self.code}",
@@ -106,25 +112,17 @@ def not_found(kind: str, name: str) -> Problem:
     return Problem(404, f"{kind}-not-found", detail, [{"message": detail, "remedy": remedy}] if remedy else ())
 
 
-def invalid(problems: Iterable[tuple[str, str]], remedy: str = "", num_more: int = 0) -> Problem:
-    """Return a 422 for (field, message) pairs.
+def invalid(*problems: FieldProblem, num_more: int = 0) -> Problem:
+    """Return a 422 for what is wrong with fields of a request.
 
     Args:
-        problems: The pairs, such as ``trainer.spec.SpecError.problems``. If there are many, the first are named and the
-            others counted.
-        remedy: What to do, the same for every field.
+        problems: If there are many, the first are named and the others counted.
         num_more: Number of further problems that are not in ``problems``, added to the count.
     """
-    problems = list(problems)
     num_more += len(problems[MAX_PROBLEMS:])
-    problems = problems[:MAX_PROBLEMS]
-    if num_more:
-        problems.append(("", f"and {num_more} more"))
-    errors = [{"field": field, "message": message, "remedy": remedy} for field, message in problems]
-    detail = "; ".join(
-        f"{error['field']}: {error['message']}" if error["field"] else error["message"] for error in errors
-    )
-    return Problem(422, "invalid-request", detail or "The request is not valid.", errors)
+    shown = [*problems[:MAX_PROBLEMS], *([FieldProblem("", f"and {num_more} more")] if num_more else ())]
+    detail = "; ".join(str(problem._replace(remedy="")) for problem in shown)
+    return Problem(422, "invalid-request", detail or "The request is not valid.", [one._asdict() for one in shown])
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -161,18 +159,24 @@ def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
 
 
 def _validation(error: RequestValidationError) -> Problem:
-    problems = []
-    reported = error.errors()
-    for item in reported[:MAX_PROBLEMS]:
-        where, message = in_words(item)
-        if where and where[0] in ("body", "query", "path", "header", "cookie"):
-            where = where[1:]
-        if item["type"] == "json_invalid":
-            where, message = [], f"the body is not JSON: {item.get('ctx', {}).get('error', '')}"
-        elif item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == NAME_PATTERN:
+    found = error.errors()
+    problems = [one for item in found[:MAX_PROBLEMS] for one in _in_request(item)]
+    return invalid(*problems, num_more=max(len(found) - MAX_PROBLEMS, 0))
+
+
+def _in_request(item: dict[str, Any]) -> Iterator[FieldProblem]:
+    """Yield what users are told of one of pydantic's errors in a request."""
+    where = item["loc"]
+    if where and where[0] in ("body", "query", "path", "header", "cookie"):
+        where = where[1:]
+    if item["type"] == "json_invalid":
+        yield FieldProblem("", f"the body is not JSON: {item.get('ctx', {}).get('error', '')}")
+        return
+    for problem in problems_of([{**item, "loc": where}]):
+        message = problem.message
+        if item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == NAME_PATTERN:
             message = "a name is 1 to 63 of a-z, 0-9, _ and -, and begins with a letter or digit"
-        problems.append((".".join(where)[:MAX_FIELD_LENGTH], message))
-    return invalid(problems, num_more=max(len(reported) - MAX_PROBLEMS, 0))
+        yield problem._replace(field=problem.field[:MAX_FIELD_LENGTH], message=message)
 
 
 async def answer(request: Request, error: Exception) -> Response:
@@ -205,7 +209,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
         if error.status_code == 400:  # FastAPI's, for a body that is not even text
-            return invalid([("", "the body is not JSON")]).response()
+            return invalid(FieldProblem("", "the body is not JSON")).response()
         phrase = http.HTTPStatus(error.status_code).phrase
         detail = error.detail if error.detail != phrase else f"{phrase}: {request.method} {request.url.path}"
         return Problem(error.status_code, phrase.lower().replace(" ", "-"), detail, headers=error.headers).response()

@@ -71,7 +71,7 @@ def major_faults() -> int:
 
 def is_local(store: Store) -> bool:
     """Tell whether a store's files are on a disk of this machine, as far as the mounts show."""
-    return not store.lies_elsewhere and not kind_of_mount(store.root).startswith(SERVED_FILES)
+    return not store.is_remote and not kind_of_mount(store.root).startswith(SERVED_FILES)
 
 
 def kind_of_mount(path: Path) -> str:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import errors
+from trainer.spec.problems import FieldProblem
 
 Item = TypeVar("Item")
 
@@ -107,5 +108,5 @@ def decode(cursor: str, read: Callable[[str], Any] = str) -> Any:
         return read(text)
     except (binascii.Error, ValueError, OverflowError):
         raise errors.invalid(
-            [("cursor", "is not one that this list gave")], "leave it out for the first page"
+            FieldProblem("cursor", "is not one that this list gave", "leave it out for the first page")
         ) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from embeddings.store.backends.url import namespaced
+from embeddings.store.url import namespaced
 
 if TYPE_CHECKING:
     from embeddings.store import Store

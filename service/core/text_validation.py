@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request
 
 from service.core.errors import invalid
+from trainer.spec.problems import FieldProblem
 
 _ODD = re.compile("[\x00\ud800-\udfff]")
 _ESCAPED = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
@@ -52,7 +53,7 @@ def storable(text: str) -> str:
 def _refusal(where: str) -> Exception:
     field = where[:FIELD_LENGTH].encode("ascii", "backslashreplace").decode().replace("\x00", "\\x00")
     message = "holds a character that cannot be stored: NUL, or half of a surrogate pair"
-    return invalid([(field, message)], "leave it out")
+    return invalid(FieldProblem(field, message, "leave it out"))
 
 
 def _is_odd(text: str) -> bool:

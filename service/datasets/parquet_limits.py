@@ -17,6 +17,7 @@ from service.core.errors import invalid
 from service.datasets.file_cache import FileCache
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import FilePath, opened
+from trainer.spec.problems import FieldProblem
 
 MAX_FOOTER_BYTES = 2**26
 MAX_ROWS = 10**11
@@ -89,4 +90,4 @@ def _footer_bytes(path: FilePath) -> int | None:
 def _refuse(path: FilePath, field: str, what: str, number: int, at_most: int, unit: str) -> None:
     if number > at_most:
         message = f"'{path.name}' has {what} of {number} {unit}, at most {at_most} are read"
-        raise invalid([(field, message)], "write it again in smaller parts")
+        raise invalid(FieldProblem(field, message, "write it again in smaller parts"))

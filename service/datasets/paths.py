@@ -18,11 +18,10 @@ from service.datasets import parquet_limits
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import S3, is_object
 from trainer.data.sources.locations import beside as of_dataset
+from trainer.data.sources.readers.registry import SUFFIXES
 from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec
-
-CSV_SUFFIXES = (".csv", ".csv.gz")
-SUFFIXES = (".parquet", ".pq", *CSV_SUFFIXES)
+from trainer.spec.problems import FieldProblem
 
 
 def local_path(uri: str, beside: Path | None = None) -> Path:
@@ -66,30 +65,33 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
     try:
         path = Path(os.path.realpath(local_path(uri, beside)))
     except ValueError as error:  # another scheme; a null byte
-        raise invalid([(field, str(error))]) from None
+        raise invalid(FieldProblem(field, str(error))) from None
     if not any(path.is_relative_to(root) for root in settings.data_roots):
         roots = ", ".join(str(root) for root in settings.data_roots)
         remedy = "put the file there, or add its directory to EVENKEEL_DATA_ROOTS where the service runs"
         shown = f"'{uri}'" if os.path.isabs(uri) or "://" in uri else f"'{uri}', from here {local_path(uri, beside)},"
-        raise invalid([(field, f"{shown} lies outside the data roots ({roots})")], remedy)
+        raise invalid(FieldProblem(field, f"{shown} lies outside the data roots ({roots})", remedy))
     try:
         there = path.exists()
     except OSError as error:  # a name that is too long
-        raise invalid([(field, f"'{uri}': {error.strerror}")], "check the path") from None
+        raise invalid(FieldProblem(field, f"'{uri}': {error.strerror}", "check the path")) from None
     if not there:
-        raise invalid([(field, f"'{uri}': no such file or directory ({path})")], "check the path")
+        raise invalid(FieldProblem(field, f"'{uri}': no such file or directory ({path})", "check the path"))
     for file in data_files(path):
         inner = Path(os.path.realpath(file))
         if not any(inner.is_relative_to(root) for root in settings.data_roots):
             raise invalid(
-                [(field, f"'{uri}': {file.name} is a link that leads outside the data roots")], "remove the link"
+                FieldProblem(
+                    field, f"'{uri}': {file.name} is a link that leads outside the data roots", "remove the link"
+                )
             )
         if storable(str(file)) != str(file):
-            raise invalid([(field, f"'{uri}': the name {file.name!a} is not UTF-8")], "rename the file")
+            raise invalid(FieldProblem(field, f"'{uri}': the name {file.name!a} is not UTF-8", "rename the file"))
         if not os.access(inner, os.R_OK):
-            raise invalid([(field, f"'{uri}': {file.name} cannot be read by the service")], "check its permissions")
-        if not inner.name.endswith(CSV_SUFFIXES):
-            parquet_limits.check(inner, field)
+            raise invalid(
+                FieldProblem(field, f"'{uri}': {file.name} cannot be read by the service", "check its permissions")
+            )
+        parquet_limits.check(inner, field)
     return path
 
 
@@ -117,18 +119,17 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
         return str(allowed(settings, uri, field, folder))
     parts = uri.removeprefix(S3).rstrip("/").split("/")
     if any(character in uri for character in "@?#%\\") or any(part in ("", ".", "..") for part in parts):
-        raise invalid([(field, f"'{shown(uri)}' is not s3://BUCKET/KEY, without user name, options or dots")])
+        raise invalid(FieldProblem(field, f"'{shown(uri)}' is not s3://BUCKET/KEY, without user name, options or dots"))
     prefixes = [[part for part in root.removeprefix(S3).split("/") if part] for root in settings.object_roots]
     if not any(parts[: len(prefix)] == prefix for prefix in prefixes):
         roots = ", ".join(settings.object_roots) or "none"
         remedy = "add its s3://BUCKET/PREFIX to EVENKEEL_DATA_ROOTS where the service runs"
-        raise invalid([(field, f"'{uri}' lies outside the data roots in object storage ({roots})")], remedy)
+        raise invalid(FieldProblem(field, f"'{uri}' lies outside the data roots in object storage ({roots})", remedy))
     try:
         for file in Source(uri).files:
-            if file.format == "parquet":
-                parquet_limits.check(file.path, field)
+            parquet_limits.check(file.path, field)
     except DataError as error:
-        raise invalid([(field, f"{error.where}: {error.what}")], error.remedy) from None
+        raise invalid(FieldProblem(field, f"{error.where}: {error.what}", error.remedy)) from None
     return uri.rstrip("/")
 
 

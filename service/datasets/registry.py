@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from service.datasets.file_cache import FileCache
 from trainer.data.errors import DataError
 from trainer.data.sources import infer
 from trainer.spec import DatasetSpec, parse_rule
+from trainer.spec.problems import FieldProblem
 
 _named: FileCache[list[str]] = FileCache()
 
@@ -35,7 +36,7 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
     problems = []
     for field, column in named_columns(absolute):
         if column not in columns:
-            problems.append((field, f"no column '{column}' in {spec.uri} (there are {', '.join(sorted(columns))})"))
+            problems.append(_no_column(field, column, spec.uri, columns))
     others = [
         (
             f"features.{name}.join",
@@ -54,11 +55,15 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
         file_columns = _columns(uri, f"{field}.uri")
         for part, column in named.items():
             if column not in file_columns:
-                there = ", ".join(sorted(file_columns))
-                problems.append((f"{field}.{part}", f"no column '{column}' in {uri} (there are {there})"))
+                problems.append(_no_column(f"{field}.{part}", column, uri, file_columns))
     if problems:
-        raise invalid(problems, "name a column of the file, or correct the file")
+        raise invalid(*problems)
     return absolute
+
+
+def _no_column(field: str, column: str, uri: str, columns: Iterable[str]) -> FieldProblem:
+    message = f"no column '{column}' in {uri} (there are {', '.join(sorted(columns))})"
+    return FieldProblem(field, message, "name a column of the file, or correct the file")
 
 
 def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
@@ -105,7 +110,7 @@ def _columns(path: str, field: str) -> list[str]:
 
 def data_problem(error: DataError, field: str) -> Problem:
     """Return a 422 at ``field`` for an error in a user's data."""
-    return invalid([(field, f"{error.where}: {error.what}")], error.remedy)
+    return invalid(FieldProblem(field, f"{error.where}: {error.what}", error.remedy))
 
 
 async def register(

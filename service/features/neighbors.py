@@ -85,7 +85,7 @@ class Neighbors:
             self._drop(lambda path: True)
 
     def _search_of(self, reader: VersionReader, tenant: str, erasures: int) -> NeighborSearch:
-        collection = str(reader.manifest["collection"])
+        collection = reader.manifest.collection
         path = self._directory / tenant / collection / f"{reader.version}-{identity_of(reader)}-{erasures}.usearch"
         large = len(reader) > self._exact_rows
         with self._lock:
@@ -143,7 +143,7 @@ class Neighbors:
             if builder.poll() is None or time.monotonic() - started < RETRY_SECONDS:
                 return
         _remove_old(path)
-        command = [sys.executable, "-m", "embeddings.store.nearest_neighbors", collection, version, str(path)]
+        command = [sys.executable, "-m", "embeddings.store.build_neighbor_index", collection, version, str(path)]
         command += ["--threads", str(max((os.cpu_count() or 1) // 2, 1))]
         builder = subprocess.Popen(
             ["nice", "-n", "10", *command],

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embeddings.store import VersionReader
-from embeddings.store.version import as_float32
+from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of, chunks
 
 PARQUET = "application/vnd.apache.parquet"
@@ -53,7 +53,7 @@ def parquet_chunks(reader: VersionReader) -> Iterator[bytes]:
     The metadata contains collection, version and anchor generation. A reader that stops leaves nothing behind.
     """
     names = ("collection", "version", "anchor_generation")
-    metadata = {f"evenkeel.{name}": str(reader.manifest[name]) for name in names}
+    metadata = {f"evenkeel.{name}": str(getattr(reader.manifest, name)) for name in names}
     words = pa.array(list(STATUS_NAMES))
     counts = np.full(len(reader), -1, dtype=np.int64) if reader.counts is None else reader.counts
 
@@ -82,5 +82,5 @@ def identity_of(reader: VersionReader) -> str:
     It differs after ids were erased from the version, and in a store that was created anew.
     """
     manifest = reader.manifest
-    rows = (manifest["collection"], manifest["version"], manifest["created_at"], len(manifest.get("erasures", ())))
+    rows = (manifest.collection, manifest.version, manifest.created_at, len(manifest.erasures))
     return hashlib.blake2b(repr(rows).encode(), digest_size=8).hexdigest()

@@ -44,7 +44,7 @@ class StoreHealth:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        if self._store.lies_elsewhere:
+        if self._store.is_remote:
             # A daemon: the end of the process does not wait for a server.
             threading.Thread(target=self._run, name="store-health", daemon=True).start()
 
@@ -53,7 +53,7 @@ class StoreHealth:
 
     def answer(self, timeout_seconds: float) -> Answer | None:
         """Return the latest answer, waiting for the first one; None if no server is watched."""
-        if not self._store.lies_elsewhere:
+        if not self._store.is_remote:
             return None
         self._asked.wait(timeout_seconds)
         return self._answer
@@ -80,6 +80,6 @@ class StoreHealth:
             self._stopped.wait(CHECK_SECONDS)
 
     def _without_server(self) -> Answer:
-        if self._store.serves_alone():
+        if self._store.available_offline():
             return Answer(False, True, "its server cannot be reached: versions that are here are served on")
         return Answer(False, False, "its server cannot be reached: the service's log says why")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -14,12 +14,13 @@ from service.core import tables
 from service.core.database import Database, insert_together
 from service.core.errors import Problem, invalid, not_found
 from service.core.settings import Settings
+from service.jobs.job_row import JobRow, as_job
 from service.jobs.states import ACTIVE, TERMINAL, Refused, Trigger, transition
 from service.webhooks import webhook_records
 from trainer.runs import tracing
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec
+from trainer.spec.problems import FieldProblem, InvalidFieldsError
 
-Row = dict[str, Any]
 DELETED = ".deleted-"
 SPLITS = ("train", "validation", "test")
 MAX_LABELS = 64
@@ -45,12 +46,12 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
     document = await connection.scalar(_DATASET, {"tenant": tenant, "name": name})
     if document is None:
         remedy = "register it with POST /v1/datasets or 'evenkeel datasets add FILE.yaml'"
-        raise invalid([("dataset.name", f"no dataset '{name}' is registered")], remedy)
+        raise invalid(FieldProblem("dataset.name", f"no dataset '{name}' is registered", remedy))
     dataset = DatasetSpec.model_validate(document)
     try:
         spec.against(dataset)
-    except ValueError as error:
-        raise invalid([_field(part) for part in str(error).split("; ")]) from None
+    except InvalidFieldsError as error:
+        raise invalid(*error.problems) from None
     await check_start(connection, spec, tenant)
     return dataset
 
@@ -58,7 +59,9 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
 def _refuse_unstorable(spec: JobSpec) -> None:
     """Raise 422 for values that a run could use but a database cannot store."""
     if len(spec.labels) > MAX_LABELS:
-        raise invalid([("labels", f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}")], "leave some out")
+        raise invalid(
+            FieldProblem("labels", f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}", "leave some out")
+        )
 
 
 async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:
@@ -71,18 +74,15 @@ async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -
         return
     held = _held(spec.init_from.job).where(tables.job.c.tenant == tenant)
     if await connection.scalar(held) is None:
-        raise invalid([("init_from.job", f"there is no job '{spec.init_from.job}'")], "name a job that has run here")
+        raise invalid(
+            FieldProblem("init_from.job", f"there is no job '{spec.init_from.job}'", "name a job that has run here")
+        )
 
 
 def _held(job_id: str) -> sa.Select[Any]:
     """Return a query for a job's id that keeps retention from removing its checkpoints until the transaction ends."""
     query = sa.select(tables.job.c.id).where(tables.job.c.id == job_id)
     return query.with_for_update(read=True, key_share=True)
-
-
-def _field(problem: str) -> tuple[str, str]:
-    field, separator, message = problem.partition(": ")
-    return (field, message) if separator and " " not in field else ("", problem)
 
 
 async def refuse_too_many(database: Database, connection: AsyncConnection, settings: Settings, tenant: str) -> None:
@@ -113,7 +113,7 @@ def refuse_firing_date(spec: JobSpec) -> None:
     """
     if spec.dataset.window is not None and spec.dataset.window.start == FIRING_DATE:
         remedy = "give a date (YYYY-MM-DD), or submit the job as a schedule"
-        raise invalid([("dataset.window.start", f"{FIRING_DATE} is filled in by schedules only")], remedy)
+        raise invalid(FieldProblem("dataset.window.start", f"{FIRING_DATE} is filled in by schedules only", remedy))
 
 
 async def create(
@@ -124,9 +124,9 @@ async def create(
     schedule: tuple[str, str] | None = None,
     *,
     job_id: str | None = None,
-    needs: Row | None = None,
-    beside: Sequence[tuple[sa.Table, Row]] = (),
-) -> Row:
+    needs: dict[str, Any] | None = None,
+    beside: Sequence[tuple[sa.Table, dict[str, Any]]] = (),
+) -> JobRow:
     """Create a queued job and return its row.
 
     Args:
@@ -139,7 +139,7 @@ async def create(
         needs: Resources that it needs of its host, if known.
         beside: Further rows to write with it, each with its table.
     """
-    row: Row = {
+    columns: dict[str, Any] = {
         **dict.fromkeys(column.name for column in tables.job.c),
         "id": job_id or tables.new_id("job"),
         "tenant": tenant,
@@ -157,16 +157,19 @@ async def create(
         "needs": needs,
         "traceparent": tracing.traceparent(),
     }
+    row = as_job(columns)
     said = {"state": "queued", "attempt": 0, "time": _text(row["created_at"])}
     # What is None is left to the database: written, it would be JSON's null.
-    rows: list[tuple[sa.Table, Row]] = [(tables.job, {name: one for name, one in row.items() if one is not None})]
+    rows: list[tuple[sa.Table, dict[str, Any]]] = [
+        (tables.job, {name: one for name, one in row.items() if one is not None})
+    ]
     rows += [(tables.job_label, {"job_id": row["id"], "key": key, "value": one}) for key, one in spec.labels.items()]
     rows += [(tables.job_event, {"job_id": row["id"], "type": "state", "data": said}), *beside]
     await insert_together(connection, rows)
     return row
 
 
-async def get(connection: AsyncConnection, job_id: str) -> Row:
+async def get(connection: AsyncConnection, job_id: str) -> JobRow:
     """Return the row as it is.
 
     Raises:
@@ -175,7 +178,7 @@ async def get(connection: AsyncConnection, job_id: str) -> Row:
     return await _one(connection, _BY_ID, job_id)
 
 
-async def locked(connection: AsyncConnection, job_id: str) -> Row:
+async def locked(connection: AsyncConnection, job_id: str) -> JobRow:
     """Return the row, which no other writer changes until this transaction ends.
 
     Raises:
@@ -184,17 +187,17 @@ async def locked(connection: AsyncConnection, job_id: str) -> Row:
     return await _one(connection, _LOCKED_BY_ID, job_id)
 
 
-async def _one(connection: AsyncConnection, query: sa.Select[Any], job_id: str) -> Row:
+async def _one(connection: AsyncConnection, query: sa.Select[Any], job_id: str) -> JobRow:
     row = (await connection.execute(query, {"job_id": job_id})).mappings().first()
     if row is None:
         raise not_found("job", job_id)
-    return dict(row)
+    return as_job(row)
 
 
-async def change(connection: AsyncConnection, row: Row, **values: Any) -> None:
+async def change(connection: AsyncConnection, row: JobRow, **values: Any) -> None:
     """Write columns of a locked row, and the same values into ``row``."""
     await connection.execute(tables.job.update().where(tables.job.c.id == row["id"]).values(values))
-    row.update(values)
+    cast(dict[str, Any], row).update(values)
 
 
 async def record(connection: AsyncConnection, job_id: str, kind: str, data: dict[str, Any]) -> None:
@@ -202,7 +205,7 @@ async def record(connection: AsyncConnection, job_id: str, kind: str, data: dict
     await connection.execute(_INSERT_EVENT, {"job_id": job_id, "type": kind, "data": data})
 
 
-async def move(connection: AsyncConnection, row: Row, happening: Trigger, **values: Any) -> str | Refused:
+async def move(connection: AsyncConnection, row: JobRow, happening: Trigger, **values: Any) -> str | Refused:
     """Apply one transition to a locked row, with the columns that change with it, and record its event.
 
     Returns:
@@ -223,7 +226,7 @@ async def move(connection: AsyncConnection, row: Row, happening: Trigger, **valu
     return state
 
 
-async def _tell(connection: AsyncConnection, row: Row) -> None:
+async def _tell(connection: AsyncConnection, row: JobRow) -> None:
     """Queue webhook deliveries about the end of a job and the outcome of its publication."""
     told = {name: row[name] for name in ("name", "state", "attempt", "schedule", "error", "publication")}
     told = {"job": row["id"], **told, "labels": row["spec"]["labels"]}
@@ -233,7 +236,7 @@ async def _tell(connection: AsyncConnection, row: Row) -> None:
         await webhook_records.tell(connection, row["tenant"], f"publication.{status}", told)  # type: ignore[arg-type]
 
 
-async def cancel(connection: AsyncConnection, job_id: str) -> tuple[Row, bool]:
+async def cancel(connection: AsyncConnection, job_id: str) -> tuple[JobRow, bool]:
     """Cancel a job; return it, and whether this request changed it.
 
     Raises:
@@ -246,7 +249,7 @@ async def cancel(connection: AsyncConnection, job_id: str) -> tuple[Row, bool]:
     return row, not isinstance(state, Refused)
 
 
-async def retry(connection: AsyncConnection, job_id: str) -> Row:
+async def retry(connection: AsyncConnection, job_id: str) -> JobRow:
     """Queue a failed or cancelled job again; it continues from its last checkpoint.
 
     Raises:
@@ -329,7 +332,7 @@ def listing(tenant: str | None, state: str | None, name: str | None, label: str 
     return query
 
 
-async def views(connection: AsyncConnection, rows: list[Row]) -> list[dict[str, Any]]:
+async def views(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return jobs as users see them, with their metrics."""
     found: dict[str, list[dict[str, Any]]] = {row["id"]: [] for row in rows}
     begun = [row["id"] for row in rows if row["attempt"]]
@@ -340,11 +343,11 @@ async def views(connection: AsyncConnection, rows: list[Row]) -> list[dict[str, 
     return [_view(row, found[row["id"]]) for row in rows]
 
 
-async def view(connection: AsyncConnection, row: Row) -> dict[str, Any]:
+async def view(connection: AsyncConnection, row: JobRow) -> dict[str, Any]:
     return (await views(connection, [row]))[0]
 
 
-def view_of_new(row: Row) -> dict[str, Any]:
+def view_of_new(row: JobRow) -> dict[str, Any]:
     """Return the view of a job that was just created, which has no metrics yet."""
     return _view(row, [])
 
@@ -356,7 +359,7 @@ _SHOWN = (
 _LISTED = sa.select(*(tables.job.c[name] for name in _SHOWN))
 
 
-def _view(row: Row, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+def _view(row: Mapping[str, Any], metrics: list[dict[str, Any]]) -> dict[str, Any]:
     shown = {name: row[name] for name in _SHOWN}
     return {**shown, "dataset": row["spec"]["dataset"]["name"], "labels": row["spec"]["labels"], "metrics": metrics}
 

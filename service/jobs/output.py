@@ -20,6 +20,7 @@ from service.core.errors import invalid
 from service.core.settings import Settings
 from service.jobs.states import TERMINAL
 from trainer.runs.protocol import LOG_FILE
+from trainer.spec.problems import FieldProblem
 
 LOG_BYTES = 2**20
 STREAM_LOG_BYTES = 2**16
@@ -84,7 +85,9 @@ def position(last_event_id: str | None) -> Position:
     match = re.fullmatch(r"(\d{1,18})-(\d{1,18})", last_event_id)
     if match is None:
         raise invalid(
-            [("Last-Event-ID", f"'{last_event_id[:64]}' is not an id of this stream")], "leave it out to start anew"
+            FieldProblem(
+                "Last-Event-ID", f"'{last_event_id[:64]}' is not an id of this stream", "leave it out to start anew"
+            )
         )
     return Position(int(match[1]), int(match[2]))
 

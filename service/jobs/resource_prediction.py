@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
 from service.core.errors import Problem, invalid
 from service.core.settings import Settings
@@ -18,11 +17,13 @@ from service.datasets.file_cache import FileCache
 from service.datasets.paths import data_files, local_path
 from service.jobs import admission
 from service.jobs.admission import ResourceRequest, needs_of
+from service.jobs.job_row import JobRow
 from trainer.data.errors import DataError
 from trainer.sizing.estimate import Estimate, estimate, ids_per_example, too_large
 from trainer.sizing.gpus import known_gpu_bytes
 from trainer.sizing.memory import rank_memory
 from trainer.spec import DatasetSpec, JobSpec
+from trainer.spec.problems import FieldProblem
 
 log = logging.getLogger("evenkeel.runner")
 
@@ -52,7 +53,7 @@ def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Resource
     if problem is None and settings.ray_address is None:
         problem = admission.impossible(needs, admission.host(settings))
     if problem is not None:
-        raise invalid([("resources", problem[0])], problem[1])
+        raise invalid(FieldProblem("resources", *problem))
     return needs
 
 
@@ -73,7 +74,7 @@ def _estimated(spec: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None) -> Es
     return _counted.get(same, files_of(dataset), lambda: estimate(spec, dataset, gpu_bytes))
 
 
-def of_row(settings: Settings, row: dict[str, Any]) -> ResourceRequest:
+def of_row(settings: Settings, row: JobRow) -> ResourceRequest:
     """Predict the needs of a queued job.
 
     If its dataset cannot be read (missing files, unreadable rows), the prediction assumes empty tables; the run reports

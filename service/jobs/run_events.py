@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import tables
 from service.core.text_validation import storable
 from service.jobs import job_records
+from service.jobs.job_row import JobRow
 from service.jobs.states import ACTIVE, backoff_seconds
 from trainer.runs.events import EVENTS_FILE, TERMINAL_STATES, Event, read_events
 from trainer.runs.protocol import EXIT_FILE
@@ -33,7 +34,7 @@ METRIC_FIELDS = ("type", "time", "attempt", "epoch", "split")
 
 
 async def apply(
-    connection: AsyncConnection, row: job_records.Row, run_dir: Path, alive: bool, backoff_base_seconds: float
+    connection: AsyncConnection, row: JobRow, run_dir: Path, alive: bool, backoff_base_seconds: float
 ) -> bool:
     """Apply the events that follow the row's offset.
 
@@ -62,9 +63,7 @@ async def apply(
     return len(found) == EVENTS_AT_ONCE and not held
 
 
-async def _one(
-    connection: AsyncConnection, row: job_records.Row, event: Event, run_dir: Path, base_seconds: float
-) -> None:
+async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: Path, base_seconds: float) -> None:
     fields = event.fields
     kind = fields["type"]
     if row["reason"] is not None and row["state"] in ACTIVE:
@@ -99,7 +98,7 @@ async def _one(
         await job_records.move(connection, row, fields["state"])
 
 
-async def _metric(connection: AsyncConnection, row: job_records.Row, fields: dict[str, Any]) -> None:
+async def _metric(connection: AsyncConnection, row: JobRow, fields: dict[str, Any]) -> None:
     """Store the metrics of an epoch; an epoch repeated after a resume replaces its earlier values."""
     table = tables.job_metric
     epoch, split = int(fields["epoch"]), str(fields["split"])
@@ -111,7 +110,7 @@ async def _metric(connection: AsyncConnection, row: job_records.Row, fields: dic
 
 
 async def fail(
-    connection: AsyncConnection, row: job_records.Row, error: dict[str, Any], retryable: bool, base_seconds: float
+    connection: AsyncConnection, row: JobRow, error: dict[str, Any], retryable: bool, base_seconds: float
 ) -> None:
     """End a failed attempt: queue the job again with backoff if a retry may help and one is left, else fail it."""
     failures = row["failures"] + 1 if retryable else row["failures"]
@@ -126,7 +125,7 @@ async def fail(
         await job_records.move(connection, row, "lost" if retryable else "failed", failures=failures, error=error)
 
 
-async def died(connection: AsyncConnection, row: job_records.Row, run_dir: Path, base_seconds: float) -> None:
+async def died(connection: AsyncConnection, row: JobRow, run_dir: Path, base_seconds: float) -> None:
     """End an attempt whose run is gone without reporting its end: killed, out of memory, or the machine restarted."""
     ended = read_exit(run_dir, row["attempt"])
     if ended is not None and ended.get("state") in TERMINAL_STATES and ended["state"] != "failed":

@@ -21,14 +21,17 @@ from service.identity import idempotency, run_tokens
 from service.identity.keys import Principal
 from service.jobs import job_records, run_events
 from service.jobs.admission import ResourceRequest
+from service.jobs.job_row import JobRow
 from service.jobs.resource_prediction import at_once, files_of
 from trainer.data.errors import DataError
 from trainer.runs import directory as rundir
 from trainer.sizing.estimate import estimate as predict
 from trainer.sizing.estimate import ids_per_example, too_large
 from trainer.sizing.gpus import gpu_problem, known_gpu_bytes
-from trainer.sizing.memory import machine_memory_bytes, memory_problem, rank_memory
+from trainer.sizing.memory import machine_memory_bytes, rank_memory
+from trainer.sizing.memory_limit import memory_problem
 from trainer.spec import DatasetSpec, JobSpec
+from trainer.spec.problems import FieldProblem
 
 _passed: FileCache[DatasetSpec] = FileCache()
 
@@ -126,7 +129,7 @@ def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
     """Raise 422 for ranks that could not hold even empty tables, whatever the size of the dataset."""
     problem = memory_problem(spec, rank_memory(spec, {}, ids_per_example(spec, dataset)), None)
     if problem is not None:
-        raise invalid([("resources", problem[0])], problem[1])
+        raise invalid(FieldProblem("resources", *problem))
 
 
 async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> dict[str, Any]:
@@ -143,11 +146,11 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
     except DataError as error:
         raise registry.data_problem(error, "dataset") from None
     if not predicted["rows"]:
-        raise invalid([("dataset", f"{dataset.uri}: has no rows")], "point uri at data with rows")
+        raise invalid(FieldProblem("dataset", f"{dataset.uri}: has no rows", "point uri at data with rows"))
     problem = too_large(spec, predicted, None if settings.ray_address else machine_memory_bytes())
     problem = problem or await thread_pools.in_thread(gpu_problem, spec, settings.ray_address)
     if problem is not None:
-        raise invalid([("resources", problem[0])], problem[1])
+        raise invalid(FieldProblem("resources", *problem))
     return predicted
 
 
@@ -178,14 +181,14 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
             job_id = store.collection(spec.init_from.collection).manifest(version).get("job")
         except StoreError as error:
             remedy = "publish to the collection first, or leave init_from out for the first training"
-            raise invalid([("init_from.collection", str(error))], remedy) from None
+            raise invalid(FieldProblem("init_from.collection", str(error), remedy)) from None
     if job_id and settings.cluster_runs is not None:
         # They are where only the cluster sees them: the run says so if they are gone.
         return Lineage(parent, settings.cluster_runs / job_id / rundir.CHECKPOINTS)
     directory = settings.run_dir(job_id) / rundir.CHECKPOINTS if job_id else None
     if directory is None or not directory.is_dir():
         remedy = "start from a job whose run is still kept, or leave init_from out"
-        raise invalid([("init_from", f"the checkpoints of job {job_id} are not here any more")], remedy)
+        raise invalid(FieldProblem("init_from", f"the checkpoints of job {job_id} are not here any more", remedy))
     return Lineage(parent, directory)
 
 
@@ -207,7 +210,7 @@ def _begun(directory: Path, store: Store, spec: JobSpec) -> Lineage | None:
     return Lineage(parent, Path(checkpoint) if checkpoint else None)
 
 
-def prepare_run(settings: Settings, store: Store, row: dict[str, Any]) -> None:
+def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
     """Write the run directory of an attempt; blocking.
 
     ``run.json`` has absolute, checked paths, and the store of the job's tenant, which is the only one that the run
@@ -243,10 +246,11 @@ def prepare_run(settings: Settings, store: Store, row: dict[str, Any]) -> None:
     )
 
 
-def _report(settings: Settings, row: dict[str, Any]) -> rundir.Report | None:
+def _report(settings: Settings, row: JobRow) -> rundir.Report | None:
     """Return where a run that does not share our directories reports its events; None if it shares them."""
     if settings.internal_url is None:
         return None
+    assert row["lease"] is not None
     token = run_tokens.issue(settings.home, row["id"], row["attempt"], row["lease"])
     url = f"{settings.internal_url}/internal/runs/{row['id']}"
     return rundir.Report(url, token, run_events.size(settings.run_dir(row["id"])))
@@ -254,5 +258,4 @@ def _report(settings: Settings, row: dict[str, Any]) -> rundir.Report | None:
 
 def problem_error(problem: Problem) -> dict[str, str]:
     """Convert a refusal at the start of a run to the ``error`` of a job."""
-    remedies = dict.fromkeys(error["remedy"] for error in problem.errors if error["remedy"])
-    return {"code": problem.code, "message": problem.detail, "remedy": "; ".join(remedies)}
+    return {"code": problem.code, "message": problem.detail, "remedy": problem.remedy}

@@ -29,6 +29,7 @@ from service.core.task_health import TaskHealth, repeat
 from service.core.tenants import store_of
 from service.identity import idempotency
 from service.jobs import job_records
+from service.jobs.home import read_home_id
 from service.jobs.states import TERMINAL
 from trainer.runs.directory import BEST, CHECKPOINTS, RUN_FILE
 from trainer.runs.protocol import LOG_FILE
@@ -66,7 +67,7 @@ async def sweep_if_due(database: Database, settings: Settings, store: Store, now
     swept = None
     if await _take(database, ROWS, now):
         swept = await sweep_rows(database, settings, now)
-    home = _home_id(settings)
+    home = read_home_id(settings.home)
     if home is not None and await _take(database, f"home {home}", now):
         swept = _sum(swept or Swept(), await sweep_home(database, settings, store, home, now))
     if swept is not None and any(swept):
@@ -79,7 +80,7 @@ async def sweep(
 ) -> Swept:
     """Sweep everything now, whatever was swept today."""
     swept = await sweep_rows(database, settings, now, dry_run)
-    home = _home_id(settings)
+    home = read_home_id(settings.home)
     return swept if home is None else _sum(swept, await sweep_home(database, settings, store, home, now, dry_run))
 
 
@@ -235,14 +236,6 @@ def _begun_from(run_dir: Path) -> str | None:
 
 def _before(now: datetime.datetime, days: float) -> datetime.datetime:
     return now - datetime.timedelta(days=days)
-
-
-def _home_id(settings: Settings) -> str | None:
-    """Return the id of the home; None if no job has run under it."""
-    try:
-        return (settings.home / "home.id").read_text("ascii").strip()
-    except FileNotFoundError:
-        return None
 
 
 def _sum(one: Swept, other: Swept) -> Swept:

@@ -23,6 +23,7 @@ from service.jobs import job_records
 from service.schedules import cron
 from service.webhooks import webhook_records
 from trainer.spec import FIRING_DATE, JobSpec, Name
+from trainer.spec.problems import FieldProblem
 
 Row = dict[str, Any]
 Cron = Annotated[str, Field(max_length=255), AfterValidator(cron.check_cron)]
@@ -171,13 +172,15 @@ async def trigger(
     try:
         date = firing_date.isoformat() if firing_date else cron.firing_date(now, row["timezone"])
     except ValueError as error:
-        raise invalid([("timezone", str(error))], "give firing_date, or change the schedule's timezone") from None
+        raise invalid(
+            FieldProblem("timezone", str(error), "give firing_date, or change the schedule's timezone")
+        ) from None
     fired = await fire(connection, row, now, "trigger", date)
     assert fired is not None
     if fired["outcome"] == "skipped":
         raise Problem(409, "schedule-busy", f"Schedule '{name}' did not fire: {fired['reason']}.")
     if fired["outcome"] == "failed":
-        raise invalid([("job", fired["reason"])])
+        raise invalid(FieldProblem("job", fired["reason"]))
     return firing_view(fired, name)
 
 
@@ -241,7 +244,7 @@ async def _start(connection: AsyncConnection, row: Row, date: str) -> dict[str, 
         spec = job_of(row, date)
         dataset = await job_records.check(connection, spec, row["tenant"])
     except Problem as problem:
-        return {"outcome": "failed", "reason": problem.detail}
+        return {"outcome": "failed", "reason": ": ".join(filter(None, (problem.detail, problem.remedy)))}
     except ValueError as error:  # a template that a newer version reads more strictly
         return {"outcome": "failed", "reason": str(error)}
     if row["overlap"] == "replace":

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from benchmarks import ctr_deepctr, ctr_ours, ctr_peers, ctr_torchrec
-from benchmarks.ctr_peers import Place, at_best_epoch, auc_verdicts, climbed, compare_auc, speed_verdicts, train
+from benchmarks.ctr_peers import Place, at_best_epoch, auc_verdicts, compare_auc, speed_verdicts, train
 from benchmarks.ctr_tasks import MODELS, Request, Task, quick_task
+from benchmarks.harness import climbed
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.jagged import Jagged
 from trainer.data.prepare.preparation import prepare

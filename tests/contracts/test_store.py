@@ -370,12 +370,12 @@ class StoreContract:
     def test_what_is_read_in_one_go_sees_one_switch(self, collection: Collection, again: Reopen) -> None:
         first = publish(collection, items([1], 1))
         other = again().collection("items")
-        with other.steady():
+        with other.snapshot_read():
             assert other.open().version == first
-            with other.steady():
+            with other.snapshot_read():
                 assert other.current() == first
         second = publish(collection, items([1], 2))
-        with other.steady():
+        with other.snapshot_read():
             assert other.open().lookup([1])[1][0, 0] == 2
         assert other.current() == second
 

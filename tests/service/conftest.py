@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -11,18 +12,20 @@ from typing import Any
 
 import asyncpg
 import httpx
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
 
 from service.core.settings import Settings
-from tests.service import databases
+from tests.service import databases, published, serving
 from tests.service.service_kit import client_of, running
+from tests.service.serving import Served
 from tests.service.small_run import SmallRuns
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
 
@@ -30,7 +33,7 @@ def anyio_backend() -> str:
 POSTGRES = os.environ.get("EVENKEEL_TEST_POSTGRES", "postgresql+asyncpg://postgres@127.0.0.1:5432/test")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def backend(request: pytest.FixtureRequest) -> str:
     return str(getattr(request, "param", "sqlite"))
 
@@ -57,9 +60,15 @@ def statements_of_migrations() -> str:
 
 @pytest.fixture
 def database_url(backend: str, migrated: bool, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    with _database(backend, migrated, tmp_path / "home", request) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _database(backend: str, migrated: bool, home: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """A database without rows: a SQLite file, or a schema of its own on the PostgreSQL at EVENKEEL_TEST_POSTGRES."""
     if backend == "sqlite":
-        file = tmp_path / "home" / "evenkeel.db"
+        file = home / "evenkeel.db"
         if migrated:
             file.parent.mkdir()
             shutil.copy(request.getfixturevalue("migrated_file"), file)
@@ -82,10 +91,14 @@ def grace_seconds() -> float:
 
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str, grace_seconds: float) -> Settings:
-    data = tmp_path / "data"
+    return _settings(tmp_path, database_url, grace_seconds)
+
+
+def _settings(folder: Path, database_url: str, grace_seconds: float) -> Settings:
+    data = folder / "data"
     data.mkdir()
     return Settings(
-        home=tmp_path / "home",
+        home=folder / "home",
         database_url=database_url,
         data_roots=(data,),
         follow_seconds=0.05,
@@ -153,8 +166,19 @@ async def service(
             yield client
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service process for the tests of a module."""
+    with serving.serving(tmp_path_factory.mktemp("served")) as served:
+        yield served
+
+
 @pytest.fixture
 def data_file(settings: Settings) -> Path:
+    return _ratings(settings)
+
+
+def _ratings(settings: Settings) -> Path:
     """Twelve ratings under the data root."""
     path = settings.data_roots[0] / "ratings.parquet"
     table = {
@@ -169,6 +193,10 @@ def data_file(settings: Settings) -> Path:
 
 @pytest.fixture
 def dataset_body(data_file: Path) -> dict[str, Any]:
+    return _dataset_body(data_file)
+
+
+def _dataset_body(data_file: Path) -> dict[str, Any]:
     return {
         "name": "ratings",
         "uri": str(data_file),
@@ -184,3 +212,32 @@ async def dataset(client: httpx.AsyncClient, dataset_body: dict[str, Any]) -> st
     response = await client.post("/v1/datasets", json=dataset_body)
     assert response.status_code == 201, response.text
     return str(dataset_body["name"])
+
+
+# --- what the tests of a module share that change nothing ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reading_settings(
+    backend: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Settings]:
+    folder = tmp_path_factory.mktemp("reading")
+    with _database(backend, True, folder / "home", request) as url:
+        yield _settings(folder, url, grace_seconds=60.0)
+
+
+@pytest.fixture(scope="module")
+async def reading(reading_settings: Settings, anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client with the admin key of one application with the dataset ``ratings``, for tests that leave all as it was:
+    those that read, and those whose requests are refused."""
+    async with running(reading_settings) as app:
+        async with client_of(app, reading_settings.admin_key_file.read_text().strip()) as client:
+            response = await client.post("/v1/datasets", json=_dataset_body(_ratings(reading_settings)))
+            assert response.status_code == 201, response.text
+            yield client
+
+
+@pytest.fixture(scope="module")
+def items(reading_settings: Settings) -> tuple[str, np.ndarray]:
+    """The version and the vectors that ``reading`` serves of the collection ``items``."""
+    return published.publish(reading_settings)

@@ -59,7 +59,7 @@ def profile_steps(cases):
     from embeddings.sharding import embedding_bag_collection, embedding_collection
     from embeddings.sse.config import SSEConfig
     from embeddings.tables.config import InitConfig, TableConfig
-    from trainer.distributed.sharded_model import shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, shard_model
 
     optimizers = {"sgd": SGD(), "adagrad": Adagrad(), "rowwise_adagrad": RowwiseAdagrad()}
     rank, ranks, features = dist.get_rank(), dist.get_world_size(), ("user", "item", "history")
@@ -72,8 +72,9 @@ def profile_steps(cases):
         ]
         build = embedding_bag_collection if collection == "bags" else embedding_collection
         sharded = shard_model(
-            torch.nn.ModuleDict({"embeddings": build(tables)}), tables, optimizers[optimizer], {"item": SSEConfig(0.2)},
-            {table.name: plan for table in tables}, seed=0, backend=backend,
+            torch.nn.ModuleDict({"embeddings": build(tables)}),
+            TableSettings.of(tables, optimizers[optimizer], {"item": SSEConfig(0.2)}, backend=backend),
+            PlanRequest({table.name: plan for table in tables}),
         )  # fmt: skip
         for step in (1, 2):
             batch = KeyedJaggedTensor(
@@ -102,10 +103,12 @@ def test_a_step_runs_the_documented_operators_of_distribution_and_no_others(rank
 
 def test_every_plan_is_profiled():
     from embeddings.sharding import BAG_SHARDINGS, SEQUENCE_SHARDINGS
-    from trainer.distributed.planner import sharding_name
+    from embeddings.tables.shardings import SHARDINGS, shardings_for
 
-    assert set(PLANS["bags"]) == set(map(sharding_name, BAG_SHARDINGS))
-    assert set(PLANS["sequences"]) == set(map(sharding_name, SEQUENCE_SHARDINGS))
+    assert set(PLANS["bags"]) == set(shardings_for(sequences=False))
+    assert [SHARDINGS[name].torchrec_type for name in shardings_for(sequences=False)] == list(BAG_SHARDINGS)
+    assert set(PLANS["sequences"]) == set(shardings_for(sequences=True))
+    assert [SHARDINGS[name].torchrec_type for name in shardings_for(sequences=True)] == list(SEQUENCE_SHARDINGS)
 
 
 def test_the_fbgemm_kernel_runs_the_documented_operators_and_no_others(ranks):

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
@@ -28,6 +28,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embeddings.durable_files import fsync_path
+from trainer.checkpoint.agreement import CheckpointError, FormatVersionError, agree, attempt, from_rank_0, rank_and_size
+from trainer.checkpoint.coverage import check_cover
 from trainer.runs.directory import WRITING
 
 # 1 knew neither columns nor attached files. It was never released, and is refused.
@@ -39,16 +41,6 @@ PIECE_BYTES = 256 * 2**20
 
 # A step saved once more (a resume comes by it again) gets a suffix, so that no rename has to replace anything.
 _NAME = re.compile(r"^step-(\d{12})(?:\.(\d+))?$")
-
-Result = TypeVar("Result")
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or is not valid; the message says which, why and what to do."""
-
-
-class FormatVersionError(CheckpointError):
-    """A checkpoint is whole, but of another version's format."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ def save(
     group: dist.ProcessGroup | None = None,
     fence: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Write the checkpoint of ``step`` under ``directory``. Collective.
+    """Write the checkpoint of ``step`` under ``directory``. Collective. A keyword for each part of a checkpoint.
 
     Args:
         directory: a folder that all ranks see.
@@ -118,22 +110,22 @@ def save(
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, got {keep_last}")
     directory = Path(directory)
-    rank, _ = _place(group)
+    rank, _ = rank_and_size(group)
     where = f"checkpoint of step {step} in {directory} could not be written"
-    name = _share(_attempt(_make_temporary, directory, fence) if rank == 0 else None, where, group)
+    name = from_rank_0(attempt(_make_temporary, directory, fence) if rank == 0 else None, where, group)
     temporary = directory / name
     try:
-        written = agree(_attempt(_write_shards, temporary, rank, tables), where, group)
+        written = agree(attempt(_write_shards, temporary, rank, tables), where, group)
     except CheckpointError:
         if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     if rank == 0:
-        contents = (step, written, dense, dict(extra), dict(attached or {}))
-        outcome = _attempt(_finish, temporary, *contents, keep_last, fence)
+        shards = [entry for entries in written for entry in entries or ()]
+        outcome = attempt(_finish, temporary, _Contents(step, shards, dense, extra, attached or {}), keep_last, fence)
         if outcome[1] is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-    return directory / _share(outcome if rank == 0 else None, where, group)
+    return directory / from_rank_0(outcome if rank == 0 else None, where, group)
 
 
 def _make_temporary(directory: Path, fence: Callable[[], None]) -> str:
@@ -188,38 +180,40 @@ def _state_to_write(table: TableShard) -> dict[str, Tensor]:
     return {name: value for name, value in table.state.items() if value.dim() > 1 or table.column_start == 0}
 
 
-def _finish(
-    temporary: Path,
-    step: int,
-    written: list[list[dict[str, Any]]],
-    dense: Mapping[str, Tensor],
-    extra: dict[str, Any],
-    attached: dict[str, Path],
-    keep_last: int,
-    fence: Callable[[], None],
-) -> str:
+class _Contents(NamedTuple):
+    """What rank 0 adds to the rows that all ranks have written, whose manifest entries are ``shards``."""
+
+    step: int
+    shards: list[dict[str, Any]]
+    dense: Mapping[str, Tensor]
+    extra: Mapping[str, Any]
+    attached: Mapping[str, Path]
+
+
+def _finish(temporary: Path, contents: _Contents, keep_last: int, fence: Callable[[], None]) -> str:
     """Write dense tensors, attached files and manifest, and rename; return the name that the checkpoint got."""
-    shards = [entry for entries in written for entry in entries]
-    _check_cover(shards)
+    step = contents.step
+    check_cover(contents.shards)
+    dense = {name: value.clone() for name, value in contents.dense.items()}
     body = {
         "format_version": FORMAT_VERSION,
         "step": step,
-        "extra": extra,
-        "shards": shards,
-        "dense": _write_tensors(temporary / DENSE_FILE, {name: value.clone() for name, value in dense.items()}),
-        "attached": [_attach(temporary / name, source) for name, source in sorted(attached.items())],
+        "extra": dict(contents.extra),
+        "shards": contents.shards,
+        "dense": _write_tensors(temporary / DENSE_FILE, dense),
+        "attached": [_attach(temporary / name, source) for name, source in sorted(contents.attached.items())],
     }
     with open(temporary / MANIFEST_FILE, "wb") as file:
         file.write(_manifest_bytes(body))
         file.flush()
         os.fsync(file.fileno())
     fsync_path(temporary)
-    taken = [
+    suffixes = [
         int(match[2] or 0)
         for path in checkpoints_in(temporary.parent)
         if (match := _NAME.match(path.name)) and int(match[1]) == step
     ]
-    final = temporary.parent / (f"step-{step:012d}" + (f".{max(taken) + 1}" if taken else ""))
+    final = temporary.parent / (f"step-{step:012d}" + (f".{max(suffixes) + 1}" if suffixes else ""))
     # Chosen before the rename: a process that is stopped after it, and wakes when another attempt has gone on from this
     # checkpoint, must not take what that one wrote for steps that it has turned back from itself.
     replaced = _replaced_by(final, keep_last)
@@ -268,51 +262,6 @@ def _manifest_bytes(body: dict[str, Any]) -> bytes:
         raise ValueError(f"extra must be JSON: {error}") from None
     digest = hashlib.sha256(text.encode()).hexdigest()
     return json.dumps({"manifest": body, "sha256": digest}, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the pieces hold every element of every table exactly once.
-
-    Raises:
-        ValueError: they do not; a plan that holds a row twice is the caller's fault.
-    """
-    pieces: dict[str, list[Mapping[str, Any]]] = {}
-    for shard in shards:
-        pieces.setdefault(shard["table"], []).append(shard)
-    for table, held in pieces.items():
-        if len({(shard["num_rows"], shard["dim"]) for shard in held}) > 1:
-            raise ValueError(f"table '{table}': ranks disagree about its size")
-        starts, ends = _by_row(held, "row_start"), _by_row(held, "row_end")
-        num_rows, dim = held[0]["num_rows"], held[0]["dim"]
-        # Down the rows, with the pieces that are open there: between two edges they must make up the columns.
-        active: dict[int, Mapping[str, Any]] = {}
-        edges = sorted({0, num_rows, *starts, *ends})
-        if edges[0] < 0 or edges[-1] > num_rows:
-            raise ValueError(f"table '{table}': ranks hold rows [{edges[0]}, {edges[-1]}) of {num_rows}")
-        for edge in edges[:-1]:
-            for number in ends.get(edge, []):
-                del active[number]
-            active |= {number: held[number] for number in starts.get(edge, [])}
-            column = 0
-            for piece in sorted(active.values(), key=lambda piece: piece["column_start"]):
-                if piece["column_start"] < column:
-                    raise ValueError(f"table '{table}': rows from {edge} are held twice")
-                if piece["column_start"] > column:
-                    break
-                column += piece["column_count"]
-            if column != dim:
-                what = f"columns from {column} of rows" if column else "rows"
-                raise ValueError(f"table '{table}': {what} from {edge} are held nowhere")
-
-
-def _by_row(pieces: Sequence[Mapping[str, Any]], edge: str) -> dict[int, list[int]]:
-    """Return the numbers of the pieces that have rows, by their first row or by the row after their last."""
-    found: dict[int, list[int]] = {}
-    for number, piece in enumerate(pieces):
-        if piece["row_count"]:
-            row = piece["row_start"] + (piece["row_count"] if edge == "row_end" else 0)
-            found.setdefault(row, []).append(number)
-    return found
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -493,44 +442,3 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if any(Path(entry["file"]).name != entry["file"] for entry in _entries(body)):
         raise CheckpointError(f"{file} names files outside its directory: it was not written by evenkeel")
     return body
-
-
-# --- ranks agree -----------------------------------------------------------------------------------------------------
-
-
-def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
-
-
-def _attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | None, str | None]:
-    """Return the result, or the words of what went wrong: ranks tell each other before any of them raises."""
-    try:
-        return function(*arguments), None
-    except (OSError, SafetensorError) as error:
-        return None, f"{error}: free space in this folder, or give one that every rank can write"
-    except ValueError as error:
-        return None, str(error)
-    except Exception as error:  # Whatever it is: the other ranks wait to hear of it.
-        return None, f"{type(error).__name__}: {error}"
-
-
-def agree(mine: tuple[Result, str | None], where: str, group: dist.ProcessGroup | None = None) -> list[Result]:
-    """Return every rank's result in rank order. Collective.
-
-    Raises:
-        CheckpointError: on all ranks, if one has a problem.
-    """
-    _, world_size = _place(group)
-    everyone: list[Any] = [mine]
-    if world_size > 1:
-        everyone = [None] * world_size
-        dist.all_gather_object(everyone, mine, group=group)
-    problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(everyone) if problem is not None]
-    if problems:
-        raise CheckpointError(f"{where} ({'; '.join(problems)})")
-    return [result for result, _ in everyone]
-
-
-def _share(mine: tuple[Any, str | None] | None, where: str, group: dist.ProcessGroup | None) -> Any:
-    """Return rank 0's result on every rank."""
-    return agree(mine if mine is not None else (None, None), where, group)[0]

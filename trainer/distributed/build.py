@@ -17,16 +17,19 @@ from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.plan import NEGATIVE_SUFFIX
 from trainer.distributed.sharded_model import (
+    PlanRequest,
     ShardedModel,
+    TableSettings,
     Workload,
     embedding_bag_collection,
     embedding_collection,
     shard_model,
 )
-from trainer.models.base import RankingModel
+from trainer.models.base import ModelInputs, RankingModel
 from trainer.models.registry import MODELS
 from trainer.models.sse_labels import target_configs
-from trainer.sizing.memory import sequence_ids, table_budget, table_rows
+from trainer.sizing.memory import sequence_ids, table_rows
+from trainer.sizing.memory_limit import table_budget
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import loss_of, loss_settings_of
 from trainer.spec.lr_schedule import schedule_of
@@ -54,26 +57,24 @@ def build(
     embeddings = embedding_bag_collection(tables, weighted) if job.model.pools else embedding_collection(tables)
     model = model_of(job, data.keys, embeddings, num_dense=data.num_dense, dtype=dtype)
     model.begin(data)
-    return shard_model(
-        model,
+    settings = TableSettings.of(
         tables,
         row_optimizer(job, alpha),
         sse_configs(job, data),
-        {**_default_plan(tables), **job.sharding},
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
         dtype=dtype,
         dtypes=_half({name: table.dtype for name, table in job.tables.items()}),
         state_dtypes=_half({name: table.state_dtype for name, table in job.tables.items()}),
-        device=device,
-        workload=Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
-        memory_bytes=table_budget(
-            job,
-            {table.name: table.num_rows for table in tables},
-            ids_per_example,
-            {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()},
-        ),
     )
+    rows = {table.name: table.num_rows for table in tables}
+    graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
+    plan = PlanRequest(
+        {**_default_plan(tables), **job.sharding},
+        Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
+        table_budget(job, rows, ids_per_example, graphs),
+    )
+    return shard_model(model, settings, plan, device=device)
 
 
 def model_of(
@@ -85,18 +86,8 @@ def model_of(
     dtype: torch.dtype = torch.float32,
 ) -> RankingModel:
     """Return the job's model around embeddings of these keys, its dense part at initial values. On one device."""
-    kind = MODELS[job.model.kind]
-    model = kind(
-        embeddings,
-        [key.name for key in keys],
-        dim=job.model.embedding_dim,
-        hidden=getattr(job.model, "hidden", ()),
-        seed=job.seed,
-        dtype=dtype,
-        **kind.settings(job),
-        **kind.of_keys(keys),
-        **({"num_dense": num_dense} if num_dense else {}),
-    )
+    inputs = ModelInputs(tuple(keys), num_dense, job.seed, dtype, job.regularizers.dropout)
+    model = MODELS[job.model.kind](embeddings, job.model, inputs)
     model.loss_kind, model.loss_settings = loss_of(job), loss_settings_of(job)
     return model
 

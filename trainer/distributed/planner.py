@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -16,33 +16,42 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError
-from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from embeddings.embedding_tables import Backend
 from embeddings.kernels.fbgemm.placement import FOR_TABLES
-from embeddings.sharding import BAG_SHARDINGS, SEQUENCE_SHARDINGS, TableSettings
+from embeddings.sharding import TableSettings
 from embeddings.tables.config import TableConfig
+from embeddings.tables.shardings import SHARDINGS, shard_columns, shardings_for
 from trainer.distributed.shard_cost import ShardCost, Workload, row_bytes
 from trainer.sizing.memory import machine_memory_bytes
 
-# Our words for TorchRec's, where they differ.
-_TORCHREC_NAMES = {"grid": ShardingType.GRID_SHARD.value}
-# What the planner may choose by itself. Columns are split on request alone: each shard looks every id up again.
-_OWN_CHOICE = (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
-_HOSTS = ("table_row_wise", "table_column_wise", "grid")
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a plan must heed.
+
+    Args:
+        shardings: the sharding of some tables (:mod:`embeddings.tables.shardings`); the planner decides for the others.
+        workload: what a step looks like.
+        memory_bytes: what a rank may use for tables; None: its share of what the host has free, or of its GPU.
+        shard_columns: columns of a shard by table, where columns are split; left out: one shard for each rank (or
+            host), if the columns can be divided so.
+    """
+
+    shardings: Mapping[str, str] = field(default_factory=dict)
+    workload: Workload = field(default_factory=Workload)
+    memory_bytes: int | None = None
+    shard_columns: Mapping[str, int] = field(default_factory=dict)
 
 
 def make_plan(
     model: nn.Module,
     sharders: Sequence[ModuleSharder[Any]],
     settings: TableSettings,
-    wanted: Mapping[str, str],
+    request: PlanRequest,
     device: torch.device,
     group: dist.ProcessGroup,
-    *,
-    workload: Workload | None = None,
-    memory_bytes: int | None = None,
-    shard_columns: Mapping[str, int] | None = None,
 ) -> ShardingPlan:
     """Plan the tables of ``model``; rank 0 for all. Collective.
 
@@ -50,31 +59,25 @@ def make_plan(
         model: holds the tables.
         sharders: TorchRec's, for the collections of the model.
         settings: how tables are stored and trained, which says what a row takes.
-        wanted: the sharding of some tables; the planner decides for the others.
+        request: what the plan must heed.
         device: where this rank's tables are put.
         group: the ranks to plan for.
-        workload: what a step looks like.
-        memory_bytes: what a rank may use for tables; left out: its share of what the host has free, or of its GPU.
-        shard_columns: columns of a shard by table, where columns are split; left out: one shard for each rank (or
-            host), if the columns can be divided so.
 
     Raises:
         ValueError: a sharding that is not available, or tables that fit in no plan, with the arithmetic.
     """
     world_size = dist.get_world_size(group)
-    check_wanted(wanted, settings.tables, world_size)
-    _check_columns(shard_columns or {}, settings.tables)
-    wanted = {name: _TORCHREC_NAMES.get(kind, kind) for name, kind in wanted.items()}
+    _check_shardings(request.shardings, settings.tables, world_size)
+    _check_columns(request.shard_columns, settings.tables)
     answer: list[Any] = [None]
     if dist.get_rank(group) == 0:
-        capacity = (
-            memory_bytes if memory_bytes is not None else free_bytes_per_rank(device, world_size, settings.backend)
-        )
-        planner = _planner(settings, wanted, device, world_size, workload or Workload(), capacity, shard_columns or {})
+        capacity = request.memory_bytes
+        if capacity is None:
+            capacity = free_bytes_per_rank(device, world_size, settings.backend)
         try:
-            answer = [planner.plan(model, list(sharders))]
+            answer = [_planner(settings, request, device, world_size, capacity).plan(model, list(sharders))]
         except PlannerError as error:
-            answer = [_why_not(settings, wanted, capacity, world_size, error)]
+            answer = [_why_not(settings, request.shardings, capacity, world_size, error)]
     dist.broadcast_object_list(answer, dist.get_global_rank(group, 0), group=group)
     if isinstance(answer[0], str):
         raise ValueError(answer[0])
@@ -97,20 +100,20 @@ def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
                 shard.placement = _remote_device(f"rank:{rank}/{devices[rank]}")
 
 
-def check_wanted(wanted: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
-    """Check the wanted shardings.
+def _check_shardings(shardings: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
+    """Check the shardings that are asked for.
 
     Raises:
         ValueError: a sharding of no table, or one that is not available for it.
     """
     local_size = get_local_size(world_size)
-    for name, kind in wanted.items():
+    for name, kind in shardings.items():
         if name not in tables:
             raise ValueError(f"sharding.{name}: no such table (there are {', '.join(sorted(tables))})")
-        available = _shardings(tables[name])
+        available = shardings_for(sequences="none" in tables[name].pooling)
         if kind not in available:
             raise ValueError(f"sharding.{name}: {kind} is not available yet: use one of {', '.join(available)}")
-        if kind in _HOSTS and world_size % local_size:
+        if SHARDINGS[kind].needs_equal_hosts and world_size % local_size:
             raise ValueError(
                 f"sharding.{name}: {kind} needs hosts with equally many ranks, but {world_size} ranks are not a "
                 f"multiple of LOCAL_WORLD_SIZE {local_size}: use row_wise or column_wise"
@@ -140,38 +143,23 @@ def free_bytes_per_rank(device: torch.device, world_size: int, backend: Backend 
     return on_gpu + int(FOR_TABLES * free) // get_local_size(world_size)
 
 
-def sharding_name(torchrec_name: str) -> str:
-    """Return our word for a sharding of TorchRec."""
-    ours = {theirs: word for word, theirs in _TORCHREC_NAMES.items()}
-    return ours.get(torchrec_name, torchrec_name)
-
-
-def _shardings(table: TableConfig) -> tuple[str, ...]:
-    return tuple(map(sharding_name, SEQUENCE_SHARDINGS if "none" in table.pooling else BAG_SHARDINGS))
-
-
 def _planner(
-    settings: TableSettings,
-    wanted: Mapping[str, str],
-    device: torch.device,
-    world_size: int,
-    workload: Workload,
-    capacity: int,
-    shard_columns: Mapping[str, int],
+    settings: TableSettings, request: PlanRequest, device: torch.device, world_size: int, capacity: int
 ) -> EmbeddingShardingPlanner:
-    local_size = get_local_size(world_size)
+    local_size, workload = get_local_size(world_size), request.workload
     memory = {"hbm_cap": capacity} if device.type != "cpu" else {"ddr_cap": capacity}
     topology = Topology(world_size=world_size, local_world_size=local_size, compute_device=device.type, **memory)
-    constraints = {
-        name: ParameterConstraints(
-            sharding_types=[wanted[name]] if name in wanted else list(_OWN_CHOICE),
+    constraints = {}
+    for name, table in settings.tables.items():
+        asked = request.shardings.get(name)
+        ways = [SHARDINGS[asked]] if asked else [way for way in SHARDINGS.values() if way.by_planner]
+        num_shards = max(way.column_shards(world_size, local_size) for way in ways)
+        constraints[name] = ParameterConstraints(
+            sharding_types=[way.torchrec_type for way in ways],
             compute_kernels=["fused"],
-            min_partition=shard_columns.get(name)
-            or _even_columns(table.dim, _num_shards(wanted.get(name), world_size, local_size)),
+            min_partition=request.shard_columns.get(name) or shard_columns(table.dim, num_shards),
             pooling_factors=[workload.ids((feature,)) for feature in table.features],
         )
-        for name, table in settings.tables.items()
-    }
     cost = ShardCost(settings, workload, world_size, local_size, device)
     return EmbeddingShardingPlanner(
         topology=topology,
@@ -183,35 +171,19 @@ def _planner(
     )
 
 
-def _num_shards(kind: str | None, world_size: int, local_size: int) -> int:
-    """Return into how many the columns of a table of this sharding are to be split."""
-    if kind == ShardingType.TABLE_COLUMN_WISE.value:
-        return local_size
-    return world_size // local_size if kind == ShardingType.GRID_SHARD.value else world_size
-
-
-def _even_columns(dim: int, num_shards: int) -> int:
-    """Return the fewest columns of equal shards, of which there are at most ``num_shards``.
-
-    It is a multiple of four, as TorchRec wants it, or all of them.
-    """
-    fits = (width for width in range(math.ceil(dim / num_shards), dim) if dim % width == 0 and width % 4 == 0)
-    return next(fits, dim)
-
-
 def _why_not(
-    settings: TableSettings, wanted: Mapping[str, str], capacity: int, world_size: int, error: PlannerError
+    settings: TableSettings, shardings: Mapping[str, str], capacity: int, world_size: int, error: PlannerError
 ) -> str:
     """Return why no plan was found, with the bytes of each table."""
     lines, total = [], 0
     for name, table in sorted(settings.tables.items()):
         per_row = row_bytes(settings, name, table.dim)
-        copies = world_size if wanted.get(name) == ShardingType.DATA_PARALLEL.value else 1
+        copies = world_size if name in shardings and SHARDINGS[shardings[name]].replicated else 1
         total += copies * table.num_rows * per_row
         times = f" x {copies} copies" if copies > 1 else ""
         lines.append(
             f"{name}: {table.num_rows:,} rows x {per_row} bytes{times} = {copies * table.num_rows * per_row:,}"
-            + (f" ({wanted[name]})" if name in wanted else "")
+            + (f" ({shardings[name]})" if name in shardings else "")
         )
     share = -(-total // world_size)
     told = (

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torchrec.distributed.planner.types import Perf, Shard, ShardEstimator, ShardingOption, Storage
-from torchrec.distributed.types import ShardingType
 
 from embeddings.sharding import TableSettings
+from embeddings.tables.shardings import SHARDINGS, sharding_name
 
 # Bytes per second of one rank. CPU: row traffic of one thread (benchmarks.update); between ranks of one host the memory
 # they share (docs/adr/0013-exchange-on-one-host.md), else gloo (0007). CUDA: of the order of such devices, unmeasured.
@@ -28,7 +28,6 @@ _MEMORY_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}
 _NETWORK_BYTES_PER_SECOND = {"cpu": 7e8, "cuda": 1e11}
 _HOST_BYTES_PER_SECOND = 4e9
 _ID_BYTES = 8
-_HOST_ROWS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,8 @@ class ShardCost(ShardEstimator):
                 self._fill(option, shard)
 
     def _fill(self, option: ShardingOption, shard: Shard) -> None:
-        settings, world_size, kind = self._settings, self._world_size, option.sharding_type
+        settings, world_size = self._settings, self._world_size
+        way = SHARDINGS[sharding_name(option.sharding_type)]
         table = settings.tables[option.name]
         rows, columns = shard.size
         samples = self._workload.samples_per_rank
@@ -83,13 +83,12 @@ class ShardCost(ShardEstimator):
         # Rows of output per sample on each side of the exchange: one for each feature, or one for each id.
         own_outputs = samples * len(table.features) if option.is_pooled else own_ids
         all_outputs = own_outputs * world_size
-        if kind == ShardingType.DATA_PARALLEL.value:
+        if way.replicated:
             looked_up, touched, outputs = own_ids, all_ids, own_outputs
             forward_bytes = 0.0
             backward_bytes = (all_ids * _ID_BYTES + all_outputs * columns * value) * others
         else:
-            split = {ShardingType.ROW_WISE.value: world_size, **dict.fromkeys(_HOST_ROWS, self._local_world_size)}
-            looked_up = touched = all_ids / split.get(kind, 1)
+            looked_up = touched = all_ids / way.row_shards(world_size, self._local_world_size)
             outputs = all_outputs if option.is_pooled else looked_up
             forward_bytes = (looked_up * _ID_BYTES + outputs * columns * value) * others
             backward_bytes = outputs * columns * value * others
@@ -101,7 +100,7 @@ class ShardCost(ShardEstimator):
             bwd_comms=backward_bytes / self._network_speed,
         )
         # A replica keeps the gradients of all ranks until the step.
-        gradients = all_outputs if kind == ShardingType.DATA_PARALLEL.value else outputs
+        gradients = all_outputs if way.replicated else outputs
         in_flight = int(2 * touched * _ID_BYTES + (outputs + gradients) * columns * value)
         total = rows * per_id + in_flight
         shard.storage = Storage(hbm=total if self._on_gpu else 0, ddr=0 if self._on_gpu else total)

@@ -3,7 +3,8 @@
 Every rank holds the whole dense part and some rows. The loss on a rank is the sum of its samples' losses over the
 *global* number of samples, so that gradients only need a sum, whatever each rank's share of the batch:
 
-    sharded = shard_model(model, tables, optimizer, sse, {"item": "row_wise"}, seed=1)
+    settings = TableSettings.of(tables, optimizer, sse, seed=1)
+    sharded = shard_model(model, settings, PlanRequest({"item": "row_wise"}))
     sharded.set_context(step, batch.sample_offset, batch.global_size)
     loss = sharded.module.loss(batch).sum() / batch.global_size     # also where the rank has no sample
     loss.backward()
@@ -16,7 +17,7 @@ Calls marked *collective* must be made by every rank, in the same order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +27,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.model_parallel import DataParallelWrapper
-from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingType
+from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
-from embeddings.embedding_tables import Backend
-from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds
-from embeddings.optim import RowOptimizer
 from embeddings.perturbation import Perturbed
 from embeddings.sharding import (
     SequenceSharder,
@@ -40,16 +38,18 @@ from embeddings.sharding import (
     embedding_collection,
 )
 from embeddings.sharding.exchange.collectives import all_reduce
-from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import TableConfig
-from trainer.distributed.planner import make_plan, sharding_name
+from embeddings.tables.shardings import SHARDINGS, sharding_name
+from trainer.distributed.planner import PlanRequest, make_plan
 from trainer.distributed.shard_cost import Workload
 from trainer.distributed.sharded_state import GatheredTable, ShardedState
 
 __all__ = [
     "GatheredTable",
+    "PlanRequest",
     "Rectangle",
     "ShardedModel",
+    "TableSettings",
     "Workload",
     "embedding_bag_collection",
     "embedding_collection",
@@ -59,47 +59,22 @@ __all__ = [
 
 def shard_model(
     model: nn.Module,
-    tables: Sequence[TableConfig],
-    optimizer: RowOptimizer,
-    sse: Mapping[str, SSEConfig],
-    plan: Mapping[str, str],
+    settings: TableSettings,
+    plan: PlanRequest | None = None,
     *,
-    seed: int,
-    backend: Backend | None = None,
-    dtype: torch.dtype = torch.float32,
-    state_dtype: torch.dtype | None = None,
-    dtypes: Mapping[str, torch.dtype] | None = None,
-    state_dtypes: Mapping[str, torch.dtype] | None = None,
-    bounds: Bounds = "fatal",
     device: torch.device | None = None,
     group: dist.ProcessGroup | None = None,
-    workload: Workload | None = None,
-    memory_bytes: int | None = None,
-    shard_columns: Mapping[str, int] | None = None,
 ) -> ShardedModel:
     """Shard the model's embeddings over the ranks of the process group, in place. Collective.
 
     Args:
         model: holds the tables on the meta device, each in one collection: the pooled ones of
             :func:`embedding_bag_collection`, sequences of :func:`embedding_collection`.
-        tables: the tables of the model.
-        optimizer: that of the tables.
-        sse: swap probability and graph by feature.
-        plan: ``table_wise``, ``row_wise``, ``column_wise``, ``data_parallel`` and so on by table; TorchRec's planner
-            decides for tables left out.
-        seed: of initial rows and SSE draws. Dense parameters are taken from rank 0.
-        backend: of the tables' kernel, as of :class:`embeddings.embedding_tables.EmbeddingTables`; left out, that of
-            the device.
-        dtype: of stored rows; the dense parameters have its compute type, float32 for half rows.
-        state_dtype: of optimizer state; left out: that of the dense parameters.
-        dtypes: ``dtype`` by table, where some have others.
-        state_dtypes: ``state_dtype`` by table, where some have others.
-        bounds: an id outside its table is an error on every rank (``fatal``), or counts as padding (``ignore``).
+        settings: the tables, how they are stored and trained. Dense parameters have their compute type, and their
+            values are taken from rank 0.
+        plan: what the plan must heed; left out, TorchRec's planner decides for all tables.
         device: where this rank's rows and dense parameters are put; left out: the CPU.
         group: the ranks to shard over; left out: all of them.
-        workload: what the planner is told of a step (:func:`trainer.distributed.planner.make_plan`).
-        memory_bytes: what the planner is told of a rank's memory.
-        shard_columns: what the planner is told of columns of a shard.
 
     Raises:
         ValueError: a plan that names no table or no available sharding, tables that are not the model's, or that do not
@@ -112,28 +87,20 @@ def shard_model(
         )
     group = group if group is not None else dist.distributed_c10d._get_default_group()
     device = device or torch.device("cpu")
-    by_name = {table.name: table for table in tables}
-    _check_held_once(model, by_name)
+    _check_held_once(model, settings.tables)
     # Losses are already divided by the global number of samples.
     set_gradient_division(False)
-    model = _placed(model, COMPUTE_DTYPES[dtype], device)
-    settings = TableSettings(
-        by_name, optimizer, dict(sse), seed, backend, dtype, state_dtype, bounds, dict(dtypes or {}),
-        dict(state_dtypes or {}),
-    )  # fmt: skip
+    model = _placed(model, settings.compute_dtype, device)
     sharders: list[ModuleSharder[Any]] = [TableSharder(settings), SequenceSharder(settings)]
     parallel = DistributedModelParallel(
         module=model,
         env=ShardingEnv.from_process_group(group),
         device=device,
-        plan=make_plan(
-            model, sharders, settings, plan, device, group,
-            workload=workload, memory_bytes=memory_bytes, shard_columns=shard_columns,
-        ),
+        plan=make_plan(model, sharders, settings, plan or PlanRequest(), device, group),
         sharders=sharders,
         data_parallel_wrapper=_NoWrapper(),
-    )  # fmt: skip
-    return ShardedModel(parallel, by_name, group)
+    )
+    return ShardedModel(parallel, settings.tables, group)
 
 
 class Rectangle(NamedTuple):
@@ -259,14 +226,14 @@ class ShardedModel(ShardedState):
         }
         for name, share in shares.items():
             assert share == self._planned(name), f"{name}: {share} is not {self._planned(name)}"
-            copies = self._world_size if self.plan()[name] == ShardingType.DATA_PARALLEL.value else 1
+            copies = self._world_size if SHARDINGS[self.plan()[name]].replicated else 1
             elements = sum(held.row_count * held.column_count for of_rank in share for held in of_rank)
             assert elements == copies * self.tables[name].num_rows * self.tables[name].dim, f"{name}: {share}"
         return shares
 
     def _planned(self, name: str) -> list[list[Rectangle]]:
         sharding = self._sharded.module_sharding_plan[name]
-        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+        if SHARDINGS[self.plan()[name]].replicated:
             return [[Rectangle(0, self.tables[name].num_rows, 0, self.tables[name].dim)]] * self._world_size
         planned: list[list[Rectangle]] = [[] for _ in range(self._world_size)]
         for shard in sharding.sharding_spec.shards:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from embeddings.sharding import LocalPiece, ModelTables
 from embeddings.tables.config import TableConfig
+from trainer.checkpoint.agreement import agree
 from trainer.checkpoint.async_writer import BackgroundSaver
-from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, agree, save
+from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, save
 from trainer.checkpoint.row_signature import differences, owed_fields, row_signature
 
 # Rows of a table are gathered and loaded in chunks of this many.

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
-import os
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +26,18 @@ import pyarrow.parquet as pq
 from safetensors.torch import save
 
 from embeddings.durable_files import appearing
-from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.select import LAST
 from trainer.checkpoint.warm_start import id_maps
 from trainer.data.batches.keys import read_features
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Source, beside
+from trainer.inference import command_line
+from trainer.inference.exported_model import FORMAT, FORMAT_VERSION, ONNX_FILE
 from trainer.inference.manifest import seal
 from trainer.inference.onnx_export import DensePart, onnx_bytes, onnx_difference, write_program
 from trainer.inference.predict import Predictor
-from trainer.runs.log_filters import quiet
 
-FORMAT = "evenkeel-export"
-FORMAT_VERSION = 1
-ONNX_FILE, PROGRAM_FILE, WEIGHTS_FILE = "dense.onnx", "dense.pt2", "dense.safetensors"
+PROGRAM_FILE, WEIGHTS_FILE = "dense.pt2", "dense.safetensors"
 TOLERANCE = 1e-5
 """An ONNX file that differs by more from the model is not written."""
 
@@ -173,14 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", default=LAST, help="best, last or a step (default: last)")
     parser.add_argument("--json", action="store_true", help="print what was done as JSON")
     options = parser.parse_args(arguments)
-    quiet()
-    try:
-        report = export(options.run_dir, options.directory, checkpoint=options.checkpoint)
-    except (ValueError, OSError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(report) if options.json else in_words(report))
-    return 0
+    make = partial(export, options.run_dir, options.directory, checkpoint=options.checkpoint)
+    return command_line.report(make, in_words, as_json=options.json)
 
 
 def in_words(report: dict[str, Any]) -> str:
@@ -201,7 +191,4 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    command_line.leave(main())

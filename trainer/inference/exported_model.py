@@ -41,6 +41,12 @@ class Exported(RowScorer):
     Raises:
         SealError: a file is missing or not as it was written, or the folder is of another version.
         ImportError: onnxruntime is not installed.
+
+    Example:
+        >>> from trainer.inference.exported_model import Exported
+        >>> model = Exported(folder)  # what `evenkeel export` wrote; needs neither torch nor the run
+        >>> model.predict(rows).column_names
+        ['logit', 'probability']
     """
 
     def __init__(self, directory: Path | str, *, sha256: str | None = None, k: int = 10):

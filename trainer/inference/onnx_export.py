@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.inference.exported_model import DENSE, LENGTHS
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
 
 OPSET = 17
-DENSE, LENGTHS = "dense", "__lengths"
 # Tracers look at sizes: these are no size of any model.
 _EXAMPLE_ROWS = 3
 

@@ -176,4 +176,4 @@ def chunk_of(rows: pa.Table | pa.RecordBatch, name: str = "rows") -> Chunk:
     """Return rows in memory as a chunk."""
     batch = rows.combine_chunks().to_batches() if isinstance(rows, pa.Table) else [rows]
     whole = batch[0] if batch else pa.RecordBatch.from_pylist([], schema=rows.schema)
-    return Chunk(SourceFile(Path(name), "parquet"), np.arange(len(whole)), whole)
+    return Chunk(SourceFile(Path(name)), np.arange(len(whole)), whole)

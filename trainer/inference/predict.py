@@ -9,11 +9,10 @@ In this process, on its CPU, without Ray and without a process group; what wrote
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from torchrec import KeyedJaggedTensor
+from tqdm import tqdm
 
 from embeddings.embedding_tables import EmbeddingTables
 from trainer.checkpoint.format import Checkpoint, CheckpointError
@@ -33,18 +33,19 @@ from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import window_of
 from trainer.data.sources.locations import is_object, local_path
-from trainer.data.sources.source import SUFFIXES, Source
+from trainer.data.sources.source import Source
 from trainer.data.sources.user_rows import are_events, users_of
 from trainer.distributed.build import model_of
 from trainer.distributed.materialize import ReadTables
-from trainer.inference.parquet_scoring import Summary, score_files
+from trainer.inference import command_line
+from trainer.inference.parquet_scoring import score_files
 from trainer.inference.scorer import Float32s, RowScorer, is_sequence
 from trainer.inference.top_items import TopItems
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
 from trainer.runs.directory import RUN_FILE, Run, read_run
-from trainer.runs.log_filters import quiet
 from trainer.spec import SpecError
+from trainer.spec.problems import FieldProblem
 
 NUM_ITEMS = 10
 _TRIES = 3
@@ -68,6 +69,13 @@ class Predictor(RowScorer):
     Raises:
         SpecError: the directory is not that of a run.
         CheckpointError: there is no such checkpoint, or it is damaged.
+
+    Example:
+        >>> from trainer.inference.predict import Predictor
+        >>> predictor = Predictor(run_directory, "last")  # such as $EVENKEEL_HOME/runs/ID
+        >>> scores = predictor.predict(rows)  # a pyarrow table in, one out, in the same order
+        >>> scores.column_names, scores.num_rows == rows.num_rows
+        (['logit', 'probability'], True)
     """
 
     run: Run
@@ -97,7 +105,7 @@ class Predictor(RowScorer):
             top = TopItems(self.candidates, ids[self.keys[0].table], k)
         derived = any(feature.derive is not None for feature in dataset.features.values())
         past = _Past(self.run) if derived else None
-        coder = RowEncoder(dataset, read_features(dataset, job), ids, numeric=numeric, past=past)
+        coder = RowEncoder(dataset, read_features(dataset, job), ids, numeric=numeric, history_source=past)
         super().__init__(job, coder, top)
 
     def _open(self, which: str) -> ReadTables:
@@ -156,7 +164,7 @@ def load_dense(model: RankingModel, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: they do not fit.
     """
-    mine = {
+    parameters = {
         name: value
         for name, value in [*model.named_parameters(), *model.named_buffers()]
         if not name.startswith("embeddings.")
@@ -165,15 +173,15 @@ def load_dense(model: RankingModel, checkpoint: Checkpoint) -> None:
     saved = {
         name.removeprefix(prefix): value for name, value in checkpoint.read_dense().items() if name.startswith(prefix)
     }
-    differ = sorted(mine.keys() ^ saved.keys())
-    differ += sorted(name for name in mine.keys() & saved.keys() if mine[name].shape != saved[name].shape)
+    differ = sorted(parameters.keys() ^ saved.keys())
+    differ += sorted(name for name in parameters.keys() & saved.keys() if parameters[name].shape != saved[name].shape)
     if differ:
         raise CheckpointError(
             f"{checkpoint.path}: the dense parts differ from the model's in {', '.join(differ)}: another version of "
             "evenkeel wrote it; use that one"
         )
     with torch.no_grad():
-        for name, value in mine.items():
+        for name, value in parameters.items():
             value.copy_(saved[name])
 
 
@@ -200,7 +208,7 @@ class _Past:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="evenkeel predict", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="the run directory of a job")
-    parser.add_argument("rows", help="Parquet or CSV: a file or a directory")
+    parser.add_argument("rows", help="a file or a directory of any dataset format")
     parser.add_argument(
         "--output", type=Path, help="where scores go (default: ROWS.scores.parquet, of a directory ROWS.scores)"
     )
@@ -209,22 +217,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--k", type=int, help=f"items for each user, of a model of sequences (default: {NUM_ITEMS})")
     parser.add_argument("--json", action="store_true", help="print what was done as JSON")
     options = parser.parse_args(arguments)
-    quiet()
-    try:
-        report = predict(
-            options.run_dir,
-            options.rows,
-            options.output,
-            columns=options.columns.split(",") if options.columns is not None else None,
-            checkpoint=options.checkpoint,
-            k=options.k,
-            bar=sys.stderr.isatty(),
-        )
-    except (ValueError, OSError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(report) if options.json else in_words(report))
-    return 0
+    make = partial(
+        predict,
+        options.run_dir,
+        options.rows,
+        options.output,
+        columns=options.columns.split(",") if options.columns is not None else None,
+        checkpoint=options.checkpoint,
+        k=options.k,
+        bar=sys.stderr.isatty(),
+    )
+    return command_line.report(make, in_words, as_json=options.json)
 
 
 def predict(
@@ -243,17 +246,12 @@ def predict(
         What the command prints as JSON.
     """
     if not (Path(run_dir) / RUN_FILE).is_file():
-        raise SpecError(str(run_dir), [("", f"is no run directory: it has no {RUN_FILE}")])
-    sequence = is_sequence(read_run(run_dir).job)
+        raise SpecError(str(run_dir), [FieldProblem("", f"is no run directory: it has no {RUN_FILE}")])
+    job = read_run(run_dir).job
+    sequence = is_sequence(job)
     if k is not None and (not sequence or k < 1):
-        raise ValueError(
-            "--k is how many items a model of sequences finds for each user, at least 1"
-            + (
-                ""
-                if sequence
-                else f": {read_run(run_dir).job.model.kind} scores the rows that it is given, leave it out"
-            )
-        )
+        hint = "" if sequence else f": {job.model.kind} scores the rows that it is given, leave it out"
+        raise ValueError(f"--k is how many items a model of sequences finds for each user, at least 1{hint}")
     source = Source(str(rows))
     output = Path(output) if output is not None else default_output(source)
     predictor = Predictor(run_dir, checkpoint, k=k or NUM_ITEMS)
@@ -266,7 +264,8 @@ def predict(
             columns = columns if columns is not None else users.column_names[:1]
         else:
             scored = str(rows)
-        summary = _with_bar(predictor, scored, output, columns, bar)
+        with tqdm(unit=" rows", unit_scale=True, desc="predict", leave=False, disable=not bar) as shown:
+            summary = score_files(predictor, scored, output, keep=columns, told=shown.update)
     return {
         "job": predictor.run.run_id,
         "model": predictor.job.model.kind,
@@ -283,31 +282,17 @@ def predict(
     }
 
 
-def _with_bar(
-    predictor: Predictor, rows: Path | str, output: Path, columns: Sequence[str] | None, bar: bool
-) -> Summary:
-    if not bar:
-        return score_files(predictor, rows, output, keep=columns)
-    from tqdm import tqdm
-
-    with tqdm(unit=" rows", unit_scale=True, desc="predict", leave=False) as shown:
-        return score_files(predictor, rows, output, keep=columns, told=shown.update)
-
-
 def default_output(source: Source) -> Path:
     """Return ROWS.scores.parquet, or ROWS.scores for a directory.
 
     It lies beside the rows, or in the working directory where those are in object storage.
     """
-    if is_object(source.uri):
-        # What is in object storage is scored into the working directory.
-        root = Path(source.uri.rstrip("/").rpartition("/")[2])
-    else:
-        root = local_path(source.uri).resolve()
+    remote = is_object(source.uri)
+    root = Path(source.uri.rstrip("/").rpartition("/")[2]) if remote else local_path(source.uri).resolve()
     name = root.name
     if not source.is_file:
         return root.with_name(f"{name}.scores")
-    suffix = next(one for one in SUFFIXES if name.endswith(one))
+    suffix = next(one for one in source.reader.suffixes if name.endswith(one))
     return root.with_name(f"{name.removesuffix(suffix)}.scores.parquet")
 
 
@@ -332,8 +317,4 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Loaded libraries end their threads at their own pace; the scores are on disk.
-    os._exit(code)
+    command_line.leave(main())

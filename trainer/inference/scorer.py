@@ -18,6 +18,7 @@ from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.sources.source import Chunk
 from trainer.inference.parquet_scoring import chunk_of
 from trainer.inference.top_items import TopItems
+from trainer.metrics.classification import sigmoid
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import loss_of
 from trainer.spec.losses import LOSSES
@@ -56,7 +57,7 @@ class RowScorer(ABC):
 
     def score(self, chunk: Chunk) -> tuple[list[pa.Array], EncodedRows]:
         """Return the outputs for each row, in the order of ``outputs``, and how its ids were known."""
-        coded = self._coder.code(chunk)
+        coded = self._coder.encode(chunk)
         if self._top is not None:
             return self._next_items(coded), coded
         parts = [
@@ -66,7 +67,7 @@ class RowScorer(ABC):
         logits = np.concatenate([np.empty(0, dtype=np.float32), *parts])
         if "probability" not in self.outputs:
             return [pa.array(logits)], coded
-        return [pa.array(logits), pa.array(probability(logits))], coded
+        return [pa.array(logits), pa.array(sigmoid(logits).astype(np.float32))], coded
 
     def predict(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
         """Return the outputs for rows in memory, as a table.
@@ -99,9 +100,3 @@ class RowScorer(ABC):
 
 def is_sequence(job: JobSpec) -> bool:
     return job.model.reads_sequences
-
-
-def probability(logits: Float32s) -> Float32s:
-    """Return 1 / (1 + exp(-logit)), computed so that nothing overflows."""
-    small = np.exp(-np.abs(logits.astype(np.float64)))
-    return np.where(logits >= 0, 1.0 / (1.0 + small), small / (1.0 + small)).astype(np.float32)

@@ -29,7 +29,7 @@ from trainer.distributed.build import build, choose_alpha, default_alpha
 from trainer.spec import JobSpec
 from trainer.spec.checks.regularizers import LOWER_IS_BETTER
 from trainer.spec.regularizers import EarlyStopping
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.loop import Hooks, Trainer, dense_optimizer
 from trainer.training.regularizers.early_stopping import decide
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 GRID = range(-13, -1)
 """Exponents of sqrt(10)."""
 SHORT_EPOCHS = 4
-"""Two understate alpha: an alpha that is too small looks best after them, and is not after four (docs/papers.md)."""
+"""Two understate alpha: one that is too small looks best after them, and is not after four (docs/reports/alpha.md)."""
 FILE = f"alpha_of_{SHORT_EPOCHS}_epochs.json"
 """Scores after another number of epochs do not compare: a release that looks at as many goes on with them, no other."""
 
@@ -46,7 +46,7 @@ Emit = Callable[..., None]
 Score = Callable[[float], float]
 
 
-def taken_alpha(
+def first_alpha(
     run: Run, data: Any, device: torch.device, emit: Emit, should_stop: Callable[[], str | None]
 ) -> float | None:
     """Return the alpha of a table's first training, whatever the job says of it; None for optimizers without one.
@@ -126,7 +126,8 @@ def _validation(
     The result is the same on all ranks. Collective.
     """
     sharded = build(job, data, alpha=alpha, device=device)
-    trainer = Trainer(job, data, sharded, dense_optimizer(job, sharded), should_stop=should_stop, device=device)
+    hooks = Hooks(should_stop=should_stop)
+    trainer = Trainer(job, data, sharded, dense_optimizer(job, sharded), hooks=hooks, device=device)
     trainer.splits = ("validation",)
     trainer.train()
     found: list[Any] = [None]

@@ -167,7 +167,8 @@ class _Attempt:
         """
         from trainer.data.batches.prepared import PreparedData
         from trainer.sizing.estimate import graph_sizes, ids_per_example
-        from trainer.sizing.memory import machine_memory_bytes, refuse_what_cannot_fit
+        from trainer.sizing.memory import machine_memory_bytes
+        from trainer.sizing.memory_limit import refuse_what_cannot_fit
 
         run = self.run
         rows = {name: table.num_rows for name, table in PreparedData.open(run.data).tables.items()}

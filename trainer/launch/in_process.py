@@ -20,6 +20,7 @@ import yaml
 from trainer.launch.driver import RunBusyError
 from trainer.runs.directory import RUN_FILE, read_run, write_run
 from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_job
+from trainer.spec.problems import FieldProblem
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,7 +109,7 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, Job
     dataset, job = load_documents(path)
     missing = [name for name, document in (("dataset", dataset), ("job", job)) if document is None]
     if dataset is None or job is None:
-        raise SpecError(str(path), [("", f"holds no {' and no '.join(missing)}: both are needed to train")])
+        raise SpecError(str(path), [FieldProblem("", f"holds no {' and no '.join(missing)}: both are needed to train")])
     if changes:
         document: dict[str, Any] = job.model_dump(mode="json")
         for change in changes:

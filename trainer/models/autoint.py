@@ -5,15 +5,16 @@ Song et al., AutoInt: Automatic Feature Interaction Learning via Self-Attentive 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.models.base import ModelInputs
 from trainer.models.ctr_base import ClickModel, NumericFields
-from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.spec.models.autoint import AutoIntSpec
 
 
 class AutoInt(ClickModel):
@@ -27,40 +28,20 @@ class AutoInt(ClickModel):
     first; M k for w; the tower sum of (a + 1) b over neighbouring sizes of [M dim, *hidden, 1], or 1 for b.
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int],
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        num_dense: int = 0,
-        options: TowerOptions = PLAIN,
-        attention_layers: int = 3,
-        attention_heads: int = 2,
-        attention_units: int = 32,
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
-        num_fields, width = len(self.features) + num_dense, attention_heads * attention_units
-        self.numeric = NumericFields(num_dense, dim, seed=seed, dtype=dtype) if num_dense else None
-        with drawn(seed, "attention"):
+    def __init__(self, embeddings: nn.Module, spec: AutoIntSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        heads, units = spec.attention_heads, spec.attention_units
+        self.numeric = NumericFields(self.dim, inputs) if self.num_dense else None
+        with drawn(inputs.seed, "attention"):
             self.attention = nn.ModuleList(
-                InteractingLayer(width if number else dim, attention_heads, attention_units, dtype)
-                for number in range(attention_layers)
+                InteractingLayer(heads * units if number else self.dim, heads, units, inputs.dtype)
+                for number in range(spec.attention_layers)
             )
-        sizes = [num_fields * dim, *hidden, 1]
-        self.tower = tower(sizes, seed=seed, dtype=dtype, options=options) if hidden else None
-        with drawn(seed, "output"):
-            output = nn.Linear(num_fields * width, 1, bias=self.tower is None, dtype=torch.float32)
-        self.output = output.to(dtype)
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        model = job.model
-        names = ("attention_layers", "attention_heads", "attention_units")
-        return {**ClickModel.settings(job), **{name: getattr(model, name) for name in names}}
+        num_fields = len(self.features) + self.num_dense
+        self.tower = tower_of(spec, inputs, [num_fields * self.dim, *spec.hidden, 1]) if spec.hidden else None
+        with drawn(inputs.seed, "output"):
+            output = nn.Linear(num_fields * heads * units, 1, bias=self.tower is None, dtype=torch.float32)
+        self.output = output.to(inputs.dtype)
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
         fields = self.vectors(features)

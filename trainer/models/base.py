@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from trainer.data.batches.keys import Key
+from trainer.spec.models.base import ModelSpec
 
 
 class Batch(Protocol):
@@ -28,6 +32,27 @@ class Batch(Protocol):
     def labels(self) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class ModelInputs:
+    """What a model is built from beside its spec.
+
+    ``keys``: of its batches, in their order. ``num_dense``: how many numeric features :meth:`RankingModel.forward`
+    takes (``reads_numbers`` of its spec). Initial values are a function of ``seed``, drawn in float32 and cast to
+    ``dtype``. ``dropout``: ``regularizers.dropout`` of the job, for the models that apply it themselves.
+    """
+
+    keys: tuple[Key, ...]
+    num_dense: int = 0
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    dropout: float = 0.0
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the keys."""
+        return tuple(key.name for key in self.keys)
+
+
 class RankingModel(nn.Module):
     """Base of all models: pooled embeddings in, one number per sample out.
 
@@ -44,9 +69,12 @@ class RankingModel(nn.Module):
     """The loss that the job names (trainer.spec.checks.evaluation.loss_of), for models that have several."""
     loss_settings: Mapping[str, float | None] = MappingProxyType({})
     """What that loss takes beside scores and labels (trainer.spec.checks.evaluation.loss_settings_of)."""
-    num_dense: int = 0
-    """How many numeric features :meth:`forward` takes. A model that can read them takes ``num_dense`` when it is built
-    (``reads_numbers`` of its spec)."""
+
+    def __init__(self, embeddings: nn.Module, spec: ModelSpec, inputs: ModelInputs):
+        super().__init__()
+        self.embeddings = embeddings
+        self.features = inputs.features
+        self.dim, self.num_dense = spec.embedding_dim, inputs.num_dense
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """Return scores (logits) [b].
@@ -91,16 +119,6 @@ class RankingModel(nn.Module):
         ``device`` is where the model is; None: the CPU.
         """
         return None
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        """Return the keywords that this model takes beyond the common ones, from the job (trainer.spec.JobSpec)."""
-        return {}
-
-    @staticmethod
-    def of_keys(keys: Sequence[Any]) -> dict[str, Any]:
-        """Return the keywords that this model takes from the keys of its batches (trainer.data.batches.keys)."""
-        return {}
 
     def begin(self, data: Any) -> None:
         """Set initial values that are computed from the data, such as a mean label.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from trainer.models.base import Batch, RankingModel
+from trainer.models.base import Batch, ModelInputs, RankingModel
+from trainer.spec.models.pairs import BPRSpec
 
 USER, ITEM, NEGATIVE = "user", "item", "item__negative"
 
@@ -19,27 +19,16 @@ class BPR(RankingModel):
 
     ``b_i`` is one more column at the end of the item's row, so table ``item`` is ``dim + 1`` wide: popularity goes
     there and not into the direction of the item vectors, which are the first ``dim`` columns. There are no dense
-    parameters; ``hidden``, ``seed`` and ``dtype`` belong to the common signature and have no tower to shape.
+    parameters.
     """
 
     targets = (ITEM, NEGATIVE)
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int] = (),
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-    ):
-        super().__init__()
-        missing = {USER, ITEM, NEGATIVE} - set(features)
+    def __init__(self, embeddings: nn.Module, spec: BPRSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        missing = {USER, ITEM, NEGATIVE} - set(self.features)
         if missing:
             raise ValueError(f"bpr needs the features user, item and item__negative: {sorted(missing)} missing")
-        self.embeddings = embeddings
-        self.dim = dim
 
     def forward(self, features: Any) -> Tensor:
         """Return scores of the batch's items, [b]: positives in training, the labelled items in evaluation."""

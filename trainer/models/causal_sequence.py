@@ -7,18 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainer.models.base import Batch
+from trainer.models.base import Batch, ModelInputs
 from trainer.models.layers.dropout import keep_mask
 from trainer.models.losses import sampled_loss
 from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, by_owner, owners, padded
+from trainer.spec.models.sequences import PieceSpec
 
 Drop = Callable[[Tensor, int], Tensor]
 """``drop(x, site)``: x [b, l, dim] after dropout at a place of the model, or x itself."""
 
 
-class EveryPositionModel(NextItemModel):
+class CausalSequenceModel(NextItemModel):
     """Base: score(i | s_1 .. s_t) = <M_i, F_t>, M the item table, shared by input and output; M is what is published.
 
     The loss of each position is ``loss`` (trainer.models.losses.sampled_loss) of the target against its negatives,
@@ -26,10 +27,9 @@ class EveryPositionModel(NextItemModel):
     subclass's places.
     """
 
-    def __init__(self, embeddings: Any, *, dim: int, seed: int, length: int, dropout: float, loss: str):
-        super().__init__()
-        self.embeddings = embeddings
-        self.dim, self.length, self.seed, self.dropout, self.kind = dim, length, seed, dropout, loss
+    def __init__(self, embeddings: nn.Module, spec: PieceSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        self.length, self.kind, self.seed, self.dropout = spec.length, spec.loss, inputs.seed, inputs.dropout
 
     @abstractmethod
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:

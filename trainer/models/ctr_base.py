@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Batch, RankingModel, pooled_rows
-from trainer.models.layers.mlp import TowerOptions
+from trainer.models.base import Batch, ModelInputs, RankingModel, pooled_rows
+from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import drawn, uniform
 from trainer.models.losses import pointwise_loss
+from trainer.spec.models.base import FirstOrderSpec, ModelSpec
 
 
 class ClickModel(RankingModel):
     """Base: every feature is a field, whose vector is its pooled row; one logit for each sample."""
 
-    def __init__(self, embeddings: nn.Module, features: Sequence[str], *, dim: int, num_dense: int = 0):
-        super().__init__()
-        self.embeddings = embeddings
-        self.features = tuple(features)
-        self.dim, self.num_dense = dim, num_dense
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        return {"options": TowerOptions.of(job)}
+    def __init__(self, embeddings: nn.Module, spec: ModelSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        self.width = len(self.features) * self.dim + self.num_dense  # of all fields and numbers side by side
 
     def vectors(self, features: Any) -> Tensor:
         """Return the fields' vectors [b, number of fields, dim]."""
@@ -47,19 +41,11 @@ class FirstOrderModel(ClickModel):
     (``model.init``), are updated by the row optimizer, and learn from zeros (docs/adr/0030).
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        num_dense: int = 0,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
-        with drawn(seed, "first order"):
-            self.first_order = nn.Linear(num_dense, 1, bias=False, dtype=torch.float32).to(dtype) if num_dense else None
+    def __init__(self, embeddings: nn.Module, spec: ModelSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        with drawn(inputs.seed, "first order"):
+            weights = nn.Linear(self.num_dense, 1, bias=False, dtype=torch.float32) if self.num_dense else None
+        self.first_order = None if weights is None else weights.to(inputs.dtype)
 
     def vectors_and_first_order(self, features: Any, dense: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the fields' vectors [b, number of fields, dim], and the sum of the first-order terms [b]."""
@@ -70,6 +56,14 @@ class FirstOrderModel(ClickModel):
         return rows[:, :, : self.dim], linear
 
 
+class FirstOrderTowerModel(FirstOrderModel):
+    """Base: a tower over the fields' vectors and the numeric features beside the first-order terms."""
+
+    def __init__(self, embeddings: nn.Module, spec: FirstOrderSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        self.tower = tower_of(spec, inputs, [self.width, *spec.hidden, 1])
+
+
 class NumericFields(nn.Module):
     """Numeric features as fields like others, each with a vector v_j: x [b, n] -> x_j v_j [b, n, dim].
 
@@ -77,10 +71,10 @@ class NumericFields(nn.Module):
     dim.
     """
 
-    def __init__(self, num_dense: int, dim: int, *, seed: int, dtype: torch.dtype):
+    def __init__(self, dim: int, inputs: ModelInputs):
         super().__init__()
-        with drawn(seed, "numeric fields"):
-            self.vectors = uniform(num_dense, dim, inputs=dim, dtype=dtype)
+        with drawn(inputs.seed, "numeric fields"):
+            self.vectors = uniform(inputs.num_dense, dim, inputs=dim, dtype=inputs.dtype)
 
     def forward(self, dense: Tensor) -> Tensor:
         return dense.to(self.vectors.dtype).unsqueeze(2) * self.vectors

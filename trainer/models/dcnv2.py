@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import with_dense
+from trainer.models.base import ModelInputs, with_dense
 from trainer.models.ctr_base import ClickModel
-from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.spec.models.dcnv2 import DCNv2Spec
 
 
 class DCNv2(ClickModel):
@@ -26,37 +26,17 @@ class DCNv2(ClickModel):
     hidden[-1] + 1.
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int],
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        num_dense: int = 0,
-        options: TowerOptions = PLAIN,
-        structure: str = "stacked",
-        cross_layers: int = 2,
-        low_rank: int | None = None,
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
-        width = len(self.features) * dim + num_dense
-        self.parallel = structure == "parallel"
-        with drawn(seed, "cross"):
-            self.cross = nn.ModuleList(CrossLayer(width, low_rank, dtype) for _ in range(cross_layers))
-        sizes = [width, *hidden] if self.parallel else [width, *hidden, 1]
-        self.tower = tower(sizes, seed=seed, dtype=dtype, options=options, logits=not self.parallel)
+    def __init__(self, embeddings: nn.Module, spec: DCNv2Spec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        self.parallel = spec.structure == "parallel"
+        with drawn(inputs.seed, "cross"):
+            layers = (CrossLayer(self.width, spec.low_rank, inputs.dtype) for _ in range(spec.cross_layers))
+            self.cross = nn.ModuleList(layers)
+        sizes = [self.width, *spec.hidden] if self.parallel else [self.width, *spec.hidden, 1]
+        self.tower = tower_of(spec, inputs, sizes, logits=not self.parallel)
         if self.parallel:
-            with drawn(seed, "output"):
-                self.output = nn.Linear(width + sizes[-1], 1, dtype=torch.float32).to(dtype)
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        model = job.model
-        names = ("structure", "cross_layers", "low_rank")
-        return {**ClickModel.settings(job), **{name: getattr(model, name) for name in names}}
+            with drawn(inputs.seed, "output"):
+                self.output = nn.Linear(self.width + sizes[-1], 1, dtype=torch.float32).to(inputs.dtype)
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
         first = with_dense(self.vectors(features).flatten(1), dense)

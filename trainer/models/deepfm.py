@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.models.base import with_dense
-from trainer.models.ctr_base import FirstOrderModel
-from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.ctr_base import FirstOrderTowerModel
 
 
-class DeepFM(FirstOrderModel):
+class DeepFM(FirstOrderTowerModel):
     """logit = sum_f w_f + <u, x> + sum over pairs f < g of <v_f, v_g> + MLP(concat of v_f, and x), equations 1 to 4.
 
     The pairs are pairs of fields: a list is one field, whose vector is pooled. Numeric features are first-order and
@@ -22,22 +19,6 @@ class DeepFM(FirstOrderModel):
     Parameters: (dim + 1) for each id, and of the tower [F dim + n, *hidden, 1] for F fields and n numeric features sum
     of (a + 1) b over neighbouring sizes, and n: those of Wide & Deep, as the pairs have none.
     """
-
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int],
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        num_dense: int = 0,
-        options: TowerOptions = PLAIN,
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense, seed=seed, dtype=dtype)
-        sizes = [len(self.features) * dim + num_dense, *hidden, 1]
-        self.tower = tower(sizes, seed=seed, dtype=dtype, options=options)
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)

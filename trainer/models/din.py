@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import mlp, with_dense
+from trainer.models.base import ModelInputs, mlp, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.batch_norm import BatchNorm
-from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import drawn
 from trainer.models.next_item import owners, sums_by_owner
+from trainer.spec.models.din import DINSpec
 
 
 class DIN(ClickModel):
@@ -32,62 +32,26 @@ class DIN(ClickModel):
     ``attention_hidden``, the sum of (p + 1) q over neighbouring sizes of [4 dim, *attention_hidden, 1], and q more for
     each hidden layer with dice or prelu; of the tower [F dim + n, *hidden, 1] the sum of (p + 1) q.
 
-    Args:
-        histories: by list feature, the single id of the same table that is its target.
-        poolings: ``sum`` or ``mean``, by list feature.
+    ``histories`` has, by list feature, the single id of the same table that is its target (the first, where there are
+    several), and ``poolings`` is ``sum`` or ``mean``, by list feature.
     """
 
     is_sequence = True
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int],
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        num_dense: int = 0,
-        options: TowerOptions = PLAIN,
-        histories: Mapping[str, str],
-        poolings: Mapping[str, str],
-        attention_hidden: Sequence[int] = (36,),
-        attention_activation: str = "dice",
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
-        if not histories:
-            raise ValueError("din needs a list of ids that shares the table of a single id, such as a history of items")
-        self.histories, self.poolings = dict(histories), dict(poolings)
-        self.attention = nn.ModuleDict(
-            {
-                # A feature may be called as a method of the dict is: items, values.
-                f"of_{name}": _attention(dim, attention_hidden, attention_activation, seed=seed, name=name, dtype=dtype)
-                for name in self.histories
-            }
-        )
-        self.tower = tower([len(self.features) * dim + num_dense, *hidden, 1], seed=seed, dtype=dtype, options=options)
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        names = ("attention_hidden", "attention_activation")
-        return {**ClickModel.settings(job), **{name: getattr(job.model, name) for name in names}}
-
-    @staticmethod
-    def of_keys(keys: Sequence[Any]) -> dict[str, Any]:
-        """Return ``histories`` and ``poolings``.
-
-        The target of a list is the single id that reads its table: the first, where there are several.
-        """
+    def __init__(self, embeddings: nn.Module, spec: DINSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
         targets: dict[str, str] = {}
-        for key in keys:
+        for key in inputs.keys:
             if not key.is_list:
                 targets.setdefault(key.table, key.name)
-        lists = [key for key in keys if key.is_list]
-        return {
-            "histories": {key.name: targets[key.table] for key in lists if key.table in targets},
-            "poolings": {key.name: key.pooling for key in lists},
-        }
+        lists = [key for key in inputs.keys if key.is_list]
+        self.poolings = {key.name: key.pooling for key in lists}
+        self.histories = {key.name: targets[key.table] for key in lists if key.table in targets}
+        if not self.histories:
+            raise ValueError("din needs a list of ids that shares the table of a single id, such as a history of items")
+        # A feature may be called as a method of the dict is: items, values.
+        self.attention = nn.ModuleDict({f"of_{name}": _attention(spec, inputs, name) for name in self.histories})
+        self.tower = tower_of(spec, inputs, [self.width, *spec.hidden, 1])
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
         rows = self.embeddings(features)
@@ -129,12 +93,11 @@ class Dice(nn.Module):
         return (p + (1.0 - p) * self.alpha) * s
 
 
-def _attention(
-    dim: int, hidden: Sequence[int], activation: str, *, seed: int, name: str, dtype: torch.dtype
-) -> nn.Sequential:
+def _attention(spec: DINSpec, inputs: ModelInputs, name: str) -> nn.Sequential:
     """Return the network a(e_j, v_A): [n, 4 dim] -> [n, 1]."""
-    with drawn(seed, f"attention {name}"):
-        network = mlp([4 * dim, *hidden, 1], seed=int(torch.randint(2**32, ())), dtype=dtype)
+    hidden, activation, dtype = spec.attention_hidden, spec.attention_activation, inputs.dtype
+    with drawn(inputs.seed, f"attention {name}"):
+        network = mlp([4 * spec.embedding_dim, *hidden, 1], seed=int(torch.randint(2**32, ())), dtype=dtype)
     layers: list[nn.Module] = []
     for layer in network:
         if not isinstance(layer, nn.ReLU) or activation == "relu":

@@ -5,14 +5,15 @@ Naumov et al., Deep Learning Recommendation Model for Personalization and Recomm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.models.base import ModelInputs
 from trainer.models.ctr_base import ClickModel
-from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.layers.mlp import tower_of
+from trainer.spec.models.dlrm import DLRMSpec
 
 
 class DLRM(ClickModel):
@@ -30,31 +31,17 @@ class DLRM(ClickModel):
     of the bottom MLP.
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int],
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        num_dense: int = 0,
-        options: TowerOptions = PLAIN,
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
-        num_vectors = len(self.features) + bool(num_dense)
+    def __init__(self, embeddings: nn.Module, spec: DLRMSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        num_vectors = len(self.features) + bool(self.num_dense)
         if num_vectors < 2:
             raise ValueError(f"dlrm multiplies pairs of vectors, and there is one feature, {self.features[0]}: use dnn")
-        self.bottom = (
-            tower([num_dense, *hidden, dim], seed=seed + 1, dtype=dtype, options=options, logits=False)
-            if num_dense
-            else None
-        )
+        sizes = [self.num_dense, *spec.hidden, self.dim]
+        self.bottom = tower_of(spec, inputs, sizes, number=1, logits=False) if self.num_dense else None
         # No buffer: it is no state. Not computed in forward: the exporter to ONNX does not know how.
         self.pairs = torch.triu_indices(num_vectors, num_vectors, 1)
-        sizes = [self.pairs.shape[1] + (dim if num_dense else 0), *hidden, 1]
-        self.top = tower(sizes, seed=seed, dtype=dtype, options=options)
+        sizes = [self.pairs.shape[1] + (self.dim if self.num_dense else 0), *spec.hidden, 1]
+        self.top = tower_of(spec, inputs, sizes)
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features)

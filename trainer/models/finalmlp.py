@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import with_dense
+from trainer.models.base import ModelInputs, with_dense
 from trainer.models.ctr_base import ClickModel
-from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.spec.models.finalmlp import FinalMLPSpec
 
 
 class FinalMLP(ClickModel):
@@ -33,41 +34,18 @@ class FinalMLP(ClickModel):
     *gate_hidden, D], and dim for a learned vector, and of [D, *hidden]; h_1 + h_2 + 1 + h_1 h_2 / fusion_heads.
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int],
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        num_dense: int = 0,
-        options: TowerOptions = PLAIN,
-        second_hidden: Sequence[int] | None = None,
-        gate_hidden: Sequence[int] = (64,),
-        first_gate: Sequence[str] = (),
-        second_gate: Sequence[str] = (),
-        fusion_heads: int = 1,
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
-        width = len(self.features) * dim + num_dense
-        layers = (hidden, hidden if second_hidden is None else second_hidden)
+    def __init__(self, embeddings: nn.Module, spec: FinalMLPSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        layers = (spec.hidden, spec.hidden if spec.second_hidden is None else spec.second_hidden)
         self.gates = nn.ModuleList()
         self.streams = nn.ModuleList()
-        for number, (told, sizes) in enumerate(zip((first_gate, second_gate), layers, strict=True)):
-            with drawn(seed, f"gate {number}"):
-                places = [self.features.index(name) for name in told]
-                self.gates.append(Gate(places, dim, [*gate_hidden, width], dtype))
-            stream = tower([width, *sizes], seed=seed + number, dtype=dtype, options=options, logits=False)
-            self.streams.append(stream)
-        with drawn(seed, "fusion"):
-            self.fusion = Fusion(layers[0][-1], layers[1][-1], fusion_heads, dtype)
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        names = ("second_hidden", "gate_hidden", "first_gate", "second_gate", "fusion_heads")
-        return {**ClickModel.settings(job), **{name: getattr(job.model, name) for name in names}}
+        for number, (names, sizes) in enumerate(zip((spec.first_gate, spec.second_gate), layers, strict=True)):
+            with drawn(inputs.seed, f"gate {number}"):
+                fields = [self.features.index(name) for name in names]
+                self.gates.append(Gate(fields, self.dim, [*spec.gate_hidden, self.width], inputs.dtype))
+            self.streams.append(tower_of(spec, inputs, [self.width, *sizes], number=number, logits=False))
+        with drawn(inputs.seed, "fusion"):
+            self.fusion = Fusion(layers[0][-1], layers[1][-1], spec.fusion_heads, inputs.dtype)
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features)
@@ -81,15 +59,15 @@ class FinalMLP(ClickModel):
 class Gate(nn.Module):
     """Gate of a stream: vectors [b, F, d] -> 2 sigmoid(MLP(c)) in (0, 2).
 
-    c is of the fields at ``places``, and the output [b, sizes[-1]]; without places c is learned, and the output
+    c is of the fields of these numbers, and the output [b, sizes[-1]]; without fields c is learned, and the output
     [1, sizes[-1]].
     """
 
-    def __init__(self, places: Sequence[int], dim: int, sizes: Sequence[int], dtype: torch.dtype):
+    def __init__(self, fields: Sequence[int], dim: int, sizes: Sequence[int], dtype: torch.dtype):
         super().__init__()
-        self.places = list(places)
-        self.context = None if places else uniform(dim, inputs=dim, dtype=dtype)
-        inputs = [max(1, len(places)) * dim, *sizes]
+        self.fields = list(fields)
+        self.context = None if fields else uniform(dim, inputs=dim, dtype=dtype)
+        inputs = [max(1, len(fields)) * dim, *sizes]
         self.layers = nn.ModuleList(nn.Linear(a, b, dtype=torch.float32) for a, b in itertools.pairwise(inputs))
         self.to(dtype)
 
@@ -97,7 +75,7 @@ class Gate(nn.Module):
         if self.context is not None:
             x = self.context.unsqueeze(0)  # the same for all samples
         else:
-            x = torch.cat([vectors[:, place] for place in self.places], dim=1)
+            x = torch.cat([vectors[:, field] for field in self.fields], dim=1)
         *inner, last = self.layers
         for layer in inner:
             # Not a module: dropout of hidden layers is for the streams (trainer.training.regularizers.layers).

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.models.base import ModelInputs
 from trainer.models.ctr_base import FirstOrderModel, NumericFields
 from trainer.models.deepfm import pairs
+from trainer.spec.models.fm import FMSpec
 
 
 class FM(FirstOrderModel):
@@ -21,26 +22,12 @@ class FM(FirstOrderModel):
     Parameters: (dim + 1) for each id; 1 + n + n dim for w_0, u and the vectors of n numeric features.
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int] = (),
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        num_dense: int = 0,
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense, seed=seed, dtype=dtype)
-        if len(self.features) + num_dense < 2:
+    def __init__(self, embeddings: nn.Module, spec: FMSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        if len(self.features) + self.num_dense < 2:
             raise ValueError(f"fm multiplies pairs of fields, and there is one, {self.features[0]}: use dnn")
-        self.bias = nn.Parameter(torch.zeros(1, dtype=dtype))
-        self.numeric = NumericFields(num_dense, dim, seed=seed, dtype=dtype) if num_dense else None
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        return {}
+        self.bias = nn.Parameter(torch.zeros(1, dtype=inputs.dtype))
+        self.numeric = NumericFields(self.dim, inputs) if self.num_dense else None
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)

@@ -5,17 +5,15 @@ Hidasi et al., Session-based Recommendations with Recurrent Neural Networks, ICL
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
 from torch import Tensor, nn
 
-from trainer.models.causal_sequence import Drop, EveryPositionModel
+from trainer.models.base import ModelInputs
+from trainer.models.causal_sequence import CausalSequenceModel, Drop
 from trainer.models.layers.seeded_init import drawn
+from trainer.spec.models.sequences import GRU4RecSpec
 
 
-class GRU4Rec(EveryPositionModel):
+class GRU4Rec(CausalSequenceModel):
     """score(i | s_1 .. s_t) = <M_i, h_t>, h the states of the last of ``gru_layers`` stacked GRUs over M_s.
 
     A GRU (section 3.1), x the row M_s or the state below, h_0 = 0, s the sigmoid:
@@ -29,32 +27,11 @@ class GRU4Rec(EveryPositionModel):
     Parameters: |I| d + layers (6 d^2 + 6 d), the paper's 6 d^2 for each layer with biases.
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int] = (),
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        length: int = 50,
-        gru_layers: int = 1,
-        dropout: float = 0.0,
-        loss: str = "bce",
-    ):
-        super().__init__(embeddings, dim=dim, seed=seed, length=length, dropout=dropout, loss=loss)
-        self._check("gru4rec", features)
-        with drawn(seed, "gru"):
-            self.layers = nn.ModuleList(nn.GRU(dim, dim, batch_first=True) for _ in range(gru_layers)).to(dtype)
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        model = job.model
-        return {
-            "length": model.length, "gru_layers": model.gru_layers, "loss": model.loss,
-            "dropout": job.regularizers.dropout,
-        }  # fmt: skip
+    def __init__(self, embeddings: nn.Module, spec: GRU4RecSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        with drawn(inputs.seed, "gru"):
+            layers = (nn.GRU(self.dim, self.dim, batch_first=True) for _ in range(spec.gru_layers))
+            self.layers = nn.ModuleList(layers).to(inputs.dtype)
 
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:
         x = drop(items, 0)

@@ -5,10 +5,7 @@ Barkan and Koenigstein, Item2Vec, MLSP 2016; Mikolov et al., NIPS 2013, equation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from trainer.models.base import Batch
@@ -25,21 +22,6 @@ class Item2Vec(NextItemModel):
     In ranking, a user is the mean v of the last ``window`` items, and is scored against u: the log odds, up to item
     frequency, that the candidate is near them.
     """
-
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int] = (),
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-    ):
-        super().__init__()
-        self._check("item2vec", features)
-        self.embeddings = embeddings
-        self.dim = dim
 
     def loss(self, batch: Batch) -> Tensor:
         """Return sums over the pairs of each centre, [b]; one without neighbours has 0."""

@@ -7,15 +7,15 @@ Embeddings, NeurIPS 2019, section 4.1, refer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Batch, RankingModel
+from trainer.models.base import Batch, ModelInputs, RankingModel
 from trainer.models.bpr import ITEM, USER
 from trainer.models.losses import pointwise_loss
+from trainer.spec.models.pairs import MFSpec
 
 
 class MF(RankingModel):
@@ -25,37 +25,21 @@ class MF(RankingModel):
 
     A row is [p_u | b_u], [q_i | b_i]: the bias is one more column at its end, so both tables are ``dim + 1`` wide, and
     the first ``dim`` columns are the vector. ``mu`` is the mean label of the training split (its log odds for ``bce``),
-    a constant that checkpoints contain: a resumed job and a warm start keep it. There are no dense parameters;
-    ``hidden``, ``seed`` and ``dtype`` belong to the common signature. Rows without ``biases`` are as wide, their last
-    column is not read, and ``mu`` is 0.
+    a constant that checkpoints contain: a resumed job and a warm start keep it. There are no dense parameters.
+    Rows without ``biases`` are as wide, their last column is not read, and ``mu`` is 0.
 
     Parameters: (dim + 1) (users + items); without ``biases`` dim (users + items) that are read.
     """
 
     mu: Tensor
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int] = (),
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        biases: bool = True,
-    ):
-        super().__init__()
-        missing = {USER, ITEM} - set(features)
+    def __init__(self, embeddings: nn.Module, spec: MFSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        missing = {USER, ITEM} - set(self.features)
         if missing:
             raise ValueError(f"mf needs the features user and item: {sorted(missing)} missing")
-        self.embeddings = embeddings
-        self.dim, self.biases = dim, biases
-        self.register_buffer("mu", torch.zeros((), dtype=dtype))
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        return {"biases": job.model.biases}
+        self.biases = spec.biases
+        self.register_buffer("mu", torch.zeros((), dtype=inputs.dtype))
 
     def begin(self, data: Any) -> None:
         if not self.biases:

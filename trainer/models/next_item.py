@@ -6,12 +6,13 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.data.batches.sequence_batches import catalogue_features
 from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.metrics import rank_of
-from trainer.models.base import Batch, RankingModel
+from trainer.models.base import Batch, ModelInputs, RankingModel
+from trainer.spec.models.base import ModelSpec
 
 FULL_RANKING_ROWS = 50_000
 """A catalogue of at most so many rows is ranked whole: every rank then reads all of it once for each evaluation."""
@@ -28,10 +29,11 @@ class NextItemModel(RankingModel):
     is_sequence = True
     targets: ClassVar[tuple[str, ...]] = (TARGET, NEGATIVE)
 
-    def _check(self, kind: str, features: Any) -> None:
-        missing = set(SEQUENCE_KEYS) - set(features)
+    def __init__(self, embeddings: nn.Module, spec: ModelSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        missing = set(SEQUENCE_KEYS) - set(self.features)
         if missing:
-            raise ValueError(f"{kind} needs the features {', '.join(SEQUENCE_KEYS)}: {sorted(missing)} missing")
+            raise ValueError(f"{spec.kind} needs the features {', '.join(SEQUENCE_KEYS)}: {sorted(missing)} missing")
 
     @abstractmethod
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:

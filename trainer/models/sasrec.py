@@ -5,17 +5,16 @@ Kang and McAuley, Self-Attentive Sequential Recommendation, ICDM 2018.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from trainer.models.causal_sequence import Drop, EveryPositionModel
+from trainer.models.base import ModelInputs
+from trainer.models.causal_sequence import CausalSequenceModel, Drop
+from trainer.spec.models.sequences import SASRecSpec
 
 
-class SASRec(EveryPositionModel):
+class SASRec(CausalSequenceModel):
     """score(i | s_1 .. s_t) = <M_i, F_t>, F = LayerNorm(block(.. block(sqrt(d) M_s + P) ..)), M the item table.
 
     A block is x + Dropout(Attention(LayerNorm(x))), then x + Dropout(FFN(LayerNorm(x))) (section 3.3): causal attention
@@ -27,38 +26,16 @@ class SASRec(EveryPositionModel):
     LayerNorm before each, the last LayerNorm.
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int] = (),
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        length: int = 50,
-        blocks: int = 2,
-        heads: int = 1,
-        dropout: float = 0.0,
-        loss: str = "bce",
-    ):
-        super().__init__(embeddings, dim=dim, seed=seed, length=length, dropout=dropout, loss=loss)
-        self._check("sasrec", features)
+    def __init__(self, embeddings: nn.Module, spec: SASRecSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        dim, heads = self.dim, spec.heads
         if dim % heads:
             raise ValueError(f"sasrec: {heads} heads do not divide {dim} columns: use a divisor of embedding_dim")
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.positions = nn.Parameter((0.02 * torch.randn(length, dim)).to(dtype))
-            self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(blocks)).to(dtype)
-        self.last = nn.LayerNorm(dim, dtype=dtype)
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        model = job.model
-        return {
-            "length": model.length, "blocks": model.blocks, "heads": model.heads, "loss": model.loss,
-            "dropout": job.regularizers.dropout,
-        }  # fmt: skip
+            torch.manual_seed(inputs.seed)
+            self.positions = nn.Parameter((0.02 * torch.randn(spec.length, dim)).to(inputs.dtype))
+            self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(spec.blocks)).to(inputs.dtype)
+        self.last = nn.LayerNorm(dim, dtype=inputs.dtype)
 
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:
         """Return the output of the last block; the causal mask hides the padding."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Batch, RankingModel
-from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.base import Batch, ModelInputs, RankingModel
+from trainer.models.layers.mlp import tower_of
 from trainer.models.losses import in_batch_softmax, pointwise_loss
+from trainer.spec.models.two_tower import TwoTowerSpec
 
 ITEM = "item"
 
@@ -27,30 +27,16 @@ class TwoTower(RankingModel):
     into its row, and so into the vectors that a consumer reads.
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int],
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        options: TowerOptions = PLAIN,
-    ):
-        super().__init__()
-        self.embeddings = embeddings
-        self.context = tuple(name for name in features if name != ITEM)
-        if len(self.context) == len(features) or not self.context:
-            raise ValueError(f"two_tower needs a feature named 'item' and at least one other, not {list(features)}")
-        self.tower = tower([len(self.context) * dim, *hidden, dim], seed=seed, dtype=dtype, options=options)
-        self.bias = nn.Parameter(torch.zeros((), dtype=dtype))
+    def __init__(self, embeddings: nn.Module, spec: TwoTowerSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        self.context = tuple(name for name in self.features if name != ITEM)
+        if len(self.context) == len(self.features) or not self.context:
+            names = list(self.features)
+            raise ValueError(f"two_tower needs a feature named 'item' and at least one other, not {names}")
+        self.tower = tower_of(spec, inputs, [len(self.context) * self.dim, *spec.hidden, self.dim])
+        self.bias = nn.Parameter(torch.zeros((), dtype=inputs.dtype))
         # No buffer: it is of the data, not of the model, and a warm start on other data has its own.
-        self.log_probabilities = torch.zeros(0, dtype=dtype)
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        return {"options": TowerOptions.of(job)}
+        self.log_probabilities = torch.zeros(0, dtype=inputs.dtype)
 
     def begin(self, data: Any) -> None:
         """Compute log Q of each row of the item table, Q the share of training examples of that item.

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.models.base import with_dense
-from trainer.models.ctr_base import FirstOrderModel
-from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.ctr_base import FirstOrderTowerModel
 
 
-class WideDeep(FirstOrderModel):
+class WideDeep(FirstOrderTowerModel):
     """logit = sum_f w_f + <u, x> + MLP(concat of v_f, and x), equation 3; its b is that of the tower's last layer.
 
     The wide part reads the raw ids. Its cross-product transformations (equation 1) are engineered by hand, so here they
@@ -23,22 +20,6 @@ class WideDeep(FirstOrderModel):
     Parameters: (dim + 1) for each id, and of the tower [F dim + n, *hidden, 1] for F fields and n numeric features sum
     of (a + 1) b over neighbouring sizes, and n.
     """
-
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int],
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        num_dense: int = 0,
-        options: TowerOptions = PLAIN,
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense, seed=seed, dtype=dtype)
-        sizes = [len(self.features) * dim + num_dense, *hidden, 1]
-        self.tower = tower(sizes, seed=seed, dtype=dtype, options=options)
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)

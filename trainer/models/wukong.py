@@ -5,16 +5,16 @@ Zhang et al., Wukong: Towards a Scaling Law for Large-Scale Recommendation, ICML
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import mlp
+from trainer.models.base import ModelInputs, mlp
 from trainer.models.ctr_base import ClickModel
-from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.spec.models.wukong import WukongSpec
 
 
 class Wukong(ClickModel):
@@ -29,41 +29,20 @@ class Wukong(ClickModel):
     last MLP [(a + c) d, *hidden, 1] the sum of (p + 1) q, and so of that of the numeric features.
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int],
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        num_dense: int = 0,
-        options: TowerOptions = PLAIN,
-        interaction_layers: int = 2,
-        fm_vectors: int = 16,
-        linear_vectors: int = 16,
-        fm_rank: int = 24,
-        fm_hidden: Sequence[int] = (128,),
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense)
-        if dim < 2:
+    def __init__(self, embeddings: nn.Module, spec: WukongSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        if self.dim < 2:
             raise ValueError("wukong normalises each vector, and of one column nothing is left: use embedding_dim 2")
-        num_vectors = len(self.features) + bool(num_dense)
-        self.bottom = mlp([num_dense, *hidden, dim], seed=seed + 1, dtype=dtype) if num_dense else None
+        num_vectors, seed, dtype = len(self.features) + bool(self.num_dense), inputs.seed, inputs.dtype
+        sizes = [self.num_dense, *spec.hidden, self.dim]
+        self.bottom = mlp(sizes, seed=seed + 1, dtype=dtype) if self.num_dense else None
         layers: list[nn.Module] = []
-        for number in range(interaction_layers):
+        for number in range(spec.interaction_layers):
             with drawn(seed, f"interaction {number}"):
-                layer = InteractionLayer(num_vectors, fm_vectors, linear_vectors, fm_rank, fm_hidden, dim, dtype)
-            layers.append(layer)
-            num_vectors = fm_vectors + linear_vectors
+                layers.append(InteractionLayer(spec, num_vectors, dtype))
+            num_vectors = spec.fm_vectors + spec.linear_vectors
         self.layers = nn.Sequential(*layers)
-        self.tower = tower([num_vectors * dim, *hidden, 1], seed=seed, dtype=dtype, options=options)
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        names = ("interaction_layers", "fm_vectors", "linear_vectors", "fm_rank", "fm_hidden")
-        return {**ClickModel.settings(job), **{name: getattr(job.model, name) for name in names}}
+        self.tower = tower_of(spec, inputs, [num_vectors * self.dim, *spec.hidden, 1])
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features)
@@ -80,30 +59,21 @@ class InteractionLayer(nn.Module):
     added.
     """
 
-    def __init__(
-        self,
-        num_vectors: int,
-        fm_vectors: int,
-        linear_vectors: int,
-        rank: int,
-        fm_hidden: Sequence[int],
-        dim: int,
-        dtype: torch.dtype,
-    ):
+    def __init__(self, spec: WukongSpec, num_vectors: int, dtype: torch.dtype):
         super().__init__()
-        outputs = fm_vectors + linear_vectors
+        rank, linear_vectors, outputs = spec.fm_rank, spec.linear_vectors, spec.fm_vectors + spec.linear_vectors
         self.compressed = uniform(num_vectors, rank, inputs=num_vectors, dtype=dtype)
         self.linear = uniform(linear_vectors, num_vectors, inputs=num_vectors, dtype=dtype)
         self.shortcut = (
             None if outputs == num_vectors else uniform(outputs, num_vectors, inputs=num_vectors, dtype=dtype)
         )
         self.before = nn.LayerNorm(num_vectors * rank, dtype=dtype)
-        sizes = [num_vectors * rank, *fm_hidden, fm_vectors * dim]
+        sizes = [num_vectors * rank, *spec.fm_hidden, spec.fm_vectors * spec.embedding_dim]
         self.network = mlp(sizes, seed=int(torch.randint(2**32, ())), dtype=dtype)
-        self.after = nn.LayerNorm(dim, dtype=dtype)
+        self.after = nn.LayerNorm(spec.embedding_dim, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         products = x @ (x.transpose(1, 2) @ self.compressed)  # [b, n, rank]
-        found = self.network(self.before(products.flatten(1))).unflatten(1, (-1, x.shape[2]))
+        compressed = self.network(self.before(products.flatten(1))).unflatten(1, (-1, x.shape[2]))
         added = x if self.shortcut is None else self.shortcut @ x
-        return self.after(torch.cat([found, self.linear @ x], dim=1) + added)
+        return self.after(torch.cat([compressed, self.linear @ x], dim=1) + added)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import with_dense
-from trainer.models.ctr_base import FirstOrderModel
-from trainer.models.layers.mlp import PLAIN, TowerOptions, tower
+from trainer.models.base import ModelInputs, with_dense
+from trainer.models.ctr_base import FirstOrderTowerModel
 from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.spec.models.xdeepfm import XDeepFMSpec
 
 
-class XDeepFM(FirstOrderModel):
+class XDeepFM(FirstOrderTowerModel):
     """logit = sum_f w_f + <u, x> + <w_cin, p+> + MLP(concat of v_f, and x), equation 9; p+ of the :class:`CIN`.
 
     Its b is that of the tower's last layer. Numeric features are first-order and deep.
@@ -24,27 +24,9 @@ class XDeepFM(FirstOrderModel):
     (a + 1) b over neighbouring sizes, and n; of the CIN sum over k of H_k (1 + H_{k-1} F), H_0 = F (section 3.2).
     """
 
-    def __init__(
-        self,
-        embeddings: nn.Module,
-        features: Sequence[str],
-        *,
-        dim: int,
-        hidden: Sequence[int],
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        num_dense: int = 0,
-        options: TowerOptions = PLAIN,
-        cin_layers: Sequence[int] = (100, 100),
-    ):
-        super().__init__(embeddings, features, dim=dim, num_dense=num_dense, seed=seed, dtype=dtype)
-        sizes = [len(self.features) * dim + num_dense, *hidden, 1]
-        self.tower = tower(sizes, seed=seed, dtype=dtype, options=options)
-        self.cin = CIN(len(self.features), cin_layers, seed=seed, dtype=dtype)
-
-    @staticmethod
-    def settings(job: Any) -> dict[str, Any]:
-        return {**FirstOrderModel.settings(job), "cin_layers": job.model.cin_layers}
+    def __init__(self, embeddings: nn.Module, spec: XDeepFMSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        self.cin = CIN(len(self.features), spec.cin_layers, seed=inputs.seed, dtype=inputs.dtype)
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)

@@ -72,14 +72,16 @@ def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> st
     num_rows = data.tables[table].num_rows
     keys = keys_of(data.vocabulary(table))
     num_anchored, basis = 0, ""
-    with appearing(path, durable=False, fence=run.fence) as place:
-        targets = np.lib.format.open_memmap(place, "w+", np.float32, (num_rows, dim))
+    with appearing(path, durable=False, fence=run.fence) as file:
+        targets = np.lib.format.open_memmap(file, "w+", np.float32, (num_rows, dim))
         for part in chunks(len(keys), CHUNK_ROWS):
             status, vectors = version.lookup(keys[part])
             norms = version.norms[np.maximum(version.find_rows(keys[part]), 0)]
-            found = vectors * np.where((status != MISSING) & np.isfinite(norms), norms, 0.0)[:, None].astype(np.float32)
-            num_anchored += int(found.any(axis=1).sum())
-            targets[FIRST_LIVE_ROW + part.start : FIRST_LIVE_ROW + part.stop] = found
+            lengthened = vectors * np.where((status != MISSING) & np.isfinite(norms), norms, 0.0)[:, None].astype(
+                np.float32
+            )
+            num_anchored += int(lengthened.any(axis=1).sum())
+            targets[FIRST_LIVE_ROW + part.start : FIRST_LIVE_ROW + part.stop] = lengthened
         if parent is not None:
             basis = _turned(targets, run.job, data, table, parent)
         targets.flush()
@@ -93,7 +95,7 @@ def _turned(targets: Floats, job: JobSpec, data: PreparedData, table: str, paren
     rows_of_parent = data.parent_rows(table)
     # A file without a name: tables are larger than memory.
     scratch = data.directory / f".{ANCHOR_FILE}.parent"
-    theirs = np.lib.format.open_memmap(scratch, "w+", np.float32, targets.shape)
+    parent_vectors = np.lib.format.open_memmap(scratch, "w+", np.float32, targets.shape)
     scratch.unlink()
     for part in chunks(len(targets), CHUNK_ROWS):
         parents = rows_of_parent[part]
@@ -101,10 +103,10 @@ def _turned(targets: Floats, job: JobSpec, data: PreparedData, table: str, paren
         if len(into):
             first, last = int(parents[into[0]]), int(parents[into[-1]])
             rows = stored_rows(job, parent, table, first, last - first + 1).read(table, decay=False)
-            theirs[part.start + into] = rows[:, : targets.shape[1]].float().numpy()[parents[into] - first]
-    both = np.flatnonzero(targets.any(axis=1) & theirs.any(axis=1) & np.isfinite(theirs).all(axis=1))
+            parent_vectors[part.start + into] = rows[:, : targets.shape[1]].float().numpy()[parents[into] - first]
+    both = np.flatnonzero(targets.any(axis=1) & parent_vectors.any(axis=1) & np.isfinite(parent_vectors).all(axis=1))
     try:
-        rotation = procrustes(targets, theirs, source_rows=both, target_rows=both).astype(np.float32)
+        rotation = procrustes(targets, parent_vectors, source_rows=both, target_rows=both).astype(np.float32)
     except TooFewShared as error:
         raise ValueError(
             f"publish.anchor: the parent's rows cannot be set against the served ones: {error}; or leave the anchor out"

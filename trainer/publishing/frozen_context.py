@@ -131,14 +131,14 @@ class FrozenContext(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> Any:
         embeddings = self._embeddings[0]
         if self._own_half:
-            found = _waited(embeddings(features))
-            return {name: self._without_context(part, features[name]) for name, part in found.items()}
+            rows = _wait(embeddings(features))
+            return {name: self._without_context(part, features[name]) for name, part in rows.items()}
         frozen, trained = (self._part(features, of_frozen) for of_frozen in (True, False))
         with torch.no_grad():
-            fixed = _waited(embeddings(frozen))
-        found = _waited(embeddings(trained))
+            fixed = _wait(embeddings(frozen))
+        rows = _wait(embeddings(trained))
         # Blocks stand in the same order: it is the plan's.
-        return KeyedTensor(found.keys(), found.length_per_key(), found.values() + fixed.values())
+        return KeyedTensor(rows.keys(), rows.length_per_key(), rows.values() + fixed.values())
 
     def _without_context(self, part: JaggedTensor, ids: JaggedTensor) -> JaggedTensor:
         values, mask = part.values(), self._masks[next(iter(self._masks))]
@@ -149,18 +149,18 @@ class FrozenContext(nn.Module):
 
     def _part(self, features: KeyedJaggedTensor, of_frozen: bool) -> KeyedJaggedTensor:
         """Return the ids that are frozen, or those that are not; the other bags are empty."""
-        keys, kept, lengths = features.keys(), [], []
+        keys, chosen_parts, lengths = features.keys(), [], []
         for name in keys:
             ids = features[name]
             mask = self._masks.get(name)
             values = ids.values().cpu()
             frozen = torch.zeros(len(values), dtype=torch.bool) if mask is None else mask[values]
-            keep = frozen if of_frozen else ~frozen
-            kept.append(keep)
+            is_chosen = frozen if of_frozen else ~frozen
+            chosen_parts.append(is_chosen)
             sizes = ids.lengths().cpu()
             owners = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-            lengths.append(torch.zeros_like(sizes).index_add(0, owners, keep.to(sizes.dtype)))
-        chosen = torch.cat(kept).to(features.values().device)
+            lengths.append(torch.zeros_like(sizes).index_add(0, owners, is_chosen.to(sizes.dtype)))
+        chosen = torch.cat(chosen_parts).to(features.values().device)
         weights = features.weights_or_none()
         return KeyedJaggedTensor(
             keys,
@@ -171,12 +171,12 @@ class FrozenContext(nn.Module):
         )
 
 
-def _waited(found: Any) -> Any:
+def _wait(rows: Any) -> Any:
     # Of sharded tables: a promise of rows.
-    return found.wait() if hasattr(found, "wait") else found
+    return rows.wait() if hasattr(rows, "wait") else rows
 
 
-class Compass:
+class FrozenRows:
     """The frozen rows of a job; ``data`` (trainer.data.batches.prepared.PreparedData) says which ids the parent had."""
 
     def __init__(self, job: JobSpec, data: Any):
@@ -186,7 +186,7 @@ class Compass:
         self._masks = {key.name: masks[key.table] for key in data.keys if key.table in tables}
 
     @contextlib.contextmanager
-    def held(self, model: Any) -> Iterator[None]:
+    def frozen_in(self, model: Any) -> Iterator[None]:
         """Let the model's lookups of frozen context record nothing within the block."""
         embeddings = model.embeddings
         model.embeddings = FrozenContext(embeddings, self._masks, self._dim, self._own_half).train(model.training)

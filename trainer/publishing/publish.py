@@ -107,12 +107,12 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         first, end = np.searchsorted(rows_of_ids, (start, start + count))
         if first == end:
             continue
-        part, wanted = position[first:end], torch.from_numpy(rows_of_ids[first:end] - start)
+        part, picked = position[first:end], torch.from_numpy(rows_of_ids[first:end] - start)
         rows = stored_rows(run.job, checkpoint, table, start, count)
-        vectors[part] = _as_float32(rows.read(table, wanted, decay=False)[:, :dim])
-        served = rows.read(table, wanted)[:, :dim]
+        vectors[part] = _as_float32(rows.read(table, picked, decay=False)[:, :dim])
+        served = rows.read(table, picked)[:, :dim]
         norms[part] = _as_float32(torch.linalg.vector_norm(served.double(), dim=1))
-        last[part] = rows.state(table)["last_update_step"][wanted].numpy()
+        last[part] = rows.state(table)["last_update_step"][picked].numpy()
     codes = codes_of(data, table, id_keys(ids)) if taken is not None else rows_of_ids
     counts = data.row_counts(table)[codes][order]
     return ItemVectors(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -43,19 +44,19 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
     if quick:
         return _quick(data, seeds)
     tasks = click_tasks(data, rows)
-    points = [
-        point
+    trials = [
+        trial
         for name, task in tasks.items()
         for family in ("adam", "adagrad")
-        for point in _points(f"{name}_{family}", task, family, tuple(MODELS), seeds)
+        for trial in _trials(f"{name}_{family}", task, family, tuple(MODELS), seeds)
     ]
     tables = [table for name in tasks for family in ("adam", "adagrad") for table in _tables(name, family)]
     claims = [claim for name in tasks for claim in _claims(name)]
     prepare = partial(write_click_log, rows)
-    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, tuple(points), tuple(tables), tuple(claims), prepare)
+    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), tuple(tables), tuple(claims), prepare)
 
 
-def _points(
+def _trials(
     table: str,
     task: ClickTask,
     family: str,
@@ -64,22 +65,14 @@ def _points(
     dim: int = 16,
     hidden: tuple[int, ...] = (128, 64),
 ) -> Iterator[Trial]:
-    for seed in range(seeds):
-        for model in models:
-            for row, tried, optimizer, regularizers in methods(family):
-                spec = documents.job(
-                    f"{table} {model} {row} {tried}",
-                    task.of,
-                    model={"kind": model, "embedding_dim": dim, "hidden": list(hidden), "init": {"kind": "zero"}},
-                    optimizer=optimizer,
-                    dense_optimizer={"kind": "adam", "learning_rate": 0.001},
-                    epochs=4,
-                    batch_size=task.batch_size,
-                    seed=seed,
-                    evaluation=task.evaluation | {"metrics": ["auc", "logloss", "frequency_buckets"]},
-                    **({"regularizers": regularizers} if regularizers else {}),
-                )
-                yield Trial(table, model, row, task.of, spec, tried)
+    cells = itertools.product(range(seeds), models, methods(family))
+    for seed, model, (row, tried, optimizer, regularizers) in cells:
+        yield documents.trial(
+            table, model, row, task.of, tried=tried, name=f"{table} {model} {row} {tried}", seed=seed,
+            optimizer=optimizer, regularizers=regularizers or None, batch_size=task.batch_size,
+            evaluation=task.evaluation | {"metrics": ["auc", "logloss", "frequency_buckets"]},
+            **documents.tower(dim, hidden, {"kind": "zero"}, model),
+        )  # fmt: skip
 
 
 def _tables(name: str, family: str) -> Iterator[Table]:
@@ -109,36 +102,26 @@ def _tables(name: str, family: str) -> Iterator[Table]:
 
 
 def _claims(name: str) -> Iterator[Claim]:
-    table = f"{name}_adam"
     for model, label in MODELS.items():
         if name == "ml1m":
-            yield Claim(
-                f"{label}: no one-epoch overfitting, AdamAR costs nothing (at most .002)",
-                table, model, ("AdamAR", "best"), ("Adam", "best"), -0.002,
-            )  # fmt: skip
-            continue
-        if name == "amazon_sports":
+            text = f"{label}: no one-epoch overfitting, AdamAR costs nothing (at most .002)"
+            yield Claim(text, f"{name}_adam", model, ("AdamAR", "best"), ("Adam", "best"), -0.002)
+        elif name == "amazon_sports":
             margin = 0.012 if model == "dnn" else 0.0
-            yield Claim(
-                f"{label}: AdamAR's epoch 4 is above Adam's best epoch by {margin:g}",
-                table, model, ("AdamAR", "last"), ("Adam", "best"), margin,
-            )  # fmt: skip
+            text = f"{label}: AdamAR's epoch 4 is above Adam's best epoch by {margin:g}"
+            yield Claim(text, f"{name}_adam", model, ("AdamAR", "last"), ("Adam", "best"), margin)
             if model == "dnn":
-                yield Claim(
-                    "DNN: AdamAR's epoch 4 is within .003 of its own best",
-                    table, model, ("AdamAR", "last"), ("AdamAR", "best"), -0.003,
-                )  # fmt: skip
-            continue
-        yield Claim(
-            f"{label}: AdamAR's epoch 4 is .010 above Adam's epoch 4",
-            table, model, ("AdamAR", "last"), ("Adam", "last"), 0.010,
-        )  # fmt: skip
+                text = "DNN: AdamAR's epoch 4 is within .003 of its own best"
+                yield Claim(text, f"{name}_adam", model, ("AdamAR", "last"), ("AdamAR", "best"), -0.003)
+        else:
+            text = f"{label}: AdamAR's epoch 4 is .010 above Adam's epoch 4"
+            yield Claim(text, f"{name}_adam", model, ("AdamAR", "last"), ("Adam", "last"), 0.010)
 
 
 def _quick(data: Path, seeds: int) -> Recipe:
     task = ClickTask(documents.click_log(data), 128, documents.RANDOM)
-    log = _points("quick_adam", task, "adam", ("dnn",), seeds, dim=8, hidden=(32,))
-    points = tuple(point for point in log if point.row in ("Adam", "AdamAR"))
+    log = _trials("quick_adam", task, "adam", ("dnn",), seeds, dim=8, hidden=(32,))
+    trials = tuple(trial for trial in log if trial.row in ("Adam", "AdamAR"))
     table = Table(
         "quick_adam", "own log, small: test AUC after epochs 1/2/3/4", (Column("DNN", "dnn", "auc"),), "epochs", "auc"
     )
@@ -146,7 +129,7 @@ def _quick(data: Path, seeds: int) -> Recipe:
         Claim("Adam falls after its best epoch", "quick_adam", "dnn", ("Adam", "best"), ("Adam", "last"), 0.01),
         Claim("AdamAR ends above Adam", "quick_adam", "dnn", ("AdamAR", "last"), ("Adam", "last"), 0.01),
     )
-    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, points, (table,), claims)
+    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, trials, (table,), claims)
 
 
 _TITLE = "One-epoch overfitting: Adam and Adagrad, and what is done about it"

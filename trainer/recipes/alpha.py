@@ -6,9 +6,10 @@ data set).
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from trainer.distributed.build import DEFAULT_HALF_LIFE
 from trainer.recipes.click_tasks import ClickTask, click_tasks, write_click_log
 from trainer.recipes.pages import documents
 from trainer.recipes.pages.figures import Figures
-from trainer.recipes.pages.section import Findings, Panel, Section
+from trainer.recipes.pages.section import Findings, Panel, Section, Verdict, verdict
 from trainer.recipes.trials.quick_data import LOG as QUICK_LOG
-from trainer.recipes.trials.trial import Column, Recipe, Table, Trial
+from trainer.recipes.trials.trial import Column, Recipe, Table
 
 HALF_LIVES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.6)
 """Epochs in which an idle row loses half its norm."""
@@ -53,20 +54,23 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
     if quick:
         cases = {"quick": ClickTask(documents.click_log(data), 128, documents.RANDOM)}
         num_rows, half_lives, times = {"quick": QUICK_LOG.num_rows * 4 // 5}, QUICK_HALF_LIVES, (1, 4)
-        size: dict[str, Any] = {"embedding_dim": 8, "hidden": [32]}
+        dim, hidden = 8, [32]
         prepare = None
     else:
         cases, num_rows, half_lives, times = click_tasks(data, rows), TRAINING_ROWS, HALF_LIVES, TIMES
-        size = {"embedding_dim": 16, "hidden": [128, 64]}
+        dim, hidden = 16, [128, 64]
         prepare = partial(write_click_log, rows)
-    points = tuple(
-        point
-        for seed in range(seeds)
-        for name, task in cases.items()
-        for batch_size in (task.batch_size * factor for factor in times)
-        for point in _points(name, task, batch_size, num_rows[name], half_lives, size, seed)
-    )
-    columns = list(dict.fromkeys(point.column for point in points))
+    trials = []
+    for seed, (name, task), factor in itertools.product(range(seeds), cases.items(), times):
+        batch_size = task.batch_size * factor
+        column = f"{name}, batch {batch_size}"
+        for row, optimizer in _optimizers(half_lives, num_rows[name], batch_size).items():
+            trials.append(documents.trial(
+                TABLE, column, row, task.of, name=f"{column} {row}", optimizer=optimizer, batch_size=batch_size,
+                seed=seed, evaluation=task.evaluation | {"metrics": ["auc"]},
+                **documents.tower(dim, hidden, {"kind": "zero"}),
+            ))  # fmt: skip
+    columns = list(dict.fromkeys(trial.column for trial in trials))
     tables = tuple(
         Table(
             TABLE if split == "validation" else f"{TABLE}:{split}",
@@ -77,32 +81,15 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
         )
         for split in ("validation", "test")
     )
-    return Recipe("alpha", _TITLE, _SOURCE, _PROTOCOL, points, tables, (), prepare, findings)
+    return Recipe("alpha", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), tables, (), prepare, findings)
 
 
-def _points(
-    name: str, task: ClickTask, batch_size: int, num_rows: int, half_lives: Sequence[float], size: dict[str, Any],
-    seed: int,
-) -> Iterator[Trial]:  # fmt: skip
+def _optimizers(half_lives: Sequence[float], num_rows: int, batch_size: int) -> dict[str, dict[str, Any]]:
+    """Return Adam and AdamAR with each half-life, by row."""
     plain = {"kind": "adam", "learning_rate": 0.001}
-    decayed = {
-        _row(half_life): plain | {"kind": "adam_ar", "alpha": alpha_of(half_life, num_rows, batch_size)}
-        for half_life in half_lives
+    return {NO_DECAY: plain} | {
+        _row(one): plain | {"kind": "adam_ar", "alpha": alpha_of(one, num_rows, batch_size)} for one in half_lives
     }
-    column = f"{name}, batch {batch_size}"
-    for row, optimizer in ({NO_DECAY: plain} | decayed).items():
-        spec = documents.job(
-            f"{column} {row}",
-            task.of,
-            model={"kind": "dnn", "init": {"kind": "zero"}, **size},
-            optimizer=optimizer,
-            dense_optimizer={"kind": "adam", "learning_rate": 0.001},
-            epochs=4,
-            batch_size=batch_size,
-            seed=seed,
-            evaluation=task.evaluation | {"metrics": ["auc"]},
-        )
-        yield Trial(TABLE, column, row, task.of, spec)
 
 
 def _row(half_life: float) -> str:
@@ -121,7 +108,8 @@ def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -
             cases[column.label] = (plain.mean[0], {one: cell.mean[0] for one, cell in cells.items() if cell})
     if not cases:
         return Findings()
-    lines, claims = [], []
+    lines: list[tuple[str, ...]] = []
+    claims: list[Verdict] = []
     for label, (plain_auc, found) in cases.items():
         best = max(found, key=lambda one: found[one])
         lost = found[best] - found[DEFAULT_HALF_LIFE]
@@ -129,7 +117,7 @@ def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -
             (label, f"{best:g}", f"{found[best]:.4f}", f"{lost:.4f}", f"{found[DEFAULT_HALF_LIFE] - plain_auc:+.4f}")
         )
         text = f"{label}: the default's half-life is within {COST:g} of the best after epoch 4"
-        claims.append(("holds" if lost <= COST else "does not hold", text, f"-{lost:.4f}"))
+        claims.append(verdict(text, lost <= COST, f"-{lost:.4f}"))
     each = Section(
         "half-lives",
         f"What each case asks for, and the default's half-life of {DEFAULT_HALF_LIFE:g} epochs (validation AUC)",

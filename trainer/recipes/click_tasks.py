@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embeddings.durable_files import appearing
 from trainer.data.sources.click_log import ClickLog, generate
 from trainer.recipes.pages import documents
 from trainer.spec import DatasetSpec
@@ -32,7 +33,7 @@ def click_tasks(data: Path, rows: Path) -> dict[str, ClickTask]:
     return {
         "amazon_sports": ClickTask(documents.amazon_sports(data), 512, documents.LAST_ITEMS),
         "epinions": ClickTask(documents.epinions(data, liked), 1024, documents.RANDOM),
-        "ml1m": ClickTask(documents.dataset("ml1m", data / "ml1m.parquet", liked, order="pos"), 1024, documents.RANDOM),
+        "ml1m": ClickTask(documents.ml1m(data, liked, order="pos"), 1024, documents.RANDOM),
         "clicklog": ClickTask(documents.click_log(rows), 512, documents.RANDOM),
     }
 
@@ -40,5 +41,6 @@ def click_tasks(data: Path, rows: Path) -> dict[str, ClickTask]:
 def write_click_log(rows: Path, log: ClickLog = LOG) -> None:
     """Write ``clicklog/`` under ``rows``, once."""
     if not (rows / "clicklog").exists():
-        generate(log, rows / ".clicklog")
-        (rows / ".clicklog").rename(rows / "clicklog")
+        rows.mkdir(parents=True, exist_ok=True)
+        with appearing(rows / "clicklog", durable=False) as place:
+            generate(log, place)

@@ -60,12 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=DATA, help=f"folder of the real data sets (default: {DATA})")
     parser.add_argument("--out", type=Path, help="where results are kept (default: EVENKEEL_HOME/recipes/NAME)")
     parser.add_argument("--seeds", type=int, help="seeds 0 .. N-1 (default: 3, of rff 10; with --quick 1, of rff 3)")
-    parser.add_argument("--part", metavar="FILTER", help="only points of these names: globs, separated by commas")
-    parser.add_argument("--quick", action="store_true", help="the small form, on generated rows: seconds for a point")
-    parser.add_argument("--here", action="store_true", help="in this process, one point after the other, without Ray")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="points at a time (default: cores)")
-    parser.add_argument("--list", action="store_true", help="print the points and what they decide; run nothing")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="write each point as a spec; run nothing")
+    parser.add_argument("--part", metavar="FILTER", help="only trials of these names: globs, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="the small form, on generated rows: seconds for a trial")
+    parser.add_argument("--here", action="store_true", help="in this process, one trial after the other, without Ray")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="trials at a time (default: cores)")
+    parser.add_argument("--list", action="store_true", help="print the trials and what they decide; run nothing")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="write each trial as a spec; run nothing")
     parser.add_argument("--report", action="store_true", help="report what has ended so far; run nothing")
     return parser
 
@@ -99,19 +99,19 @@ def _run(options: argparse.Namespace, command: str) -> int:
             raise ValueError("--of: recipe lecture takes a job, without --quick; others bring theirs")
         more["of"] = _job(Path(options.of))
     recipe = RECIPES[options.name](data, seeds, options.quick, **more)
-    points = recipe.part(options.part)
+    trials = recipe.part(options.part)
     if options.list:
-        for point in points:
-            decides = [str(n) for n, claim in enumerate(recipe.claims, 1) if claim.decided_by(point)]
-            print(point.name + (f"  (claim {', '.join(decides)})" if decides else ""))
+        for trial in trials:
+            decides = [str(n) for n, claim in enumerate(recipe.claims, 1) if claim.decided_by(trial)]
+            print(trial.name + (f"  (claim {', '.join(decides)})" if decides else ""))
         for number, claim in enumerate(recipe.claims, 1):
             print(f"claim {number}: {claim.text}")
         return 0
     if options.write is not None:
         options.write.mkdir(parents=True, exist_ok=True)
-        for point in points:
-            (options.write / f"{point.file_name}.yaml").write_text(point.as_yaml(), "utf-8")
-        print(f"{len(points)} specs in {options.write}")
+        for trial in trials:
+            (options.write / f"{trial.file_name}.yaml").write_text(trial.as_yaml(), "utf-8")
+        print(f"{len(trials)} specs in {options.write}")
         return 0
 
     if recipe.prepare is not None:
@@ -120,16 +120,16 @@ def _run(options: argparse.Namespace, command: str) -> int:
     from trainer.recipes.trials.run_trial import Stopped, read_record
 
     if options.report:
-        records = [record for point in points if (record := read_record(point, out)) is not None]
+        records = [record for trial in trials if (record := read_record(trial, out)) is not None]
     else:
         try:
-            records = run_grid(points, out, here=options.here, workers=options.workers, command=command)
+            records = run_grid(trials, out, here=options.here, workers=options.workers, command=command)
         except (Stopped, KeyboardInterrupt):
             print("stopped; the same command goes on from here", file=sys.stderr)
             return 130
     from trainer.recipes.pages.report import write_report
 
-    report = write_report(recipe, points, records, out)
+    report = write_report(recipe, trials, records, out)
     print(report.markdown)
     print(f"\nreport: {report.page}")
     return 0 if report.good else 1

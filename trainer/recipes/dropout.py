@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trainer.recipes.pages import documents, published
-from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
-from trainer.spec import DatasetSpec
+from trainer.recipes.trials.trial import Claim, Column, Recipe, Table
 
 RATE = 0.4
+HASH = {"kind": "hash", "std": 0.01}
 HESSIAN = {"masks": 0, "explicit": "output_hessian"}
 METHODS: dict[str, dict[str, Any] | None] = {
     "none": None,
@@ -27,20 +26,26 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "identity Hessian": {"masks": 0, "explicit": "identity"},
 }
 """By row ``dropout_method``; none of it: no dropout at all."""
-QUICK = ("none", "DROPOUT_1", "DROPOUT_8", "R_approx", "R_approx + xi_approx")
+QUICK: tuple[str, ...] = ("none", "DROPOUT_1", "DROPOUT_8", "R_approx", "R_approx + xi_approx")
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
     """Return a tower on epinions; ``quick``: on a small click log."""
-    rows: tuple[str, ...]
-    size: dict[str, Any]
     if quick:
-        of, table, rows, size = documents.click_log(data), "quick", QUICK, {"dim": 8, "hidden": [32], "batch_size": 128}
+        of, table, rows, batch_size = documents.click_log(data), "quick", QUICK, 128
+        fields = documents.tower(8, [32], HASH)
         evaluation = {"split": {"kind": "time", "validation": 0.15, "test": 0.15}}
     else:
-        of, table, rows = documents.epinions(data, {"rule": "rating >= 4"}), "epinions", tuple(METHODS)
-        size, evaluation = {"dim": 16, "hidden": [128, 64], "batch_size": 1024}, documents.RANDOM
-    points = tuple(_points(table, of, rows, seeds, evaluation, **size))
+        of = documents.epinions(data, {"rule": "rating >= 4"})
+        table, rows, batch_size = "epinions", tuple(METHODS), 1024
+        fields, evaluation = documents.tower(16, [128, 64], HASH), documents.RANDOM
+    trials = tuple(
+        documents.trial(
+            table, "dnn", row, of, regularizers=_regularizers(METHODS[row]), batch_size=batch_size, seed=seed,
+            optimizer={"kind": "adam", "learning_rate": 0.001}, evaluation=evaluation, **fields,
+        )
+        for seed in range(seeds) for row in rows
+    )  # fmt: skip
     shown = Table(
         table,
         f"{'own log, small' if quick else 'epinions'}, DNN, dropout {RATE} on rows and hidden layers: test logloss "
@@ -55,43 +60,20 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
         else "validation perplexity of an LSTM on Penn Treebank: only the order of methods compares",
         comparable=False,
     )
-    claims = (
-        Claim("dropout ends below no dropout", table, "dnn", ("DROPOUT_1", "last"), ("none", "last"), 0.0),
-        Claim(
-            "the explicit regularizer alone ends below no dropout",
-            table,
-            "dnn",
-            ("R_approx", "last"),
-            ("none", "last"),
-            0.0,
-        ),
+    claims = tuple(
+        Claim(text, table, "dnn", (row, "last"), ("none", "last"), 0.0)
+        for row, text in (
+            ("DROPOUT_1", "dropout ends below no dropout"),
+            ("R_approx", "the explicit regularizer alone ends below no dropout"),
+        )
     )
-    return Recipe("dropout", _TITLE, _SOURCE, _PROTOCOL, points, (shown,), claims)
+    return Recipe("dropout", _TITLE, _SOURCE, _PROTOCOL, trials, (shown,), claims)
 
 
-def _points(
-    table: str, of: DatasetSpec, rows: tuple[str, ...], seeds: int, evaluation: dict[str, Any], *,
-    dim: int, hidden: list[int], batch_size: int,
-) -> Iterator[Trial]:  # fmt: skip
-    for seed in range(seeds):
-        for row in rows:
-            method = METHODS[row]
-            regularizers: dict[str, Any] = {} if method is None else {"dropout": RATE, "dropout_layers": "both"}
-            if method:
-                regularizers["dropout_method"] = method
-            spec = documents.job(
-                f"{table} {row}",
-                of,
-                model={"kind": "dnn", "embedding_dim": dim, "hidden": hidden, "init": {"kind": "hash", "std": 0.01}},
-                optimizer={"kind": "adam", "learning_rate": 0.001},
-                dense_optimizer={"kind": "adam", "learning_rate": 0.001},
-                regularizers=regularizers,
-                epochs=4,
-                batch_size=batch_size,
-                seed=seed,
-                evaluation=evaluation,
-            )
-            yield Trial(table, "dnn", row, of, spec)
+def _regularizers(method: dict[str, Any] | None) -> dict[str, Any]:
+    if method is None:
+        return {}
+    return {"dropout": RATE, "dropout_layers": "both"} | ({"dropout_method": method} if method else {})
 
 
 _TITLE = "Dropout taken apart: DROPOUT_k, noise added back, explicit regularizers"

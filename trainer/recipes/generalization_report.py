@@ -20,11 +20,12 @@ from trainer.recipes.generalization.measures import LEVELS
 from trainer.recipes.generalization.stability import distance
 from trainer.recipes.pages import documents
 from trainer.recipes.pages.layout import NOT_RUN, facts
-from trainer.recipes.pages.section import Findings, Panel, Section
+from trainer.recipes.pages.section import Findings, Panel, Section, Verdict, verdict
 from trainer.recipes.trials.run_trial import kept_path
 from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_job
 from trainer.spec.checks.evaluation import loss_of
+from trainer.spec.problems import FieldProblem
 
 CHANGED, QUICK_CHANGED = (4, 256), (64,)
 """Rows with another label in the neighbours of the data; a share of them is held out and does not count."""
@@ -47,8 +48,8 @@ def recipe(
     """
     dataset, jobs, claims = _given(*of) if of is not None else _own(data, quick)
     prepare = None
-    points = [
-        Trial(BASE, job.model.kind, row, dataset, _with_seed(job, dataset, seed), after="generalization")
+    trials = [
+        Trial(BASE, job.model.kind, row, dataset, _with_seed(job, dataset, seed), measured_by="generalization")
         for seed in range(seeds)
         for row, job in jobs.items()
     ]
@@ -64,17 +65,24 @@ def recipe(
         for seed in range(seeds):
             for row, job in jobs.items():
                 spec, kind = _with_seed(job, dataset, seed), job.model.kind
-                points.append(Trial(PERMUTED, kind, row, at(dataset, others["permuted"]), spec))
+                trials.append(Trial(PERMUTED, kind, row, at(dataset, others["permuted"]), spec))
                 if classes:
-                    points.append(Trial(COINS, kind, row, at(dataset, others["coins"]), spec, after="random_fit"))
-                points += [
-                    Trial(NEIGHBOURS, kind, f"{row}, {count}", at(dataset, others[str(count)]), spec, after="outputs")
+                    trials.append(Trial(COINS, kind, row, at(dataset, others["coins"]), spec, measured_by="random_fit"))
+                trials += [
+                    Trial(
+                        NEIGHBOURS,
+                        kind,
+                        f"{row}, {count}",
+                        at(dataset, others[str(count)]),
+                        spec,
+                        measured_by="outputs",
+                    )
                     for count in counts
                 ]
     protocol = _PROTOCOL if why_not is None else f"{_PROTOCOL} Without permuted labels and neighbours: {why_not}"
     kinds: dict[str, str] = {job.model.kind: loss_of(job) for job in jobs.values()}
     tables = tuple(_tables(dataset.name, kinds)) if why_not is None else ()
-    return Recipe("lecture", _TITLE, _SOURCE, protocol, tuple(points), tables, tuple(claims), prepare, findings)
+    return Recipe("lecture", _TITLE, _SOURCE, protocol, tuple(trials), tables, tuple(claims), prepare, findings)
 
 
 def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list[Claim]]:
@@ -93,15 +101,10 @@ def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list
         row: documents.job(
             f"lecture {row}",
             of,
-            model={
-                "kind": "dnn", "embedding_dim": size["dim"], "hidden": size["hidden"],
-                "init": {"kind": "hash", "std": 0.01},
-            },
             optimizer=optimizer,
-            dense_optimizer={"kind": "adam", "learning_rate": 0.001},
-            epochs=4,
             batch_size=size["batch_size"],
             evaluation=documents.RANDOM | {"metrics": ["auc", "logloss"], "training": True},
+            **documents.tower(size["dim"], size["hidden"], {"kind": "hash", "std": 0.01}),
         )
         for row, optimizer in optimizers.items()
     }  # fmt: skip
@@ -117,7 +120,9 @@ def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list
 def _given(dataset: DatasetSpec, job: JobSpec) -> tuple[DatasetSpec, dict[str, JobSpec], list[Claim]]:
     """Return a user's job from initial values, on one rank, unpublished, evaluated on its training rows too."""
     growing = [
-        (f"tables.{name}.capacity", _KNOWN_IDS) for name, table in job.tables.items() if table.capacity is not None
+        FieldProblem(f"tables.{name}.capacity", _KNOWN_IDS)
+        for name, table in job.tables.items()
+        if table.capacity is not None
     ]
     if growing:
         raise SpecError(job.name, growing)
@@ -179,25 +184,25 @@ def _tables(name: str, kinds: Mapping[str, str]) -> Sequence[Table]:
 
 def findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findings:
     ended = [
-        (point, records[point.key])
-        for point in recipe.points
-        if records.get(point.key, {}).get("state") == "done"
+        (trial, records[trial.key])
+        for trial in recipe.trials
+        if records.get(trial.key, {}).get("state") == "done"
     ]  # fmt: skip
-    bases = {_label(point, recipe): (point, record) for point, record in ended if point.table == BASE}
+    bases = {_label(trial, recipe): (trial, record) for trial, record in ended if trial.table == BASE}
     measured = {label: record["measured"] for label, (_, record) in bases.items()}
     if not measured:
         return Findings()
     said = facts([record for _, record in bases.values()])
-    neighbours = [(point, record) for point, record in ended if point.table == NEIGHBOURS]
-    fits = {_label(point, recipe): record["measured"] for point, record in ended if point.table == COINS}
+    neighbours = [(trial, record) for trial, record in ended if trial.table == NEIGHBOURS]
+    fits = {_label(trial, recipe): record["measured"] for trial, record in ended if trial.table == COINS}
     sections = [_sharpness(measured, said), *_spectra(measured), _gradients(measured), *_bounds(measured, fits)]
     stability = _stability(bases, neighbours, out)
     return Findings((*sections, *stability), tuple(_claims(measured)))
 
 
-def _label(point: Trial, recipe: Recipe) -> str:
-    several = len({one.seed for one in recipe.points}) > 1
-    return f"{point.row}, seed {point.seed}" if several else point.row
+def _label(trial: Trial, recipe: Recipe) -> str:
+    several = len({one.seed for one in recipe.trials}) > 1
+    return f"{trial.row}, seed {trial.seed}" if several else trial.row
 
 
 SHARPNESS = ("lambda_max", "ascent", "noise", "relative lambda_max", "relative ascent", "relative noise")
@@ -344,13 +349,13 @@ def _stability(
     neighbours: Sequence[tuple[Trial, Record]],
     out: Path,
 ) -> list[Section]:
-    places = {(point.row, point.seed): (label, point) for label, (point, _) in bases.items()}
+    places = {(trial.row, trial.seed): (label, trial) for label, (trial, _) in bases.items()}
     lines, behind = [], []
-    for point, record in neighbours:
-        label, base = places.get((point.row.rpartition(", ")[0], point.seed), ("", None))
+    for trial, record in neighbours:
+        label, base = places.get((trial.row.rpartition(", ")[0], trial.seed), ("", None))
         if base is None:
             continue
-        with np.load(kept_path(base, out)) as file, np.load(kept_path(point, out)) as other:
+        with np.load(kept_path(base, out)) as file, np.load(kept_path(trial, out)) as other:
             names = [name for name in ("dense", "rows") if name in file]
             found = distance(
                 file["losses"], other["losses"],
@@ -380,7 +385,7 @@ def _stability(
     ]
 
 
-def _claims(measured: Mapping[str, Record]) -> list[tuple[str, str, str]]:
+def _claims(measured: Mapping[str, Record]) -> list[Verdict]:
     found = []
     for label, one in measured.items():
         if "rescaled" not in one["sharpness"]:
@@ -389,13 +394,8 @@ def _claims(measured: Mapping[str, Record]) -> list[tuple[str, str, str]]:
         ratio, relative = (rescaled[name] / plain[name] for name in ("lambda_max", "relative lambda_max"))
         same = one["rescaling"]["largest change of a loss"] < 1e-9
         holds = same and abs(relative - 1) < 0.01 and not 0.5 < ratio < 2
-        found.append(
-            (
-                "holds" if holds else "does not hold",
-                f"{label}: rescaled layers are the same function with another sharpness, and the same relative one",
-                f"lambda_max times {ratio:.3g}, relative lambda_max times {relative:.4f}",
-            )
-        )
+        text = f"{label}: rescaled layers are the same function with another sharpness, and the same relative one"
+        found.append(verdict(text, holds, f"lambda_max times {ratio:.3g}, relative lambda_max times {relative:.4f}"))
     return found
 
 

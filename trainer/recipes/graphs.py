@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from trainer.recipes.parquet_file import write_table
 
 MAX_TITLES = 20
 """A word of more titles than this says little of any two of them."""
@@ -53,12 +56,16 @@ def cluster_edges(clusters: Mapping[int, int]) -> Edges:
 def write_edges(edges: Edges, path: Path) -> None:
     """Write ``source``, ``target``, each edge once, sorted."""
     pairs = sorted(edges)
-    table = pa.table({name: pa.array([pair[end] for pair in pairs], pa.int64())
-                      for end, name in enumerate(("source", "target"))})  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}")
-    pq.write_table(table, part)
-    part.rename(path)
+    columns = {name: pa.array([pair[end] for pair in pairs], pa.int64())
+               for end, name in enumerate(("source", "target"))}  # fmt: skip
+    write_table(pa.table(columns), path)
+
+
+def write_edges_by(rows: Path, column: str, edges_of: Callable[[dict[int, Any]], Edges], path: Path) -> None:
+    """Write the edges between the items of ``rows`` by a column of theirs, unless ``path`` is there."""
+    if not path.exists():
+        table = pq.read_table(rows, columns=["item", column])
+        write_edges(edges_of(dict(zip(*(values.to_pylist() for values in table.columns), strict=True))), path)
 
 
 def _within(groups: Iterable[Iterable[int]]) -> Edges:

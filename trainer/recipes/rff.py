@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,18 @@ from trainer.recipes import rff_task_2
 from trainer.recipes.next_item_task import MAX_EPOCHS, histories
 from trainer.recipes.pages import documents, published
 from trainer.recipes.pages.layout import facts
-from trainer.recipes.pages.section import Findings, Panel, Section
+from trainer.recipes.pages.section import Findings, Panel, Section, Verdict, verdict
 from trainer.recipes.rff_figures import (
-    Features,
     Judged,
     LabelTask,
     aligned,
+    deviation_claim,
     directions,
     features_of,
+    frozen_claim,
     percent,
     products,
+    representations,
     spread,
     unit,
 )
@@ -45,6 +48,8 @@ VARIANCES = (0.2, 0.4, 0.6, 0.8, 1.0)
 STEPS_PER_EPOCH = 242
 """988,129 training rows by 4096: a checkpoint after each epoch."""
 EPOCHS = 8
+FULL: dict[str, Any] = {"batch_size": 4096, "epochs": EPOCHS, "every_steps": STEPS_PER_EPOCH, "rate": 0.002}
+QUICK: dict[str, Any] = {"batch_size": 256, "epochs": 4, "every_steps": 43, "rate": 0.01}
 PRODUCTS = "<h, h'>"
 Runs = dict[int, dict[str, Array]]
 """What was kept of each run, by seed."""
@@ -52,33 +57,28 @@ Runs = dict[int, dict[str, Array]]
 
 def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
     """Return ``seeds`` independent runs of item2vec for each dimension; ``quick``: of one, on generated tastes."""
+    prepare = None
     if quick:
         tastes = data / "tastes.parquet"
         of = documents.dataset("tastes", tastes, {"rule": "rating >= 1"}, order="pos")
-        points = [
-            _point(of, QUICK_DIM, seed, batch_size=256, epochs=4, every_steps=43, rate=0.01) for seed in range(seeds)
-        ]
-        prepare = lambda: write_tastes(tastes)  # noqa: E731
+        dims: tuple[int, ...] = (QUICK_DIM,)
+        settings, prepare = QUICK, partial(write_tastes, tastes)
     else:
-        of = documents.dataset("ml1m_sequences", data / "ml1m.parquet", {"rule": "rating >= 1"}, order="pos")
-        points = [
-            _point(of, dim, seed, batch_size=4096, epochs=EPOCHS, every_steps=STEPS_PER_EPOCH)
-            for dim in (MAIN_DIM, *(dim for dim in DIMS if dim != MAIN_DIM))
-            for seed in range(seeds)
-        ]
-        prepare = None
+        of = documents.ml1m(data, {"rule": "rating >= 1"}, "ml1m_sequences", order="pos")
+        dims, settings = (MAIN_DIM, *(dim for dim in DIMS if dim != MAIN_DIM)), FULL
+    trials = [_trial(of, dim, seed, **settings) for dim in dims for seed in range(seeds)]
 
     def findings_of(of_recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -> Findings:
         by_dim: dict[int, tuple[Runs, list[dict[str, Any]]]] = {}
-        for point in of_recipe.points:
-            record = records.get(point.key)
+        for trial in of_recipe.trials:
+            record = records.get(trial.key)
             if record is None or record["state"] != "done":
                 continue
-            runs, behind = by_dim.setdefault(point.job.model.embedding_dim, ({}, []))
-            with np.load(kept_path(point, out)) as file:
-                runs[point.seed] = {name: file[name] for name in file.files}
+            runs, behind = by_dim.setdefault(trial.job.model.embedding_dim, ({}, []))
+            with np.load(kept_path(trial, out)) as file:
+                runs[trial.seed] = {name: file[name] for name in file.files}
             behind.append(record)
-        classes = TASTE_CLASSES if quick else _first_genres(data / "ml1m_movies.parquet")
+        classes = TASTE_CLASSES if quick else first_genres(data / "ml1m_movies.parquet")
         main_dim = QUICK_DIM if quick else MAIN_DIM
         found = findings(by_dim, classes, main_dim, is_published=not quick)
         if main_dim not in by_dim:
@@ -89,29 +89,23 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
         )
         return Findings((found.sections[0], section, *found.sections[1:]), (*found.claims, *claims))
 
-    return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, tuple(points), (), (), prepare, findings_of)
+    return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), (), (), prepare, findings_of)
 
 
-def _point(
-    of: Any, dim: int, seed: int, *, batch_size: int, epochs: int, every_steps: int, rate: float = 0.002
-) -> Trial:
-    spec = documents.job(
-        f"rff item2vec {dim}",
-        of,
-        model={
-            "kind": "item2vec", "embedding_dim": dim, "window": 3, "negatives": 3, "init": {"kind": "hash", "std": 0.1},
-        },
+def _trial(of: Any, dim: int, seed: int, *, batch_size: int, epochs: int, every_steps: int, rate: float) -> Trial:
+    init = {"kind": "hash", "std": 0.1}
+    return documents.trial(
+        "item2vec", f"d{dim}", "item2vec", of, measured_by="item_vectors", name=f"rff item2vec {dim}",
+        model={"kind": "item2vec", "embedding_dim": dim, "window": 3, "negatives": 3, "init": init},
         optimizer={"kind": "adam", "learning_rate": rate, "moments": "dense"},
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
+        epochs=epochs, batch_size=batch_size, seed=seed,
         evaluation=documents.LAST_ITEMS | {"metrics": ["hit_rate_10"]},
         checkpoint={"every_steps": every_steps, "keep_last": 2 * epochs},
     )  # fmt: skip
-    return Trial("item2vec", f"d{dim}", "item2vec", of, spec, after="item_vectors")
 
 
-def _first_genres(movies: Path) -> dict[int, str]:
+def first_genres(movies: Path) -> dict[int, str]:
+    """Return the first genre of each movie of MovieLens-1M."""
     table = pq.read_table(movies, columns=["item", "genres"])
     pairs = zip(table["item"].to_pylist(), table["genres"].to_pylist(), strict=True)
     return {item: genres.partition("|")[0] for item, genres in pairs}
@@ -140,7 +134,7 @@ def findings(
 
 def task_2(
     found: tuple[Runs, list[dict[str, Any]]], rows: Path, dim: int, memory: Path, max_epochs: int, *, is_published: bool
-) -> tuple[Section, list[rff_task_2.Verdict]]:
+) -> tuple[Section, list[Verdict]]:
     """Return the section of task 2 and its claims."""
     runs, behind = found
     vectors = [kept["vectors"][-1] for _, kept in sorted(runs.items())]
@@ -164,16 +158,7 @@ def _table(
     vectors, labels = _vectors(runs, classes)
     task = LabelTask(labels)
     turned = aligned(vectors) if len(vectors) > 1 else vectors
-    rows: dict[str, tuple[Sequence[Array], Features]] = {
-        f"h_{dim}": (vectors, unit),
-        f"avg(h_{dim})": ([np.mean(directions(vectors), axis=0)], unit),
-        f"phi_{dim}": (vectors, features_of(dim, dim, 1.0)),
-        f"phi_{2 * dim}": (vectors, features_of(dim, 2 * dim, 1.0)),
-        f"h_{dim}, aligned": (turned, unit),
-        f"avg(h_{dim}), aligned": ([np.mean(directions(turned), axis=0)], unit),
-        f"phi_{dim}, aligned": (turned, features_of(dim, dim, 1.0)),
-        f"phi_{2 * dim}, aligned": (turned, features_of(dim, 2 * dim, 1.0)),
-    }
+    rows = representations(vectors, dim) | representations(turned, dim, ", aligned")
     judged = {name: task.judge(of_runs, features) for name, (of_runs, features) in rows.items()}
     lines = []
     for name, one in judged.items():
@@ -276,48 +261,31 @@ def _sensitivity(
 
 def _claims(
     judged: Mapping[str, Judged], shares: Mapping[str, float], dim: int, *, is_published: bool
-) -> list[tuple[str, str, str]]:
-    found = []
-    if shares:
-        found.append(
-            _claim(
-                "directions are drawn anew by every run, their products are not: products vary less than half as much",
-                shares[PRODUCTS] < 0.5 * shares["h"],
-                f"{shares[PRODUCTS]:.3f} of their mean square, coordinates {shares['h']:.3f}",
-            )
-        )
-        plain, turned = judged[f"h_{dim}"], judged[f"h_{dim}, aligned"]
-        kept, lost = (statistics.fmean(one.frozen) / statistics.fmean(one.accuracy) for one in (turned, plain))
-        found.append(
-            _claim(
-                "a consumer fitted on one run keeps nine tenths of its accuracy on aligned vectors of the others, and "
-                "not on vectors as they are",
-                kept >= 0.9 > lost,
-                f"{100 * kept:.0f} % aligned, {100 * lost:.0f} % as they are",
-            )
-        )
-    if shares and is_published:
-        first, second = (statistics.stdev(judged[name].accuracy) for name in (f"h_{dim}", f"phi_{dim}"))
-        found.append(
-            _claim(
-                f"published: phi_{dim} has a tenth of the standard deviation of h_{dim}",
-                second <= 0.1 * first,
-                f"{100 * second:.2f} against {100 * first:.2f} per cent",
-            )
-        )
-        wide, plain_accuracy = (statistics.fmean(judged[name].accuracy) for name in (f"phi_{2 * dim}", f"h_{dim}"))
-        found.append(
-            _claim(
-                f"published: phi_{2 * dim} is far above h_{dim} (+20.95)",
-                wide >= plain_accuracy + 0.1,
-                f"{100 * (wide - plain_accuracy):+.2f} per cent",
-            )
-        )
-    return found
-
-
-def _claim(text: str, holds: bool, measured: str) -> tuple[str, str, str]:
-    return ("holds" if holds else "does not hold", text, measured)
+) -> list[Verdict]:
+    if not shares:
+        return []
+    plain, turned = judged[f"h_{dim}"], judged[f"h_{dim}, aligned"]
+    share, plain_share = (statistics.fmean(one.frozen) / statistics.fmean(one.accuracy) for one in (turned, plain))
+    claims = [
+        verdict(
+            "directions are drawn anew by every run, their products are not: products vary less than half as much",
+            shares[PRODUCTS] < 0.5 * shares["h"],
+            f"{shares[PRODUCTS]:.3f} of their mean square, coordinates {shares['h']:.3f}",
+        ),
+        frozen_claim(
+            "a consumer fitted on one run keeps nine tenths of its accuracy on aligned vectors of the others, and "
+            "not on vectors as they are",
+            share,
+            plain_share,
+        ),
+    ]
+    if is_published:
+        text = f"published: phi_{dim} has a tenth of the standard deviation of h_{dim}"
+        claims.append(deviation_claim(text, judged[f"phi_{dim}"].accuracy, plain.accuracy))
+        gain = statistics.fmean(judged[f"phi_{2 * dim}"].accuracy) - statistics.fmean(plain.accuracy)
+        text = f"published: phi_{2 * dim} is far above h_{dim} (+20.95)"
+        claims.append(verdict(text, gain >= 0.1, f"{100 * gain:+.2f} per cent"))
+    return claims
 
 
 _TITLE = "Random Fourier features of item vectors, before a downstream task"

@@ -14,6 +14,7 @@ from embeddings.refresh.procrustes import procrustes, rotate
 from embeddings.rff import RandomFourierFeatures
 from embeddings.vectors.item_vectors import Array, unit_rows
 from trainer.recipes.pages.layout import NOT_RUN
+from trainer.recipes.pages.section import Verdict, verdict
 
 NUM_STEPS = 300
 """Of the regression: more change the third decimal of an accuracy."""
@@ -142,3 +143,25 @@ class LabelTask:
 def aligned(runs: Sequence[Array]) -> list[Array]:
     """Return every run turned onto the first by orthogonal Procrustes."""
     return [runs[0], *(rotate(vectors, procrustes(vectors, runs[0])) for vectors in runs[1:])]
+
+
+def representations(runs: Sequence[Array], dim: int, suffix: str = "") -> dict[str, tuple[Sequence[Array], Features]]:
+    """Return the rows of the paper's table 1, (vectors [n, dim] of each run, what a consumer reads of them) by name."""
+    return {
+        f"h_{dim}{suffix}": (runs, unit),
+        f"avg(h_{dim}){suffix}": ([np.mean(directions(runs), axis=0)], unit),
+        f"phi_{dim}{suffix}": (runs, features_of(dim, dim, 1.0)),
+        f"phi_{2 * dim}{suffix}": (runs, features_of(dim, 2 * dim, 1.0)),
+    }
+
+
+def frozen_claim(text: str, aligned_share: float, plain_share: float) -> Verdict:
+    """Judge that a consumer keeps nine tenths on aligned vectors of other runs, and not on vectors as they are."""
+    measured = f"{100 * aligned_share:.0f} % aligned, {100 * plain_share:.0f} % as they are"
+    return verdict(text, aligned_share >= 0.9 > plain_share, measured)
+
+
+def deviation_claim(text: str, phi: Sequence[float], plain: Sequence[float]) -> Verdict:
+    """Judge that features have a tenth of the standard deviation of the vectors themselves."""
+    second, first = statistics.stdev(phi), statistics.stdev(plain)
+    return verdict(text, second <= 0.1 * first, f"{100 * second:.2f} against {100 * first:.2f} per cent")

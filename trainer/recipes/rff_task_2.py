@@ -18,10 +18,8 @@ from trainer.recipes import next_item_task
 from trainer.recipes.next_item_task import Histories, NextItem, judge_runs
 from trainer.recipes.pages import published
 from trainer.recipes.pages.layout import facts
-from trainer.recipes.pages.section import Section
-from trainer.recipes.rff_figures import Features, directions, features_of, percent, unit
-
-Verdict = tuple[str, str, str]
+from trainer.recipes.pages.section import Section, Verdict, verdict
+from trainer.recipes.rff_figures import Features, deviation_claim, frozen_claim, percent, representations
 
 
 def section_of(
@@ -39,14 +37,9 @@ def section_of(
     ``runs``: vectors [n, dim] of each. ``memory``: a folder of what was judged before, since a report may be made again
     and consumers take minutes.
     """
-    rows: dict[str, tuple[Sequence[Array], Features]] = {
-        f"h_{dim}": (runs, unit),
-        f"avg(h_{dim})": ([np.mean(directions(runs), axis=0)], unit),
-        f"phi_{dim}": (runs, features_of(dim, dim, 1.0)),
-        f"phi_{2 * dim}": (runs, features_of(dim, 2 * dim, 1.0)),
-    }
     judged = {
-        name: _judged(name, of_runs, features, of, memory, max_epochs) for name, (of_runs, features) in rows.items()
+        name: _judged(name, of_runs, features, of, memory, max_epochs)
+        for name, (of_runs, features) in representations(runs, dim).items()
     }
     lines = []
     for name, one in judged.items():
@@ -78,35 +71,21 @@ def claims_of(judged: Mapping[str, NextItem], dim: int, *, is_published: bool) -
     if not plain.frozen:
         return []
     mean = statistics.fmean(plain.recall)
-    kept, lost = statistics.fmean(plain.frozen_aligned) / mean, statistics.fmean(plain.frozen) / mean
-    found = [
-        _claim(
+    claims = [
+        frozen_claim(
             "task 2: a consumer fitted on one run keeps nine tenths of its recall on aligned vectors of the others, "
             "and not on vectors as they are",
-            kept >= 0.9 > lost,
-            f"{100 * kept:.0f} % aligned, {100 * lost:.0f} % as they are",
+            statistics.fmean(plain.frozen_aligned) / mean,
+            statistics.fmean(plain.frozen) / mean,
         )
     ]
     if is_published:
-        first, second = (statistics.stdev(one.recall) for one in (plain, phi))
-        found.append(
-            _claim(
-                f"published, task 2: phi_{dim} has a tenth of the standard deviation of h_{dim}",
-                second <= 0.1 * first,
-                f"{100 * second:.2f} against {100 * first:.2f} per cent",
-            )
-        )
+        text = f"published, task 2: phi_{dim} has a tenth of the standard deviation of h_{dim}"
+        claims.append(deviation_claim(text, phi.recall, plain.recall))
         gain = statistics.fmean(judged[f"phi_{2 * dim}"].recall) - mean
-        found.append(
-            _claim(
-                f"published, task 2: phi_{2 * dim} is above h_{dim} (+4.75)", gain > 0, f"{100 * gain:+.2f} per cent"
-            )
-        )
-    return found
-
-
-def _claim(text: str, holds: bool, measured: str) -> Verdict:
-    return ("holds" if holds else "does not hold", text, measured)
+        text = f"published, task 2: phi_{2 * dim} is above h_{dim} (+4.75)"
+        claims.append(verdict(text, gain > 0, f"{100 * gain:+.2f} per cent"))
+    return claims
 
 
 def _judged(

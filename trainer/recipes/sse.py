@@ -15,6 +15,7 @@ from trainer.recipes import graphs
 from trainer.recipes.pages import documents, published
 from trainer.recipes.pages.figures import Figures
 from trainer.recipes.pages.section import Findings
+from trainer.recipes.parquet_file import write_table
 from trainer.recipes.trials.speed import speed
 from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.spec import DatasetSpec
@@ -35,40 +36,36 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
     if quick:
         return _quick(data, seeds, rows)
     parts = (_ml1m, partial(_movies, rows), partial(_few, rows), _douban, _epinions, _bpr, _gowalla, _sasrec, _beauty)
-    points = [point for seed in range(seeds) for part in parts for point in part(data, seed)]
+    trials = [trial for seed in range(seeds) for part in parts for trial in part(data, seed)]
     prepare = partial(_write, data, rows)
-    return Recipe("sse", _TITLE, _SOURCE, _PROTOCOL, tuple(points), _TABLES, _CLAIMS, prepare, _findings)
+    return Recipe("sse", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), _TABLES, _CLAIMS, prepare, _findings)
+
+
+MF: dict[str, Any] = {
+    "evaluation": documents.RANDOM, "rate": 0.01, "batch_size": 256, "epochs": 60, "biases": True,
+}  # fmt: skip
 
 
 def _mf(
-    table: str, row: str, of: DatasetSpec, seed: int, dim: int, l2: float, evaluation: dict[str, Any],
-    sse: dict[str, Any] | None = None, rate: float = 0.01, batch_size: int = 256, epochs: int = 60, biases: bool = True,
-    **regularizers: Any,
+    table: str, row: str, of: DatasetSpec, seed: int, dim: int, l2: float, sse: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> Trial:  # fmt: skip
     """Return SGD-MF as the paper writes it, p <- p + rate (e q - l2 p) for each rating.
 
     A step is the mean over its batch of the gradient of e^2 + l2 |p|^2, so that its rate is that of a rating times half
-    the batch.
+    the batch. ``changes``: of MF, and more regularizers.
     """
-    spec = documents.job(
-        f"{table} {row}",
-        of,
-        model={
-            "kind": "mf",
-            "embedding_dim": dim,
-            "loss": "mse",
-            "init": {"kind": "hash", "std": 0.1},
-            "biases": biases,
-        },
-        optimizer={"kind": "sgd", "learning_rate": rate * batch_size / 2},
-        regularizers={"l2": l2, **FEW, **regularizers},
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-        evaluation=evaluation,
-        **({"sse": sse} if sse else {}),
-    )
-    return Trial(table, "mf", row, of, spec)
+    settings = MF | changes
+    more = {name: value for name, value in changes.items() if name not in MF}
+    init = {"kind": "hash", "std": 0.1}
+    return documents.trial(
+        table, "mf", row, of,
+        model={"kind": "mf", "embedding_dim": dim, "loss": "mse", "init": init, "biases": settings["biases"]},
+        optimizer={"kind": "sgd", "learning_rate": settings["rate"] * settings["batch_size"] / 2},
+        regularizers={"l2": l2, **FEW, **more}, seed=seed,
+        **{name: settings[name] for name in ("epochs", "batch_size", "evaluation")},
+        sse=sse or None,
+    )  # fmt: skip
 
 
 NO_BIASES: dict[str, Any] = {
@@ -81,7 +78,7 @@ Variants = tuple[tuple[str, dict[str, Any] | None, dict[str, Any]], ...]
 
 
 def _ml1m(data: Path, seed: int) -> Iterator[Trial]:
-    of = documents.dataset("ml1m_ratings", data / "ml1m.parquet", {"value": "rating"})
+    of = documents.ml1m(data, {"value": "rating"}, "ml1m_ratings")
     variants: Variants = (
         ("MF", None, {}),
         ("Dropout + MF", None, DROP),
@@ -90,7 +87,7 @@ def _ml1m(data: Path, seed: int) -> Iterator[Trial]:
         ("SSE-SE + MF, no biases", both(0.005), NO_BIASES),
     )
     for row, sse, more in variants:
-        yield _mf("ml1m", row, of, seed, 100, 0.1, documents.RANDOM, sse, **more)
+        yield _mf("ml1m", row, of, seed, 100, 0.1, sse, **more)
 
 
 def _movie_graphs(rows: Path) -> dict[str, Any]:
@@ -102,9 +99,9 @@ def _movie_graphs(rows: Path) -> dict[str, Any]:
 
 def _movies(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
     """Yield SSE-Graph by what the movies themselves share; the paper's graph is of their cast."""
-    of = documents.dataset("ml1m_ratings", data / "ml1m.parquet", {"value": "rating"}, graphs=_movie_graphs(rows))
+    of = documents.ml1m(data, {"value": "rating"}, "ml1m_ratings", graphs=_movie_graphs(rows))
     for name in ("genres", "titles"):
-        yield _mf("ml1m", f"SSE-Graph ({name}) + MF", of, seed, 100, 0.1, documents.RANDOM, _by_graph(name))
+        yield _mf("ml1m", f"SSE-Graph ({name}) + MF", of, seed, 100, 0.1, _by_graph(name))
 
 
 def _by_graph(name: str) -> dict[str, Any]:
@@ -116,34 +113,32 @@ def _few(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
     few = rows / "ml1m_few.parquet"
     plain = documents.dataset("ml1m_few", few, {"value": "rating"})
     of = documents.dataset("ml1m_few", few, {"value": "rating"}, graphs=_movie_graphs(rows))
-    laplacian: dict[str, Any] = {"laplacian": {"feature": "item", "graph": "genres", "strength": 0.01}}
-    yield _mf("ml1m_few", "MF", plain, seed, 10, 0.1, documents.RANDOM)
-    yield _mf("ml1m_few", "Graph Laplacian + MF", of, seed, 10, 0.1, documents.RANDOM, **laplacian)
-    yield _mf("ml1m_few", "SSE-SE + MF", plain, seed, 10, 0.1, documents.RANDOM, both(0.005))
+    laplacian = {"laplacian": {"feature": "item", "graph": "genres", "strength": 0.01}}
     # Of products alone a row that is seldom trained has not learned even the mean, which rows swapped for it tell it.
-    for row, sse in (("MF", None), ("SSE-SE + MF", both(0.005)), ("SSE-SE (p .05) + MF", both(0.05))):
-        yield _mf("ml1m_few", f"{row}, no biases", plain, seed, 10, 0.1, documents.RANDOM, sse, biases=False)
-    for name in ("genres", "titles"):
-        yield _mf("ml1m_few", f"SSE-Graph ({name}) + MF", of, seed, 10, 0.1, documents.RANDOM, _by_graph(name))
+    products = {"biases": False}
+    variants: Variants = (
+        ("MF", None, {}),
+        ("Graph Laplacian + MF", None, laplacian),
+        ("SSE-SE + MF", both(0.005), {}),
+        ("MF, no biases", None, products),
+        ("SSE-SE + MF, no biases", both(0.005), products),
+        ("SSE-SE (p .05) + MF, no biases", both(0.05), products),
+        *((f"SSE-Graph ({name}) + MF", _by_graph(name), {}) for name in ("genres", "titles")),
+    )
+    for row, sse, more in variants:
+        yield _mf("ml1m_few", row, of if "Graph" in row else plain, seed, 10, 0.1, sse, **more)
 
 
 def _write(data: Path, rows: Path) -> None:
     """Write the graphs of movies, and the rows of users with few ratings; what is there already stays."""
-    edges = {"genres": graphs.genre_edges, "titles": graphs.title_edges}
-    columns = {"genres": "genres", "titles": "title"}
-    for name, path in ((name, rows / f"ml1m_{name}.parquet") for name in edges):
-        if not path.exists():
-            table = pq.read_table(data / "ml1m_movies.parquet", columns=["item", columns[name]])
-            movies = dict(zip(table["item"].to_pylist(), table[columns[name]].to_pylist(), strict=True))
-            graphs.write_edges(edges[name](movies), path)
+    for name, column, edges in (("genres", "genres", graphs.genre_edges), ("titles", "title", graphs.title_edges)):
+        graphs.write_edges_by(data / "ml1m_movies.parquet", column, edges, rows / f"ml1m_{name}.parquet")
     few = rows / "ml1m_few.parquet"
     if not few.exists():
         ratings = pq.read_table(data / "ml1m.parquet", columns=["user", "item", "rating"])
         counts = ratings.group_by("user").aggregate([("item", "count")])
-        kept = counts.filter(pc.less(counts["item_count"], 60))["user"]
-        part = few.with_name(f".{few.name}")
-        pq.write_table(ratings.filter(pc.is_in(ratings["user"], value_set=kept.combine_chunks())), part)
-        part.rename(few)
+        users = counts.filter(pc.less(counts["item_count"], 60))["user"].combine_chunks()
+        write_table(ratings.filter(pc.is_in(ratings["user"], value_set=users)), few)
 
 
 def _douban(data: Path, seed: int) -> Iterator[Trial]:
@@ -156,11 +151,11 @@ def _douban(data: Path, seed: int) -> Iterator[Trial]:
         ("SSE-SE + Dropout + MF", both(0.005), DROP | {"rate": 0.005}),
     )
     for row, sse, more in variants:
-        yield _mf("douban", row, of, seed, 10, 0.08, by_column, sse, batch_size=64, **more)
+        yield _mf("douban", row, of, seed, 10, 0.08, sse, evaluation=by_column, batch_size=64, **more)
 
 
 def _epinions(data: Path, seed: int) -> Iterator[Trial]:
-    of = documents.epinions_ratings(data)
+    of = documents.dataset("epinions_ratings", data / "epinions.parquet", {"value": "rating"}, graphs=documents.TRUST)
     trusted = {"user": {"probability": 0.01, "graph": "trust", "rho": 200}, "item": {"probability": 0.01}}
     laplacian = {"laplacian": {"feature": "user", "graph": "trust", "strength": 0.01}}
     variants: Variants = (
@@ -170,41 +165,38 @@ def _epinions(data: Path, seed: int) -> Iterator[Trial]:
         ("SSE-Graph + MF", trusted, {}),
     )
     for row, sse, more in variants:
-        yield _mf("epinions", row, of, seed, 10, 0.1, documents.RANDOM, sse, **more)
+        yield _mf("epinions", row, of, seed, 10, 0.1, sse, **more)
 
 
-def _pairwise(table: str, row: str, of: DatasetSpec, seed: int, evaluation: dict[str, Any], **fields: Any) -> Trial:
-    spec = documents.job(
-        f"{table} {row}",
-        of,
-        model={"kind": "bpr", "embedding_dim": 64, "init": {"kind": "hash", "std": 0.1}},
-        optimizer={"kind": "adam", "learning_rate": 0.001},
-        epochs=40,
-        batch_size=2048,
-        seed=seed,
-        evaluation=evaluation,
-        **fields,
+def _pairwise(table: str, of: DatasetSpec, seed: int, watched: str, evaluation: dict[str, Any]) -> Iterator[Trial]:
+    """Yield BPR, with dropout where the paper has it, and with SSE-SE."""
+    regularizers = {"early_stopping": {"metric": watched, "patience": 3}, "l2": 0.001}
+    variants: Variants = (
+        ("BPR", None, {}),
+        ("Dropout + BPR", None, {"dropout": 0.1}),
+        ("SSE-SE + BPR", both(0.01), {}),
     )
-    return Trial(table, "bpr", row, of, spec)
+    for row, sse, more in variants:
+        if table == "ml1m_bpr" or not more:
+            yield documents.trial(
+                table, "bpr", row, of,
+                model={"kind": "bpr", "embedding_dim": 64, "init": {"kind": "hash", "std": 0.1}},
+                optimizer={"kind": "adam", "learning_rate": 0.001}, regularizers=regularizers | more,
+                epochs=40, batch_size=2048, seed=seed, evaluation=evaluation, sse=sse or None,
+            )  # fmt: skip
 
 
 def _bpr(data: Path, seed: int) -> Iterator[Trial]:
-    of = documents.dataset("ml1m", data / "ml1m.parquet", {"rule": "rating >= 4"}, order="pos")
-    watched = {"early_stopping": {"metric": "precision_5_full", "patience": 3}, "l2": 0.001}
+    of = documents.ml1m(data, {"rule": "rating >= 4"}, order="pos")
     evaluation = documents.RANDOM | {"metrics": [f"precision_{k}_full" for k in (1, 5, 10)]}
-    yield _pairwise("ml1m_bpr", "BPR", of, seed, evaluation, regularizers=watched)
-    yield _pairwise("ml1m_bpr", "Dropout + BPR", of, seed, evaluation, regularizers=watched | {"dropout": 0.1})
-    yield _pairwise("ml1m_bpr", "SSE-SE + BPR", of, seed, evaluation, regularizers=watched, sse=both(0.01))
+    return _pairwise("ml1m_bpr", of, seed, "precision_5_full", evaluation)
 
 
 def _gowalla(data: Path, seed: int) -> Iterator[Trial]:
-    negatives = {"per_positive": 1, "of": "item", "distribution": "uniform", "seed": 7}
-    of = documents.dataset("gowalla", data / "gowalla.parquet", {"negatives": negatives})
-    watched = {"early_stopping": {"metric": "recall_20_full", "patience": 3}, "l2": 0.001}
+    of = documents.dataset("gowalla", data / "gowalla.parquet", documents.NEGATIVES)
     split = {"kind": "column", "column": "is_test"}
     evaluation = {"split": split, "metrics": ["recall_20_full", "ndcg_20_full"]}
-    yield _pairwise("gowalla", "BPR", of, seed, evaluation, regularizers=watched)
-    yield _pairwise("gowalla", "SSE-SE + BPR", of, seed, evaluation, regularizers=watched, sse=both(0.01))
+    return _pairwise("gowalla", of, seed, "recall_20_full", evaluation)
 
 
 SASREC: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -216,12 +208,12 @@ SASREC: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def _sasrec(data: Path, seed: int) -> Iterator[Trial]:
-    of = documents.dataset("ml1m_sequences", data / "ml1m.parquet", {"rule": "rating >= 1"}, order="pos")
+    of = documents.ml1m(data, {"rule": "rating >= 1"}, "ml1m_sequences", order="pos")
     return _sequences("ml1m_sasrec", of, seed, dim=100, dropouts=(0.1, 0.2), epochs=80)
 
 
 def _beauty(data: Path, seed: int) -> Iterator[Trial]:
-    of = documents.amazon_beauty(data)
+    of = documents.dataset("amazon_beauty", data / "amazon_beauty.parquet", documents.NEGATIVES, order="pos")
     return _sequences("beauty_sasrec", of, seed, dim=50, dropouts=(0.5,), epochs=40)
 
 
@@ -230,20 +222,15 @@ def _sequences(
 ) -> Iterator[Trial]:
     """Yield every method with each rate of dropout, of which the validation split takes one for each."""
     for (row, sse), dropout in itertools.product(SASREC, dropouts):
-        tried = f"dropout {dropout:g}" if len(dropouts) > 1 else ""
-        spec = documents.job(
-            f"{table} {row} {tried}",
-            of,
+        yield documents.trial(
+            table, "sasrec", row, of, tried=f"dropout {dropout:g}" if len(dropouts) > 1 else "",
             model={"kind": "sasrec", "embedding_dim": dim, "length": 50, "blocks": 2, "heads": 1, "negatives": 1},
             optimizer={"kind": "adam", "learning_rate": 0.001},
             regularizers={"dropout": dropout, "early_stopping": {"metric": "ndcg_10", "patience": 5}},
-            epochs=epochs,
-            batch_size=128,
-            seed=seed,
+            epochs=epochs, batch_size=128, seed=seed,
             evaluation=documents.LAST_ITEMS | {"metrics": ["auc", "ndcg_10", "hit_rate_10"]},
-            **({"sse": sse} if sse else {}),
-        )
-        yield Trial(table, "sasrec", row, of, spec, tried)
+            sse=sse or None,
+        )  # fmt: skip
 
 
 RMSE = (Column("RMSE", "mf", "rmse"),)
@@ -322,8 +309,8 @@ def _quick(data: Path, seeds: int, rows: Path) -> Recipe:
     near = {"near": {"uri": str(edges), "source": "source", "target": "target", "of": "item"}}
     of = documents.dataset("clicks", data / "clicklog", {"value": "click"}, graphs=near)
     by_graph = both(0.2) | {"item": {"probability": 0.2, "graph": "near", "rho": 50}}
-    points = tuple(
-        _mf("quick", row, of, seed, 8, 0.02, documents.RANDOM, sse, batch_size=64, epochs=8)
+    trials = tuple(
+        _mf("quick", row, of, seed, 8, 0.02, sse, batch_size=64, epochs=8)
         for seed in range(seeds)
         for row, sse in (("MF", None), ("SSE-SE + MF", both(0.2)), ("SSE-Graph + MF", by_graph))
     )
@@ -334,16 +321,8 @@ def _quick(data: Path, seeds: int, rows: Path) -> Recipe:
         Claim(f"{row} is below plain MF", "quick", "mf", (f"{row} + MF", "best"), ("MF", "best"), 0.0)
         for row in ("SSE-SE", "SSE-Graph")
     )
-    prepare = partial(_write_clusters, data / "clicklog", edges)
-    return Recipe("sse", _TITLE, _SOURCE, _PROTOCOL, points, (table,), claims, prepare, _findings)
-
-
-def _write_clusters(log: Path, path: Path) -> None:
-    if not path.exists():
-        table = pq.read_table(log, columns=["item", "cluster"])
-        graphs.write_edges(
-            graphs.cluster_edges(dict(zip(table["item"].to_pylist(), table["cluster"].to_pylist(), strict=True))), path
-        )
+    prepare = partial(graphs.write_edges_by, data / "clicklog", "cluster", graphs.cluster_edges, edges)
+    return Recipe("sse", _TITLE, _SOURCE, _PROTOCOL, trials, (table,), claims, prepare, _findings)
 
 
 _TITLE = "Stochastic Shared Embeddings: matrix factorization, BPR, SASRec"

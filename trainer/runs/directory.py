@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from embeddings.durable_files import write_json
 from trainer.runs.failures import LeaseLostError
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset, parse_job
+from trainer.spec.problems import FieldProblem, InvalidFieldsError
 
 RUN_FILE = "run.json"
 CANCEL_FILE = "cancel"
@@ -161,18 +162,18 @@ def read_run(directory: Path | str) -> Run:
     try:
         document = json.loads((folder / RUN_FILE).read_text("utf-8"))
     except OSError as error:
-        raise SpecError(where, [("", f"cannot be read: {error.strerror or error}")]) from None
+        raise SpecError(where, [FieldProblem("", f"cannot be read: {error.strerror or error}")]) from None
     except ValueError as error:
-        raise SpecError(where, [("", f"is not JSON: {error}")]) from None
+        raise SpecError(where, [FieldProblem("", f"is not JSON: {error}")]) from None
     missing = [name for name in ("run_id", "job", "dataset", "store_url") if name not in document]
     if missing:
-        raise SpecError(where, [(name, "is missing") for name in missing])
+        raise SpecError(where, [FieldProblem(name, "is missing") for name in missing])
     dataset = parse_dataset(document["dataset"], where)
     job = parse_job(document["job"], where)
     try:
         job.against(dataset)
-    except ValueError as error:
-        raise SpecError(where, [("", str(error))]) from None
+    except InvalidFieldsError as error:
+        raise SpecError(where, error.problems) from None
     return Run(
         directory=folder,
         run_id=str(document["run_id"]),

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from trainer.data.columns import values
 from trainer.data.columns.vocabulary import DistinctIds
@@ -17,17 +16,15 @@ from trainer.data.prepare.encode import ids_of
 from trainer.data.prepare.graphs import edge_files
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.writing import NUM_SPECIAL_ROWS
-from trainer.data.sources.locations import opened
 from trainer.sizing.memory import (
     FLOAT_BYTES,
     RUN_BYTES,
     RankMemory,
-    arithmetic,
-    memory_problem,
     rank_memory,
     sequence_ids,
     size_of,
 )
+from trainer.sizing.memory_limit import arithmetic, memory_problem
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.models.sequences import PieceSpec
 
@@ -63,9 +60,8 @@ def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]
     found = {}
     for name, edges in edge_files(dataset, job).items():
         source = edges.source
-        if source.format == "parquet":
-            count = sum(pq.read_metadata(opened(file.path)).num_rows for file in source.files)
-        else:
+        count = source.reader.num_rows()
+        if count is None:
             count = sum(len(chunk) for chunk in source.stream(edges.columns))
         found[name] = edges.table, count
     return found
@@ -148,7 +144,7 @@ def too_large(job: JobSpec, found: Estimate, machine_bytes: int | None) -> tuple
     """Return (what does not fit, with the arithmetic; the remedy), or None.
 
     A bound on rows is no reason to refuse: the run counts them, and refuses then what does not fit. The arguments are
-    those of :func:`trainer.sizing.memory.memory_problem`.
+    those of :func:`trainer.sizing.memory_limit.memory_problem`.
     """
     return memory_problem(job, found.memory, machine_bytes) if found.exact else None
 
@@ -168,7 +164,7 @@ def _seconds_per_step(job: JobSpec, ids: Mapping[str, float]) -> float:
 
 def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
     """Return rows, distinct ids per table, and whether they were counted."""
-    num_rows = _rows_from_footers(plan)
+    num_rows = plan.source.reader.num_rows()
     if num_rows is not None and num_rows > EXACT_ROWS and plan.source.window is None:
         return num_rows, _bounds(plan, num_rows), False
     distinct = {table: DistinctIds(plan.kinds[table]) for table in plan.trained_tables}
@@ -184,12 +180,6 @@ def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
     return counted, {table: len(found.sorted()) for table, found in distinct.items()}, True
 
 
-def _rows_from_footers(plan: DataPlan) -> int | None:
-    if plan.source.format != "parquet":
-        return None
-    return sum(pq.read_metadata(opened(file.path)).num_rows for file in plan.source.files)
-
-
 def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:
     """Return bounds on distinct ids: the rows, and for integers max - min + 1 of the files' statistics."""
     bounds = dict.fromkeys(plan.trained_tables, 0)
@@ -201,25 +191,7 @@ def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:
     for use in plan.uses:
         if use.domain in bounds:
             type_: pa.DataType = plan.source.column_type(use.column)
-            span = (
-                _span(plan, use.column) if pa.types.is_integer(values.element_type(type_)) and not use.is_list else None
-            )
+            counts = pa.types.is_integer(values.element_type(type_)) and not use.is_list
+            span = plan.source.reader.integer_span(use.column) if counts else None
             bounds[use.domain] += min(num_rows, span) if span is not None else num_rows
     return bounds
-
-
-def _span(plan: DataPlan, column: str) -> int | None:
-    low: list[int] = []
-    high: list[int] = []
-    for file in plan.source.files:
-        metadata = pq.read_metadata(opened(file.path))
-        for group in range(metadata.num_row_groups):
-            for number in range(metadata.num_columns):
-                chunk = metadata.row_group(group).column(number)
-                if chunk.path_in_schema != column:
-                    continue
-                if chunk.statistics is None or not chunk.statistics.has_min_max:
-                    return None
-                low.append(chunk.statistics.min)
-                high.append(chunk.statistics.max)
-    return max(high) - min(low) + 1 if low else None

@@ -6,7 +6,7 @@ A row costs its weights, the state of the row optimizer and the step of its last
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import psutil
 
 from embeddings.kernels.fbgemm.placement import FOR_TABLES, Placement, place
 from embeddings.optim.registry import KINDS
+from embeddings.tables.shardings import ROW_WISE, SHARDINGS
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.models.sequences import SequenceSpec
@@ -33,9 +34,6 @@ COUNTERS_PER_ROW_BYTES = 64
 # prepares; on a cluster the processes of Ray's head.
 PROCESS_BYTES = 900 * 2**20
 RUN_BYTES = 700 * 2**20
-# On one host; on several a table that is split within a host takes more of its ranks.
-_BY_ROWS = ("row_wise", "table_row_wise", "grid")
-_BY_COLUMNS = ("column_wise", "table_column_wise")
 # Evaluation looks up batches of this size on each rank (trainer.evaluation.evaluator), training the global batch.
 EVALUATION_BATCH_SIZE = 8192
 # Rankings of all items score so many at once, of so many users (trainer.evaluation.full_ranking).
@@ -193,9 +191,38 @@ def rank_memory(
         graphs: for each graph of SSE, its table and number of edges.
         gpu_bytes: what the GPU of each rank has, where that is known (:func:`trainer.sizing.gpus.known_gpu_bytes`).
     """
-    workers, kind = job.resources.num_workers, job.optimizer.kind
+    kind, sam = job.optimizer.kind, job.regularizers.sam
     ids, rows = growing_bytes(job, rows), table_rows(job, rows)
-    # Whole tables go to the rank that holds least, largest first: what the planner's balance comes to.
+    by_table, tables, shapes = _fullest_rank(job, rows)
+    size = size_of(job, ids_per_example)
+    batches = _lookups(job, rows, ids_per_example) + _activations(size, _samples_kept(job))
+    batches += _sam(job, rows, sum(ids_per_example.values()), by_table) + _in_batch_scores(job) + _rankings(job, rows)
+    on_gpu = job.resources.gpus_per_worker > 0
+    return RankMemory(
+        by_table=by_table,
+        tables=tables,
+        copies=tables if job.checkpoint.asynchronous else max((t.per_rank for t in by_table.values()), default=0),
+        batches=batches,
+        # Weight, gradient, and two moments; with SAM the weight once more.
+        dense=(4 if sam is None else 5) * size.parameters * FLOAT_BYTES,
+        graphs=_graphs(rows, graphs or {}),
+        ids=ids,
+        exchange=_exchange(job, rows, ids_per_example, size),
+        kept=0 if on_gpu else min(KEPT_BYTES, batches),
+        on_gpu=on_gpu,
+        gpu_bytes=gpu_bytes if on_gpu else None,
+        placed=place(shapes, *state_counts(kind), int(FOR_TABLES * gpu_bytes))
+        if on_gpu and gpu_bytes is not None and job.kernel == "fbgemm" and shapes
+        else None,
+    )
+
+
+def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, TableBytes], int, list[tuple[int, int]]]:
+    """Return the bytes of each table; and of the rank that holds most, its bytes and the shapes of what it holds.
+
+    Whole tables go to the rank that holds least, largest first: what the planner's balance comes to.
+    """
+    workers, kind = job.resources.num_workers, job.optimizer.kind
     loads = [0] * workers
     shapes: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
     by_table: dict[str, TableBytes] = {}
@@ -217,46 +244,55 @@ def rank_memory(
         emptiest = loads.index(min(loads))
         loads[emptiest] += share
         shapes[emptiest].append(shape)
-    tables = max(loads)
-    fullest = shapes[loads.index(tables)]
-    lookups, dim = sum(ids_per_example.values()), max((job.model.table_columns(name) for name in rows), default=0)
-    # A part of a batch is looked up and differentiated at a time; its ids and the gradient of what they gave stay.
-    part = -(-job.batch_size // job.micro_batches)
-    at_once, whole_batch = max(part, EVALUATION_BATCH_SIZE), max(job.batch_size, EVALUATION_BATCH_SIZE)
-    outputs = lookups if job.model.kind == "din" else len(ids_per_example)
-    blocks = int(((BLOCKS_PER_FEATURE - 1) * at_once + whole_batch) * outputs * dim * FLOAT_BYTES)
-    size = size_of(job, ids_per_example)
-    # Passes of a regularizer of dropout are kept side by side, until they are differentiated together.
-    kept_at_once = -(-part // workers) * job.regularizers.dropout_method.passes
-    batches = int(whole_batch * lookups * WORDS_PER_ID * ID_BYTES) + blocks + _activations(size, kept_at_once)
-    weights, sam = size.parameters, job.regularizers.sam
-    if sam is not None and sam.of != "dense":
-        # Of touched rows a copy with their state, their gradient, and what they become.
-        touched = min(int(job.batch_size * lookups), sum(rows.values()))
-        widest = max((table.row_bytes for table in by_table.values()), default=0)
-        batches += touched * (widest + 2 * dim * FLOAT_BYTES)
-    batches += _in_batch_scores(job) + _rankings(job, rows)
-    on_gpu = job.resources.gpus_per_worker > 0
-    # Outputs of all features, or all rows of sequences, or dense gradients; GPUs exchange without the host.
-    largest = max(int(at_once * max(lookups, len(ids_per_example)) * dim), weights) * FLOAT_BYTES
-    shares = workers > 1 and not on_gpu
-    return RankMemory(
-        by_table=by_table,
-        tables=tables,
-        copies=tables if job.checkpoint.asynchronous else max((t.per_rank for t in by_table.values()), default=0),
-        batches=batches,
-        # Weight, gradient, and two moments; with SAM the weight once more.
-        dense=(4 if sam is None else 5) * weights * FLOAT_BYTES,
-        graphs=_graphs(rows, graphs or {}),
-        ids=ids,
-        exchange=int(SEGMENTS * largest) if shares else 0,
-        kept=0 if on_gpu else min(KEPT_BYTES, batches),
-        on_gpu=on_gpu,
-        gpu_bytes=gpu_bytes if on_gpu else None,
-        placed=place(fullest, *state_counts(kind), int(FOR_TABLES * gpu_bytes))
-        if on_gpu and gpu_bytes is not None and job.kernel == "fbgemm" and fullest
-        else None,
-    )
+    return by_table, max(loads), shapes[loads.index(max(loads))]
+
+
+def _part_size(job: JobSpec) -> int:
+    """Return the samples that are looked up and differentiated at a time."""
+    return -(-job.batch_size // job.micro_batches)
+
+
+def _samples_kept(job: JobSpec) -> int:
+    """Return the samples whose activations a rank keeps at a time.
+
+    Passes of a regularizer of dropout are kept side by side, until they are differentiated together.
+    """
+    return -(-_part_size(job) // job.resources.num_workers) * job.regularizers.dropout_method.passes
+
+
+def _widest(job: JobSpec, names: Iterable[str]) -> int:
+    return max((job.model.table_columns(name) for name in names), default=0)
+
+
+def _lookups(job: JobSpec, rows: Iterable[str], ids_per_example: Mapping[str, float]) -> int:
+    """Return the bytes of a batch's ids, and of what they give: of the latter a part at a time, but the gradient."""
+    ids = sum(ids_per_example.values())
+    at_once, whole = max(_part_size(job), EVALUATION_BATCH_SIZE), max(job.batch_size, EVALUATION_BATCH_SIZE)
+    outputs = ids if job.model.kind == "din" else len(ids_per_example)
+    blocks = ((BLOCKS_PER_FEATURE - 1) * at_once + whole) * outputs * _widest(job, rows) * FLOAT_BYTES
+    return int(whole * ids * WORDS_PER_ID * ID_BYTES) + int(blocks)
+
+
+def _sam(job: JobSpec, rows: Mapping[str, int], ids: float, by_table: Mapping[str, TableBytes]) -> int:
+    """Return the bytes of SAM on tables: of touched rows a copy with their state, their gradient, what they become."""
+    sam = job.regularizers.sam
+    if sam is None or sam.of == "dense":
+        return 0
+    touched = min(int(job.batch_size * ids), sum(rows.values()))
+    widest = max((table.row_bytes for table in by_table.values()), default=0)
+    return touched * (widest + 2 * _widest(job, rows) * FLOAT_BYTES)
+
+
+def _exchange(job: JobSpec, rows: Iterable[str], ids_per_example: Mapping[str, float], size: ModelSize) -> int:
+    """Return the bytes of memory shared with the other ranks of the host; GPUs exchange without it.
+
+    The largest exchange is of the outputs of all features, or all rows of sequences, or dense gradients.
+    """
+    if job.resources.num_workers == 1 or job.resources.gpus_per_worker > 0:
+        return 0
+    at_once = max(_part_size(job), EVALUATION_BATCH_SIZE)
+    outputs = at_once * max(sum(ids_per_example.values()), len(ids_per_example)) * _widest(job, rows)
+    return int(SEGMENTS * (max(int(outputs), size.parameters) * FLOAT_BYTES))
 
 
 def _in_batch_scores(job: JobSpec) -> int:
@@ -292,19 +328,8 @@ def _share(rows: int, dim: int, sharding: str, workers: int) -> tuple[int, int]:
 
     What is left to the planner is counted as split by rows: it can be, and where it needs to be, the planner must.
     """
-    if sharding in ("table_wise", "data_parallel"):
-        return rows, dim
-    if sharding in _BY_COLUMNS:
-        return rows, _columns(dim, workers)
-    return -(-rows // workers), dim
-
-
-def _columns(dim: int, workers: int) -> int:
-    """Return the columns of a shard (trainer.distributed.planner).
-
-    Shards are equal multiples of four, at most as many as workers, or all columns.
-    """
-    return next((width for width in range(-(-dim // workers), dim) if dim % width == 0 and width % 4 == 0), dim)
+    # On one host; on several a table that is split within a host takes more of its ranks.
+    return SHARDINGS.get(sharding, ROW_WISE).largest_share(rows, dim, workers)
 
 
 def size_of(job: JobSpec, ids_per_example: Mapping[str, float]) -> ModelSize:
@@ -324,9 +349,6 @@ def _activations(size: ModelSize, samples: int) -> int:
     return (3 * max(samples, EVALUATION_BATCH_SIZE) * size.tower + max(kept, at_once)) * FLOAT_BYTES
 
 
-# --- does it fit? ----------------------------------------------------------------------------------------------------
-
-
 def machine_memory_bytes() -> int:
     """Return the memory of this machine, or of the container that this process is in."""
     total = psutil.virtual_memory().total
@@ -335,148 +357,3 @@ def machine_memory_bytes() -> int:
     except OSError:
         return total
     return total if limit == "max" else min(total, int(limit))
-
-
-def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) -> tuple[str, str] | None:
-    """Return (what does not fit, with the arithmetic; the remedy), or None.
-
-    ``resources.memory_bytes_per_worker`` is what each rank may take; ``machine_bytes`` what the whole run may take
-    together, None where they run on machines that are not known here.
-    """
-    workers, limit = job.resources.num_workers, job.resources.memory_bytes_per_worker
-    if limit is not None and memory.total > limit:
-        return (
-            f"a rank needs {memory.total:,} bytes, resources.memory_bytes_per_worker is {limit:,}: "
-            f"{'; '.join(arithmetic(job, memory))}",
-            _remedy(job, memory, limit),
-        )
-    if memory.gpu_bytes is not None and memory.gpu > memory.gpu_bytes:
-        return (
-            f"a rank needs {memory.gpu:,} bytes of its GPU, which has {memory.gpu_bytes:,}: "
-            f"{'; '.join(arithmetic(job, memory))}",
-            _gpu_remedy(job, memory),
-        )
-    together = memory.total * workers + RUN_BYTES
-    if machine_bytes is not None and together > machine_bytes:
-        return (
-            f"the run needs {together:,} bytes, this machine has {machine_bytes:,}: "
-            f"{'; '.join(arithmetic(job, memory))}; {workers} ranks and {RUN_BYTES:,} beside them",
-            "lower model.embedding_dim, take an optimizer with less state (sgd, rowwise_adagrad, rowwise_adam), "
-            "or train on a larger machine",
-        )
-    return None
-
-
-def table_budget(
-    job: JobSpec,
-    rows: Mapping[str, int],
-    ids_per_example: Mapping[str, float],
-    graphs: Mapping[str, tuple[str, int]] | None = None,
-) -> int | None:
-    """Return the bytes that a rank may use for tables where the job states a limit, for the planner.
-
-    None where the job states none, or where tables are on GPUs, which have limits of their own.
-    """
-    limit = job.resources.memory_bytes_per_worker
-    if limit is None or job.resources.gpus_per_worker:
-        return None
-    memory = rank_memory(job, rows, ids_per_example, graphs)
-    room = limit - (memory.total - memory.tables - memory.copies)
-    # Their copies for checkpoints take as much again.
-    return max(0, room // 2)
-
-
-def refuse_what_cannot_fit(
-    job: JobSpec,
-    rows: Mapping[str, int],
-    ids_per_example: Mapping[str, float],
-    machine_bytes: int | None,
-    graphs: Mapping[str, tuple[str, int]] | None = None,
-    gpu_bytes: int | None = None,
-) -> None:
-    """Refuse a job whose tables of these rows would not fit.
-
-    Raises:
-        MemoryError: with the arithmetic and the remedy.
-    """
-    problem = memory_problem(job, rank_memory(job, rows, ids_per_example, graphs, gpu_bytes), machine_bytes)
-    if problem is not None:
-        raise MemoryError(". Remedy: ".join(problem))
-
-
-def _gpu_remedy(job: JobSpec, memory: RankMemory) -> str:
-    """Return the remedy for a GPU that is too small.
-
-    Kernel fbgemm needs no more of a GPU than a cache of its tables; batches are in its memory in any case.
-    """
-    if memory.placed is not None:
-        return "a smaller batch_size, more micro_batches, or more ranks"
-    if memory.batches + memory.dense > memory.gpu_bytes * (1 - FOR_TABLES):  # type: ignore[operator]
-        return "a smaller batch_size, more micro_batches, a smaller model, or more ranks with tables split over them"
-    kinds = ", ".join(name for name, kind in KINDS.items() if kind.on_fbgemm)
-    return (
-        "more ranks with tables split over them, a smaller model.embedding_dim, or kernel: fbgemm with one of its "
-        f"optimizers ({kinds}), which keeps in the host's memory what a GPU cannot hold"
-    )
-
-
-def _remedy(job: JobSpec, memory: RankMemory, limit: int) -> str:
-    """Return the remedy: how many ranks would suffice with every table split by rows.
-
-    A rank's share of such a table shrinks with their number, and so does its copy.
-    """
-    room = limit - (memory.total - memory.host_tables - memory.copies)
-    if room <= 0:
-        return "allow more: the process and its batches alone do not fit; a smaller batch_size needs less"
-    # A row more for each table, since ranks hold whole rows.
-    total = sum(table.total + job.resources.num_workers * table.row_bytes for table in memory.by_table.values())
-    ranks = max(-(-2 * total // room), job.resources.num_workers)
-    whole = [name for name, table in memory.by_table.items() if table.sharding not in (*_BY_ROWS, "planner")]
-    split = f"sharding: {{{', '.join(f'{name}: row_wise' for name in whole)}}} with " if whole else ""
-    return f"{split}resources.num_workers: {ranks} would fit, or a smaller model.embedding_dim"
-
-
-def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
-    """Return the sum in words, a line for each table and one for the rank."""
-    workers, kind = job.resources.num_workers, job.optimizer.kind
-    vectors, numbers = state_counts(kind)
-    lines = []
-    for name, table in memory.by_table.items():
-        dim = job.model.table_columns(name)
-        held = {
-            "table_wise": "whole on one rank",
-            "data_parallel": "whole on every rank",
-            **dict.fromkeys(_BY_COLUMNS, f"{_columns(dim, workers)} of {dim} columns on a rank"),
-            "planner": f"left to the planner, counted as split by rows over {workers}",
-        }.get(table.sharding, f"split by rows over {workers}")
-        weight, state = value_bytes(job.tables.get(name))
-        lines.append(
-            f"table {name}: {table.rows:,} rows x (dim {dim} x ({weight} for the weight + {vectors} x {state} for the "
-            f"state vectors of {kind}){f' + {numbers * state} for its sum' if numbers else ''} + {STEP_BYTES} for the "
-            f"step of its last touch) = {table.total:,} bytes, {held}: {table.per_rank:,}"
-        )
-    placed = memory.placed
-    if placed is not None and placed.cache_sets:
-        lines.append(
-            f"tables {memory.tables:,} do not fit {FOR_TABLES:.0%} of a GPU of {memory.gpu_bytes:,}: rows and state "
-            f"{placed.host_bytes:,} in the host's memory, numbers of rows and a cache {placed.gpu_bytes:,} on the GPU"
-        )
-    here = memory.tables if placed is None else placed.gpu_bytes
-    trained = f"tables {here:,} + batches and activations {memory.batches:,} + dense parameters {memory.dense:,}"
-    if memory.on_gpu:
-        lines.append(f"GPU memory per rank = {trained} = {memory.gpu:,}")
-    parts = [] if memory.on_gpu else [trained]
-    if memory.on_gpu and memory.host_tables:
-        parts.append(f"tables {memory.host_tables:,}")
-    parts.append(f"copies of tables for checkpoints {memory.copies:,}")
-    for words, number in (
-        ("graphs", memory.graphs),
-        ("who has which row", memory.ids),
-        ("memory shared with other ranks", memory.exchange),
-        ("kept from step to step", memory.kept),
-        ("process", memory.process),
-    ):
-        if number:
-            parts.append(f"{words} {number:,}")
-    lines.append(f"peak per rank = {' + '.join(parts)} = {memory.total:,}")
-    return lines

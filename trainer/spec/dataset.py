@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from trainer.spec.base import Column, Name, Spec, later
-from trainer.spec.checks import supported
+from trainer.spec.checks.dataset import dataset_problems
+from trainer.spec.problems import raise_if_invalid
 
 
 class Join(Spec):
@@ -158,10 +159,11 @@ class Graph(Spec):
 class DatasetSpec(Spec):
     """A registered dataset: where its rows are and what their columns mean.
 
-    ``uri`` is a file or a directory of Parquet or CSV; a relative one is resolved against the working directory of the
-    process that reads it. A ``join`` or ``graph`` uri without a directory is looked up in the directory of ``uri``.
+    ``uri`` is a file or a directory in a format of trainer.data.sources.readers; a relative one is resolved against the
+    working directory of the process that reads it. A ``join`` or ``graph`` uri without a directory is looked up in the
+    directory of ``uri``.
 
-    ``max_bad_rows`` is the share of rows that may be bad (trainer.data.sources.bad_rows): they are left out, counted,
+    ``max_bad_rows`` is the share of rows that may be bad (trainer.data.prepare.bad_rows): they are left out, counted,
     and written to the run directory; with more of them the job fails. Without it, the job fails at the first bad row.
     """
 
@@ -179,59 +181,8 @@ class DatasetSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetSpec:
-        self._ids_where_ids_are_meant()
-        for name, feature in self.features.items():
-            if feature.shares is not None:
-                target = self.features.get(feature.shares)
-                if target is None:
-                    raise ValueError(
-                        f"features.{name}.shares: no feature '{feature.shares}' (there are {_list(self.features)})"
-                    )
-                if target.shares is not None:
-                    raise ValueError(
-                        f"features.{name}.shares: '{feature.shares}' itself shares a table; name that one instead"
-                    )
-            if feature.derive is not None and feature.shares is None and feature.derive.previous in self.features:
-                raise ValueError(
-                    f"features.{name}: a history of '{feature.derive.previous}' needs shares: {feature.derive.previous}"
-                )
-        negatives = self.label.negatives
-        if negatives is not None and negatives.of not in self.features:
-            raise ValueError(f"label.negatives.of: no feature '{negatives.of}' (there are {_list(self.features)})")
-        if self.order is not None and self.timestamp is not None:
-            raise ValueError("give order or timestamp, not both")
-        for name, feature in self.features.items():
-            joined = feature.join is not None and feature.join.timestamp is not None
-            if (joined or feature.timestamp is not None) and self.ordering is None:
-                raise ValueError(
-                    f"features.{name}.timestamp: it is compared with the time of rows: give order or timestamp of the "
-                    "dataset, or leave it out"
-                )
-        for name, graph in self.graphs.items():
-            if graph.of not in self.features:
-                raise ValueError(f"graphs.{name}.of: no feature '{graph.of}' (there are {_list(self.features)})")
-        supported.refuse(supported.dataset_problems(self))
+        raise_if_invalid(dataset_problems(self))
         return self
-
-    def _ids_where_ids_are_meant(self) -> None:
-        dense = {name for name, feature in self.features.items() if feature.type == "dense"}
-        if len(dense) == len(self.features):
-            raise ValueError("features: all of them are dense: a model needs at least one of ids")
-        named = {f"features.{name}.shares": feature.shares for name, feature in self.features.items()}
-        named |= {
-            f"features.{name}.derive.{part}": getattr(feature.derive, part)
-            for name, feature in self.features.items()
-            if feature.derive is not None
-            for part in ("previous", "by")
-        }
-        named |= {f"graphs.{name}.of": graph.of for name, graph in self.graphs.items()}
-        if self.label.negatives is not None:
-            named["label.negatives.of"] = self.label.negatives.of
-        for field, name in named.items():
-            if name in dense:
-                raise ValueError(f"{field}: '{name}' is dense, and has no ids")
-        for name in sorted(dense & {"user", "item"}):
-            raise ValueError(f"features.{name}.type: what is named {name} has ids: use id, or another name")
 
     @property
     def ordering(self) -> str | None:

@@ -18,8 +18,11 @@ METRIC_PATTERN = (
     rf"^({'|'.join(POINTWISE_METRICS)}|mrr(_full)?|({'|'.join(RANKING_METRICS)})_[1-9][0-9]{{0,2}}(_full)?)$"
 )
 Metric = Annotated[str, StringConstraints(pattern=METRIC_PATTERN)]
-"""What can be measured (docs/papers.md). Of the ranking metrics NAME_k, with k up to 999, is against 100 negatives,
-NAME_k_full among all items but those of training."""
+"""What can be measured (docs/reference/losses_and_metrics.md).
+
+Of the ranking metrics NAME_k, with k up to 999, is against 100 negatives, NAME_k_full among all items but those of
+training.
+"""
 
 
 def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:

@@ -10,7 +10,7 @@ YAML file may hold a dataset and a job as two documents; :func:`load_documents` 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -19,6 +19,7 @@ from pydantic import Field, StringConstraints, ValidationError, field_validator,
 
 from embeddings.dynamic.settings import MAX_ADMIT_AFTER, MAX_CAPACITY, Growth
 from embeddings.optim.registry import KINDS
+from embeddings.tables.shardings import SHARDINGS
 from trainer.spec import yaml_documents
 from trainer.spec.base import NAME_PATTERN, Column, Name, Positive, Probability, Spec, later
 from trainer.spec.checks import supported
@@ -35,6 +36,7 @@ from trainer.spec.evaluation import (
 )
 from trainer.spec.models.base import Init
 from trainer.spec.models.registry import BROKEN_MODELS, MODELS, Model
+from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError, raise_if_invalid
 from trainer.spec.publish import Anchor, Compass, Expire, Gate, MovingAverage, Publish, View
 from trainer.spec.regularizers import Regularizers
 
@@ -92,7 +94,10 @@ __all__ = [
 
 FIRING_DATE = "{firing_date}"
 
-ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
+if TYPE_CHECKING:
+    ShardingKind = str
+else:
+    ShardingKind = Literal[tuple(name for name, sharding in SHARDINGS.items() if sharding.in_jobs)]
 LabelText = Annotated[str, StringConstraints(max_length=255)]
 
 
@@ -337,9 +342,7 @@ class JobSpec(Spec):
     micro_batches: int = Field(default=1, ge=1, le=4096)
     seed: int = Field(default=0, ge=0, lt=2**32)
     resources: Resources = Resources()
-    sharding: dict[
-        str, Literal["table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
-    ] = {}
+    sharding: dict[str, ShardingKind] = {}
     tables: dict[str, Table] = {}
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
@@ -349,73 +352,100 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _available(self) -> JobSpec:
-        supported.refuse(supported.job_problems(self))
+        raise_if_invalid(supported.job_problems(self))
         return self
 
     def against(self, dataset: DatasetSpec) -> JobSpec:
         """Return this job, checked against the dataset it names.
 
         Raises:
-            ValueError: The job does not fit the dataset; the message names each field that does not fit.
+            InvalidFieldsError: The job does not fit the dataset.
         """
-        supported.refuse(supported.fit_problems(self, dataset))
+        raise_if_invalid(supported.fit_problems(self, dataset))
         return self
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class SpecError(ValueError):
-    """A document that is not a valid spec. ``problems`` holds (field path, message)."""
+def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
+    """Yield what users are told of pydantic's errors (``ValidationError.errors()``).
 
-    def __init__(self, where: str, problems: list[tuple[str, str]]):
-        self.where = where
-        self.problems = problems
-        super().__init__(
-            f"{where}: " + "; ".join(f"{field}: {message}" if field else message for field, message in problems)
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SpecError, (self.where, self.problems)
-
-
-def in_words(error: Mapping[str, Any]) -> tuple[list[str], str]:
-    """Return where one of pydantic's errors is, and what users are told of it.
-
-    Args:
-        error: One of ``ValidationError.errors()``. In the path of a model pydantic names the kind; users do not.
+    An error that a spec's own checks raised is one problem for each field that they name.
     """
-    where, message = [str(part) for part in error["loc"]], str(error["msg"]).removeprefix("Value error, ")
+    for item in errors:
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidFieldsError):
+            for problem in cause.problems:
+                where = [*map(str, item["loc"]), *([problem.field] if problem.field else [])]
+                yield problem._replace(field=".".join(where))
+        else:
+            yield _problem_of(item)
+
+
+def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
+    """Return what users are told of one error; in the path of a model pydantic names the kind, and users do not."""
+    where, message, remedy = [str(part) for part in error["loc"]], str(error["msg"]).removeprefix("Value error, "), ""
     for place, part in enumerate(where[:-1]):
         if part == "model" and where[place + 1] in MODELS:
             del where[place + 1]
             break
     if error["type"] == "extra_forbidden":
-        message = "no such field: check the spelling"
+        message, remedy = "no such field", "check the spelling"
     elif error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == METRIC_PATTERN:
         ranking = ", ".join(f"{name}_K" for name in RANKING_METRICS)
-        message = (
-            f"no such metric: use one of {', '.join(POINTWISE_METRICS)}, mrr, {ranking} (K: 1 to 999; _full: of all)"
-        )
+        message = "no such metric"
+        remedy = f"use one of {', '.join(POINTWISE_METRICS)}, mrr, {ranking} (K: 1 to 999; _full: of all)"
     elif error["type"] == "union_tag_not_found":
         where, message = [*where, "kind"], "Field required"
     elif error["type"] == "union_tag_invalid":
-        broken = BROKEN_MODELS.get(str(error["ctx"]["tag"]))
-        where, message = [*where, "kind"], broken or f"no such model: use one of {', '.join(MODELS)}"
-    return where, message
-
-
-def problems_of(error: ValidationError) -> list[tuple[str, str]]:
-    """Return (field path, message) for each error, in the words shown to users."""
-    told = (in_words(item) for item in error.errors(include_url=False))
-    return [(".".join(where), message) for where, message in told]
+        where, broken = [*where, "kind"], BROKEN_MODELS.get(str(error["ctx"]["tag"]))
+        message, remedy = (broken, "") if broken else ("no such model", f"use one of {', '.join(MODELS)}")
+    return FieldProblem(".".join(where), message, remedy)
 
 
 def parse_dataset(document: Any, where: str = "dataset") -> DatasetSpec:
+    """Return the dataset that a mapping of its fields describes.
+
+    Args:
+        document: The fields, as a YAML file has them.
+        where: What an error names as its place.
+
+    Raises:
+        SpecError: A field is unknown, missing, or outside its bounds.
+
+    Example:
+        >>> from trainer.spec import parse_dataset
+        >>> features = {"user": {"type": "id"}, "item": {"type": "id"}}
+        >>> label = {"column": "click"}
+        >>> dataset = parse_dataset({"name": "log", "uri": "log.parquet", "features": features, "label": label})
+        >>> sorted(dataset.features)
+        ['item', 'user']
+    """
     return _parse(DatasetSpec, document, where)
 
 
 def parse_job(document: Any, where: str = "job") -> JobSpec:
+    """Return the job that a mapping of its fields describes.
+
+    Args:
+        document: The fields, as a YAML file or the REST interface has them.
+        where: What an error names as its place.
+
+    Raises:
+        SpecError: A field is unknown, missing, or outside its bounds.
+
+    Example:
+        >>> from trainer.spec import parse_job
+        >>> fields = {"name": "ctr", "dataset": {"name": "log"}, "model": {"kind": "dcnv2", "embedding_dim": 8}}
+        >>> job = parse_job(fields)
+        >>> job.model.kind, job.epochs
+        ('dcnv2', 1)
+        >>> parse_job(fields | {"epochs": 0})
+        Traceback (most recent call last):
+        ...
+        trainer.spec.problems.SpecError: job: epochs: Input should be greater than or equal to 1
+    """
     return _parse(JobSpec, document, where)
 
 
@@ -424,30 +454,36 @@ def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None
 
     Raises:
         SpecError: A document is not a valid spec, or the file is not valid YAML.
+
+    Example:
+        >>> from trainer.spec import load_documents
+        >>> dataset, job = load_documents("examples/clicklog.yaml")
+        >>> dataset.name, job.model.kind
+        ('clicklog', 'dnn')
     """
     where = str(path)
     try:
         found = yaml_documents.load_all(Path(path).read_text("utf-8"))
         documents = [document for document in found if document is not None]
     except OSError as error:
-        raise SpecError(where, [("", f"cannot be read: {error.strerror or error}")]) from None
+        raise SpecError(where, [FieldProblem("", f"cannot be read: {error.strerror or error}")]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(where, [("", f"is not YAML: {error}")]) from None
+        raise SpecError(where, [FieldProblem("", f"is not YAML: {error}")]) from None
     dataset: DatasetSpec | None = None
     job: JobSpec | None = None
     for document in documents:
         if not isinstance(document, dict):
-            raise SpecError(where, [("", "a spec is a mapping of fields; see examples/")])
+            raise SpecError(where, [FieldProblem("", "a spec is a mapping of fields; see examples/")])
         if "model" in document or "spec_version" in document:
             if job is not None:
-                raise SpecError(where, [("", "holds two jobs: one per file")])
+                raise SpecError(where, [FieldProblem("", "holds two jobs: one per file")])
             job = parse_job(document, where)
         else:
             if dataset is not None:
-                raise SpecError(where, [("", "holds two datasets: one per file")])
+                raise SpecError(where, [FieldProblem("", "holds two datasets: one per file")])
             dataset = parse_dataset(document, where)
     if dataset is None and job is None:
-        raise SpecError(where, [("", "is empty")])
+        raise SpecError(where, [FieldProblem("", "is empty")])
     return dataset, job
 
 
@@ -458,4 +494,4 @@ def _parse(kind: type[SpecType], document: Any, where: str) -> SpecType:
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise SpecError(where, problems_of(error)) from None
+        raise SpecError(where, problems_of(error.errors(include_url=False))) from None

@@ -5,10 +5,11 @@ A part of trainer.spec.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
+from embeddings.rff.registry import FEATURE_MAPS
 from trainer.spec.base import Name, Positive, Spec, later
 
 
@@ -29,11 +30,17 @@ class Gate(Spec):
         return "off" if mode is False else mode
 
 
+if TYPE_CHECKING:
+    ViewKind = str
+else:
+    ViewKind = Literal[tuple(FEATURE_MAPS)]
+
+
 class View(Spec):
     """A view of a collection: ``rff`` maps h to phi of even size ``dim`` (default 2d); ``identity`` serves h."""
 
     name: Name
-    kind: Literal["rff", "identity"] = "rff"
+    kind: ViewKind = "rff"
     dim: int | None = Field(default=None, ge=2, le=65536, multiple_of=2)
     sigma: float = Field(default=0.4, ge=1e-6, le=1e6, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**32)

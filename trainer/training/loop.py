@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from embeddings.sharding.exchange.collectives import all_reduce
-from trainer.data.batches.prefetch import Prefetched
+from trainer.data.prefetch import Prefetched
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.evaluator import Evaluator
 from trainer.models.sse_labels import with_swapped_classes
@@ -54,6 +54,33 @@ class Position:
     loss_sum: float = 0.0
     loss_count: int = 0
     stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a training goes on: its position, and the metrics of the epochs that are evaluated already."""
+
+    position: Position = field(default_factory=Position)
+    history: Sequence[dict[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a training calls.
+
+    Args:
+        emit: writes an event.
+        should_stop: gives the reason once this rank is to stop.
+        save: writes a checkpoint (collective).
+        save_best: as ``save``, after an epoch that is the best so far.
+        load_best: restores the model from what ``save_best`` wrote, and says where it was.
+    """
+
+    emit: Emit = lambda kind, **fields: None
+    should_stop: Callable[[], str | None] = lambda: None
+    save: Callable[[Trainer], None] = lambda trainer: None
+    save_best: Callable[[Trainer], None] = lambda trainer: None
+    load_best: Callable[[Trainer], Position] = lambda trainer: trainer.position
 
 
 class Model(Protocol):
@@ -102,12 +129,7 @@ class Trainer:
     waited_seconds: float
     """How long steps of this attempt waited for their batches."""
 
-    # told to
-    emit: Emit
-    should_stop: Callable[[], str | None]
-    save: Callable[[Trainer], None]
-    save_best: Callable[[Trainer], None]
-    load_best: Callable[[Trainer], Position]
+    hooks: Hooks
 
     def __init__(
         self,
@@ -116,15 +138,10 @@ class Trainer:
         sharded: Model,
         dense_optimizer: torch.optim.Optimizer | None,
         *,
-        position: Position | None = None,
-        history: Sequence[dict[str, Any]] = (),
-        emit: Emit = lambda kind, **fields: None,
-        should_stop: Callable[[], str | None] = lambda: None,
-        save: Callable[[Trainer], None] = lambda trainer: None,
-        save_best: Callable[[Trainer], None] = lambda trainer: None,
-        load_best: Callable[[Trainer], Position] = lambda trainer: trainer.position,
+        resumed: Resumed | None = None,
+        hooks: Hooks | None = None,
         device: torch.device | None = None,
-        growing: DynamicRows | None = None,
+        dynamic_rows: DynamicRows | None = None,
     ):
         """Set up a rank's training.
 
@@ -133,31 +150,26 @@ class Trainer:
             data: its prepared data.
             sharded: its model.
             dense_optimizer: that of what is not an embedding table; None where there is nothing.
-            position: where to go on; left out: the beginning.
-            history: metrics of the epochs that are evaluated already.
-            emit: writes an event.
-            should_stop: gives the reason once this rank is to stop.
-            save: writes a checkpoint (collective).
-            save_best: as ``save``, after an epoch that is the best so far.
-            load_best: restores the model from what ``save_best`` wrote, and says where it was.
+            resumed: where to go on; left out: the beginning.
+            hooks: what it calls; left out: nothing.
             device: where the model is; left out: the CPU.
-            growing: the rows of dynamic tables; left out: rows that begin with no id.
+            dynamic_rows: those of dynamic tables; left out: rows that begin with no id.
         """
         self.job, self.data, self.sharded, self.dense_optimizer = job, data, sharded, dense_optimizer
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device = device or torch.device("cpu")
         self.splits = tuple(split for split in HELD_OUT if data.num_examples[split])
-        self.position, self.history = position or Position(), list(history)
+        going_on = resumed or Resumed()
+        self.position, self.history = going_on.position, list(going_on.history)
         self.steps_per_epoch = data.steps_per_epoch
         self.num_steps = job.epochs * data.steps_per_epoch
         self.stop_asked = False
-        self.emit, self.should_stop, self.save = emit, should_stop, save
-        self.save_best, self.load_best = save_best, load_best
-        self.growing = growing or DynamicRows(job, data, sharded)
+        self.hooks = hooks or Hooks()
+        self.dynamic_rows = dynamic_rows or DynamicRows(job, data, sharded)
         self.objective = job_objective(job, sharded.module, data)
-        self.evaluator = Evaluator(job, data, sharded.module, self.device, growing=self.growing)
+        self.evaluator = Evaluator(job, data, sharded.module, self.device, growing=self.dynamic_rows)
         self._dense_schedule = schedule_of(job.dense_optimizer.schedule)
-        self._saved_step = self.position.step if position is not None else -1
+        self._saved_step = self.position.step if resumed is not None else -1
         self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0
         self._told_step = self.position.step
         self.waited_seconds = 0.0
@@ -222,7 +234,7 @@ class Trainer:
         """Take one step on all ranks, or on none. Gradients add up over the micro-batches of ``parts``."""
         step, size = self.position.first_step + self.position.step + 1, parts[0].global_size
         sam = self.job.regularizers.sam
-        parts = self.growing.admit(parts, self.position.step, step)
+        parts = self.dynamic_rows.admit(parts, self.position.step, step)
         loss = self._gradients(step, parts)
         mean_loss, squared_norm = self._agree(step, loss, with_norm=sam is not None)
         if sam is not None:
@@ -269,7 +281,7 @@ class Trainer:
         bad = set(self.sharded.non_finite_tables())
         with_norm = (with_norm or self.job.optimizer.clip_norm is not None) and not bad
         squared_norm = self.sharded.gradient_squared_norm() if with_norm else 0.0
-        flags = [float(self.should_stop() is not None), *(float(name in bad) for name in tables)]
+        flags = [float(self.hooks.should_stop() is not None), *(float(name in bad) for name in tables)]
         everyone = torch.tensor([loss, squared_norm, *flags], dtype=torch.float64)
         if self.world_size > 1:
             everyone = all_reduce("agreement", everyone)
@@ -319,7 +331,7 @@ class Trainer:
         rate = (self._examples - self._told_examples) / seconds
         step_seconds = seconds / max(self.position.step - self._told_step, 1)
         self._told_at, self._told_examples, self._told_step = now, self._examples, self.position.step
-        self.emit(
+        self.hooks.emit(
             "progress",
             epoch=(self.position.step - 1) // self.steps_per_epoch + 1,
             epochs=self.job.epochs,
@@ -341,14 +353,14 @@ class Trainer:
         """Save where the run is, unless that is where it was resumed or saved before."""
         if self._saved_step != self.position.step:
             with phase(self._tell, "checkpoint"):
-                self.save(self)
+                self.hooks.save(self)
             self._saved_step = self.position.step
 
     def stop_if_asked(self) -> None:
         """Leave with a checkpoint if any rank was asked to stop. Ranks agreed on it within the step."""
         if self.stop_asked:
             self.checkpoint()
-            raise Cancelled(self.should_stop() or "another rank was asked to stop")
+            raise Cancelled(self.hooks.should_stop() or "another rank was asked to stop")
 
     def evaluate_if_due(self) -> None:
         """Evaluate once at the end of each epoch: mean training loss, then the metrics of each held-out split."""
@@ -362,8 +374,8 @@ class Trainer:
         for split in self.splits:
             self._metric({"epoch": epoch, "split": split, **self.evaluate(split)})
         self.position.evaluated = epoch
-        if self.rank == 0 and (taken := self.growing.in_words()):
-            self.emit("info", message=f"after epoch {epoch}: {taken}")
+        if self.rank == 0 and (rows := self.dynamic_rows.in_words()):
+            self.hooks.emit("info", message=f"after epoch {epoch}: {rows}")
         self.stop_early_if_due(epoch)
         self.sharded.train()
 
@@ -378,13 +390,13 @@ class Trainer:
             return
         decision = self._decided(stopping)
         if decision.best_epoch == epoch and stopping.keep == "best":
-            self.save_best(self)
+            self.hooks.save_best(self)
         ends = decision.stop or epoch == self.job.epochs
         back = ends and stopping.keep == "best" and decision.best_epoch not in (0, epoch)
         if not decision.stop and not back:
             return
         if back:
-            self.position = self.load_best(self)
+            self.position = self.hooks.load_best(self)
         self.position.stopped = True
         # Whatever was saved of this step did not know that it is the last.
         self._saved_step = -1
@@ -392,7 +404,7 @@ class Trainer:
             best_epoch, value = decision.best_epoch, decision.best if decision.best_epoch else None
             kept = f"; its parameters are those after epoch {best_epoch}" if back else ""
             why = f"validation {decision.metric} {value} of epoch {best_epoch} is the best so far"
-            self.emit(
+            self.hooks.emit(
                 "info", message=f"training ends after epoch {epoch}: {why}{kept}", stopped_after_epoch=epoch,
                 best_epoch=best_epoch, metric=decision.metric, value=value,
             )  # fmt: skip
@@ -427,12 +439,12 @@ class Trainer:
 
     def _tell(self, kind: str, **fields: Any) -> None:
         if self.rank == 0:
-            self.emit(kind, **fields)
+            self.hooks.emit(kind, **fields)
 
     def _metric(self, fields: dict[str, Any]) -> None:
         if self.rank == 0:
             self.history.append(fields)
-            self.emit("metric", **fields)
+            self.hooks.emit("metric", **fields)
 
 
 def _closed(batches: Iterator[Any]) -> contextlib.AbstractContextManager[Any]:

@@ -16,17 +16,12 @@ from embeddings.kernels.cpu.buffers import BufferPool
 from embeddings.kernels.cpu.library import library
 from embeddings.kernels.cpu.threads import num_threads
 from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
-from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdam
+from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import SMALLEST_FLOOR, DeferredUpdateCoefficients
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.swap import SwapDraws, swap_draws
 from embeddings.tables.philox import table_key
 
-# The first that an optimizer is an instance of.
-RULES = {
-    SGD: native.SGD, Adagrad: native.ADAGRAD, RowwiseAdagrad: native.ROWWISE_ADAGRAD, RMSprop: native.RMSPROP,
-    RowwiseAdam: native.ROWWISE_ADAM, Adam: native.ADAM,
-}  # fmt: skip
 # Steps whose powers of beta are looked up; two powers take as long as the rest of a row of 16.
 TABLED_POWERS = 4096
 
@@ -36,7 +31,7 @@ class CpuKernel:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._rule = next(rule for kind, rule in RULES.items() if isinstance(layout.optimizer, kind))
+        self._rule = native.rule_number(layout.optimizer.rule)  # what was not built is said now, not in the first step
         self._real = np.dtype(str(layout.compute_dtype).removeprefix("torch."))
         powers = np.arange(TABLED_POWERS)[:, None]
         self._fades = (np.array(layout.optimizer.betas or (0.0, 0.0)) ** powers).astype(self._real)
@@ -47,7 +42,6 @@ class CpuKernel:
         firsts = {slot.table: feature for slot, feature in zip(layout.slots[::-1], features[::-1], strict=True)}
         self._features = (native.Feature * len(features))(*features)
         self._firsts = (native.Feature * len(firsts))(*(firsts[t] for t in sorted(firsts)))
-        library()  # what was not built is said now, not in the first step
 
     def forward(
         self,

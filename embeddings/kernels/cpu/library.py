@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from embeddings.kernels.cpu.build import library_path
 
 ELEMENT_TYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
-SGD, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM, ROWWISE_ADAM = range(6)
 BAD_ID, BAD_OFFSETS = 1, 2
 
 
@@ -103,6 +102,7 @@ class IdMap(ctypes.Structure):
 
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "rule": (c_int32, [c_char_p]),
     "scratch_new": (c_void_p, []),
     "scratch_free": (None, [c_void_p]),
     "lookup": (None, [POINTER(LookupCall)]),
@@ -133,3 +133,17 @@ def library() -> Any:
         function.restype, function.argtypes = result, arguments
         setattr(loaded, name, function)
     return loaded
+
+
+def rule_number(name: str) -> int:
+    """Return the number of an update rule (``embeddings.optim.base.RowOptimizer.rule``).
+
+    Raises:
+        ValueError: The compiled kernels have no such rule.
+    """
+    number: int = library().rule(name.encode())
+    if number < 0:
+        raise ValueError(
+            f"the cpu kernel has no update rule '{name}': add it to src/update.h, or use backend reference"
+        )
+    return number

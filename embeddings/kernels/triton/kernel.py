@@ -20,7 +20,6 @@ from embeddings.kernels.triton.entries import entries
 from embeddings.kernels.triton.faults import Faults
 from embeddings.kernels.triton.lookup import lookup
 from embeddings.kernels.triton.update import finish, update
-from embeddings.optim import SGD, Adagrad, Adam, RMSprop, RowwiseAdagrad
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 from embeddings.sse.swap import swap_draws
 from embeddings.tables.philox import table_key
@@ -30,9 +29,6 @@ MAX_POSITIONS = 16
 SPLIT = 16
 # Pieces of a run that the finish adds at a time.
 DEPTH = 32
-RULES = {
-    SGD: rules.SGD, Adagrad: rules.ADAGRAD, RowwiseAdagrad: rules.ADAGRAD, RMSprop: rules.RMSPROP, Adam: rules.ADAM
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -306,7 +302,7 @@ class TritonKernel:
 
     @property
     def _rule(self) -> Any:
-        return next(rule for kind, rule in RULES.items() if isinstance(self.layout.optimizer, kind))
+        return rules.rule_number(self.layout.optimizer.rule)
 
     def _settings(self, step: int, scale: float, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
         """Return rules.SETTINGS on the device."""

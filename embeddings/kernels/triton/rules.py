@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -9,6 +11,21 @@ from embeddings.kernels.triton.deferred_update import movement, owed, root
 from embeddings.kernels.triton.rounding import store
 
 NORM, SGD, ADAGRAD, RMSPROP, ADAM = (tl.constexpr(rule) for rule in range(5))
+
+
+def rule_number(name: str) -> Any:
+    """Return the number of an update rule (``embeddings.optim.base.RowOptimizer.rule``); ROWWISE is a flag beside it.
+
+    Raises:
+        ValueError: The Triton kernels have no such rule.
+    """
+    rules = {"sgd": SGD, "adagrad": ADAGRAD, "rmsprop": RMSPROP, "adam": ADAM}
+    plain = name.removeprefix("rowwise_")
+    if plain not in rules:
+        raise ValueError(f"the triton kernel has no update rule '{name}': add it to rules.py, or use backend reference")
+    return rules[plain]
+
+
 # Words of a table's description: first key, bases, first row and column in the whole table, key of its draws.
 GEOMETRY_WORDS = tl.constexpr(8)
 # Settings, float64: what an optimizer is at one step, in this order.

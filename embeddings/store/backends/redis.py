@@ -27,13 +27,17 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, OutOfMemoryError, ReadOnlyError, TimeoutError
 from redis.retry import Retry
 
-from embeddings.store.backends.mirror import RemoteStore, content_name
 from embeddings.store.backends.redis_packed import PackedReader, load_packed
-from embeddings.store.backends.redis_rows import Client, RedisReader, RowKeys, ask, load_rows, remove_rows, rows_info
-from embeddings.store.backends.url import REDIS_PREFIX, StoreUrl, parse_store_url
+from embeddings.store.backends.redis_protocol import Client, ask
+from embeddings.store.backends.redis_reader import RedisReader
+from embeddings.store.backends.redis_rows import RowKeys, load_rows, remove_rows, rows_info
+from embeddings.store.backends.remote import content_name
+from embeddings.store.backends.remote_store import RemoteStore
 from embeddings.store.files import StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
 from embeddings.store.lease import Lease, leased
-from embeddings.store.version import VersionReader, is_items_file
+from embeddings.store.manifest import VersionManifest, is_items_file
+from embeddings.store.url import REDIS_PREFIX, StoreUrl, parse_store_url
+from embeddings.store.version import VersionReader
 from embeddings.vectors.item_vectors import Array
 
 FOLLOW_SECONDS = 0.0
@@ -223,17 +227,17 @@ class InRedis:
             if not number:
                 raise FileNotFoundError(key)
 
-    def sweep(self, kept: set[str]) -> None:
+    def sweep(self, named: set[str]) -> None:
         with reaching(self._where):
             bases = set()
-            for name in kept:
+            for name in named:
                 # A version whose rows Redis lost keeps nobody from publishing others.
                 with contextlib.suppress(UnknownVersion):
                     if name.startswith("rows."):
                         bases.add(rows_info(self._client, self._keys(name))["base"])
             for member in self._client.smembers(f"{self._base}:objects"):
                 name = member.decode()
-                if name in kept or name in bases:
+                if name in named or name in bases:
                     continue
                 if name.startswith("rows."):
                     remove_rows(self._client, self._keys(name), self._grace_seconds)
@@ -248,7 +252,7 @@ class InRedis:
                 self._run_id = self._server()
             yield lease
 
-    def reader(self, manifest: dict[str, Any], name: str) -> VersionReader:
+    def reader(self, manifest: VersionManifest, name: str) -> VersionReader:
         with reaching(self._where):
             kind = PackedReader if rows_info(self._client, self._keys(name))["blocks"] else RedisReader
             return kind(self._client, self._keys(name), manifest, self._reach)

@@ -21,20 +21,18 @@ from typing import Any
 import numpy as np
 from redis.exceptions import ConnectionError, TimeoutError
 
+from embeddings.store.backends.redis_protocol import Client, Loader, ask
+from embeddings.store.backends.redis_reader import RedisReader
 from embeddings.store.backends.redis_rows import (
     CHUNK_ROWS,
-    Client,
     Given,
-    Loader,
-    RedisReader,
     RowKeys,
     Switched,
-    ask,
     columns_stream,
     gone,
-    stored_vectors,
 )
-from embeddings.store.version import as_float32, read_arrow
+from embeddings.store.version import matrix_of, read_arrow
+from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import MISSING, Array
 
 BLOCK_BYTES = (1 << 21) - 64
@@ -50,7 +48,7 @@ def block_rows(row_bytes: int) -> int:
 def load_packed(client: Client, keys: RowKeys, file: Path) -> None:
     """Load the rows of ``items.arrow``; raise the client's errors."""
     batch = read_arrow(file)
-    vectors = stored_vectors(batch)
+    vectors = matrix_of(batch.column("vector"))
     size = block_rows(vectors.shape[1] * vectors.itemsize)
     starts = range(0, len(vectors), size)
     num_chunks = -(-len(vectors) // CHUNK_ROWS)
@@ -151,11 +149,11 @@ class PackedReader(RedisReader):
 @functools.lru_cache(maxsize=8)
 def _ranges(row_bytes: int, num_rows: int) -> Array:
     """Return the end of a GETRANGE of each row of a block, [rows of a block]."""
-    found = []
+    ends = []
     for row in range(num_rows):
-        first, last = (b"%d" % place for place in (row * row_bytes, (row + 1) * row_bytes - 1))
-        found.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(first), first, len(last), last))
-    return np.array(found, dtype=object)
+        first, last = (b"%d" % offset for offset in (row * row_bytes, (row + 1) * row_bytes - 1))
+        ends.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(first), first, len(last), last))
+    return np.array(ends, dtype=object)
 
 
 def _receive(connection: Any, num_rows: int, row_bytes: int) -> Array | None:
@@ -168,7 +166,7 @@ def _receive(connection: Any, num_rows: int, row_bytes: int) -> Array | None:
     buffer = bytearray(num_rows * stride)
     answers = np.frombuffer(buffer, dtype=np.uint8).reshape(num_rows, stride)
     into, end, checked = memoryview(buffer), 0, 0
-    wanted = np.frombuffer(head, dtype=np.uint8)
+    expected = np.frombuffer(head, dtype=np.uint8)
     while end < len(buffer):
         try:
             received = connection._sock.recv_into(into[end:])
@@ -180,7 +178,7 @@ def _receive(connection: Any, num_rows: int, row_bytes: int) -> Array | None:
         end += received
         # A shorter answer must be seen before more is waited for than there is: its own head has come by now.
         begun = -(-(end - len(head) + 1) // stride) if end >= len(head) else 0
-        if (answers[checked:begun, : len(head)] != wanted).any():
+        if (answers[checked:begun, : len(head)] != expected).any():
             return None
         checked = begun
     return np.ascontiguousarray(answers[:, len(head) : -2])

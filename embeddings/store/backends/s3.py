@@ -24,10 +24,12 @@ from urllib.parse import urlsplit
 
 from pyarrow import fs
 
-from embeddings.store.backends.mirror import INDEX_FILE, RemoteStore, content_name
-from embeddings.store.backends.url import StoreUrl, parse_store_url
+from embeddings.store.backends.remote import INDEX_FILE, content_name
+from embeddings.store.backends.remote_store import RemoteStore
 from embeddings.store.files import CorruptStore, StoreUnavailable, decode_document
 from embeddings.store.lease import Lease, leased
+from embeddings.store.manifest import VersionManifest
+from embeddings.store.url import StoreUrl, parse_store_url
 from embeddings.store.version import VersionReader
 from embeddings.vectors.item_vectors import Array
 
@@ -64,8 +66,8 @@ def open_objects(text: str) -> RemoteStore:
     def names() -> list[str]:
         base = f"{root}/collections"
         with reaching(url.url):
-            found = connected().get_file_info(fs.FileSelector(base, allow_not_found=True))
-        return [info.base_name for info in found if info.type == fs.FileType.Directory]
+            entries = connected().get_file_info(fs.FileSelector(base, allow_not_found=True))
+        return [info.base_name for info in entries if info.type == fs.FileType.Directory]
 
     def connect(name: str) -> Objects:
         return Objects(connected, f"{root}/collections/{name}", url)
@@ -150,16 +152,16 @@ class Objects:
             with self._connected().open_input_stream(f"{self._base}/{name}") as source:
                 shutil.copyfileobj(source, target, _PART_BYTES)
 
-    def sweep(self, kept: set[str]) -> None:
+    def sweep(self, named: set[str]) -> None:
         with reaching(self._where):
             for name in self._names(""):
-                if name not in kept and name != INDEX_FILE and not name.startswith(f"{LOCKS}/"):
+                if name not in named and name != INDEX_FILE and not name.startswith(f"{LOCKS}/"):
                     self._delete(name)
 
     def lock(self) -> contextlib.AbstractContextManager[Lease]:
         return leased(self, uuid.uuid4().hex, self._lease_seconds, self._where)
 
-    def reader(self, manifest: dict[str, Any], name: str) -> VersionReader:
+    def reader(self, manifest: VersionManifest, name: str) -> VersionReader:
         raise AssertionError("item rows are fetched: they are mapped here")
 
     def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
@@ -171,13 +173,13 @@ class Objects:
         self.renew(token)
         with reaching(self._where):
             marks = self._names(LOCKS)
-            ours = marks.get(f"{LOCKS}/{token}")
+            put_at = marks.get(f"{LOCKS}/{token}")
             others = [name for name in marks if not name.endswith(f"/{token}")]
-            if ours is not None and not others:
+            if put_at is not None and not others:
                 return True
             for name in others:
                 # A second more, because servers give the time in whole seconds.
-                if ours is not None and ours - marks[name] > self._lease_seconds + 1:
+                if put_at is not None and put_at - marks[name] > self._lease_seconds + 1:
                     self._delete(name)
             self._delete(f"{LOCKS}/{token}")
         return False
@@ -211,6 +213,6 @@ class Objects:
     def _names(self, folder: str) -> dict[str, float]:
         """Return the objects below ``folder`` and when each was put, in seconds."""
         selector = fs.FileSelector(f"{self._base}/{folder}".rstrip("/"), allow_not_found=True, recursive=True)
-        found = self._connected().get_file_info(selector)
+        entries = self._connected().get_file_info(selector)
         start = len(self._base) + 1
-        return {info.path[start:]: info.mtime_ns / 1e9 for info in found if info.type == fs.FileType.File}
+        return {info.path[start:]: info.mtime_ns / 1e9 for info in entries if info.type == fs.FileType.File}

@@ -18,6 +18,7 @@ from service.identity import idempotency
 from service.identity.auth import require
 from service.identity.idempotency import IdempotencyKey
 from service.identity.keys import Principal
+from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
@@ -139,7 +140,7 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
     If ``exact`` is false, an index chose the candidates and may have missed some.
     """
     if (body.id is None) == (body.vector is None):
-        raise errors.invalid([("id", "give id or vector, one of them")])
+        raise errors.invalid(FieldProblem("id", "give id or vector, one of them"))
 
     def search() -> dict[str, Any]:
         there = existing(request, collection)
@@ -147,7 +148,7 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
         reader = there.open(body.version)
         query: Any = body.vector
         if body.id is not None:
-            (query,) = ids_as(reader.manifest["id_type"], [body.id])
+            (query,) = ids_as(reader.manifest.id_type, [body.id])
         tenant = request.state.principal.tenant
         nearest = request.app.state.neighbors.search(reader, query, body.k, tenant, erasures=erasures)
         if nearest is None:

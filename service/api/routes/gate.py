@@ -16,6 +16,7 @@ from service.core import errors, thread_pools
 from service.datasets.paths import allowed, data_files
 from service.features.store_access import in_store, problem_of
 from service.identity.auth import require
+from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1/collections/{collection}", tags=["gate"])
 
@@ -64,7 +65,9 @@ async def calibrate(request: Request, collection: str, body: CalibrationRequest)
 
     if body.nulls == collection:
         # Its versions would be given up: what it could be rolled back to.
-        raise errors.invalid([("nulls", f"'{collection}' is no scratch collection: publish the nulls to another one")])
+        raise errors.invalid(
+            FieldProblem("nulls", f"'{collection}' is no scratch collection: publish the nulls to another one")
+        )
 
     def measured() -> dict[str, Any]:
         nulls = existing(request, body.nulls)
@@ -90,7 +93,7 @@ async def add_canaries(request: Request, collection: str, body: CanaryRequest) -
     """Fit a canary on the current version; it is evaluated on every candidate from now on."""
     given = (body.name is not None, body.uri is not None, body.copy_from is not None)
     if given not in ((True, True, False), (False, False, True)):
-        raise errors.invalid([("name", "give name and uri, or copy_from")])
+        raise errors.invalid(FieldProblem("name", "give name and uri, or copy_from"))
 
     def fitted() -> dict[str, Any]:
         target = existing(request, collection)
@@ -105,7 +108,9 @@ async def add_canaries(request: Request, collection: str, body: CanaryRequest) -
             table = pq.read_table(list(data_files(path)))
             missing = {"id", "label"} - set(table.column_names)
             if missing:
-                raise errors.invalid([("uri", f"'{body.uri}' lacks the column {' and '.join(sorted(missing))}")])
+                raise errors.invalid(
+                    FieldProblem("uri", f"'{body.uri}' lacks the column {' and '.join(sorted(missing))}")
+                )
             probe.register(target, body.name, table["id"], table["label"].to_pylist(), seed=body.seed)
             names = [body.name]
         probes = target.settings(probe.SETTINGS)

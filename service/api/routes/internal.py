@@ -23,6 +23,7 @@ from service.identity.run_tokens import Claim
 from service.jobs import run_reports
 from service.jobs.states import ACTIVE
 from trainer.runs.directory import RUN_FILE
+from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/internal/runs/{run_id}", include_in_schema=False)
 Result = TypeVar("Result")
@@ -77,7 +78,7 @@ async def events(
     """
     lines = await request.body()
     if not lines.endswith(b"\n"):
-        raise invalid([("body", "events come in whole lines")], "send up to the last line's end")
+        raise invalid(FieldProblem("body", "events come in whole lines", "send up to the last line's end"))
     directory = request.app.state.settings.run_dir(claim.run_id)
     end, row = await _written(request, claim, lambda: run_reports.append_events(directory, offset, lines))
     renewed = None
@@ -94,7 +95,9 @@ async def last_word(request: Request, claim: Claimed) -> None:
     except ValueError:
         document = None
     if not isinstance(document, dict) or document.get("attempt") != claim.attempt:
-        raise invalid([("body", f"is not the exit.json of attempt {claim.attempt}")], "send the file as it is")
+        raise invalid(
+            FieldProblem("body", f"is not the exit.json of attempt {claim.attempt}", "send the file as it is")
+        )
     directory = request.app.state.settings.run_dir(claim.run_id)
     await _written(request, claim, lambda: run_reports.write_exit(directory, document))
 

@@ -16,6 +16,7 @@ from service.identity import keys
 from service.identity.auth import COOKIE, address_of, optional_principal, require, same_origin, unauthorized
 from service.identity.keys import Principal
 from trainer.spec import Name
+from trainer.spec.problems import FieldProblem
 
 router = APIRouter(tags=["keys"])
 Admin = Annotated[Principal, Depends(require("admin"))]
@@ -73,7 +74,7 @@ class SessionRequest(BaseModel):
 async def create(request: Request, response: Response, body: KeyRequest, admin: Admin) -> NewKey:
     """Create a key in the admin's own tenant, or in the tenant that an operator acts for."""
     if body.expires_at is not None and body.expires_at <= tables.now():
-        raise errors.invalid([("expires_at", "lies in the past")], "give a later time, or none")
+        raise errors.invalid(FieldProblem("expires_at", "lies in the past", "give a later time, or none"))
     async with request.app.state.database.write() as connection:
         key, row = await keys.create(
             connection, body.name, list(dict.fromkeys(body.scopes)), body.expires_at, admin.tenant

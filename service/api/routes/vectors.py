@@ -18,7 +18,9 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from embeddings.rff.registry import feature_map
 from embeddings.store import Collection, default_view
+from embeddings.store.manifest import VersionManifest
 from embeddings.vectors.item_vectors import MISSING, STATUS_NAMES, Array
 from service.api.routes.collections import existing
 from service.core import errors
@@ -26,6 +28,7 @@ from service.core.inline_io import InlineIO
 from service.core.tenants import qualified
 from service.features.store_access import accepted, ids_as, in_store, store_of, store_problems, unchanged
 from service.identity.auth import require
+from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1", tags=["vectors"], dependencies=[Depends(require("features:read"))])
 
@@ -111,7 +114,7 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
         started = time.perf_counter()
         store = store_of(request)
         target = store.collection(collection) if collection is not None else store.view_collection(view)
-        with target.steady():
+        with target.snapshot_read():
             if collection is not None:
                 existing(request, collection)
             return of(target, started)
@@ -124,12 +127,12 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
         headers = {"Evenkeel-Version": reader.version, "ETag": etag, "Vary": "Accept"}
         if unchanged(request, etag):
             return Response(status_code=304, headers=headers)
-        check_size(len(query.ids), reader.dim if entry["kind"] == "identity" else entry["dim"], media_type)
-        ids = ids_as(reader.manifest["id_type"], query.ids)
+        check_size(len(query.ids), entry["dim"], media_type)
+        ids = ids_as(reader.manifest.id_type, query.ids)
         status, vectors = target.view_lookup(view, ids, reader.version)
         with np.errstate(over="ignore"):
             vectors = vectors.astype(DTYPES[query.dtype], copy=False)
-        fetched = Fetched(reader.manifest["id_type"], ids, status, vectors)
+        fetched = Fetched(reader.manifest.id_type, ids, status, vectors)
         encode = arrow_stream if media_type == ARROW else json_body
         shown = qualified(request.state.principal.tenant, target.name)
         encoded = encode(fetched, reader.version, view)
@@ -149,9 +152,9 @@ def is_brief(request: Request, view: str, collection: str | None, query: VectorQ
     with contextlib.suppress(ValueError):  # whoever makes the answer finds it again, and says it
         store = store_of(request)
         target = store.collection(collection) if collection is not None else store.seen_view_collection(view)
-        entry = None if target is None else target.mapped(view, query.version)
+        entry = None if target is None else target.cached_view(view, query.version)
         if entry is not None:
-            products = 0 if entry["kind"] == "identity" else entry["dim_in"] * entry["dim"]
+            products = entry["dim_in"] * entry["dim"] if feature_map(entry["kind"]).computes else 0
             in_all = len(query.ids) * entry["dim"]
             return in_all <= BRIEF_VALUES[media_type] and len(query.ids) * products <= BRIEF_PRODUCTS
     return False
@@ -166,22 +169,23 @@ def parse(body: bytes) -> VectorQuery:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise errors.invalid([("", f"the body is not JSON: {error}")]) from None
+        raise errors.invalid(FieldProblem("", f"the body is not JSON: {error}")) from None
     if not isinstance(document, dict):
-        raise errors.invalid([("", 'the body is an object such as {"ids": [1, 2]}')])
-    problems = [(name, "no such field: check the spelling") for name in document if name not in VectorQuery._fields]
+        raise errors.invalid(FieldProblem("", 'the body is an object such as {"ids": [1, 2]}'))
+    unknown = [name for name in document if name not in VectorQuery._fields]
+    problems = [FieldProblem(name, "no such field", "check the spelling") for name in unknown]
     ids, version, dtype = document.get("ids"), document.get("version", "current"), document.get("dtype", "float32")
     if not isinstance(ids, list):
         ids = []
-        problems.append(("ids", "give a list of ids"))
+        problems.append(FieldProblem("ids", "give a list of ids"))
     elif len(ids) > MAX_IDS:
-        problems.append(("ids", f"{len(ids)} ids, at most {MAX_IDS} in one request: send several"))
+        problems.append(FieldProblem("ids", f"{len(ids)} ids, at most {MAX_IDS} in one request", "send several"))
     if not isinstance(version, str):
-        problems.append(("version", "give the name of a version, or current"))
+        problems.append(FieldProblem("version", "give the name of a version, or current"))
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        problems.append(("dtype", f"is not one of {', '.join(DTYPES)}"))
+        problems.append(FieldProblem("dtype", f"is not one of {', '.join(DTYPES)}"))
     if problems:
-        raise errors.invalid(problems)
+        raise errors.invalid(*problems)
     return VectorQuery(ids, version, dtype)
 
 
@@ -195,19 +199,20 @@ def check_size(num_ids: int, dim: int, media_type: str) -> None:
     if num_ids > at_most:
         instead = ", or ask for Arrow" if media_type == JSON else ""
         message = f"{num_ids} vectors of {dim} numbers are too many for one answer"
-        raise errors.invalid([("ids", message)], f"send at most {at_most} ids at once{instead}")
+        raise errors.invalid(FieldProblem("ids", message, f"send at most {at_most} ids at once{instead}"))
 
 
-def etag_of(body: bytes, media_type: str, manifest: dict[str, Any], entry: dict[str, Any]) -> str:
+def etag_of(body: bytes, media_type: str, manifest: VersionManifest, entry: dict[str, Any]) -> str:
     """Return the ETag: the same request for the same version and view always gives the same bytes."""
     served = (
         media_type,
-        manifest["collection"],
-        manifest["version"],
-        manifest["created_at"],
+        manifest.collection,
+        manifest.version,
+        manifest.created_at,
         entry["name"],
-        entry["sha256"],
-        len(manifest.get("erasures", ())),
+        # A map without a matrix may be another by the same name.
+        entry["sha256"] or entry["created_at"],
+        len(manifest.erasures),
     )
     digest = hashlib.blake2b(orjson.dumps(served), digest_size=16)
     digest.update(body)

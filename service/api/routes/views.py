@@ -192,7 +192,8 @@ def _layer(store: Store, name: str, version: str, takes: str, media_type: str) -
     version = manifest["version"]
     entry = collection.view(name, version)
     if entry["kind"] != "rff":
-        raise errors.Problem(409, "no-layer", f"View '{name}' is {entry['kind']}: its layer would change nothing.")
+        why = "its layer would change nothing" if entry["kind"] == "identity" else "layers are written of rff views"
+        raise errors.Problem(409, "no-layer", f"View '{name}' is {entry['kind']}: {why}.")
     features = collection.view_features(name, version)
     # A layer of published vectors is the same for all versions of a generation, so it names none of them.
     described = {**entry, "takes": takes}

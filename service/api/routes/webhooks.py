@@ -15,6 +15,7 @@ from service.identity.auth import require
 from service.identity.keys import Principal
 from service.webhooks import webhook_records
 from service.webhooks.webhook_records import WebhookPatch, WebhookSpec
+from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 Admin = Annotated[Principal, Depends(require("admin"))]
@@ -67,7 +68,7 @@ async def _refuse_private(request: Request, url: str) -> None:
     try:
         await resolve(url, request.app.state.settings.target_networks)
     except TargetError as error:
-        raise errors.invalid([("url", str(error))]) from None
+        raise errors.invalid(FieldProblem("url", str(error))) from None
 
 
 @router.post("", status_code=201, responses=errors.responses(409))

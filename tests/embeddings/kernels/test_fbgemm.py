@@ -267,7 +267,7 @@ def on_ranks(plans, names):
     import torch.distributed as dist
     from torchrec import KeyedJaggedTensor
 
-    from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
     tables = [
         TableConfig("a", 41, 8, ("f", "h"), ("sum", "mean"), init=INIT),
@@ -279,8 +279,9 @@ def on_ranks(plans, names):
         for name in names:
             pair = [
                 shard_model(
-                    torch.nn.ModuleDict({"bags": embedding_bag_collection(tables)}), tables, OPTIMIZERS[name],
-                    {"f": SSEConfig(0.3)}, {table.name: plan for table in tables}, seed=0, backend=backend,
+                    torch.nn.ModuleDict({"bags": embedding_bag_collection(tables)}),
+                    TableSettings.of(tables, OPTIMIZERS[name], {"f": SSEConfig(0.3)}, backend=backend),
+                    PlanRequest({table.name: plan for table in tables}),
                 )
                 for backend in ("reference", "fbgemm")
             ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Idle coefficients against the loop of methods section 1, taken literally: one idle row, one step after another."""
+"""Deferred updates against the loop over steps (docs/methods.md): one untouched row, one step after another."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.refresh.gate_metrics import Thresholds, compare, decide, effective_rank
+from embeddings.refresh.gate import Thresholds, decide
+from embeddings.refresh.gate_checks.effective_rank import effective_rank
+from embeddings.refresh.gate_metrics import compare
 from embeddings.vectors.item_vectors import CARRIED, FOUND, ItemVectors
 
 N, D = 600, 16
@@ -122,7 +124,7 @@ def test_effective_rank_of_equal_axes_is_their_number(rank: int, seed: int) -> N
 
 
 def test_a_popularity_bit_has_effective_rank_near_one() -> None:
-    """Zero-initialised tables: 96 % of the variance in one axis (methods.md), which the cosines can't see."""
+    """Zero-initialised tables: 96 % of the variance in one axis, which the cosines can't see."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((N, D)) * np.sqrt(0.04 / 15)
     rows[:, 0] = np.sqrt(0.96) * rng.choice([-1, 1], N)
@@ -214,8 +216,8 @@ def test_unknown_counts_leave_their_metrics_out() -> None:
 def test_verdicts_are_the_limits(at_least: dict[str, float], at_most: dict[str, float]) -> None:
     limits = Thresholds()
     verdict = decide({**at_least, **at_most}, limits)
-    good = all(value >= getattr(limits, name) for name, value in at_least.items())
-    good = good and all(value <= getattr(limits, name) for name, value in at_most.items())
+    good = all(value >= (limits.limit(name, D) or 0) for name, value in at_least.items())
+    good = good and all(value <= (limits.limit(name, D) or 0) for name, value in at_most.items())
     assert verdict.passed == good == (not verdict.reasons)
     assert len(verdict.checks) == len(at_least) + len(at_most)
 

@@ -10,6 +10,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from embeddings.refresh import probe
+from embeddings.refresh.gate_checks.comparison import Comparison
+from embeddings.refresh.gate_checks.frozen_probes import FrozenProbes
 from embeddings.refresh.publish import Gate, Publication, Settings, publish_candidate
 from embeddings.store import Collection, Store, UnknownCollection, open_store
 from embeddings.vectors.item_vectors import ItemVectors
@@ -67,7 +69,7 @@ def test_the_fit_is_that_of_a_library() -> None:
 def test_a_canary_is_right_on_items_it_has_not_seen(collection: Collection) -> None:
     document = registered(collection)
     assert document["accuracy"] > 0.8 > document["majority"]  # type: ignore[operator]
-    kept = open_store(collection._store.root).collection("items").settings("canary")["cluster"]
+    kept = open_store(collection.directory.parents[1]).collection("items").settings("canary")["cluster"]
     assert kept == json.loads(json.dumps(document))
     codes = probe.predict(kept, collection.open().vectors)
     held_out = np.array(kept["held_out"], dtype=bool)
@@ -96,7 +98,7 @@ def test_metrics_against_plain_ones(store: Store, collection: Collection) -> Non
     evidence[::7] = False
     previous = ItemVectors(np.arange(N), vectors(1))
     candidate = ItemVectors(np.arange(N), vectors(3, noise=1.5), evidence=evidence)
-    metrics = probe.measure({"cluster": document}, previous, candidate)
+    metrics = FrozenProbes.measure(Comparison(previous, candidate, evidence, probes={"cluster": document}))
     before = probe.predict(document, previous.vectors)
     after = probe.predict(document, candidate.vectors)
     judged = evidence & np.array(document["held_out"], dtype=bool)

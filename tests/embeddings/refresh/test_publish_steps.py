@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.refresh.eligibility import evidence_of
+from embeddings.refresh.eligibility import eligible_rows
 from embeddings.refresh.merge import Expiry, expired, plan
 from embeddings.refresh.moving_average import average
 from embeddings.refresh.procrustes import Rotated, min_shared, procrustes, rotate
@@ -96,7 +96,7 @@ def test_evidence(seed: int, num_rows: int, floor: float) -> None:
     items = ItemVectors(np.arange(num_rows), rows, evidence=touched, norms=np.ones(num_rows))
     finite = np.isfinite(rows).all(axis=1)
     norms = np.linalg.norm(np.where(finite[:, None], rows, 0).astype(np.float64), axis=1)
-    np.testing.assert_array_equal(evidence_of(items, floor), touched & finite & (norms > floor))
+    np.testing.assert_array_equal(eligible_rows(items, floor), touched & finite & (norms > floor))
 
 
 # --- average ---------------------------------------------------------------------------------------------------------

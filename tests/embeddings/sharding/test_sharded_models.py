@@ -80,17 +80,17 @@ def on_ranks(case):
     from torchrec import KeyedJaggedTensor
 
     from embeddings.sharding import embedding_bag_collection, embedding_collection
-    from trainer.distributed.sharded_model import shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, shard_model
 
     model = torch.nn.ModuleDict()
     if case.of(True):
         model["bags"] = embedding_bag_collection(case.of(True), is_weighted=case.weighted)
     if case.of(False):
         model["sequences"] = embedding_collection(case.of(False))
-    sharded = shard_model(
-        model, case.tables, OPTIMIZER, sse_of(case), case.plan, seed=7, backend="reference", dtype=torch.float64,
-        bounds=case.bounds, shard_columns={"narrow": 4},
-    )  # fmt: skip
+    settings = TableSettings.of(
+        case.tables, OPTIMIZER, sse_of(case), seed=7, backend="reference", dtype=torch.float64, bounds=case.bounds
+    )
+    sharded = shard_model(model, settings, PlanRequest(case.plan, shard_columns={"narrow": 4}))
     losses, outputs = [], []
     for step, sizes in enumerate(case.steps, start=1):
         start, stop = sum(sizes[: dist.get_rank()]), sum(sizes[: dist.get_rank() + 1])
@@ -312,12 +312,12 @@ def go_on_after_bad_input(plan, bad_ranks, sizes):
     from torchrec import KeyedJaggedTensor
 
     from embeddings.sharding import embedding_bag_collection, embedding_collection
-    from trainer.distributed.sharded_model import shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, shard_model
 
     model = torch.nn.ModuleDict(
         {"bags": embedding_bag_collection(MODEL[:3]), "sequences": embedding_collection(MODEL[3:])}
     )
-    sharded = shard_model(model, MODEL, OPTIMIZER, {}, plan, seed=7, backend="reference")
+    sharded = shard_model(model, TableSettings.of(MODEL, OPTIMIZER, seed=7, backend="reference"), PlanRequest(plan))
     size = sizes[dist.get_rank()]
     told = []
     for part in ("bags", "sequences"):

@@ -91,12 +91,10 @@ class Pooled(torch.nn.Module):
 
 
 def shard(tables, plan, sse=None, dtype="float64", backend="reference", pooling=None, optimizer=PLAIN):
-    from trainer.distributed.sharded_model import shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, shard_model
 
-    return shard_model(
-        Pooled(tables, pooling), tables, optimizer, sse or {}, plan, seed=5, backend=backend,
-        dtype=getattr(torch, dtype),
-    )  # fmt: skip
+    settings = TableSettings.of(tables, optimizer, sse or {}, seed=5, backend=backend, dtype=getattr(torch, dtype))
+    return shard_model(Pooled(tables, pooling), settings, PlanRequest(plan))
 
 
 def pool_once(plan, bags, sizes, backend="reference", pooling=None):
@@ -377,10 +375,10 @@ def refused(what, plan):
 
     try:
         if what == "tables":
-            from trainer.distributed.sharded_model import shard_model
+            from trainer.distributed.sharded_model import PlanRequest, TableSettings, shard_model
 
             other = (dataclasses.replace(TABLES[0], num_rows=58), *TABLES[1:])
-            shard_model(Pooled(TABLES), other, SGD(), {}, plan, seed=0)
+            shard_model(Pooled(TABLES), TableSettings.of(other, SGD()), PlanRequest(plan))
         sharded = shard(TABLES, plan)
         features = local_features(make_bags(3, 0), 0, 3)
         if what == "variable batch":

@@ -11,6 +11,7 @@ import pytest
 
 from embeddings.durable_files import file_sha256
 from embeddings.store.arrow_stream import write_streamed
+from embeddings.store.files import FileEntry
 from embeddings.store.version import read_arrow, write_arrow
 from embeddings.vectors.lazy_rows import CHUNK_ROWS, Picked
 
@@ -32,7 +33,7 @@ def test_the_batch_is_the_one_that_was_described(tmp_path: Path, num_rows: int, 
     assert streamed.equals(read_arrow(tmp_path / "whole.arrow"))
     streamed.validate(full=True)
     path = tmp_path / "streamed.arrow"
-    assert entry == {"name": "streamed.arrow", "sha256": file_sha256(path), "bytes": path.stat().st_size}
+    assert entry == FileEntry("streamed.arrow", file_sha256(path), path.stat().st_size)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e5])

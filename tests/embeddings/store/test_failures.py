@@ -19,9 +19,10 @@ import pytest
 
 from embeddings.durable_files import file_sha256
 from embeddings.store import CorruptStore, Store, StoreError, StoreFull, open_store
-from embeddings.store import collection as store_collection
 from embeddings.store import version as store_version
+from embeddings.store.collection import directory as store_directory
 from embeddings.store.files import StoreBusy, decode_document, writer_lock
+from embeddings.store.manifest import VersionManifest
 from embeddings.vectors.item_vectors import ItemVectors
 from tests.embeddings.store import store_scenarios as scenarios
 
@@ -361,19 +362,19 @@ def test_a_version_that_expires_while_it_is_opened(tmp_path: Path, monkeypatch: 
     """Between reading the pointer and opening the files, a switch and a clean-up may pass: the reader takes the new
     one."""
     scenarios.prepare(tmp_path)
-    reader_class = store_collection.VersionReader
+    reader_class = store_directory.VersionReader
     opened = []
 
-    def slow_reader(directory: Path, manifest: dict[str, Any]) -> Any:
-        opened.append(manifest["version"])
+    def slow_reader(directory: Path, manifest: VersionManifest) -> Any:
+        opened.append(manifest.version)
         if len(opened) == 1:
-            monkeypatch.setattr(store_collection, "VersionReader", reader_class)
+            monkeypatch.setattr(store_directory, "VersionReader", reader_class)
             assert scenarios.refresh(tmp_path, 3, "v000003", "job-3").status == "published"
             assert not (directory / "items.arrow").exists()
-            monkeypatch.setattr(store_collection, "VersionReader", slow_reader)
+            monkeypatch.setattr(store_directory, "VersionReader", slow_reader)
         return reader_class(directory, manifest)
 
-    monkeypatch.setattr(store_collection, "VersionReader", slow_reader)
+    monkeypatch.setattr(store_directory, "VersionReader", slow_reader)
     assert open_store(tmp_path).collection("items").open().version == "v000004"
     assert opened == ["v000003", "v000004"]
 

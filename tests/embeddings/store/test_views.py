@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from embeddings.rff.feature_map import FeatureMap
+from embeddings.rff.registry import FEATURE_MAPS
 from embeddings.store import Collection, UnknownView, open_store
 from embeddings.store.views import define_view
 from embeddings.vectors.item_vectors import ItemVectors
+from embeddings.vectors.lazy_rows import Array
 
 
 @pytest.fixture
@@ -38,13 +42,13 @@ def test_rows_lie_beside_the_version_and_are_what_is_served(collection: Collecti
     assert not rows_file(collection, version, "raw").exists()
     names = {file["name"] for file in collection.manifest(version)["files"]}
     assert {"view-v.arrow", "frequencies-v.arrow"} <= names
+    np.testing.assert_array_equal(collection.view_lookup("raw", [3])[1], collection.open().lookup([3])[1])
     # Stored rows are read: the view's own map is asked for nothing.
-    collection._views.features = None  # type: ignore[assignment, method-assign]
+    collection._views._registry.features = None  # type: ignore[assignment, method-assign]
     status, phi = collection.view_lookup("v", [3, 99])
     assert status.tolist() == [1, 0]
     assert phi.shape == (2, 8)
     assert phi[0].any()
-    np.testing.assert_array_equal(collection.view_lookup("raw", [3])[1], collection.open().lookup([3])[1])
 
 
 def test_what_is_mapped_is_what_has_been_looked_up(tmp_path: Path, collection: Collection) -> None:
@@ -56,20 +60,42 @@ def test_what_is_mapped_is_what_has_been_looked_up(tmp_path: Path, collection: C
     version = publish(collection)
     reading = open_store(tmp_path / "store").collection("items")
     views = ["stored", "computed", "raw"]
-    assert [reading.mapped(view) for view in (*views, "nothing")] == [None] * 4
+    assert [reading.cached_view(view) for view in (*views, "nothing")] == [None] * 4
     reading.open()
-    assert [reading.mapped(view) is not None for view in (*views, "nothing")] == [False, False, True, False]
+    assert [reading.cached_view(view) is not None for view in (*views, "nothing")] == [False, False, True, False]
     for number, view in enumerate(views):
         reading.view_lookup(view, [3])
-        assert [reading.mapped(other) is not None for other in views[: number + 1]] == [True] * (number + 1)
-        assert reading.mapped(view, version) == reading.mapped(view)
+        assert [reading.cached_view(other) is not None for other in views[: number + 1]] == [True] * (number + 1)
+        assert reading.cached_view(view, version) == reading.cached_view(view)
         if view == "stored":
-            assert reading.mapped("computed") is None
-    assert reading.mapped("stored", "v000001") is None
+            assert reading.cached_view("computed") is None
+    assert reading.cached_view("stored", "v000001") is None
     collection.erase([19], "asked for")
-    assert [reading.mapped(view) for view in views] == [None] * 3
+    assert [reading.cached_view(view) for view in views] == [None] * 3
     publish(collection, num_items=19, seed=4)
-    assert [reading.mapped(view) for view in views] == [None] * 3
+    assert [reading.cached_view(view) for view in views] == [None] * 3
+
+
+class Shifted(FeatureMap):
+    """A map without a matrix: its seed is all it has."""
+
+    def transform(self, h: Array) -> Array:
+        return np.asarray(h, dtype=np.float32) + np.float32(self.parameters.seed)
+
+
+def test_a_map_without_a_matrix_that_is_made_anew_is_not_served_by_old_rows(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FEATURE_MAPS, "shifted", lambda: Shifted)
+    publish(collection)
+    for seed in (1, 2):
+        collection.create_view("v", kind="shifted", seed=seed, materialized=True)
+        vectors = collection.open().lookup([3])[1]
+        np.testing.assert_array_equal(collection.view_lookup("v", [3])[1], vectors + np.float32(seed))
+        version = publish(collection)
+        assert rows_file(collection, version).exists()
+        assert "frequencies-v.arrow" not in {file["name"] for file in collection.manifest(version)["files"]}
+        collection.delete_view("v")
 
 
 def test_expired_rows_are_removed(collection: Collection) -> None:
@@ -102,7 +128,7 @@ def test_rows_with_a_flipped_bit_are_not_served(collection: Collection, caplog: 
     file.unlink()
     file.write_bytes(damaged)
     again.view_lookup("v", [1, 2])
-    assert again._views._stored.keys() == {file}
+    assert again._views._registry._stored.keys() == {file}
     np.testing.assert_array_equal(again.view_lookup("v", [1, 2])[1], whole)
 
 
@@ -110,7 +136,9 @@ def test_rows_of_another_shape_are_not_served(collection: Collection, caplog: py
     publish(collection)
     collection.create_view("v", materialized=True)
     version = publish(collection)
-    collection._stored_manifest(version)["rows"] = 19
+    reader = collection._reader
+    reader._manifests[version] = replace(reader.manifest(version), rows=19)
+    reader._readers.clear()
     assert collection.view_lookup("v", [1])[1].any()
     assert "holds rows of shape (20, 8)" in caplog.text
 
@@ -128,7 +156,7 @@ def test_erased_rows_are_in_no_materialized_view(collection: Collection) -> None
         assert status.tolist() == [0, 1]
         assert not phi[0].any()
         np.testing.assert_allclose(phi[1], rows[1], atol=1e-6)
-        assert not one._views._stored
+        assert not one._views._registry._stored
     assert collection.view_lookup("v", [4])[1].any()
 
 
@@ -154,3 +182,14 @@ def test_a_small_view_is_created_in_silence(collection: Collection) -> None:
 
 def test_an_identity_view_has_no_parameters() -> None:
     assert define_view("raw", 4, kind="identity")["sigma"] is None
+
+
+def test_what_a_killed_deletion_left_is_removed(collection: Collection) -> None:
+    """The view is gone with the first step, and its files with the next writer."""
+    publish(collection)
+    collection.create_view("v")
+    views = collection.directory / "views"
+    (views / "v").rename(views / ".gone-killed")
+    assert collection.view_names() == []
+    publish(collection, seed=2)
+    assert list(views.iterdir()) == []

@@ -18,7 +18,6 @@ from service.api.middleware import STRANGER_BYTES
 from service.core import text_validation, thread_pools
 from service.core.errors import MAX_PROBLEMS
 from service.datasets import registry
-from tests.service import published
 from tests.service.service_kit import client_of, job_body, until
 
 pytestmark = pytest.mark.anyio
@@ -44,8 +43,8 @@ async def test_long_names_around_long_lists_are_read_in_no_time(client: httpx.As
         (rb'{"labels": {"\udfff": 1}}', "labels.\\udfff"),
     ],
 )
-async def test_the_place_of_odd_text_is_named(client: httpx.AsyncClient, body: bytes, field: str) -> None:
-    errors = (await client.post("/v1/jobs", content=body, headers=JSON)).json()["errors"]
+async def test_the_place_of_odd_text_is_named(reading: httpx.AsyncClient, body: bytes, field: str) -> None:
+    errors = (await reading.post("/v1/jobs", content=body, headers=JSON)).json()["errors"]
     assert [error["field"] for error in errors] == [field]
     assert "cannot be stored" in errors[0]["message"]
 
@@ -157,11 +156,9 @@ async def test_made_up_methods_leave_nothing_behind(client: httpx.AsyncClient) -
         ("/v1/collections/items/erase", {"ids": [None] * 50_000, "reason": "x"}),
     ],
 )
-async def test_answers_to_giants_are_short(
-    client: httpx.AsyncClient, app: FastAPI, path: str, body: dict[str, Any]
-) -> None:
-    published.publish(app.state.settings)
-    answer = await client.post(path, json=body)
+@pytest.mark.usefixtures("items")
+async def test_answers_to_giants_are_short(reading: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+    answer = await reading.post(path, json=body)
     assert answer.status_code in (404, 422)
     assert answer.headers["content-type"] == "application/problem+json"
     assert len(answer.content) < 50_000

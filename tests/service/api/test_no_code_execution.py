@@ -91,8 +91,8 @@ async def test_a_pickle_is_not_opened(client: httpx.AsyncClient, settings: Setti
         "redis://127.0.0.1/0", "\\\\host\\share\\a.parquet", "/dev/stdin", "/proc/self/environ",
     ],
 )  # fmt: skip
-async def test_other_places_than_files_under_the_roots_are_refused(client: httpx.AsyncClient, uri: str) -> None:
-    answer = await client.post("/v1/datasets/infer", json={"uri": uri})
+async def test_other_places_than_files_under_the_roots_are_refused(reading: httpx.AsyncClient, uri: str) -> None:
+    answer = await reading.post("/v1/datasets/infer", json={"uri": uri})
     assert answer.status_code == 422, (uri, answer.text)
     assert "secret" not in answer.json()["detail"]
 

@@ -24,19 +24,6 @@ from trainer.spec import parse_job
 N, D = 300, 8
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving.serving(tmp_path_factory.mktemp("served")) as served:
-        with Client(served.url, served.key) as client:
-            client.add_dataset(serving.dataset(served.data))
-        yield served
-
-
-@pytest.fixture
-def run(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return serving.in_this_process(served, monkeypatch, capsys)
-
-
 def carry_out(served: Served, job: dict[str, Any], noise: float = 0.05) -> str | None:
     """What the runner and a run would do: publish vectors, which differ by the seed alone, and end the job."""
     spec = parse_job(job["spec"])

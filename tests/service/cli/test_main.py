@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,6 @@ from tests.service import published, serving
 from tests.service.serving import EVENKEEL, Run, Served
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving.serving(tmp_path_factory.mktemp("served")) as served:
-        with Client(served.url, served.key) as client:
-            client.add_dataset(serving.dataset(served.data))
-        yield served
-
-
-@pytest.fixture
-def run(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return serving.in_this_process(served, monkeypatch, capsys)
 
 
 @pytest.fixture

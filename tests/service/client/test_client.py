@@ -32,12 +32,6 @@ from trainer.spec import parse_job
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving.serving(tmp_path_factory.mktemp("served")) as served:
-        yield served
-
-
 @pytest.fixture
 def client(served: Served) -> Iterator[Client]:
     with Client(served.url, served.key, timeout_seconds=300) as client:

@@ -150,6 +150,18 @@ async def test_a_folder_of_csv(client: httpx.AsyncClient, dataset_body: dict[str
     assert profile["label_rate"] == pytest.approx(2 / 3)
 
 
+async def test_a_folder_of_json_lines(
+    client: httpx.AsyncClient, dataset_body: dict[str, Any], settings: Settings
+) -> None:
+    folder = settings.data_roots[0] / "days"
+    folder.mkdir()
+    (folder / "b.jsonl").write_text('{"user": 2, "item": 2, "rating": 1, "date": "2026-01-02"}\n')
+    (folder / "a.jsonl").write_text('{"user": 1, "item": 1, "rating": 5, "date": "2026-01-01"}\n')
+    assert (await client.post("/v1/datasets", json={**dataset_body, "uri": str(folder)})).status_code == 201
+    profile = (await client.get("/v1/datasets/ratings/profile")).json()
+    assert (profile["rows"], profile["files"], profile["label_rate"]) == (2, 2, pytest.approx(1 / 2))
+
+
 async def test_profile_counts(client: httpx.AsyncClient, dataset_body: dict[str, Any], data_file: Path) -> None:
     table = {"user": [1, 1, None, 2], "item": [[1, 2], [3], [], [1]], "rating": [5.0, float("nan"), 1.0, None]}
     pq.write_table(pa.table(table), data_file)

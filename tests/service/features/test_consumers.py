@@ -20,6 +20,7 @@ import pytest
 from embeddings.refresh.publish import Settings, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
+from tests.examples import run_example
 from tests.service import serving
 from tests.service.serving import Served
 
@@ -77,6 +78,14 @@ def workplace(tmp_path: Path) -> Path:
 
 
 Run = Callable[..., list[dict[str, Any]]]
+
+
+def test_the_example_of_the_client_runs(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    if open_store(served.settings.store_url).collection("items").current() is None:
+        publish(served.settings.store_url, 0)
+    for name, value in served.environment(EVENKEEL_API_KEY=served.key).items():
+        monkeypatch.setenv(name, value)
+    run_example("service.client.client.Client")
 
 
 @pytest.fixture

@@ -20,16 +20,10 @@ from embeddings.rff.torch_module import RandomFourierLayer
 from embeddings.store import Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors, unit_rows
 from service.client import Client
-from tests.service.serving import Served, serving
+from tests.service.serving import Served
 
 NUM_ITEMS, DIM = 300, 8
 IDS = np.arange(NUM_ITEMS) * 3
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("service")) as service:
-        yield service
 
 
 @pytest.fixture(scope="module")

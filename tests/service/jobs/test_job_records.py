@@ -40,11 +40,11 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
     assert job["state"] == "queued"
     assert job["labels"]["team"] == "ads"
     assert job["metrics"] == []
-    contract = {
+    promised = {
         "id", "name", "state", "created_at", "started_at", "finished_at", "attempt", "progress", "metrics",
         "publication", "error",
     }  # fmt: skip
-    assert contract <= set(job)
+    assert promised <= set(job)
     created = datetime.datetime.fromisoformat(job["created_at"])
     assert created.utcoffset() == datetime.timedelta(0)
 
@@ -54,7 +54,11 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
     [
         ({"dataset": {"name": "unknown"}}, "dataset.name", "no dataset 'unknown'"),
         ({"sse": {"itm": {"probability": 0.1}}}, "sse.itm", "no such feature"),
-        ({"model": {"kind": "item2vec"}, "regularizers": {"dropout": 0.1}}, "", "not available yet"),
+        (
+            {"model": {"kind": "item2vec"}, "regularizers": {"dropout": 0.1}},
+            "regularizers.dropout",
+            "not available yet",
+        ),
         ({"epochs": 0}, "epochs", "greater than or equal to 1"),
         ({"optimiser": {}}, "optimiser", "no such field"),
         ({"dataset": {"name": "ratings", "window": {"start": "{firing_date}"}}}, "dataset.window.start", "schedules"),
@@ -65,14 +69,35 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
     ],
 )
 async def test_a_bad_job_is_refused(
-    client: httpx.AsyncClient, dataset: str, change: dict[str, Any], field: str, message: str
+    reading: httpx.AsyncClient, change: dict[str, Any], field: str, message: str
 ) -> None:
-    response = await client.post("/v1/jobs", json={**job_body(), **change})
+    response = await reading.post("/v1/jobs", json={**job_body(), **change})
     assert response.status_code == 422
     error = response.json()["errors"][0]
     assert error["field"] == field
     assert message in error["message"]
-    assert (await client.get("/v1/jobs")).json()["items"] == []
+    assert (await reading.get("/v1/jobs")).json()["items"] == []
+
+
+async def test_every_problem_of_a_job_has_its_field_and_remedy(client: httpx.AsyncClient, dataset: str) -> None:
+    wrong = {"optimizer": {"kind": "adam", "weight_decay": 0.1}, "micro_batches": 9, "batch_size": 8}
+    response = await client.post("/v1/jobs", json={**job_body(), **wrong})
+    told = {error["field"]: (error["message"], error["remedy"]) for error in response.json()["errors"]}
+    assert told["micro_batches"] == ("a batch of 8 has no 9 parts", "use fewer")
+    message, remedy = told["optimizer.weight_decay"]
+    assert message == "adam has none"
+    assert remedy.endswith("or leave it 0")
+    scheduled = {"name": "daily", "cron": "0 3 * * *", "job": {**job_body(), **wrong}}
+    response = await client.post("/v1/schedules", json=scheduled)
+    assert {error["field"] for error in response.json()["errors"]} == {
+        "job.micro_batches",
+        "job.optimizer.weight_decay",
+    }
+
+
+async def test_what_does_not_fit_the_dataset_names_each_field(client: httpx.AsyncClient, dataset: str) -> None:
+    response = await client.post("/v1/jobs", json={**job_body(), "sharding": {"shop": "row_wise"}, "tables": {"x": {}}})
+    assert [error["field"] for error in response.json()["errors"]] == ["sharding.shop", "tables.x"]
 
 
 async def test_a_dataset_whose_file_went_is_refused(client: httpx.AsyncClient, dataset: str, data_file: Any) -> None:
@@ -82,24 +107,24 @@ async def test_a_dataset_whose_file_went_is_refused(client: httpx.AsyncClient, d
     assert "no such file" in response.json()["detail"]
 
 
-async def test_a_dry_run_predicts_and_makes_nothing(client: httpx.AsyncClient, dataset: str) -> None:
-    response = await client.post("/v1/jobs", json=job_body(epochs=3, batch_size=2), params={"dry_run": "true"})
+async def test_a_dry_run_predicts_and_makes_nothing(reading: httpx.AsyncClient) -> None:
+    response = await reading.post("/v1/jobs", json=job_body(epochs=3, batch_size=2), params={"dry_run": "true"})
     assert response.status_code == 200, response.text
     assert response.json()["valid"] is True
     estimate = response.json()["estimate"]
     assert estimate["steps"] == 3 * estimate["steps_per_epoch"] > 0
     assert estimate["peak_memory_bytes"] > 0
     assert estimate["seconds_per_epoch"] >= 0
-    bad = await client.post("/v1/jobs", json=job_body(dataset={"name": "unknown"}), params={"dry_run": "true"})
+    bad = await reading.post("/v1/jobs", json=job_body(dataset={"name": "unknown"}), params={"dry_run": "true"})
     assert bad.status_code == 422
-    assert (await client.get("/v1/jobs")).json()["items"] == []
+    assert (await reading.get("/v1/jobs")).json()["items"] == []
 
 
 @pytest.mark.parametrize("dry_run", ["true", "false"])
-async def test_what_no_rank_could_hold_is_refused(client: httpx.AsyncClient, dataset: str, dry_run: str) -> None:
+async def test_what_no_rank_could_hold_is_refused(reading: httpx.AsyncClient, dry_run: str) -> None:
     """100 MB for a worker: less than the process alone. A dry run counts the rows as well."""
     body = job_body(resources={"memory_bytes_per_worker": 10**8})
-    response = await client.post("/v1/jobs", json=body, params={"dry_run": dry_run})
+    response = await reading.post("/v1/jobs", json=body, params={"dry_run": dry_run})
     assert response.status_code == 422
     (error,) = response.json()["errors"]
     assert error["field"] == "resources"
@@ -107,16 +132,16 @@ async def test_what_no_rank_could_hold_is_refused(client: httpx.AsyncClient, dat
     assert "+ process 943,718,400 = " in error["message"]
     assert ("table item: " in error["message"]) == (dry_run == "true")
     assert error["remedy"].startswith("allow more")
-    assert (await client.get("/v1/jobs")).json()["items"] == []
+    assert (await reading.get("/v1/jobs")).json()["items"] == []
 
 
 @pytest.mark.parametrize("dry_run", ["true", "false"])
 async def test_what_no_gpu_of_this_machine_could_hold_is_refused(
-    client: httpx.AsyncClient, dataset: str, dry_run: str, monkeypatch: pytest.MonkeyPatch
+    reading: httpx.AsyncClient, dry_run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.sizing.gpus.machine_gpu_bytes", lambda: 10**6)
     body = job_body(resources={"gpus_per_worker": 1})
-    response = await client.post("/v1/jobs", json=body, params={"dry_run": dry_run})
+    response = await reading.post("/v1/jobs", json=body, params={"dry_run": dry_run})
     assert response.status_code == 422
     (error,) = response.json()["errors"]
     assert "bytes of its GPU, which has 1,000,000: table " in error["message"]

@@ -424,7 +424,7 @@ async def test_no_attempt_begins_while_the_one_before_it_may_live(
     try:
         async with app.state.database.write() as connection:
             row = await job_records.locked(connection, job["id"])
-            before = {"attempt": 1, "lease": "a", "released": False, "home_id": runner._home_id}
+            before = {"attempt": 1, "lease": "a", "released": False, "home_id": runner.home_id}
             await job_records.change(connection, row, **before)
         for away, attempt in ((True, 1), (False, 2)):
             runs.away = away
@@ -605,7 +605,7 @@ async def test_what_ranks_wrote_after_their_driver_died_is_kept(
             "attempt": 1,
             "lease": "a",
             "released": False,
-            "home_id": runner._home_id,
+            "home_id": runner.home_id,
             "not_before": later,
             "failures": 1,
         }

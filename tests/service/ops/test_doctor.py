@@ -24,12 +24,6 @@ from tests.service import serving
 from tests.service.serving import EVENKEEL, Served
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving.serving(tmp_path_factory.mktemp("served")) as served:
-        yield served
-
-
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("EVENKEEL_API_KEY", "EVENKEEL_URL", "EVENKEEL_RAY_ADDRESS", "EVENKEEL_DATA_ROOTS", "RAY_AUTH_MODE"):

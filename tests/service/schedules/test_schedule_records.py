@@ -105,16 +105,17 @@ async def test_create_get_list_change_delete(client: httpx.AsyncClient, dataset:
         ({"job": job_body(dataset={"name": "unknown"})}, "dataset.name"),
     ],
 )
-async def test_bad_schedules(client: httpx.AsyncClient, dataset: str, change: dict[str, Any], field: str) -> None:
-    response = await client.post("/v1/schedules", json={**body(), **change})
+async def test_bad_schedules(reading: httpx.AsyncClient, change: dict[str, Any], field: str) -> None:
+    response = await reading.post("/v1/schedules", json={**body(), **change})
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == field
-    if field not in ("name", "every", "dataset.name"):
-        await create(client)
-        patched = await client.patch("/v1/schedules/daily", json=change)
-        assert patched.status_code == 422
-        null = await client.patch("/v1/schedules/daily", json={field.partition(".")[0]: None})
-        assert null.status_code == 422
+    if field in ("name", "every", "dataset.name"):
+        return
+    await create(reading)
+    patched = await reading.patch("/v1/schedules/daily", json=change)
+    null = await reading.patch("/v1/schedules/daily", json={field.partition(".")[0]: None})
+    assert (await reading.delete("/v1/schedules/daily")).status_code == 204
+    assert (patched.status_code, null.status_code) == (422, 422)
 
 
 async def test_trigger_fills_in_the_date(client: httpx.AsyncClient, dataset: str) -> None:

@@ -417,8 +417,8 @@ async def test_the_secret_is_shown_once(client: httpx.AsyncClient, receiver: Rec
         ({"url": "https://example.com", "colour": 1}, "colour"),
     ],
 )
-async def test_a_bad_webhook_is_refused(client: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
-    answer = await client.post("/v1/webhooks", json=body)
+async def test_a_bad_webhook_is_refused(reading: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
+    answer = await reading.post("/v1/webhooks", json=body)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == field
 

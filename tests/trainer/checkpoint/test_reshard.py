@@ -51,10 +51,12 @@ class Model(torch.nn.Module):
 
 
 def make(kind, optimizer=ADAM, tables=TABLES):
-    from trainer.distributed.sharded_model import shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, shard_model
 
     plan = {table.name: kind for table in tables}
-    return shard_model(Model(tables), tables, optimizer, {}, plan, seed=5, backend="reference")
+    return shard_model(
+        Model(tables), TableSettings.of(tables, optimizer, seed=5, backend="reference"), PlanRequest(plan)
+    )
 
 
 def save_in_every_plan(source, folder, kinds=KINDS, optimizer=ADAM):

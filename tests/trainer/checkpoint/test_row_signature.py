@@ -95,7 +95,7 @@ def test_a_model_with_another_optimizer_does_not_load(tmp_path):
     from trainer.distributed.sharded_model import shard_model
 
     def make(optimizer, **settings):
-        return shard_model(Model(), [TABLE], optimizer, {}, {}, seed=0, backend="reference", **settings)
+        return shard_model(Model(), TableSettings.of([TABLE], optimizer, backend="reference", **settings))
 
     with single_rank_group():
         path = make(Adam(0.1)).save(tmp_path)

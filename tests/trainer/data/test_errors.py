@@ -91,7 +91,7 @@ def test_empty_files(refused, clicks, tmp_path):
     (tmp_path / "header.csv").write_text("user,item,click\n")
     refused(tmp_path / "header.csv", r"header\.csv: has no rows")
     (tmp_path / "folder").mkdir()
-    refused(tmp_path / "folder", r"folder: holds no \.parquet or \.csv file")
+    refused(tmp_path / "folder", r"folder: holds no file that ends in \.parquet, \.pq, \.csv, ")
 
 
 def test_truncated_parquet(refused, clicks, tmp_path):
@@ -128,7 +128,7 @@ def test_bad_csv(text, said, refused, tmp_path):
 
 def test_neither_format(refused, tmp_path):
     (tmp_path / "rows.json").write_text("{}")
-    refused(tmp_path / "rows.json", r"is neither \.parquet nor \.csv")
+    refused(tmp_path / "rows.json", r"has none of the endings \.parquet, \.pq, \.csv, .*convert it, or rename it")
 
 
 def test_mixed_formats(refused, clicks, tmp_path):

@@ -35,7 +35,7 @@ from trainer.runs.directory import read_run, write_run
 from trainer.sizing.estimate import estimate
 from trainer.sizing.memory import COUNTERS_PER_ROW_BYTES, MAP_ROW_BYTES, rank_memory
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.training.loop import Position, Trainer, dense_optimizer
+from trainer.training.loop import Position, Resumed, Trainer, dense_optimizer
 
 # Whole jobs.
 pytestmark = pytest.mark.slow
@@ -98,12 +98,12 @@ def by_id(data, trainer, decay=True):
     table = trainer.sharded.gather_table("item", decay)
     if table is None:
         return None
-    if "item" not in trainer.growing.ids:
+    if "item" not in trainer.dynamic_rows.ids:
         return dict(zip(data.vocabulary("item").to_pylist(), table.rows[2:], strict=True))
     names = dict(
         zip(data.row_keys("item").view(np.int64)[2:].tolist(), data.vocabulary("item").to_pylist(), strict=True)
     )
-    entries, raw = trainer.growing.ids["item"].ids()
+    entries, raw = trainer.dynamic_rows.ids["item"].ids()
     return {names[one]: table.rows[2 + entry] for one, entry in zip(raw.tolist(), entries.tolist(), strict=True)}
 
 
@@ -134,7 +134,7 @@ def train_on_ranks(directory, job, num_steps):
     for parts, _ in zip(trainer.batches(), range(num_steps), strict=False):
         trainer.train_step(parts)
     rows, metrics = by_id(data, trainer), trainer.evaluate("test")
-    state = trainer.growing.ids["item"].state()
+    state = trainer.dynamic_rows.ids["item"].state()
     return (rows, metrics, state) if dist.get_rank() == 0 else state
 
 
@@ -168,7 +168,7 @@ def test_sse_swaps_for_every_id_that_has_a_row_and_for_no_other(log, tmp_path):
     plain = job_of({"item": {"capacity": 30, "when_full": "refuse"}})
     data = prepare(log, job, tmp_path / "data")
     with single_rank_group():
-        swapping, other = trainer_of(job, data).growing, trainer_of(plain, data).growing
+        swapping, other = trainer_of(job, data).dynamic_rows, trainer_of(plain, data).dynamic_rows
         trainer = trainer_of(plain, data)
         counts, hits, total = np.zeros(32), 0, 0
         for step, parts in zip(range(1, data.steps_per_epoch + 1), trainer.batches(), strict=False):
@@ -196,21 +196,21 @@ def test_stopping_and_resuming_changes_no_bit(log, tmp_path):
     def train(folder, stops):
         position, history = None, []
         for stop in [*stops, None]:
-            trainer = trainer_of(job, data, position=position, history=history)
+            trainer = trainer_of(job, data, resumed=position and Resumed(position, history))
             newest = latest_valid(folder)
             if newest is not None:
                 trainer.sharded.load_from(newest, dense_optimizer=trainer.dense_optimizer)
-                trainer.growing.load(newest)
+                trainer.dynamic_rows.load(newest)
             if stop is None:
                 trainer.train()
-                return by_id(data, trainer), trainer.history, trainer.growing.ids["item"].state()
+                return by_id(data, trainer), trainer.history, trainer.dynamic_rows.ids["item"].state()
             trainer.sharded.train()
             for parts in trainer.batches():
                 trainer.train_step(parts)
                 trainer.evaluate_if_due()
                 if trainer.position.step == stop:
                     break
-            attached = trainer.growing.write(folder / "scratch")
+            attached = trainer.dynamic_rows.write(folder / "scratch")
             trainer.sharded.save(
                 folder, dense_optimizer=trainer.dense_optimizer, extra={}, keep_last=1, attached=attached
             )

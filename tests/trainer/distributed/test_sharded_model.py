@@ -9,8 +9,8 @@ from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, AdamAR, RMSprop, RowwiseAdagrad, RowwiseAdam
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, TableConfig
+from tests import models
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
-from trainer.models.registry import DNN
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -72,11 +72,16 @@ def my_range(size):
 
 
 def make_model(plan, dtype, backend, sse=SSE, optimizer=OPTIMIZER, seed=0):
-    from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
     dtype = getattr(torch, dtype)
-    model = DNN(embedding_bag_collection(TABLES), FEATURES, dim=DIM, hidden=(16,), seed=seed, dtype=dtype)
-    return shard_model(model, TABLES, optimizer, sse, plan, seed=3, backend=backend, dtype=dtype)
+    model = dnn(embedding_bag_collection(TABLES), seed, dtype)
+    settings = TableSettings.of(TABLES, optimizer, sse, seed=3, backend=backend, dtype=dtype)
+    return shard_model(model, settings, PlanRequest(plan))
+
+
+def dnn(embeddings, seed=0, dtype=torch.float32, hidden=16):
+    return models.make_model("dnn", embeddings, FEATURES, embedding_dim=DIM, hidden=(hidden,), seed=seed, dtype=dtype)
 
 
 def make_dense_optimizer(sharded):
@@ -150,7 +155,7 @@ class OneDevice:
 
     def __init__(self, dtype, backend):
         self.tables = EmbeddingTables(TABLES, OPTIMIZER, sse=SSE, seed=3, backend=backend, dtype=dtype)
-        tower = DNN(torch.nn.Identity(), FEATURES, dim=DIM, hidden=(16,), seed=0, dtype=dtype).tower
+        tower = dnn(torch.nn.Identity(), dtype=dtype).tower
         self.tower, self.optimizer = tower, torch.optim.Adam(tower.parameters(), lr=0.01)
 
     def run(self, num_steps):
@@ -265,15 +270,20 @@ def test_the_planner_decides_for_tables_left_out_and_keeps_to_the_rest(ranks):
 
 def plan_of(wanted, memory_bytes):
     """The plan of a large, a middling and a tiny table, or why there is none."""
-    from trainer.distributed.sharded_model import Workload, embedding_bag_collection, shard_model
+    from trainer.distributed.sharded_model import (
+        PlanRequest,
+        TableSettings,
+        Workload,
+        embedding_bag_collection,
+        shard_model,
+    )
 
     tables = [TableConfig(name, rows, 16, (name,)) for name, rows in [("large", 20_000), ("middle", 5000), ("tiny", 3)]]
     model = torch.nn.ModuleDict({"bags": embedding_bag_collection(tables)})
     workload = Workload(samples_per_rank=64, ids_per_sample={"middle": 8.0})
     try:
         sharded = shard_model(
-            model, tables, OPTIMIZER, {}, wanted, seed=0, backend="reference", workload=workload,
-            memory_bytes=memory_bytes,
+            model, TableSettings.of(tables, OPTIMIZER, backend="reference"), PlanRequest(wanted, workload, memory_bytes)
         )  # fmt: skip
     except ValueError as error:
         return str(error)
@@ -339,15 +349,15 @@ def test_columns_are_not_split_where_the_optimizer_needs_whole_rows(ranks, optim
 def refuse(what):
     from torch import nn
 
-    from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
     try:
         if what == "two collections":
             model = nn.ModuleList([embedding_bag_collection(TABLES), embedding_bag_collection(TABLES)])
-            shard_model(model, TABLES, SGD(), {}, TABLE_WISE, seed=0)
+            shard_model(model, TableSettings.of(TABLES, SGD()), PlanRequest(TABLE_WISE))
         elif what == "three columns":
             model = nn.ModuleList([embedding_bag_collection(TABLES)])
-            shard_model(model, TABLES, SGD(), {}, COLUMN_WISE, seed=0, shard_columns={"item": 3})
+            shard_model(model, TableSettings.of(TABLES, SGD()), PlanRequest(COLUMN_WISE, shard_columns={"item": 3}))
         elif isinstance(what, dict):
             make_model(what, "float32", "reference")
         else:
@@ -399,7 +409,7 @@ def dense_parts():
 
 def test_dense_parameters_are_rank_0s_and_their_gradients_are_summed(ranks):
     first, second = ranks(2).run(dense_parts)
-    expected = DNN(torch.nn.Identity(), FEATURES, dim=DIM, hidden=(16,), seed=0)
+    expected = dnn(torch.nn.Identity())
     assert list(first) == [name for name, _ in expected.named_parameters()]
     for name, parameter in expected.named_parameters():
         assert torch.equal(first[name][0], parameter)
@@ -524,14 +534,16 @@ def load_into(changes, directory, parents=None):
     of a warm start, by table the checkpoint's rows that go on."""
     import dataclasses
 
-    from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
     tables = [dataclasses.replace(t, num_rows=changes.get(t.name, t.num_rows), row_count=-1) for t in TABLES]
     hidden = changes.get("hidden", 16)
 
     def make():
-        model = DNN(embedding_bag_collection(tables), FEATURES, dim=DIM, hidden=(hidden,))
-        return shard_model(model, tables, OPTIMIZER, {}, ROW_WISE, seed=3, backend="reference")
+        model = dnn(embedding_bag_collection(tables), hidden=hidden)
+        return shard_model(
+            model, TableSettings.of(tables, OPTIMIZER, seed=3, backend="reference"), PlanRequest(ROW_WISE)
+        )
 
     sharded, initial = make(), make()
     rows = None

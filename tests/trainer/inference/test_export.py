@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.examples import run_example
 from tests.model_specs import model_spec
 from trainer.checkpoint.format import latest_valid
 from trainer.data.errors import DataError
@@ -141,6 +142,11 @@ def rows_for(run) -> pa.Table:
         return pa.table({"item": pa.array(lists, pa.list_(pa.int64()))})
     columns = rows.set_column(1, "item", pa.array(items, pa.int64())).drop(["pos", "click"])
     return columns.append_column("history", pa.array(lists, pa.list_(pa.int64())))
+
+
+def test_the_example_of_the_docstring_runs(trained, exported):
+    folder, _ = exported("dnn")
+    run_example("trainer.inference.exported_model.Exported", folder=folder, rows=rows_for(trained("dnn")))
 
 
 @pytest.mark.parametrize("kind", MODELS)

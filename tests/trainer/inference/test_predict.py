@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.examples import run_example
 from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, latest_valid, save
 from trainer.checkpoint.select import pick
 from trainer.data.batches.prepared import PreparedData
@@ -113,6 +114,10 @@ def run(tmp_path_factory: pytest.TempPathFactory):
 
 def rows_of(run) -> pa.Table:
     return pq.read_table(run.dataset.uri)
+
+
+def test_the_example_of_the_docstring_runs(run):
+    run_example("trainer.inference.predict.Predictor", run_directory=run.directory, rows=rows_of(run))
 
 
 def validation_of(run) -> pa.Table:

@@ -3,18 +3,16 @@ with the same bits."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from trainer.checkpoint.format import Checkpoint, latest_valid
+from tests.trainer.launch.detached_runs import everything, newest_step, wait_for, wait_for_end
+from trainer.checkpoint.format import latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import DEFAULT_NICENESS, NICENESS_VARIABLE, start_ranks
 from trainer.runs import run_process
@@ -24,35 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TWO = {"num_workers": 2, "cpus_per_worker": 1}
 SPLIT = {"item": "row_wise", "user": "table_wise"}
-
-
-def wait_for(condition: Callable[[], object], directory: Path, seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline or (directory / EXIT_FILE).exists():
-            pytest.fail(f"not seen in time; the log:\n{(directory / LOG_FILE).read_text()[-6000:]}")
-        time.sleep(0.02)
-
-
-def wait_for_end(directory: Path, seconds: float = 300.0) -> dict:
-    deadline = time.monotonic() + seconds
-    while run_process.is_alive(directory):
-        assert time.monotonic() < deadline, (directory / LOG_FILE).read_text()[-6000:]
-        time.sleep(0.05)
-    return json.loads((directory / EXIT_FILE).read_text())
-
-
-def newest_step(folder: Path) -> int:
-    names = sorted(path.name for path in folder.glob("step-*"))
-    return int(names[-1].removeprefix("step-").split(".")[0]) if names else 0
-
-
-def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    found = dict(checkpoint.read_dense())
-    for table in checkpoint.tables:
-        weight, state = checkpoint.read_rows(table)
-        found |= {f"{table}.weight": weight, **{f"{table}.{key}": value for key, value in state.items()}}
-    return found
 
 
 def ranks_of(directory: Path) -> list[psutil.Process]:

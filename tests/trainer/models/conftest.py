@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from tests import models
 from tests.model_specs import table_columns
 from trainer.data.batches.keys import Key
 from trainer.models.registry import MODELS
@@ -102,11 +103,9 @@ def make_model(
     **settings: Any,
 ) -> Any:
     """The model in float64, in evaluation mode. ``stir``: weights that start from 0 or 1 are moved."""
-    model_class = MODELS[kind]
-    tables = Tables(table_columns(kind, "item", DIM), pooled=not model_class.is_sequence, zero=zero)
-    keywords = {"num_dense": num_dense} if num_dense else {}
-    keywords |= model_class.of_keys(KEYS) | SETTINGS.get(kind, {}) | settings
-    model = model_class(tables, NAMES, dim=DIM, hidden=hidden, seed=3, dtype=torch.float64, **keywords)
+    tables = Tables(table_columns(kind, "item", DIM), pooled=not MODELS[kind].is_sequence, zero=zero)
+    fields = {"embedding_dim": DIM, "hidden": hidden, **SETTINGS.get(kind, {}), **settings}
+    model = models.make_model(kind, tables, KEYS, num_dense=num_dense, seed=3, **fields)
     if stir:
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():

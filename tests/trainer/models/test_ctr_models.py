@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torchrec import KeyedJaggedTensor
 
 from tests.model_specs import model_spec, table_columns
-from trainer.models.registry import MODELS
+from tests.models import make_model
 
 KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "finalmlp", "din")
 TOWERS = tuple(kind for kind in KINDS if kind != "fm")
@@ -158,7 +158,7 @@ def autoint(model, vectors, weights, x):
 def finalmlp(model, vectors, weights, x):
     everything, outputs = torch.cat([*vectors, x]), []
     for gate, stream in zip(model.gates, model.streams, strict=True):
-        told = torch.cat([vectors[place] for place in gate.places]) if gate.places else gate.context
+        told = torch.cat([vectors[field] for field in gate.fields]) if gate.fields else gate.context
         share = 2 / (1 + torch.exp(-mlp(gate, told)))
         outputs.append(mlp(stream, share * everything, logits=False))
     fusion = model.fusion
@@ -315,11 +315,9 @@ def test_parameters_are_as_many_as_the_paper_counts(lab, kind, settings, without
 @pytest.mark.parametrize("options", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("kind", [*TOWERS, "two_tower"])
 def test_towers_with_options_have_what_they_need_more(lab, kind, options):
-    from trainer.models.layers.mlp import TowerOptions
-
     residual, batch_norm = options
     spec = {"residual": residual, "batch_norm": batch_norm}
-    model = lab.model(kind, options=TowerOptions(**spec))
+    model = lab.model(kind, **spec)
     settings = lab.settings.get(kind, {})
     size = model_spec(kind, embedding_dim=D, hidden=H, **settings, **spec).size(F, num_lists=kind == "din")
     assert size.parameters == sum(p.numel() for _, p in model.dense_parameters())
@@ -379,10 +377,8 @@ def test_a_tiny_set_is_learned_by_heart(lab, kind, settings):
 @pytest.mark.parametrize(("kind", "settings"), [*VARIANTS, ("two_tower", {})])
 def test_a_rank_without_samples_takes_part(lab, kind, settings, options):
     """Forward and backward of no sample: every parameter has a gradient, of zeros."""
-    from trainer.models.layers.mlp import TowerOptions
-
     if kind in TOWERS:
-        settings = {**settings, "options": TowerOptions(options, options)}
+        settings = {**settings, "residual": options, "batch_norm": options}
     model = lab.model(kind, **settings).train()
     empty = torch.empty(0, dtype=torch.int64)
     features = KeyedJaggedTensor(list(lab.names), empty, lengths=empty, stride=0)
@@ -415,14 +411,14 @@ def test_weights_come_from_the_seed_alone(lab, kind):
 
 
 def test_what_a_model_cannot_be_built_of_is_refused(lab):
-    with pytest.raises(ValueError, match="shares the table of a single id"):
-        lab.model("din", histories={})
     tables = lab.tables(1, pooled=True, zero=False)
+    with pytest.raises(ValueError, match="shares the table of a single id"):
+        make_model("din", tables, lab.names, embedding_dim=1)
     with pytest.raises(ValueError, match="of one column nothing is left"):
-        MODELS["wukong"](tables, lab.names, dim=1, hidden=(2,))
+        make_model("wukong", tables, lab.names, embedding_dim=1, hidden=(2,))
     with pytest.raises(ValueError, match="multiplies pairs of vectors, and there is one"):
-        MODELS["dlrm"](tables, ["user"], dim=1, hidden=(2,))
+        make_model("dlrm", tables, ["user"], embedding_dim=1, hidden=(2,))
     with pytest.raises(ValueError, match="fm multiplies pairs of fields, and there is one, user"):
-        MODELS["fm"](tables, ["user"], dim=1)
+        make_model("fm", tables, ["user"], embedding_dim=1)
     with pytest.raises(ValueError, match="4 fusion heads do not divide streams of 6 and 8 units"):
-        MODELS["finalmlp"](tables, lab.names, dim=1, hidden=(6,), second_hidden=(8,), fusion_heads=4)
+        make_model("finalmlp", tables, lab.names, embedding_dim=1, hidden=(6,), second_hidden=(8,), fusion_heads=4)

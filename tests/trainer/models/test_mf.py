@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.model_specs import table_columns
-from trainer.models.registry import MODELS
+from tests.models import make_model
 
 
 def mf(lab, loss="bce"):
@@ -105,4 +105,4 @@ def test_a_tiny_set_is_learned_by_heart(lab, loss):
 
 def test_missing_features_are_named(lab):
     with pytest.raises(ValueError, match=r"needs the features user and item: \['user'\] missing"):
-        MODELS["mf"](lab.tables(5, pooled=True, zero=False), ["item"], dim=4)
+        make_model("mf", lab.tables(5, pooled=True, zero=False), ["item"], embedding_dim=4)

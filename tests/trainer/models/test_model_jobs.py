@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import torch.distributed as dist
 import yaml
 
+from tests.trainer.trainings import differ, snapshot, train_in_parts, train_on_ranks, trainer_of
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
@@ -25,7 +23,6 @@ from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run, write_run
 from trainer.sizing.estimate import estimate
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.training.loop import Position, Trainer, dense_optimizer
 
 # A training of each kind of model.
 pytestmark = pytest.mark.slow
@@ -73,13 +70,6 @@ def job_of(kind, model=None, **changes):
         "dense_optimizer": {"learning_rate": 0.01}, "epochs": 2, "batch_size": 256,
     }  # fmt: skip
     return parse_job(document | changes)
-
-
-def trainer_of(job, data, **settings) -> Trainer:
-    places = {name: settings.pop(name) for name in ("backend", "dtype") if name in settings}
-    alpha = job.optimizer.alpha if job.optimizer.kind == "adam_ar" else None
-    sharded = build(job, data, alpha=alpha, **places)
-    return Trainer(job, data, sharded, dense_optimizer(job, sharded), **settings)
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
@@ -207,20 +197,6 @@ def test_mf_learns_ratings_by_their_squared_error(small, tmp_path):
 # --- ranks and resumes -----------------------------------------------------------------------------------------------
 
 
-def train_on_ranks(directory, job, num_steps):
-    data = PreparedData.open(directory)
-    trainer = trainer_of(job, data, backend="reference", dtype=torch.float64)
-    trainer.sharded.train()
-    for parts, _ in zip(trainer.batches(), range(num_steps), strict=False):
-        trainer.train_step(parts)
-    found = {name: value.clone() for name, value in trainer.sharded._dense_tensors()}
-    for name in data.tables:
-        table = trainer.sharded.gather_table(name)
-        found |= {} if table is None else {name: table.rows}
-    metrics = trainer.evaluate("test")
-    return (found, metrics) if dist.get_rank() == 0 else None
-
-
 @pytest.mark.parametrize("kind", ["xdeepfm", "din", "fm", "autoint", "finalmlp"])
 def test_two_ranks_train_and_score_as_one_does(log, ranks, tmp_path, kind):
     """Batch norm, dice, shortcuts, SSE; and the last batch of an epoch, whose one example leaves a rank without any."""
@@ -254,37 +230,16 @@ def test_stopping_and_resuming_changes_no_bit(log, tmp_path, kind):
     job = job_of(kind, options_of(kind), batch_size=512)
     data = prepare(log, job, tmp_path / "data")
 
-    def train(folder, stops):
-        position, history = None, []
-        for stop in [*stops, None]:
-            trainer = trainer_of(job, data, position=position, history=history)
-            newest = latest_valid(folder)
-            if newest is not None:
-                if kind == "mf":
-                    trainer.sharded.module.mu.fill_(9.0)
-                trainer.sharded.load_from(newest, dense_optimizer=trainer.dense_optimizer)
-            if stop is None:
-                trainer.train()
-                return trainer
-            trainer.sharded.train()
-            for parts in trainer.batches():
-                trainer.train_step(parts)
-                trainer.evaluate_if_due()
-                if trainer.position.step == stop:
-                    break
-            trainer.sharded.save(folder, dense_optimizer=trainer.dense_optimizer, extra={}, keep_last=1)
-            position, history = Position(**asdict(trainer.position)), trainer.history
-        raise AssertionError
+    def spoil(sharded):
+        if kind == "mf":
+            sharded.module.mu.fill_(9.0)
 
     with single_rank_group():
-        whole = train(tmp_path / "whole", [])
-        parts = train(tmp_path / "parts", [2, data.steps_per_epoch])
-        for trainer in (whole, parts):
-            trainer.found = {name: value.clone() for name, value in trainer.sharded._dense_tensors()}
-            trainer.found["item"] = trainer.sharded.gather_table("item").rows
-    names = whole.found.keys()
-    assert any("running_mean" in name for name in names) or {"mu", "bias"} & names
-    assert [name for name, value in whole.found.items() if not torch.equal(value, parts.found[name])] == []
+        whole, _ = train_in_parts(job, data, tmp_path / "whole", [])
+        parts, _ = train_in_parts(job, data, tmp_path / "parts", [2, data.steps_per_epoch], spoil)
+        found = snapshot(whole)
+        assert any("running_mean" in name for name in found) or {"model/mu", "model/bias"} & found.keys()
+        assert differ(snapshot(parts), found) == []
     assert parts.history == whole.history
 
 

@@ -9,6 +9,7 @@ from torch.nn.functional import embedding_bag, logsigmoid
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
 from tests.model_specs import table_columns
+from tests.models import make_model
 from trainer.models.item2vec import Item2Vec
 from trainer.models.registry import BPR, DNN, MODELS, TwoTower
 from trainer.models.sasrec import SASRec
@@ -57,6 +58,7 @@ def rows(embeddings: Embeddings, table: str) -> torch.Tensor:
 CLICKS = features(user=[[1], [2], [3]], item=[[4], [5], [4]], history=[[1, 2], [], [3]])
 LABELS = torch.tensor([1.0, 0.0, 1.0])
 CLICK_TABLES = {"user": ["user"], "item": ["item", "history"]}
+CLICK_FEATURES, PAIR_FEATURES = ("user", "item", "history"), ("user", "item", "item__negative")
 PAIR_TABLES = {"user": ["user"], "item": ["item", "item__negative"]}
 PAIRS = features(user=[[1], [2]], item=[[4], [5]], item__negative=[[3], [2]])
 
@@ -71,7 +73,7 @@ def test_registry_names_every_model():
 
 def test_dnn_is_the_tower_over_all_pooled_embeddings():
     embeddings = collection(CLICK_TABLES)
-    model = DNN(embeddings, ["user", "item", "history"], dim=DIM, hidden=(8, 3), seed=5, dtype=torch.float64)
+    model = make_model("dnn", embeddings, CLICK_FEATURES, embedding_dim=DIM, hidden=(8, 3), seed=5)
     user, item = rows(embeddings, "user"), rows(embeddings, "item")
     history = torch.stack([(item[1] + item[2]) / 2, torch.zeros(DIM), item[3]])
     inputs = torch.cat([user[[1, 2, 3]], item[[4, 5, 4]], history], dim=1)
@@ -85,7 +87,7 @@ def test_dnn_is_the_tower_over_all_pooled_embeddings():
 
 def test_two_tower_scores_by_the_item_row_itself():
     embeddings = collection(CLICK_TABLES)
-    model = TwoTower(embeddings, ["item", "user", "history"], dim=DIM, hidden=(8,), seed=5, dtype=torch.float64)
+    model = make_model("two_tower", embeddings, ["item", "user", "history"], embedding_dim=DIM, hidden=(8,), seed=5)
     with torch.no_grad():
         model.bias.fill_(0.25)
     item = rows(embeddings, "item")
@@ -96,7 +98,7 @@ def test_two_tower_scores_by_the_item_row_itself():
 
 def test_bpr_loss_is_over_the_difference_of_scores():
     embeddings = collection(PAIR_TABLES, {"item": table_columns("bpr", "item", DIM)})
-    model = BPR(embeddings, ["user", "item", "item__negative"], dim=DIM)
+    model = make_model("bpr", embeddings, PAIR_FEATURES, embedding_dim=DIM)
     user, item, bias = (
         rows(embeddings, "user")[[1, 2]],
         rows(embeddings, "item")[:, :DIM],
@@ -117,8 +119,8 @@ def test_bpr_loss_is_over_the_difference_of_scores():
 def test_dense_weights_come_from_the_seed_alone(kind):
     def build(seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         torch.rand(torch.randint(1, 50, ()).item())  # whatever the global generator was used for
-        model = MODELS[kind](
-            collection(CLICK_TABLES), ["user", "item", "history"], dim=DIM, hidden=(8, 3), seed=seed, dtype=dtype
+        model = make_model(
+            kind, collection(CLICK_TABLES), CLICK_FEATURES, embedding_dim=DIM, hidden=(8, 3), seed=seed, dtype=dtype
         )
         return {name: p.detach() for name, p in model.dense_parameters()}
 
@@ -138,7 +140,7 @@ def test_dense_weights_come_from_the_seed_alone(kind):
 def test_building_a_model_leaves_the_global_generator_alone():
     embeddings = collection(CLICK_TABLES)
     before = torch.random.get_rng_state()
-    DNN(embeddings, ["user", "item", "history"], dim=DIM, hidden=(8,), seed=9)
+    make_model("dnn", embeddings, CLICK_FEATURES, embedding_dim=DIM, hidden=(8,), seed=9)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -146,11 +148,11 @@ def test_building_a_model_leaves_the_global_generator_alone():
 def test_gradients_equal_finite_differences(kind):
     if kind == "bpr":
         embeddings = collection(PAIR_TABLES, {"item": DIM + 1})
-        batch, names = SimpleNamespace(features=PAIRS, labels=torch.ones(2)), ["user", "item", "item__negative"]
+        batch, names = SimpleNamespace(features=PAIRS, labels=torch.ones(2)), PAIR_FEATURES
     else:
         embeddings = collection(CLICK_TABLES)
-        batch, names = SimpleNamespace(features=CLICKS, labels=LABELS), ["user", "item", "history"]
-    model = MODELS[kind](embeddings, names, dim=DIM, hidden=(5,), seed=1, dtype=torch.float64)
+        batch, names = SimpleNamespace(features=CLICKS, labels=LABELS), CLICK_FEATURES
+    model = make_model(kind, embeddings, names, embedding_dim=DIM, hidden=(5,), seed=1)
     model.loss(batch).sum().backward()
     weight = rows(embeddings, "item")
     for row, column in [(4, 0), (5, 3)]:
@@ -165,9 +167,9 @@ def test_gradients_equal_finite_differences(kind):
 
 def test_missing_features_are_named():
     with pytest.raises(ValueError, match="item__negative"):
-        BPR(collection({"user": ["user"], "item": ["item"]}), ["user", "item"], dim=DIM)
+        make_model("bpr", collection({"user": ["user"], "item": ["item"]}), ["user", "item"], embedding_dim=DIM)
     with pytest.raises(ValueError, match="item"):
-        TwoTower(collection({"user": ["user"]}), ["user"], dim=DIM, hidden=())
+        make_model("two_tower", collection({"user": ["user"]}), ["user"], embedding_dim=DIM, hidden=())
 
 
 def test_models_run_on_torchrecs_own_collection():
@@ -177,5 +179,5 @@ def test_models_run_on_torchrecs_own_collection():
         )
         for name, names in PAIR_TABLES.items()
     ]
-    model = BPR(EmbeddingBagCollection(tables=tables), ["user", "item", "item__negative"], dim=DIM)
+    model = make_model("bpr", EmbeddingBagCollection(tables=tables), PAIR_FEATURES, embedding_dim=DIM)
     assert model(PAIRS).shape == (2,)

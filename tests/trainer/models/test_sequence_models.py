@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from tests.model_specs import model_spec, table_columns
+from tests.models import make_model
+from tests.trainer.trainings import differ, snapshot, train_in_parts, train_on_ranks, trainer_of
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
@@ -24,14 +24,11 @@ from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.metrics import hit_rate, ndcg, rank_of
 from trainer.models.gru4rec import GRU4Rec
-from trainer.models.item2vec import Item2Vec
 from trainer.models.layers.dropout import keep_mask
-from trainer.models.registry import MODELS
 from trainer.models.sasrec import SASRec
 from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.loop import Position, Trainer, dense_optimizer
 
 # Whole jobs.
 pytestmark = pytest.mark.slow
@@ -95,7 +92,7 @@ def assert_same_gradients(parameters, losses, plain) -> None:
 
 def test_item2vec_is_skip_gram_with_negative_sampling():
     embeddings = Rows(table_columns("item2vec", "item", DIM))
-    model = Item2Vec(embeddings, KEYS, dim=DIM)
+    model = make_model("item2vec", embeddings, KEYS, embedding_dim=DIM)
     inputs, outputs = embeddings.weight[:, :DIM], embeddings.weight[:, DIM:]
     plain = []
     for (centre,), targets, negatives in GRAMS:
@@ -113,14 +110,14 @@ def test_item2vec_is_skip_gram_with_negative_sampling():
 
 
 def test_item2vec_has_two_vectors_for_each_item_and_nothing_else():
-    model = Item2Vec(Rows(table_columns("item2vec", "item", DIM)), KEYS, dim=DIM)
+    model = make_model("item2vec", Rows(table_columns("item2vec", "item", DIM)), KEYS, embedding_dim=DIM)
     assert sum(p.numel() for p in model.parameters()) == 2 * NUM_ROWS * DIM
     assert model.dense_parameters() == []
 
 
 def test_item2vec_asks_with_the_mean_of_what_was_read():
     embeddings = Rows(2 * DIM)
-    model = Item2Vec(embeddings, KEYS, dim=DIM)
+    model = make_model("item2vec", embeddings, KEYS, embedding_dim=DIM)
     weight = embeddings.weight
     scores = model(batch_of([([2, 3], [4], []), ([], [5], [])]).features)
     expected = (weight[2, :DIM] + weight[3, :DIM]) / 2 @ weight[4, DIM:]
@@ -131,12 +128,12 @@ def test_item2vec_asks_with_the_mean_of_what_was_read():
 
 
 def sasrec(**settings) -> tuple[SASRec, Rows]:
-    return stirred(SASRec, **settings)
+    return stirred("sasrec", **settings)
 
 
 def stirred(kind, **settings):
     embeddings = Rows(DIM)
-    model = kind(embeddings, KEYS, dim=DIM, seed=3, dtype=torch.float64, **{"length": LENGTH, **settings})
+    model = make_model(kind, embeddings, KEYS, embedding_dim=DIM, seed=3, length=LENGTH, **settings)
     with torch.no_grad():
         for parameter in model.parameters():  # also those that begin at 0 or 1
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)))
@@ -236,7 +233,7 @@ def plain_loss(loss: str, positive: torch.Tensor, negatives: list[torch.Tensor])
 
 @pytest.mark.parametrize(("loss", "layers"), [("top1", 2), ("bpr", 1), ("bce", 1), ("sampled_softmax", 1)])
 def test_gru4rec_is_the_paper_written_out(loss, layers):
-    model, embeddings = stirred(GRU4Rec, loss=loss, gru_layers=layers)
+    model, embeddings = stirred("gru4rec", loss=loss, gru_layers=layers)
     weight, plain = embeddings.weight, []
     for items, targets, negatives in PIECES:
         total = torch.zeros((), dtype=torch.float64)
@@ -252,7 +249,7 @@ def test_gru4rec_is_the_paper_written_out(loss, layers):
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_gru4rec_has_the_parameters_of_the_paper_and_biases(layers):
-    model, _ = stirred(GRU4Rec, gru_layers=layers)
+    model, _ = stirred("gru4rec", gru_layers=layers)
     matrices, biases = layers * 6 * DIM**2, layers * 6 * DIM
     assert sum(p.numel() for _, p in model.dense_parameters()) == matrices + biases
     size = model_spec("gru4rec", embedding_dim=DIM, length=LENGTH, gru_layers=layers).size(3)
@@ -264,7 +261,8 @@ def test_gru4rec_has_the_parameters_of_the_paper_and_biases(layers):
 
 
 def test_a_rank_without_samples_computes_nothing_that_hurts():
-    for model in (sasrec(dropout=0.5)[0], stirred(GRU4Rec, dropout=0.5)[0], Item2Vec(Rows(2 * DIM), KEYS, dim=DIM)):
+    item2vec = make_model("item2vec", Rows(2 * DIM), KEYS, embedding_dim=DIM)
+    for model in (sasrec(dropout=0.5)[0], stirred("gru4rec", dropout=0.5)[0], item2vec):
         loss = model.loss(batch_of([])).sum()
         loss.backward()
         assert loss == 0
@@ -282,7 +280,7 @@ def test_dropout_is_a_function_of_seed_step_sample_and_position():
         assert not torch.equal(keep_mask(positions, 10, 0.3, sample_offset=100, **{**where, **change}), keep)
 
 
-@pytest.mark.parametrize("kind", [SASRec, GRU4Rec])
+@pytest.mark.parametrize("kind", ["sasrec", "gru4rec"])
 def test_dropout_is_of_training_alone_and_the_mean_stays(kind):
     model, _ = stirred(kind, dropout=0.4)
     plain = model.eval().loss(batch_of(PIECES))
@@ -298,11 +296,11 @@ def test_dropout_is_of_training_alone_and_the_mean_stays(kind):
 
 
 def test_what_does_not_fit_is_named():
-    for kind in (Item2Vec, SASRec, GRU4Rec):
+    for kind in ("item2vec", "sasrec", "gru4rec"):
         with pytest.raises(ValueError, match="item__negative"):
-            kind(Rows(DIM), ["item", "item__target"], dim=DIM)
+            make_model(kind, Rows(DIM), ["item", "item__target"], embedding_dim=DIM)
     with pytest.raises(ValueError, match="4 heads do not divide 6"):
-        SASRec(Rows(DIM), KEYS, dim=DIM, heads=4)
+        make_model("sasrec", Rows(DIM), KEYS, embedding_dim=DIM, heads=4)
 
 
 # --- ranking ---------------------------------------------------------------------------------------------------------
@@ -323,7 +321,7 @@ def test_ranks_by_hand():
 def test_evaluation_ranks_as_a_loop_over_all_items_does(kind):
     columns = table_columns(kind, "item", DIM)
     embeddings = Rows(columns)
-    model = MODELS[kind](embeddings, KEYS, dim=DIM, dtype=torch.float64).eval()
+    model = make_model(kind, embeddings, KEYS, embedding_dim=DIM).eval()
     samples = [([2, 3], [4], [5, 6, 7]), ([8], [3], [2, 4, 5]), ([5, 6], [1], [7, 8, 8])]  # 1: an unknown target
     batch = batch_of(samples)
     before = [[2, 3], [7, 8], [4, 5, 6]]
@@ -372,12 +370,6 @@ def job_of(kind, model=None, **changes):
         "regularizers": {"dropout": 0.0 if kind == "item2vec" else 0.2},
     }  # fmt: skip
     return parse_job(document | changes)
-
-
-def trainer_of(job, data, **settings) -> Trainer:
-    places = {name: settings.pop(name) for name in ("backend", "dtype") if name in settings}
-    sharded = build(job, data, alpha=None, **places)
-    return Trainer(job, data, sharded, dense_optimizer(job, sharded), **settings)
 
 
 @pytest.mark.parametrize("kind", MODEL)
@@ -437,18 +429,6 @@ def test_sse_swaps_what_is_read_or_what_is_predicted(rounds, tmp_path, kind):
         assert {name: config.probability for name, config in found.items()} == expected
 
 
-def train_on_ranks(directory, job, num_steps):
-    data = PreparedData.open(directory)
-    trainer = trainer_of(job, data, backend="reference", dtype=torch.float64)
-    trainer.sharded.train()
-    for parts, _ in zip(trainer.batches(), range(num_steps), strict=False):
-        trainer.train_step(parts)
-    found = {name: parameter.detach().clone() for name, parameter in trainer.sharded.dense_parameters()}
-    table = trainer.sharded.gather_table("item")
-    metrics = trainer.evaluate("test")
-    return (found | {"item": table.rows}, metrics) if dist.get_rank() == 0 else None
-
-
 @pytest.mark.parametrize(
     ("kind", "sharding"), [("item2vec", "row_wise"), ("sasrec", "row_wise"), ("sasrec", None), ("gru4rec", "row_wise")]
 )
@@ -476,34 +456,11 @@ def test_two_ranks_train_and_rank_as_one_does(rounds, ranks, tmp_path, kind, sha
 def test_stopping_and_resuming_changes_no_bit(rounds, tmp_path, kind):
     job = job_of(kind, sse={"item": {"probability": 0.1}})
     data = prepare(rounds, job, tmp_path / "data")
-
-    def train(folder, stops):
-        position, history = None, []
-        for stop in [*stops, None]:
-            trainer = trainer_of(job, data, position=position, history=history)
-            newest = latest_valid(folder)
-            if newest is not None:
-                trainer.sharded.load_from(newest, dense_optimizer=trainer.dense_optimizer)
-            if stop is None:
-                trainer.train()
-                return trainer
-            trainer.sharded.train()
-            for parts in trainer.batches():
-                trainer.train_step(parts)
-                trainer.evaluate_if_due()
-                if trainer.position.step == stop:
-                    break
-            trainer.sharded.save(folder, dense_optimizer=trainer.dense_optimizer, extra={}, keep_last=1)
-            position, history = Position(**asdict(trainer.position)), trainer.history
-        raise AssertionError
-
+    cuts = [3, data.steps_per_epoch, data.steps_per_epoch + 2]
     with single_rank_group():
-        whole = train(tmp_path / "whole", [])
-        parts = train(tmp_path / "parts", [3, data.steps_per_epoch, data.steps_per_epoch + 2])
-        for trainer in (whole, parts):
-            trainer.found = {name: p.detach() for name, p in trainer.sharded.dense_parameters()}
-            trainer.found["item"] = trainer.sharded.gather_table("item").rows
-    assert [name for name, value in whole.found.items() if not torch.equal(value, parts.found[name])] == []
+        whole, _ = train_in_parts(job, data, tmp_path / "whole", [])
+        parts, _ = train_in_parts(job, data, tmp_path / "parts", cuts)
+        assert differ(snapshot(parts), snapshot(whole)) == []
     assert parts.history == whole.history
 
 

@@ -11,14 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.trainer.trainings import trainer_of
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
-from trainer.distributed.build import build, choose_alpha, sse_configs
+from trainer.distributed.build import sse_configs
 from trainer.launch.on_host import single_rank_group
 from trainer.models.sse_labels import target_configs, with_swapped_classes
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.loop import Position, Trainer, dense_optimizer
+from trainer.training.loop import Position, Trainer
 
 P_LABEL = 0.2
 SSE = {
@@ -47,11 +48,6 @@ def dataset(rows, tmp_path_factory):
 def prepared(dataset, small, tmp_path_factory):
     job = small.job(sse=SSE)
     return prepare(dataset, job, tmp_path_factory.mktemp("data") / "prepared"), job
-
-
-def trainer_of(job, data, **settings) -> Trainer:
-    sharded = build(job, data, alpha=choose_alpha(job, data.steps_per_epoch), **settings)
-    return Trainer(job, data, sharded, dense_optimizer(job, sharded))
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -38,7 +38,7 @@ def test_findings_take_the_best_half_life_of_each_case_and_what_one_for_all_cost
         "quick, batch 128": {"Adam": 0.60, "half-life 0.05": 0.63, "half-life 0.3": 0.66, "half-life 0.8": 0.64},
         "quick, batch 512": {"Adam": 0.60, "half-life 0.05": 0.61, "half-life 0.3": 0.62, "half-life 0.8": 0.63},
     }
-    records = {point.key: _record(point, figures[point.column][point.row]) for point in recipe.points}
+    records = {trial.key: _record(trial, figures[trial.column][trial.row]) for trial in recipe.trials}
     found = alpha.findings(recipe, records, Path())
     each, everywhere = found.sections
     assert each.lines == (
@@ -55,18 +55,18 @@ def test_findings_take_the_best_half_life_of_each_case_and_what_one_for_all_cost
 
 def test_a_case_of_which_a_half_life_is_missing_is_not_judged() -> None:
     recipe = alpha.recipe(Path("nowhere"), 1, True)
-    records = {point.key: _record(point, 0.6) for point in recipe.points}
-    gone = next(point for point in recipe.points if point.row == "half-life 0.05")
+    records = {trial.key: _record(trial, 0.6) for trial in recipe.trials}
+    gone = next(trial for trial in recipe.trials if trial.row == "half-life 0.05")
     found = alpha.findings(recipe, {key: one for key, one in records.items() if key != gone.key}, Path())
     assert [line[0] for line in found.sections[0].lines] == ["quick, batch 512"]
     assert len(found.claims) == 1
 
 
-def _record(point: Trial, auc: float) -> dict[str, Any]:
+def _record(trial: Trial, auc: float) -> dict[str, Any]:
     """The last epoch's figures; the ones before are lower on validation."""
     metrics = [
         {"epoch": epoch, "split": split, "auc": auc - 0.01 * (4 - epoch) - (0.1 if split == "test" else 0.0)}
         for epoch in (1, 2, 3, 4)
         for split in ("validation", "test")
     ]
-    return {"key": point.key, "name": point.name, "state": "done", "metrics": metrics, "alpha": None, "error": None}
+    return {"key": trial.key, "name": trial.name, "state": "done", "metrics": metrics, "alpha": None, "error": None}

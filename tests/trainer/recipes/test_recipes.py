@@ -1,4 +1,4 @@
-"""What recipes ask for: points are ordinary specs, named once, and every cell and claim has points behind it."""
+"""What recipes ask for: trials are ordinary specs, named once, and every cell and claim has trials behind it."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def recipe(request: pytest.FixtureRequest) -> Recipe:
     return RECIPES[name](DATA, 2, quick)
 
 
-def test_points_are_named_once_and_hashed_apart(recipe: Recipe) -> None:
-    assert len({point.name for point in recipe.points}) == len(recipe.points)
-    assert len({point.key for point in recipe.points}) == len(recipe.points)
-    assert {point.seed for point in recipe.points} == {0, 1}
+def test_trials_are_named_once_and_hashed_apart(recipe: Recipe) -> None:
+    assert len({trial.name for trial in recipe.trials}) == len(recipe.trials)
+    assert len({trial.key for trial in recipe.trials}) == len(recipe.trials)
+    assert {trial.seed for trial in recipe.trials} == {0, 1}
 
 
-def test_tables_claims_and_published_figures_have_points(recipe: Recipe) -> None:
-    places = {(point.table, point.column, point.row) for point in recipe.points}
+def test_tables_claims_and_published_figures_have_trials(recipe: Recipe) -> None:
+    places = {(trial.table, trial.column, trial.row) for trial in recipe.trials}
     for table in recipe.tables:
-        rows = {row for name, _, row in places if name == table.points_of}
+        rows = {row for name, _, row in places if name == table.trials_of}
         assert rows
         for column in table.columns:
-            assert any(place[:2] == (table.points_of, column.points) for place in places), (table.name, column)
+            assert any(place[:2] == (table.trials_of, column.column) for place in places), (table.name, column)
         for row, label in table.published:
             assert row in rows
             assert label in {column.label for column in table.columns}
     for claim in recipe.claims:
-        assert sum(claim.decided_by(point) for point in recipe.points) >= 2
+        assert sum(claim.decided_by(trial) for trial in recipe.trials) >= 2
         for row, _ in (claim.left, claim.right):
             assert (claim.table.partition(":")[0], claim.column, row) in places
 
@@ -44,30 +44,30 @@ def test_tables_claims_and_published_figures_have_points(recipe: Recipe) -> None
 def test_metrics_that_tables_show_are_measured(recipe: Recipe) -> None:
     for table in recipe.tables:
         for column in table.columns:
-            for point in recipe.points:
-                if (point.table, point.column) != (table.points_of, column.points):
+            for trial in recipe.trials:
+                if (trial.table, trial.column) != (table.trials_of, column.column):
                     continue
                 if column.metric.startswith("bucket_"):
-                    assert "frequency_buckets" in point.job.evaluation.metrics
+                    assert "frequency_buckets" in trial.job.evaluation.metrics
                 elif column.metric != "rmse":  # which jobs of real values have by themselves
-                    assert column.metric in point.job.evaluation.metrics
+                    assert column.metric in trial.job.evaluation.metrics
 
 
-def test_points_are_written_as_specs_that_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trials_are_written_as_specs_that_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--data", str(tmp_path), "--write", str(tmp_path / "specs"), "--seeds", "1", "--out", str(tmp_path)]
     assert main(["sse", *asked]) == 0
-    points = RECIPES["sse"](tmp_path, 1, False, rows=tmp_path / "rows").points
-    assert len(list((tmp_path / "specs").iterdir())) == len(points)
-    for point in points:
-        dataset, job = load_documents(tmp_path / "specs" / f"{point.file_name}.yaml")
-        assert (dataset, job) == (point.dataset, point.job)
+    trials = RECIPES["sse"](tmp_path, 1, False, rows=tmp_path / "rows").trials
+    assert len(list((tmp_path / "specs").iterdir())) == len(trials)
+    for trial in trials:
+        dataset, job = load_documents(tmp_path / "specs" / f"{trial.file_name}.yaml")
+        assert (dataset, job) == (trial.dataset, trial.job)
 
 
-def test_a_list_names_points_and_what_they_decide(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_names_trials_and_what_they_decide(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["adamar", "--list", "--part", "amazon_sports_adam/dnn/Adam,amazon_sports_adam/dnn/AdamAR/seed-1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    points = [line for line in lines if not line.startswith("claim ")]
-    assert points == [
+    trials = [line for line in lines if not line.startswith("claim ")]
+    assert trials == [
         "amazon_sports_adam/dnn/Adam/seed-0  (claim 1)",
         "amazon_sports_adam/dnn/Adam/seed-1  (claim 1)",
         "amazon_sports_adam/dnn/AdamAR/seed-1  (claim 1, 2)",
@@ -78,7 +78,7 @@ def test_a_list_names_points_and_what_they_decide(capsys: pytest.CaptureFixture[
 
 def test_a_part_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["adamar", "--list", "--part", "amazon_sports/dnn"]) == 1
-    assert "has no such point" in capsys.readouterr().err
+    assert "has no such trial" in capsys.readouterr().err
 
 
 def test_keys_follow_specs_and_rows_but_not_where_the_rows_are(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_keys_follow_specs_and_rows_but_not_where_the_rows_are(tmp_path: Path) -
         (tmp_path / folder / "douban.parquet").write_bytes(b"x" * size)
 
     def key(folder: str, row: str = "MF") -> str:
-        points = RECIPES["sse"](tmp_path / folder, 1, False).points
-        return next(point.key for point in points if (point.table, point.row) == ("douban", row))
+        trials = RECIPES["sse"](tmp_path / folder, 1, False).trials
+        return next(trial.key for trial in trials if (trial.table, trial.row) == ("douban", row))
 
     assert key("a") == key("b")
     assert key("a") != key("c")
@@ -132,12 +132,12 @@ def test_the_lecture_reports_on_any_job(label: str, kind: str, tables: dict[str,
     assert job is not None
     recipe = RECIPES["lecture"](DATA, 1, False, rows=tmp_path, of=(dataset, job))
     found: dict[str, int] = {}
-    for point in recipe.points:
-        found[point.table] = found.get(point.table, 0) + 1
-        assert point.job.publish is None
-        assert point.job.resources.num_workers == 1
-        assert point.job.evaluation.training == (len(tables) > 1)
-        assert point.row.startswith("my-job")
+    for trial in recipe.trials:
+        found[trial.table] = found.get(trial.table, 0) + 1
+        assert trial.job.publish is None
+        assert trial.job.resources.num_workers == 1
+        assert trial.job.evaluation.training == (len(tables) > 1)
+        assert trial.row.startswith("my-job")
     assert found == tables
     assert ("Without permuted labels" in recipe.protocol) == (len(tables) == 1)
     assert bool(recipe.tables) == (len(tables) > 1)

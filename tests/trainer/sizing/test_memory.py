@@ -19,14 +19,8 @@ from embeddings.tables.config import TableConfig
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.driver import execute
 from trainer.runs.protocol import EXIT_FAILED
-from trainer.sizing.memory import (  # fmt: skip
-    arithmetic,
-    machine_memory_bytes,
-    memory_problem,
-    rank_memory,
-    refuse_what_cannot_fit,
-    table_budget,
-)
+from trainer.sizing.memory import machine_memory_bytes, rank_memory
+from trainer.sizing.memory_limit import arithmetic, memory_problem, refuse_what_cannot_fit, table_budget
 from trainer.spec import ShardingKind, parse_job
 
 IDS = {"user": 1.0, "item": 1.0}
@@ -341,16 +335,19 @@ def train_large(sharding: str, limited: bool = True):
     import embeddings.kernels.fbgemm.kernel  # noqa: F401
     from embeddings.optim import Adagrad
     from embeddings.tables.config import InitConfig
-    from trainer.distributed.sharded_model import embedding_bag_collection, shard_model
-    from trainer.models.registry import DNN
+    from tests.models import make_model
+    from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
     name, num_rows, dim = LARGE
     tables = [TableConfig(name, num_rows, dim, (name,), init=InitConfig("zero"))]
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    fields = {"embedding_dim": dim, "hidden": (4,)}
     with budget() if limited else contextlib.nullcontext():
         try:
-            model = DNN(embedding_bag_collection(tables), (name,), dim=dim, hidden=(4,), seed=0, dtype=torch.float32)
-            sharded = shard_model(model, tables, Adagrad(0.1), {}, {name: sharding}, seed=0, backend="fbgemm")
+            model = make_model("dnn", embedding_bag_collection(tables), (name,), dtype=torch.float32, **fields)
+            sharded = shard_model(
+                model, TableSettings.of(tables, Adagrad(0.1), backend="fbgemm"), PlanRequest({name: sharding})
+            )
         except MemoryError as error:
             return "refused", str(error)
         generator = torch.Generator().manual_seed(rank)

@@ -1,4 +1,4 @@
-"""Specs: what the contract shows is accepted, what is wrong is named, what is not built yet is refused."""
+"""Specs: what the documents show is accepted, what is wrong is named, what is not built yet is refused."""
 
 from __future__ import annotations
 
@@ -452,9 +452,9 @@ def test_specs_load_without_torch() -> None:
 def test_errors_of_a_model_name_the_field_as_it_is_written(model, field, message):
     with pytest.raises(SpecError) as caught:
         parse_job({**JOB, "model": model})
-    ((found, said),) = caught.value.problems
-    assert found == field
-    assert message in said
+    (problem,) = caught.value.problems
+    assert problem.field == field
+    assert message in f"{problem.message}: {problem.remedy}"
 
 
 @pytest.mark.parametrize("metric", ["recall_7", "ndcg_100_full", "mrr_full", "hit_rate_999"])

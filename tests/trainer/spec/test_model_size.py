@@ -10,7 +10,7 @@ from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from tests.model_specs import model_spec
 from trainer.data.batches.keys import Key
-from trainer.models.layers.mlp import TowerOptions
+from trainer.models.base import ModelInputs
 from trainer.models.registry import MODELS
 from trainer.spec import Model
 
@@ -58,24 +58,8 @@ class Random(nn.Module):
 
 def made(spec: Model) -> nn.Module:
     kind = MODELS[spec.kind]
-    fields = {
-        "xdeepfm": ("cin_layers",),
-        "dcnv2": ("structure", "cross_layers", "low_rank"),
-        "autoint": ("attention_layers", "attention_heads", "attention_units"),
-        "finalmlp": ("second_hidden", "fusion_heads", "first_gate"),
-    }
-    settings = {name: getattr(spec, name) for name in fields.get(spec.kind, ())}
     embeddings = Random(spec.table_columns("item"), not kind.is_sequence)
-    options = TowerOptions(getattr(spec, "residual", False), getattr(spec, "batch_norm", False))
-    settings |= {} if spec.kind == "fm" else {"options": options}
-    return kind(
-        embeddings,
-        NAMES,
-        dim=DIM,
-        hidden=HIDDEN if spec.kind == "fm" else spec.hidden,
-        **kind.of_keys(KEYS),
-        **settings,
-    ).train()
+    return kind(embeddings, spec, ModelInputs(KEYS)).train()
 
 
 def features() -> KeyedJaggedTensor:

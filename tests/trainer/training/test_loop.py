@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import threading
-from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,16 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer.checkpoint.format import latest_valid
+from tests.trainer.trainings import differ, snapshot, train_in_parts, trainer_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
-from trainer.distributed.build import build, choose_alpha, default_alpha
+from trainer.distributed.build import choose_alpha, default_alpha
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
 from trainer.metrics import auc, logloss
 from trainer.runs.directory import read_run
 from trainer.runs.failures import Cancelled, NonFiniteError
-from trainer.training.loop import PROGRESS_SECONDS, Position, Trainer, dense_optimizer
+from trainer.training.loop import PROGRESS_SECONDS, Hooks, Resumed
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,27 +30,6 @@ def group():
     use_threads(1)
     with single_rank_group():
         yield
-
-
-def trainer_of(job, data, **arguments) -> Trainer:
-    sharded = build(job, data, alpha=choose_alpha(job, data.steps_per_epoch))
-    return Trainer(job, data, sharded, dense_optimizer(job, sharded), **arguments)
-
-
-def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Every bit of the model: rows, their state, dense parameters and their optimizer's state."""
-    shards, dense = trainer.sharded.state_for_checkpoint(trainer.dense_optimizer)
-    found = {name: value.clone() for name, value in dense.items()}
-    for shard in shards:
-        found[shard.name] = shard.weight.clone()
-        found |= {f"{shard.name}.{key}": value.clone() for key, value in shard.state.items()}
-    return found
-
-
-def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
-    assert first.keys() == second.keys()
-    different = [name for name in first if not torch.equal(first[name], second[name])]
-    assert different == []
 
 
 @pytest.fixture
@@ -66,7 +43,7 @@ def data(make_run):
 
 def test_every_epoch_is_evaluated_exactly(data, small):
     told = []
-    trainer = trainer_of(small.job(), data, emit=lambda kind, **fields: told.append((kind, fields)))
+    trainer = trainer_of(small.job(), data, hooks=Hooks(lambda kind, **fields: told.append((kind, fields))))
     trainer.train()
     metrics = [fields for kind, fields in told if kind == "metric"]
     assert [(m["epoch"], m["split"]) for m in metrics] == [
@@ -111,7 +88,7 @@ def test_evaluation_changes_nothing(data, small):
     before = snapshot(trainer)
     first = trainer.evaluate("validation")
     assert trainer.evaluate("validation") == first
-    assert_equal(snapshot(trainer), before)
+    assert differ(snapshot(trainer), before) == []
 
 
 def test_progress_is_told_sparingly_and_at_the_end(data, small, monkeypatch):
@@ -126,7 +103,7 @@ def test_progress_is_told_sparingly_and_at_the_end(data, small, monkeypatch):
             epoch_losses.append(fields["loss"])
 
     epoch_losses = []
-    trainer = trainer_of(small.job(), data, emit=emit)
+    trainer = trainer_of(small.job(), data, hooks=Hooks(emit))
     step = trainer.train_step
 
     def slow_step(parts):
@@ -164,7 +141,9 @@ def test_waiting_for_batches_is_counted(data, small, monkeypatch):
             clock.now += 2.0
             return found
 
-    trainer = trainer_of(small.job(), data, emit=lambda kind, **fields: told.append(fields.get("waited_seconds")))
+    trainer = trainer_of(
+        small.job(), data, hooks=Hooks(lambda kind, **fields: told.append(fields.get("waited_seconds")))
+    )
     trainer.data = SimpleNamespace(**{**vars(data), "train_batches": Slow})
     trainer.train()
     steps = data.steps_per_epoch
@@ -177,7 +156,9 @@ def test_no_reader_outlives_training(data, small, stop_at):
     """Whether it is cancelled inside an epoch, at its last step, when the next one's reader has begun, or ends."""
     reason = ["later"]
     trainer = trainer_of(
-        small.job(), data, should_stop=lambda: reason[0] if trainer.position.step + 1 == stop_at else None
+        small.job(),
+        data,
+        hooks=Hooks(should_stop=lambda: reason[0] if trainer.position.step + 1 == stop_at else None),
     )
     with pytest.raises(Cancelled):
         trainer.train()
@@ -211,7 +192,7 @@ def test_a_step_that_is_not_finite_is_not_applied(data, small, poison, named):
         trainer.train_step((batch,))
     assert named in caught.value.names
     assert poison == "label" or len(caught.value.names) == 1
-    assert_equal(snapshot(trainer), before)
+    assert differ(snapshot(trainer), before) == []
     assert trainer.position.step == 3
     assert trainer.sharded.completed_steps == 3
 
@@ -247,7 +228,7 @@ def test_training_goes_on_after_a_discarded_step(data, small):
             batch.labels[0] = label
         trainer.train_step((batch,))
         outcomes.append(snapshot(trainer))
-    assert_equal(*outcomes)
+    assert differ(*outcomes) == []
 
 
 def poisoned_on_one_rank(directory: str, which: int) -> dict:
@@ -288,34 +269,6 @@ def test_all_ranks_refuse_what_one_rank_cannot_take(make_run, ranks, which):
 # --- stopping and going on -------------------------------------------------------------------------------------------
 
 
-def train_in_parts(job, data, folder, cuts: list[int]) -> tuple[Trainer, list[int]]:
-    """Trains with a stop after each of these steps: each part is a new model, restored from the last checkpoint."""
-    starts = []
-    for stop in [*cuts, None]:
-        found = latest_valid(folder)
-        sharded = build(job, data, alpha=choose_alpha(job, data.steps_per_epoch))
-        optimizer = dense_optimizer(job, sharded)
-        position, history = None, []
-        if found is not None:
-            extra = sharded.load_from(found, dense_optimizer=optimizer)
-            position, history = Position(**extra["position"]), extra["history"]
-        starts.append(position.step if position else 0)
-
-        def save(trainer, sharded=sharded, optimizer=optimizer):
-            extra = {"position": asdict(trainer.position), "history": trainer.history}
-            sharded.save(folder, dense_optimizer=optimizer, extra=json.loads(json.dumps(extra)))
-
-        trainer = Trainer(job, data, sharded, optimizer, position=position, history=history, save=save)
-        trainer.should_stop = lambda trainer=trainer, stop=stop: "test" if stop == trainer.position.step + 1 else None
-        if stop is None:
-            trainer.train()
-        else:
-            with pytest.raises(Cancelled):
-                trainer.train()
-            assert trainer.position.step == stop
-    return trainer, starts
-
-
 WARM = {"kind": "cosine", "warmup_steps": 10, "decay_steps": 30}
 
 
@@ -347,7 +300,7 @@ def test_stopping_and_resuming_changes_no_bit(data, small, tmp_path, optimizer):
     cuts = [7, 8, spe - 1, spe, spe + 9]
     parts, starts = train_in_parts(job, data, tmp_path / "parts", cuts)
     assert starts == [0, *cuts]
-    assert_equal(snapshot(parts), snapshot(whole))
+    assert differ(snapshot(parts), snapshot(whole)) == []
     assert parts.history == whole.history
 
 
@@ -370,11 +323,13 @@ def test_a_row_that_idles_across_the_cut_decays_as_if_there_were_none(make_run, 
 
 def test_the_last_checkpoint_is_written_once(data, small, tmp_path):
     saved = []
-    trainer = trainer_of(small.job(), data, save=lambda trainer: saved.append(trainer.position.step))
+    trainer = trainer_of(small.job(), data, hooks=Hooks(save=lambda trainer: saved.append(trainer.position.step)))
     trainer.train()
     steps = 2 * data.steps_per_epoch
     assert saved == [*range(10, steps, 10), steps]
-    again = trainer_of(small.job(), data, position=trainer.position, save=lambda trainer: saved.append("again"))
+    again = trainer_of(
+        small.job(), data, resumed=Resumed(trainer.position), hooks=Hooks(save=lambda trainer: saved.append("again"))
+    )
     again.train()
     assert "again" not in saved
 

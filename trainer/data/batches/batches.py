@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +13,15 @@ from torchrec import KeyedJaggedTensor
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import FreshNegatives
 from trainer.data.batches.order import rank_slice
-from trainer.data.batches.prefetch import Prefetched
+from trainer.data.batches.prepared_columns import PreparedColumns
 from trainer.data.batches.sequence_batches import SequenceReader, ranking_batches
 from trainer.data.columns.hashing import Int64s
 from trainer.data.columns.jagged import Jagged
-
-if TYPE_CHECKING:
-    from trainer.data.batches.prepared import PreparedData
+from trainer.data.prefetch import Prefetched
 
 
 def train_batches(
-    data: PreparedData, epoch: int, start_step: int, rank: int, world_size: int, micro_batches: int = 1
+    data: PreparedColumns, epoch: int, start_step: int, rank: int, world_size: int, micro_batches: int = 1
 ) -> Prefetched[Batch]:
     """See :meth:`PreparedData.train_batches`."""
     num_examples, size = data.num_examples["train"], data.batch_size
@@ -37,7 +34,7 @@ def train_batches(
         global_size = min(size, num_examples - start)
         # The batch in parts, and each part over the ranks: what all ranks compute at once is consecutive.
         begin, end = rank_slice(global_size, part, micro_batches)
-        first, last = (begin + place for place in rank_slice(end - begin, rank, world_size))
+        first, last = (begin + bound for bound in rank_slice(end - begin, rank, world_size))
         rows = order.rows(epoch, start + first, start + last)
         batch = batch_of(rows, first, global_size, epoch * data.steps_per_epoch + step, start + first)
         return replace(batch, part_offset=begin)
@@ -45,7 +42,7 @@ def train_batches(
     return Prefetched(make, start_step * micro_batches, data.steps_per_epoch * micro_batches)
 
 
-def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
+def eval_batches(data: PreparedColumns, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
     """See :meth:`PreparedData.eval_batches`."""
     if data.sequence is not None:
         return ranking_batches(data, split, batch_size, rank, world_size)
@@ -61,7 +58,7 @@ def eval_batches(data: PreparedData, split: str, batch_size: int, rank: int, wor
     return Prefetched(make, 0, -(-num_examples // batch_size))
 
 
-def _training_reader(data: PreparedData, epoch: int) -> Callable[[Int64s, int, int, int, int], Batch]:
+def _training_reader(data: PreparedColumns, epoch: int) -> Callable[[Int64s, int, int, int, int], Batch]:
     if data.sequence is not None:
         return SequenceReader(data, epoch).batch
     return _Reader(data, "train", FreshNegatives(data, epoch) if data.is_bpr else None).batch
@@ -70,7 +67,7 @@ def _training_reader(data: PreparedData, epoch: int) -> Callable[[Int64s, int, i
 class _Reader:
     """Reader that gathers rows of one split into tensors."""
 
-    def __init__(self, data: PreparedData, split: str, negatives: FreshNegatives | None = None):
+    def __init__(self, data: PreparedColumns, split: str, negatives: FreshNegatives | None = None):
         self._negatives = negatives
         own = [key for key in data.keys if not (data.is_bpr and key is data.keys[-1])]
         self._names = [key.name for key in data.keys]
@@ -108,9 +105,9 @@ class _Reader:
         if self._ones is None or len(self._ones[0]) != number * count:
             self._ones = torch.ones(number * count, dtype=torch.int64), torch.arange(number * count + 1)
         codes = np.empty((number, count), dtype=np.int32)
-        for place, column in enumerate(self._columns):
+        for index, column in enumerate(self._columns):
             # Rows lie inside every column (checked_column); to clip is to need no copy of the output.
-            np.take(column, rows, out=codes[place], mode="clip")
+            np.take(column, rows, out=codes[index], mode="clip")
         lengths, offsets = self._ones
         values = torch.from_numpy(codes.reshape(-1).astype(np.int64))
         return KeyedJaggedTensor(keys=self._names, values=values, lengths=lengths, offsets=offsets, stride=count)
@@ -149,9 +146,9 @@ class _Reader:
 
     def _weights_of(self, rows: Int64s, flat: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.float32]:
         """Return the weight of every id of the batch, 1 where its feature has none."""
-        found = [np.ones(len(values), dtype=np.float32) for values in flat]
+        parts = [np.ones(len(values), dtype=np.float32) for values in flat]
         for number, weights in enumerate(self._weights):
             column = self._columns[number]
             if weights is not None and isinstance(column, Jagged):
-                found[number] = Jagged(weights, column.offsets).take(rows).values
-        return np.concatenate(found)
+                parts[number] = Jagged(weights, column.offsets).take(rows).values
+        return np.concatenate(parts)

@@ -9,16 +9,12 @@ drawn, and the first that the user never had counts; where there is none, a unif
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
+from trainer.data.batches.prepared_columns import PreparedColumns
 from trainer.data.columns.hashing import Int64s, below, derive_key, random_words
 from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
-
-if TYPE_CHECKING:
-    from trainer.data.batches.prepared import PreparedData
 
 IN_BATCH_DRAWS = 8
 _NEGATIVES, _IN_BATCH = 21, 22
@@ -27,7 +23,7 @@ _NEGATIVES, _IN_BATCH = 21, 22
 class FreshNegatives:
     """The negatives of BPR: one for each example, outside what its user had in the training split."""
 
-    def __init__(self, data: PreparedData, epoch: int):
+    def __init__(self, data: PreparedColumns, epoch: int):
         self._seen, self._items = data.seen_items
         self._unseen: SeenItems | PopularUnseen = self._seen
         if data.sampling == "popularity":
@@ -37,20 +33,20 @@ class FreshNegatives:
         self._in_batch = _InBatch(data, epoch, self._seen, self._items) if data.sampling == "in_batch" else None
 
     @staticmethod
-    def _table(data: PreparedData) -> str:
+    def _table(data: PreparedColumns) -> str:
         return next(key.table for key in data.keys if key.name == "item")
 
     def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
         """Return item rows for consecutive examples of the epoch's global order, the first being ``first_sample``."""
         samples = np.arange(first_sample, first_sample + len(users))
-        drawn = self._items[self._unseen.draw(users, random_words(self._key, samples))]
-        return drawn if self._in_batch is None else self._in_batch.instead_of(drawn, users, samples)
+        negatives = self._items[self._unseen.draw(users, random_words(self._key, samples))]
+        return negatives if self._in_batch is None else self._in_batch.instead_of(negatives, users, samples)
 
 
 class _InBatch:
     """Items of other examples of the batch that each example is in."""
 
-    def __init__(self, data: PreparedData, epoch: int, seen: SeenItems, items: Int64s):
+    def __init__(self, data: PreparedColumns, epoch: int, seen: SeenItems, items: Int64s):
         item = next(key for key in data.keys if key.name == "item")
         column = data.column("train", item)
         assert isinstance(column, np.ndarray)
@@ -69,19 +65,19 @@ class _InBatch:
         if stop - start < 2:
             return uniform
         items = self._column[self._order.rows(self._epoch, start, stop)].astype(np.int64)
-        found = uniform.copy()
+        negatives = uniform.copy()
         missing = np.ones(len(samples), dtype=bool)
         for number in range(IN_BATCH_DRAWS):
             words = random_words(self._key, samples * IN_BATCH_DRAWS + number)
             # Any of the others: what is drawn counts from the example itself on.
             other = items[(samples - start + 1 + below(words, stop - start - 1)) % (stop - start)]
-            taken = missing & (other > 1) & ~self._had(users, other)
-            found[taken] = other[taken]
-            missing &= ~taken
-        return found
+            chosen = missing & (other > 1) & ~self._had(users, other)
+            negatives[chosen] = other[chosen]
+            missing &= ~chosen
+        return negatives
 
     def _had(self, users: npt.NDArray[np.int32], items: Int64s) -> npt.NDArray[np.bool_]:
-        wanted = users.astype(np.int64) * self._width + items
-        place = np.searchsorted(self._pairs, wanted)
-        inside = (place < len(self._pairs)) & (items < self._width)
-        return inside & (self._pairs[np.minimum(place, len(self._pairs) - 1)] == wanted) if len(self._pairs) else inside
+        pairs = users.astype(np.int64) * self._width + items
+        index = np.searchsorted(self._pairs, pairs)
+        inside = (index < len(self._pairs)) & (items < self._width)
+        return inside & (self._pairs[np.minimum(index, len(self._pairs) - 1)] == pairs) if len(self._pairs) else inside

@@ -10,7 +10,6 @@ their global order and ``slot`` the draws of one example, so that any ranks, cut
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +17,17 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from embeddings.tables.philox import philox4x32, table_key
+from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import IN_BATCH_DRAWS
 from trainer.data.batches.order import rank_slice
-from trainer.data.batches.prefetch import Prefetched
+from trainer.data.batches.prepared_columns import PreparedColumns
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import Int64s, UInt64s, below, mix, unit_interval
 from trainer.data.columns.jagged import Jagged, gather_spans
+from trainer.data.prefetch import Prefetched
 from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
 from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.data.prepare.split import SPLIT_SEED
-
-if TYPE_CHECKING:
-    from trainer.data.batches.batch import Batch
-    from trainer.data.batches.prepared import PreparedData
 
 NUM_EVALUATION_NEGATIVES = 100
 # 100 rows are looked up for each example.
@@ -40,8 +37,8 @@ MAX_BATCH = 1024
 def words(key: tuple[int, int], epoch: int, samples: Int64s, num_slots: int) -> UInt64s:
     """Return the 64-bit words [b, num_slots] of the counters that the module describes."""
     slots = np.arange((num_slots + 1) // 2, dtype=np.uint64)[None, :]
-    drawn = philox4x32((epoch, samples.astype(np.uint64)[:, None], slots, 0), key)
-    pairs = np.stack([drawn[0] << np.uint64(32) | drawn[1], drawn[2] << np.uint64(32) | drawn[3]], axis=2)
+    random = philox4x32((epoch, samples.astype(np.uint64)[:, None], slots, 0), key)
+    pairs = np.stack([random[0] << np.uint64(32) | random[1], random[2] << np.uint64(32) | random[3]], axis=2)
     return pairs.reshape(len(samples), 2 * slots.shape[1])[:, :num_slots]
 
 
@@ -52,7 +49,7 @@ class SkipGrams:
     is the target itself is left out, as word2vec does: its place holds the padding row 0.
     """
 
-    def __init__(self, data: PreparedData, epoch: int):
+    def __init__(self, data: PreparedColumns, epoch: int):
         assert data.sequence is not None
         self._train = data.sequences.train
         self._window, self._negatives = data.sequence["window"], data.sequence["negatives"]
@@ -67,14 +64,14 @@ class SkipGrams:
         items, starts = self._train
         sequence = np.searchsorted(starts, rows, side="right") - 1
         offsets = np.concatenate([np.arange(-self._window, 0), np.arange(1, self._window + 1)])
-        places = rows[:, None] + offsets
-        inside = (places >= starts[sequence][:, None]) & (places < starts[sequence + 1][:, None])
-        targets = items[np.where(inside, places, 0)].astype(np.int64)
-        drawn = words(self._key, self._epoch, samples, len(offsets) * self._negatives)
+        positions = rows[:, None] + offsets
+        inside = (positions >= starts[sequence][:, None]) & (positions < starts[sequence + 1][:, None])
+        targets = items[np.where(inside, positions, 0)].astype(np.int64)
+        random = words(self._key, self._epoch, samples, len(offsets) * self._negatives)
         if whole is not None:
-            negatives = items[whole][below(drawn, len(whole))].astype(np.int64)
+            negatives = items[whole][below(random, len(whole))].astype(np.int64)
         else:
-            negatives = np.searchsorted(self._cumulative, unit_interval(drawn), side="right")
+            negatives = np.searchsorted(self._cumulative, unit_interval(random), side="right")
         # Rounding may leave the last sum a hair below 1.
         negatives = np.minimum(negatives, len(self._cumulative) - 1).reshape(*targets.shape, self._negatives)
         negatives[negatives == targets[:, :, None]] = 0
@@ -93,7 +90,7 @@ class NextItems:
     ``negatives`` uniform items of training that the user never had there.
     """
 
-    def __init__(self, data: PreparedData, epoch: int):
+    def __init__(self, data: PreparedColumns, epoch: int):
         assert data.sequence is not None
         self._train, self._windows = data.sequences.train, data.windows
         self._length, self._negatives = data.sequence["length"], data.sequence["negatives"]
@@ -104,59 +101,59 @@ class NextItems:
         items, starts = self._train
         sequence, begin, end = self._windows.spans(rows)
         count = end - begin - 1
-        drawn = words(self._key, self._epoch, samples, self._length * self._negatives)
+        random = words(self._key, self._epoch, samples, self._length * self._negatives)
         had = gather_spans(items, starts[sequence], starts[sequence + 1] - starts[sequence])
         # The last target has the same draws however long the piece is.
-        wanted = np.arange(self._length)[None, :] >= self._length - count[:, None]
-        drawn = drawn.reshape(len(rows), self._length, self._negatives)[wanted].reshape(-1)
+        inside = np.arange(self._length)[None, :] >= self._length - count[:, None]
+        random = random.reshape(len(rows), self._length, self._negatives)[inside].reshape(-1)
         owners = np.repeat(np.arange(len(rows)), count * self._negatives)
         return {
             ITEM: gather_spans(items, begin, count),
             TARGET: gather_spans(items, begin + 1, count),
-            NEGATIVE: _lists(self._drawn(had, owners, drawn, whole), count * self._negatives),
+            NEGATIVE: _lists(self._draw(had, owners, random, whole), count * self._negatives),
         }
 
-    def _drawn(self, had: Jagged, owners: Int64s, drawn: UInt64s, whole: Int64s | None) -> Int64s:
-        """Return items by the words ``drawn`` for lists ``owners``.
+    def _draw(self, had: Jagged, owners: Int64s, random: UInt64s, whole: Int64s | None) -> Int64s:
+        """Return items by the words ``random`` for lists ``owners``.
 
         They are items of the batch where its pieces, ``whole``, are given.
         """
-        found = self._unseen.draw(had, owners, drawn)
+        negatives = self._unseen.draw(had, owners, random)
         if whole is None:
-            return found
+            return negatives
         _, begin, end = self._windows.spans(whole)
         others = gather_spans(self._train.values, begin + 1, end - begin - 1).values.astype(np.int64)
         width = int(max(others.max(initial=0), had.values.max(initial=0))) + 1
         own = np.sort(np.repeat(np.arange(len(had.lengths)), had.lengths) * width + had.values)
-        missing = np.ones(len(found), dtype=bool)
+        missing = np.ones(len(negatives), dtype=bool)
         for number in range(IN_BATCH_DRAWS):
-            other = others[below(mix(drawn + np.uint64(number)), len(others))]
-            wanted = owners * width + other
-            place = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
-            taken = missing & (own[place] != wanted)
-            found[taken] = other[taken]
-            missing &= ~taken
-        return found
+            other = others[below(mix(random + np.uint64(number)), len(others))]
+            pairs = owners * width + other
+            index = np.minimum(np.searchsorted(own, pairs), len(own) - 1)
+            chosen = missing & (own[index] != pairs)
+            negatives[chosen] = other[chosen]
+            missing &= ~chosen
+        return negatives
 
 
 class Unseen:
     """Items of the training split that are not among a list: uniform, or by popularity to a power."""
 
-    def __init__(self, data: PreparedData, power: float | None = None):
+    def __init__(self, data: PreparedColumns, power: float | None = None):
         counts = data.row_counts(data.keys[0].table)
         self._items = np.flatnonzero(counts[NUM_SPECIAL_ROWS:] > 0) + NUM_SPECIAL_ROWS
         self._place = np.full(len(counts), -1, dtype=np.int64)
         self._place[self._items] = np.arange(len(self._items))
         self._weights = None if power is None else popularity_weights(counts[self._items], power)
 
-    def draw(self, had: Jagged, owners: Int64s, drawn: UInt64s) -> Int64s:
+    def draw(self, had: Jagged, owners: Int64s, random: UInt64s) -> Int64s:
         """Return for each word an item that list ``owners[i]`` of ``had`` lacks; any item if the list has them all."""
         places = self._place[had.values]
         lists = np.repeat(np.arange(len(had.lengths)), had.lengths)
         known = places >= 0
         seen = SeenItems.from_pairs(lists[known], places[known], len(had.lengths), len(self._items))
         unseen = seen if self._weights is None else PopularUnseen(seen, self._weights)
-        return self._items[unseen.draw(owners, drawn)]
+        return self._items[unseen.draw(owners, random)]
 
 
 class RankingReader:
@@ -167,7 +164,7 @@ class RankingReader:
     for every job on the same data.
     """
 
-    def __init__(self, data: PreparedData, split: str):
+    def __init__(self, data: PreparedColumns, split: str):
         assert data.sequence is not None
         self._sequences, self._split = data.sequences, split
         self._places = data.sequences.held[split]
@@ -179,9 +176,9 @@ class RankingReader:
         places = np.asarray(self._places[first:last])
         before, everything = self._sequences.history(self._split, places)
         kept = np.minimum(before.lengths, self._length)
-        drawn = words(self._key, 0, np.arange(first, last), NUM_EVALUATION_NEGATIVES).reshape(-1)
+        random = words(self._key, 0, np.arange(first, last), NUM_EVALUATION_NEGATIVES).reshape(-1)
         owners = np.repeat(np.arange(len(places)), NUM_EVALUATION_NEGATIVES)
-        negatives = self._unseen.draw(everything, owners, drawn)
+        negatives = self._unseen.draw(everything, owners, random)
         lists = {
             ITEM: gather_spans(before.values, before.offsets[1:] - kept, kept),
             TARGET: _singles(self._sequences.items[places]),
@@ -195,7 +192,7 @@ class RankingReader:
 class SequenceReader:
     """Training batches, with the signature that :func:`trainer.data.batches.batches.train_batches` calls."""
 
-    def __init__(self, data: PreparedData, epoch: int):
+    def __init__(self, data: PreparedColumns, epoch: int):
         assert data.sequence is not None
         self._make: SkipGrams | NextItems = (SkipGrams if data.sequence["kind"] == "item2vec" else NextItems)(
             data, epoch
@@ -212,7 +209,9 @@ class SequenceReader:
         return _batch(lists, sample_offset, global_size, step)
 
 
-def ranking_batches(data: PreparedData, split: str, batch_size: int, rank: int, world_size: int) -> Prefetched[Batch]:
+def ranking_batches(
+    data: PreparedColumns, split: str, batch_size: int, rank: int, world_size: int
+) -> Prefetched[Batch]:
     """Return the batches of a held-out split in the order of users. See :class:`RankingReader`."""
     num_examples = data.num_examples[split]
     batch_size = min(batch_size, MAX_BATCH)
@@ -255,7 +254,5 @@ def _features(lists: Mapping[str, Jagged]) -> KeyedJaggedTensor:
 def _batch(
     lists: Mapping[str, Jagged], sample_offset: int, global_size: int, step: int, seen: torch.Tensor | None = None
 ) -> Batch:
-    from trainer.data.batches.batch import Batch
-
     labels = torch.ones(len(lists[ITEM].lengths), dtype=torch.float32)
     return Batch(_features(lists), labels, sample_offset, global_size, step, seen=seen)

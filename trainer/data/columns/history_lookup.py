@@ -20,7 +20,7 @@ from trainer.data.sources.source import Source
 Int64s = npt.NDArray[np.int64]
 
 
-class PastValues:
+class HistoryLookup:
     """The values of ``previous`` by ``by`` in the order of ``order``, over all rows of a dataset.
 
     For a row with ``by`` b at time t these are the last ``length`` values of b before t, oldest first: what

@@ -31,8 +31,8 @@ class Jagged(NamedTuple):
 
     def last(self, length: int) -> Jagged:
         """Return the last ``length`` values of each list, or all where it has fewer."""
-        kept = np.minimum(self.lengths, length)
-        return gather_spans(self.values, self.offsets[1:] - kept, kept)
+        lengths = np.minimum(self.lengths, length)
+        return gather_spans(self.values, self.offsets[1:] - lengths, lengths)
 
 
 def gather_spans(values: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Jagged:

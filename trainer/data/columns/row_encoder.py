@@ -1,4 +1,4 @@
-"""Rows that a trained model is to score: from raw columns to table rows, coded as preparation coded those of training.
+"""Rows that a trained model is to score: from raw columns to table rows, encoded as those of training were.
 
 An id that the vocabulary does not have, and a missing one, is row 1, the unknown id, as ids of held-out rows are that
 no training row had. Torch-free.
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from trainer.data.columns import values
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
-from trainer.data.columns.history_lookup import PastValues
+from trainer.data.columns.history_lookup import HistoryLookup
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric, read_numeric
 from trainer.data.columns.values import Kind
@@ -71,18 +71,18 @@ class EncodedRows:
 
 
 class RowEncoder:
-    """Coder of the given features of a dataset's rows.
+    """Encoder of the given features of a dataset's rows.
 
     A derived history is read from a column of the feature's own name, lists with the oldest first, where the rows have
     one; else it is what the dataset's rows say of each row's user, before the row's own time, or all of it where rows
     have none.
 
     Args:
-        features: the id features to code, by name.
+        features: the id features to encode, by name.
         numeric: numeric features, with the statistics of training.
         vocabularies: the raw ids of each table: row r >= 2 is entry r - 2.
         joins: by feature, the file that stands in for the dataset's.
-        past: opens the rows of the dataset, in which histories may be looked up.
+        history_source: opens the rows of the dataset, in which histories may be looked up.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RowEncoder:
         *,
         numeric: Sequence[Numeric] = (),
         joins: Mapping[str, str] | None = None,
-        past: Callable[[], Source] | None = None,
+        history_source: Callable[[], Source] | None = None,
     ):
         self._dataset = dataset
         self._features = dict(features)
@@ -104,8 +104,8 @@ class RowEncoder:
             for name, feature in self._features.items()
             if feature.join is not None
         }
-        self._open_past = past
-        self._past: dict[str, PastValues] = {}
+        self._open_history_source = history_source
+        self._histories: dict[str, HistoryLookup] = {}
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
         """Return what is read of rows that have the columns ``there``.
@@ -113,66 +113,66 @@ class RowEncoder:
         Raises:
             DataError: a column is missing.
         """
-        found = [feature.column for feature in self._numeric]
-        found += [feature.weights for feature in self._features.values() if feature.weights is not None]
+        columns = [feature.column for feature in self._numeric]
+        columns += [feature.weights for feature in self._features.values() if feature.weights is not None]
         for name, feature in self._features.items():
             if feature.derive is not None and name in there:
-                found.append(name)
+                columns.append(name)
             elif feature.derive is not None:
-                found += self._past_columns(name, feature, there, where)
+                columns += self._history_columns(name, feature, there, where)
             else:
-                found.append(self._column(name, feature))
-        missing = sorted(set(found) - set(there))
+                columns.append(self._column(name, feature))
+        missing = sorted(set(columns) - set(there))
         if missing:
             raise DataError(
                 f"no column {', '.join(repr(column) for column in missing)} (there are {', '.join(sorted(there))})",
                 where=where,
                 remedy="the model reads it: add it to the rows",
             )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(columns))
 
-    def code(self, chunk: Chunk) -> EncodedRows:
-        """Code rows with the columns that :meth:`columns` gave.
+    def encode(self, chunk: Chunk) -> EncodedRows:
+        """Encode rows with the columns that :meth:`columns` gave.
 
         Raises:
             DataError: ids are of another type.
         """
-        coded = EncodedRows(len(chunk))
+        encoded = EncodedRows(len(chunk))
         if self._numeric:
             numbers = read_numeric(self._numeric, chunk)
-            columns = [feature.apply(numbers[:, place]) for place, feature in enumerate(self._numeric)]
-            coded.dense = np.stack(columns, axis=1)
+            columns = [feature.apply(numbers[:, index]) for index, feature in enumerate(self._numeric)]
+            encoded.dense = np.stack(columns, axis=1)
             missing = np.isnan(numbers).sum(axis=0)
-            coded.missing = {one.name: int(count) for one, count in zip(self._numeric, missing, strict=True) if count}
+            encoded.missing = {one.name: int(count) for one, count in zip(self._numeric, missing, strict=True) if count}
         for name, feature in self._features.items():
             if feature.missing == "error":
                 values.require_ids(chunk, self._column(name, feature))
             ids, lengths = self._ids(name, feature, chunk)
             if feature.weights is not None:
                 use = ColumnUse(self._column(name, feature), name, True, feature.weights)
-                found = require_weighted(chunk, use)
-                ids, lengths = found.elements, found.lengths
+                weighted = require_weighted(chunk, use)
+                ids, lengths = weighted.elements, weighted.lengths
                 offsets = np.append(0, np.cumsum(lengths))
-                coded.weights[name] = as_factors(Jagged(found.weights, offsets), feature.pooling)
+                encoded.weights[name] = as_factors(Jagged(weighted.weights, offsets), feature.pooling)
             if ids is None:
                 assert isinstance(lengths, Jagged)
-                coded.rows[name] = lengths
-                coded.unknown[name] = int((lengths.values == UNKNOWN_ROW).sum())
+                encoded.rows[name] = lengths
+                encoded.unknown[name] = int((lengths.values == UNKNOWN_ROW).sum())
                 continue
             assert not isinstance(lengths, Jagged)
             rows, nulls = self._encode(feature.shares or name, ids, f"{chunk.file.path}, feature '{name}'")
-            coded.missing[name] = nulls
-            coded.unknown[name] = int((rows == UNKNOWN_ROW).sum()) - nulls
-            coded.rows[name] = rows if lengths is None else Jagged(rows, np.append(0, np.cumsum(lengths)))
-        return coded
+            encoded.missing[name] = nulls
+            encoded.unknown[name] = int((rows == UNKNOWN_ROW).sum()) - nulls
+            encoded.rows[name] = rows if lengths is None else Jagged(rows, np.append(0, np.cumsum(lengths)))
+        return encoded
 
     def _encode(self, table: str, ids: pa.Array, where: str) -> tuple[Int64s, int]:
         """Return (table rows of raw ids, row 1 where null or unknown; how many are null)."""
         codes = self._codes[table]
         kind: Kind = "int" if pa.types.is_int64(codes.ids.type) else "string"
         known = values.as_ids(ids, kind, where)
-        found = codes.encode(known)
-        return np.where(found >= 0, found + NUM_SPECIAL_ROWS, UNKNOWN_ROW), known.null_count
+        indices = codes.encode(known)
+        return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW), known.null_count
 
     # --- raw ids of a feature
 
@@ -190,21 +190,21 @@ class RowEncoder:
     def _ids(
         self, name: str, feature: Feature, chunk: Chunk
     ) -> tuple[pa.Array, npt.NDArray[np.int64] | None] | tuple[None, Jagged]:
-        """Return (raw ids, list lengths or None) of a feature, or (None, its table rows) if looked up in the past."""
+        """Return (raw ids, list lengths or None) of a feature, or (None, its table rows) if it was looked up."""
         if feature.derive is not None:
             if name not in chunk.batch.schema.names:
                 return None, self._history(name, feature, chunk)
             elements, lengths = values.as_lists(chunk.column(name))
-            places = Jagged(np.arange(len(elements)), np.append(0, np.cumsum(lengths))).last(feature.derive.length)
-            return elements.take(pa.array(places.values)), places.lengths
+            indices = Jagged(np.arange(len(elements)), np.append(0, np.cumsum(lengths))).last(feature.derive.length)
+            return elements.take(pa.array(indices.values)), indices.lengths
         if feature.join is not None:
             on = self._column(name, feature)
             join = self._joins[name]
             ids, counts = join.ids(join.positions(chunk.column(on), chunk.where(on)))
             if feature.type == "id_list" and counts is None:
                 # Single ids in a feature of lists: a list of one, or an empty one.
-                there = ids.is_valid()
-                return ids.filter(there), there.to_numpy(zero_copy_only=False).astype(np.int64)
+                valid = ids.is_valid()
+                return ids.filter(valid), valid.to_numpy(zero_copy_only=False).astype(np.int64)
             return ids, counts
         column = chunk.column(self._column(name, feature))
         if feature.type == "id_list":
@@ -219,10 +219,10 @@ class RowEncoder:
 
     # --- histories
 
-    def _past_columns(self, name: str, feature: Feature, there: Sequence[str], where: str) -> list[str]:
+    def _history_columns(self, name: str, feature: Feature, there: Sequence[str], where: str) -> list[str]:
         assert feature.derive is not None
         by, order = self._of(feature.derive.by), feature.derive.order
-        if self._open_past is None:
+        if self._open_history_source is None:
             derive = feature.derive
             raise DataError(
                 f"no column '{name}' (there are {', '.join(sorted(there))})",
@@ -235,19 +235,19 @@ class RowEncoder:
         derive = feature.derive
         assert derive is not None
         by, previous = self._of(derive.by), self._of(derive.previous)
-        if name not in self._past:
-            assert self._open_past is not None
-            source = self._open_past()
+        if name not in self._histories:
+            assert self._open_history_source is not None
+            source = self._open_history_source()
             source.require([by, derive.order, previous])
             table = feature.shares or name
-            self._past[name] = PastValues(
+            self._histories[name] = HistoryLookup(
                 source,
                 by,
                 derive.order,
                 previous,
                 derive.length,
-                lambda past: self._encode(table, past.column(previous), past.where(previous))[0],
+                lambda rows: self._encode(table, rows.column(previous), rows.where(previous))[0],
             )
         timed = derive.order in chunk.batch.schema.names
         times = values.as_numbers(chunk, derive.order, "order of rows") if timed else None
-        return self._past[name].before(chunk.column(by), times, chunk.where(by))
+        return self._histories[name].before(chunk.column(by), times, chunk.where(by))

@@ -70,8 +70,8 @@ class Codes:
         if len(self.ids) == 0:
             return np.full(len(ids), -1, dtype=np.int64)
         if not pa.types.is_int64(self.ids.type):
-            found = pc.index_in(ids, value_set=self.ids)
-            return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+            indices = pc.index_in(ids, value_set=self.ids)
+            return pc.fill_null(indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
         valid = ids.is_valid().to_numpy(zero_copy_only=False)
         numbers = (pc.fill_null(ids, 0) if ids.null_count else ids).to_numpy(zero_copy_only=False)
         if self._lookup is not None:

@@ -45,8 +45,8 @@ def weighted_lists(chunk: Chunk, use: Columns) -> Weighted:
     wrong = wrong | np.isnan(numbers) | (numbers < 0)
     bad = np.bincount(of, minlength=count) != np.bincount(of_given, minlength=count)
     bad[of_given[wrong]] = True
-    kept = ~bad[of]
-    ids, of, numbers = ids.filter(pa.array(kept)), of[kept], numbers[~bad[of_given]]
+    good = ~bad[of]
+    ids, of, numbers = ids.filter(pa.array(good)), of[good], numbers[~bad[of_given]]
     there = ids.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.bincount(of[there], minlength=count).astype(np.int64)
     return Weighted(ids.filter(pa.array(there)), lengths, numbers[there].astype(VALUE), bad)
@@ -58,16 +58,16 @@ def require_weighted(chunk: Chunk, use: Columns) -> Weighted:
     Raises:
         DataError: at the first list that does not fit.
     """
-    found = weighted_lists(chunk, use)
-    if found.bad.any():
-        row = int(np.flatnonzero(found.bad)[0])
+    lists = weighted_lists(chunk, use)
+    if lists.bad.any():
+        row = int(np.flatnonzero(lists.bad)[0])
         raise DataError(
             f"the weights {chunk.column(str(use.weights))[row].as_py()!r} are not those of "
             f"{chunk.column(use.column)[row].as_py()!r}: one for each id, at least 0",
             where=chunk.where(str(use.weights), row),
             remedy="correct them, remove the row, or set max_bad_rows of the dataset",
         )
-    return found
+    return lists
 
 
 def as_factors(weights: Jagged, pooling: str) -> npt.NDArray[np.float32]:
@@ -75,11 +75,11 @@ def as_factors(weights: Jagged, pooling: str) -> npt.NDArray[np.float32]:
 
     For a mean, which divides by their number, these are weights of mean 1. Lists whose weights are all 0 have no rows.
     """
-    found = np.asarray(weights.values, dtype=np.float64)
+    factors = np.asarray(weights.values, dtype=np.float64)
     if pooling == "mean":
         lengths = weights.lengths
         owner = np.repeat(np.arange(len(lengths)), lengths)
-        sums = np.bincount(owner, found, minlength=len(lengths))
+        sums = np.bincount(owner, factors, minlength=len(lengths))
         scale = np.divide(lengths, sums, out=np.zeros(len(lengths)), where=sums > 0)
-        found = found * scale[owner]
-    return found.astype(VALUE)
+        factors = factors * scale[owner]
+    return factors.astype(VALUE)

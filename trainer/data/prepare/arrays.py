@@ -42,11 +42,16 @@ class Appender:
     def close(self) -> None:
         self._file.close()
 
+    def mapped(self) -> npt.NDArray[Any]:
+        """Return what was written, memory-mapped; after :meth:`close`."""
+        return map_array(self.path, self.dtype)
+
 
 class JaggedAppender:
     """Lists that grow on disk: ``<stem>.values.bin`` and ``<stem>.offsets.bin`` (the leading 0 included)."""
 
     def __init__(self, stem: Path, dtype: npt.DTypeLike):
+        self._stem = stem
         self._values = Appender(stem.with_name(stem.name + ".values.bin"), dtype)
         self._offsets = Appender(stem.with_name(stem.name + ".offsets.bin"), OFFSET)
         self._offsets.append(np.zeros(1, dtype=np.int64))
@@ -58,6 +63,10 @@ class JaggedAppender:
     def close(self) -> None:
         self._values.close()
         self._offsets.close()
+
+    def mapped(self) -> Jagged:
+        """Return what was written, memory-mapped; after :meth:`close`."""
+        return map_jagged(self._stem, self._values.dtype)
 
 
 def map_array(path: Path, dtype: npt.DTypeLike, mode: Any = "r") -> npt.NDArray[Any]:

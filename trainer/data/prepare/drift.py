@@ -37,7 +37,7 @@ Float64s = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Found:
+class Comparison:
     """One comparison with the parent's rows.
 
     ``what``: columns, type, rows, label, missing, new_ids or numeric. ``moved``: whether it is beyond its limit.
@@ -72,8 +72,8 @@ def profile_of(
     """
     read = {name: str(plan.source.column_type(name)) for name in plan.columns()}
     numeric = {}
-    for place, feature in enumerate(plan.numeric):
-        values = _sample(encoded.numeric, place)
+    for index, feature in enumerate(plan.numeric):
+        values = _sample(encoded.numeric, index)
         there = values[~np.isnan(values)]
         edges = np.unique(np.quantile(there, np.linspace(0, 1, _BINS + 1)[1:-1])) if len(there) else np.empty(0)
         missing = 1.0 - len(there) / max(len(values), 1)
@@ -95,42 +95,48 @@ def drift(
     encoded: Encoded,
     grown: Mapping[str, GrownTable],
     row_counts: Mapping[str, npt.NDArray[np.int64]],
-) -> list[Found]:
+) -> list[Comparison]:
     """Compare the parent's profile with this run's; what moved comes first."""
-    found = [Found("columns", name, name, None, True) for name in before["columns"] if name not in now["columns"]]
-    found += [Found("columns", name, None, name, True) for name in now["columns"] if name not in before["columns"]]
+    comparisons = [
+        Comparison("columns", name, name, None, True) for name in before["columns"] if name not in now["columns"]
+    ]
+    comparisons += [
+        Comparison("columns", name, None, name, True) for name in now["columns"] if name not in before["columns"]
+    ]
     both = [name for name in now["types"] if name in before["types"]]
-    found += [
-        Found("type", name, before["types"][name], now["types"][name], True)
+    comparisons += [
+        Comparison("type", name, before["types"][name], now["types"][name], True)
         for name in both
         if before["types"][name] != now["types"][name]
     ]
     times = now["rows"] / max(before["rows"], 1)
-    found.append(Found("rows", "", before["rows"], now["rows"], not 1 / ROWS <= times <= ROWS))
+    comparisons.append(Comparison("rows", "", before["rows"], now["rows"], not 1 / ROWS <= times <= ROWS))
     gap = abs(now["label_mean"] - before["label_mean"])
-    found.append(Found("label", "", before["label_mean"], now["label_mean"], gap > MISSING))
+    comparisons.append(Comparison("label", "", before["label_mean"], now["label_mean"], gap > MISSING))
     shares = [(name, before["missing"].get(name), share) for name, share in now["missing"].items()]
     shares += [
         (name, before["numeric"].get(name, {}).get("missing"), one["missing"]) for name, one in now["numeric"].items()
     ]
-    found += [
-        Found("missing", name, old, share, abs(share - old) > MISSING) for name, old, share in shares if old is not None
+    comparisons += [
+        Comparison("missing", name, old, share, abs(share - old) > MISSING)
+        for name, old, share in shares
+        if old is not None
     ]
     for table, rows in grown.items():
         new = rows.parent_rows < 0
         new[:NUM_SPECIAL_ROWS] = False
         share = float(row_counts[table][new].sum() / max(row_counts[table].sum(), 1))
-        found.append(Found("new_ids", table, 0.0, share, share > NEW_IDS))
+        comparisons.append(Comparison("new_ids", table, 0.0, share, share > NEW_IDS))
     for place, feature in enumerate(plan.numeric):
         if feature.name in before["numeric"]:
             values = _sample(encoded.numeric, place)
             index = stability_index(before["numeric"][feature.name], values[~np.isnan(values)])
-            found.append(Found("numeric", feature.name, 0.0, index, index > PSI))
-    return sorted(found, key=lambda one: not one.moved)
+            comparisons.append(Comparison("numeric", feature.name, 0.0, index, index > PSI))
+    return sorted(comparisons, key=lambda one: not one.moved)
 
 
-def in_words(found: list[Found]) -> str:
-    moved = [str(one) for one in found if one.moved]
+def in_words(comparisons: list[Comparison]) -> str:
+    moved = [str(one) for one in comparisons if one.moved]
     return (
         "rows are alike those of the parent run"
         if not moved
@@ -138,9 +144,11 @@ def in_words(found: list[Found]) -> str:
     )
 
 
-def as_json(found: list[Found]) -> list[dict[str, Any]]:
+def as_json(comparisons: list[Comparison]) -> list[dict[str, Any]]:
     """Return the comparisons, each with a ``message``; an infinite index, which JSON cannot express, is None."""
-    return [{**asdict(one), "now": None if one.now == float("inf") else one.now, "message": str(one)} for one in found]
+    return [
+        {**asdict(one), "now": None if one.now == float("inf") else one.now, "message": str(one)} for one in comparisons
+    ]
 
 
 def write_profile(profile: Mapping[str, Any], path: Path) -> None:
@@ -149,8 +157,8 @@ def write_profile(profile: Mapping[str, Any], path: Path) -> None:
 
 def open_profile(path: Path) -> dict[str, Any]:
     """Read what :func:`write_profile` wrote."""
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found
+    profile: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return profile
 
 
 def stability_index(before: Mapping[str, Any], values: Float64s) -> float:
@@ -174,6 +182,6 @@ def _shares(values: Float64s, edges: Float64s) -> list[float]:
     return shares
 
 
-def _sample(numeric: Float64s, place: int) -> Float64s:
+def _sample(numeric: Float64s, index: int) -> Float64s:
     """Return values of one feature from at most so many rows, evenly spaced."""
-    return np.asarray(numeric[:: max(1, -(-len(numeric) // _SAMPLE_ROWS)), place])
+    return np.asarray(numeric[:: max(1, -(-len(numeric) // _SAMPLE_ROWS)), index])

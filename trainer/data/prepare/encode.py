@@ -5,6 +5,7 @@ Memory follows the number of distinct ids and the chunk size, never the number o
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes, DistinctIds
 from trainer.data.columns.weights import require_weighted
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import CODE, LABEL, VALUE, Appender, JaggedAppender, map_array, map_jagged
+from trainer.data.prepare.arrays import CODE, LABEL, VALUE, Appender, JaggedAppender
+from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.plan import ColumnUse, DataPlan
 from trainer.data.prepare.split_column import sides_of
-from trainer.data.sources.bad_rows import BadRows
 from trainer.data.sources.source import Chunk, no_rows_in_window
 
 
@@ -44,9 +45,9 @@ class Encoded:
     numeric: npt.NDArray[np.float64]  # [rows, numeric features], as they come, NaN where missing
 
     def column(self, use: ColumnUse) -> npt.NDArray[np.int32]:
-        found = self.columns[use]
-        assert not isinstance(found, Jagged)
-        return found
+        codes = self.columns[use]
+        assert not isinstance(codes, Jagged)
+        return codes
 
 
 def encode(plan: DataPlan, scratch: Path, bad_rows: BadRows | None = None) -> Encoded:
@@ -90,75 +91,93 @@ def encode(plan: DataPlan, scratch: Path, bad_rows: BadRows | None = None) -> En
 def _second_pass(
     plan: DataPlan, codes: dict[str, Codes], scratch: Path, num_rows: int, bad_rows: BadRows | None
 ) -> Encoded:
-    stems = {use: scratch / f"column-{number}" for number, use in enumerate(plan.uses)}
-    flat = {use: Appender(stem, CODE) for use, stem in stems.items() if not use.is_list}
-    lists = {use: JaggedAppender(stem, CODE) for use, stem in stems.items() if use.is_list}
-    joined = {name: Appender(scratch / f"join-{name}", CODE) for name in plan.joins}
-    weights = {
-        use: Appender(stem.with_name(f"{stem.name}.weights"), VALUE) for use, stem in stems.items() if use.weights
-    }
-    numeric = Appender(scratch / "numeric", np.float64)
-    labels = Appender(scratch / "labels", label_dtype(plan.dataset.label)) if plan.label_column else None
-    split_column = plan.job.evaluation.split.column
-    sides = Appender(scratch / "sides", LABEL) if split_column is not None else None
-    orders: dict[str, Appender] = {}
     times = PointInTime(plan)
-    join_on = {feature.name: feature.join_on for feature in plan.features if feature.join is not None}
-    try:
+    with contextlib.closing(_EncodedWriter(plan, codes, scratch)) as writer:
         for chunk in plan.source.stream(plan.columns()):
             if bad_rows is not None:
                 chunk = bad_rows.good(chunk)
             times.look(chunk)
             for column in plan.required:
                 values.require_ids(chunk, column)
-            numeric.append(read_numeric(plan.numeric, chunk).reshape(-1))
-            for use in plan.uses:
-                ids, lengths = ids_of(chunk, use, plan.kinds[use.domain])
-                if use in weights:
-                    weights[use].append(require_weighted(chunk, use).weights)
-                encoded = codes[use.domain].encode(ids)
-                if use.is_list:
-                    lists[use].append(encoded, lengths)
-                else:
-                    flat[use].append(encoded)
-            for name, on in join_on.items():
-                joined[name].append(plan.joins[name].positions(chunk.column(on), chunk.where(on)))
-            if labels is not None:
-                labels.append(labels_of(chunk, plan.dataset.label))
-            if sides is not None and split_column is not None:
-                sides.append(sides_of(chunk, split_column))
-            for column in plan.order_columns:
-                numbers = values.as_numbers(chunk, column, "order of rows")
-                if column not in orders:
-                    orders[column] = Appender(scratch / f"order-{len(orders)}", numbers.dtype)
-                if orders[column].dtype != numbers.dtype:
-                    raise DataError(
-                        f"is {numbers.dtype} here and {orders[column].dtype} in an earlier file",
-                        where=chunk.where(column),
-                        remedy="write the column with one type in every file",
-                    )
-                orders[column].append(numbers)
-    finally:
-        opened: list[Appender | JaggedAppender] = [*flat.values(), *joined.values(), *orders.values()]
-        opened += [*weights.values(), numeric]
-        opened += [*lists.values(), *([labels] if labels else []), *([sides] if sides else [])]
-        for appender in opened:
-            appender.close()
+            writer.append(chunk)
     times.check()
-    columns: dict[ColumnUse, npt.NDArray[np.int32] | Jagged] = {}
-    for use, stem in stems.items():
-        columns[use] = map_jagged(stem, CODE) if use.is_list else map_array(stem, CODE)
-    return Encoded(
-        num_rows,
-        codes,
-        columns,
-        {name: map_array(appender.path, CODE) for name, appender in joined.items()},
-        map_array(labels.path, labels.dtype) if labels else None,
-        {column: map_array(appender.path, appender.dtype) for column, appender in orders.items()},
-        map_array(sides.path, LABEL) if sides else None,
-        {use: map_array(appender.path, VALUE) for use, appender in weights.items()},
-        map_array(numeric.path, np.float64).reshape(num_rows, len(plan.numeric)),
-    )
+    return writer.encoded(num_rows)
+
+
+class _EncodedWriter:
+    """Files of coded columns under ``scratch``, to which chunks are appended."""
+
+    def __init__(self, plan: DataPlan, codes: dict[str, Codes], scratch: Path):
+        self._plan, self._codes, self._scratch = plan, codes, scratch
+        stems = {use: scratch / f"column-{number}" for number, use in enumerate(plan.uses)}
+        self._flat = {use: Appender(stem, CODE) for use, stem in stems.items() if not use.is_list}
+        self._lists = {use: JaggedAppender(stem, CODE) for use, stem in stems.items() if use.is_list}
+        self._weights = {
+            use: Appender(stem.with_name(f"{stem.name}.weights"), VALUE) for use, stem in stems.items() if use.weights
+        }
+        self._joined = {name: Appender(scratch / f"join-{name}", CODE) for name in plan.joins}
+        self._join_on = {feature.name: feature.join_on for feature in plan.features if feature.join is not None}
+        self._numeric = Appender(scratch / "numeric", np.float64)
+        self._labels = Appender(scratch / "labels", label_dtype(plan.dataset.label)) if plan.label_column else None
+        self._split_column = plan.job.evaluation.split.column
+        self._sides = Appender(scratch / "sides", LABEL) if self._split_column is not None else None
+        self._orders: dict[str, Appender] = {}
+
+    def append(self, chunk: Chunk) -> None:
+        plan = self._plan
+        self._numeric.append(read_numeric(plan.numeric, chunk).reshape(-1))
+        for use in plan.uses:
+            ids, lengths = ids_of(chunk, use, plan.kinds[use.domain])
+            if use in self._weights:
+                self._weights[use].append(require_weighted(chunk, use).weights)
+            codes = self._codes[use.domain].encode(ids)
+            if use.is_list:
+                self._lists[use].append(codes, lengths)
+            else:
+                self._flat[use].append(codes)
+        for name, on in self._join_on.items():
+            self._joined[name].append(plan.joins[name].positions(chunk.column(on), chunk.where(on)))
+        if self._labels is not None:
+            self._labels.append(labels_of(chunk, plan.dataset.label))
+        if self._sides is not None and self._split_column is not None:
+            self._sides.append(sides_of(chunk, self._split_column))
+        for column in plan.order_columns:
+            self._append_order(chunk, column)
+
+    def _append_order(self, chunk: Chunk, column: str) -> None:
+        numbers = values.as_numbers(chunk, column, "order of rows")
+        if column not in self._orders:
+            self._orders[column] = Appender(self._scratch / f"order-{len(self._orders)}", numbers.dtype)
+        order = self._orders[column]
+        if order.dtype != numbers.dtype:
+            raise DataError(
+                f"is {numbers.dtype} here and {order.dtype} in an earlier file",
+                where=chunk.where(column),
+                remedy="write the column with one type in every file",
+            )
+        order.append(numbers)
+
+    def close(self) -> None:
+        groups = (self._flat, self._lists, self._weights, self._joined, self._orders)
+        grouped = [appender for group in groups for appender in group.values()]
+        for appender in [*grouped, self._numeric, self._labels, self._sides]:
+            if appender is not None:
+                appender.close()
+
+    def encoded(self, num_rows: int) -> Encoded:
+        """Return what was appended, memory-mapped; after :meth:`close`."""
+        columns = {use: (self._lists if use.is_list else self._flat)[use].mapped() for use in self._plan.uses}
+        return Encoded(
+            num_rows,
+            self._codes,
+            columns,
+            {name: appender.mapped() for name, appender in self._joined.items()},
+            self._labels.mapped() if self._labels else None,
+            {column: appender.mapped() for column, appender in self._orders.items()},
+            self._sides.mapped() if self._sides else None,
+            {use: appender.mapped() for use, appender in self._weights.items()},
+            self._numeric.mapped().reshape(num_rows, len(self._plan.numeric)),
+        )
 
 
 def ids_of(chunk: Chunk, use: ColumnUse, kind: Kind) -> tuple[pa.Array, npt.NDArray[np.int64]]:

@@ -30,7 +30,7 @@ class Examples:
     features: dict[str, npt.NDArray[np.int32] | Jagged]
     labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
     sides: npt.NDArray[np.uint8]
-    drawn: npt.NDArray[np.bool_]  # whether the example is a drawn negative
+    is_negative: npt.NDArray[np.bool_]  # whether the example was drawn as a negative
     rows: npt.NDArray[np.int64]  # the row of the data that each is of
     weights: dict[str, Jagged]  # of lists that have them
 
@@ -69,20 +69,20 @@ class ExampleRows:
             np.ones(len(rows), dtype=np.uint8) if self._encoded.labels is None else self._encoded.labels[start:stop]
         )
         weights = self._weights(features, start, stop)
-        drawn = np.zeros(len(rows), dtype=bool)
+        is_negative = np.zeros(len(rows), dtype=bool)
         short = self._too_short(start, stop)
         negatives = self._plan.dataset.label.negatives
         if negatives is not None:
             group = negatives.per_positive + 1
             repeat = np.repeat(np.arange(len(rows)), group)
-            drawn = np.arange(len(repeat)) % group > 0
+            is_negative = np.arange(len(repeat)) % group > 0
             features = {name: take(column, repeat) for name, column in features.items()}
-            features.update(self._of_negatives(rows, repeat, drawn))
+            features.update(self._of_negatives(rows, repeat, is_negative))
             weights = {name: column.take(repeat) for name, column in weights.items()}
-            labels, rows, short = (~drawn).astype(np.uint8), rows[repeat], short[repeat]
+            labels, rows, short = (~is_negative).astype(np.uint8), rows[repeat], short[repeat]
         sides = self._sides(features, rows)
         sides[short] = splits.DROPPED
-        return Examples(features, labels, sides, drawn, rows, weights)
+        return Examples(features, labels, sides, is_negative, rows, weights)
 
     def _weights(self, features: dict[str, npt.NDArray[np.int32] | Jagged], start: int, stop: int) -> dict[str, Jagged]:
         found = {}
@@ -186,9 +186,9 @@ class ExampleRows:
         self,
         rows: npt.NDArray[np.int64],
         repeat: npt.NDArray[np.int64],
-        drawn: npt.NDArray[np.bool_],
+        is_negative: npt.NDArray[np.bool_],
     ) -> dict[str, npt.NDArray[np.int32] | Jagged]:
-        """Return the features that follow the item, with the drawn items in the drawn examples."""
+        """Return the features that follow the item, with the drawn items in the examples that are negatives."""
         spec = self._plan.dataset.label.negatives
         assert spec is not None
         assert self._negative_items is not None
@@ -200,7 +200,7 @@ class ExampleRows:
         words = random_words(derive_key(spec.seed, _NEGATIVES), position)
         # A row without a user has had nothing that we know of: any item is a negative.
         negatives = self._negative_items.draw(np.maximum(users, 0), words)
-        codes = np.where(drawn, negatives, np.asarray(self._encoded.column(item))[rows][repeat]).astype(np.int32)
+        codes = np.where(is_negative, negatives, np.asarray(self._encoded.column(item))[rows][repeat]).astype(np.int32)
         changed: dict[str, npt.NDArray[np.int32] | Jagged] = {}
         for feature in self._plan.features:
             if feature.use is not None and not feature.is_list and feature.use.column == item.column:

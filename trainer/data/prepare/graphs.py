@@ -40,7 +40,7 @@ def edge_files(dataset: DatasetSpec, job: JobSpec) -> dict[str, EdgeFile]:
     """
     used = {sse.graph for sse in job.sse.values() if sse.graph is not None and sse.probability > 0}
     used |= {job.regularizers.laplacian.graph} if job.regularizers.laplacian is not None else set()
-    found = {}
+    files = {}
     for name in sorted(used):
         graph = dataset.graphs[name]
         source = Source(beside(graph.uri, dataset.uri))
@@ -48,8 +48,8 @@ def edge_files(dataset: DatasetSpec, job: JobSpec) -> dict[str, EdgeFile]:
         for column in (graph.source, graph.target):
             values.id_kind(source.column_type(column), f"{source.uri}, column '{column}'")
         table = dataset.features[graph.of].shares or graph.of
-        found[name] = EdgeFile(name, table, source, (graph.source, graph.target))
-    return found
+        files[name] = EdgeFile(name, table, source, (graph.source, graph.target))
+    return files
 
 
 def write_graphs(

@@ -116,8 +116,8 @@ class DataPlan:
     def required(self) -> tuple[str, ...]:
         """Columns of ids in which a missing one makes a row bad."""
         features = self.dataset.features.items()
-        found = (spec.column or name for name, spec in features if spec.type == "id" and spec.missing == "error")
-        return tuple(dict.fromkeys(found))
+        columns = (spec.column or name for name, spec in features if spec.type == "id" and spec.missing == "error")
+        return tuple(dict.fromkeys(columns))
 
     @property
     def splits_by_time(self) -> bool:
@@ -137,11 +137,11 @@ class DataPlan:
 
     def columns(self) -> list[str]:
         """Return every column of the rows that is read."""
-        found = [use.column for use in self.uses] + [*self.join_columns, *self.order_columns]
-        found += [use.weights for use in self.uses if use.weights is not None]
-        found += [feature.column for feature in self.numeric]
-        found += self.feature_times.values()
-        return list(dict.fromkeys([*found, *filter(None, (self.label_column, self.job.evaluation.split.column))]))
+        columns = [use.column for use in self.uses] + [*self.join_columns, *self.order_columns]
+        columns += [use.weights for use in self.uses if use.weights is not None]
+        columns += [feature.column for feature in self.numeric]
+        columns += self.feature_times.values()
+        return list(dict.fromkeys([*columns, *filter(None, (self.label_column, self.job.evaluation.split.column))]))
 
     def feature(self, name: str) -> FeaturePlan | None:
         return next((feature for feature in self.features if feature.name == name), None)

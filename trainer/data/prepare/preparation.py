@@ -9,15 +9,17 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from embeddings.durable_files import fsync_path, fsync_tree
 from trainer.data.batches.keys import keys_of
-from trainer.data.batches.prepared import FORMAT_VERSION, GRAPHS, MANIFEST, PreparedData
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.batches.prepared_columns import FORMAT_VERSION, GRAPHS, MANIFEST
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap
 from trainer.data.columns.hashing import id_keys
 from trainer.data.columns.labels import label_dtype
@@ -25,13 +27,13 @@ from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, write_numeric
 from trainer.data.columns.values import as_ids, id_kind
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import OFFSET, Appender
+from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
 from trainer.data.prepare.encode import encode
 from trainer.data.prepare.graphs import write_graphs
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.sequences import Sequences
 from trainer.data.prepare.writing import codes_to_rows, finish_numeric, finish_tables, write_splits
-from trainer.data.sources.bad_rows import BadRows
 from trainer.data.sources.locations import read_edges
 from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec, JobSpec
@@ -42,6 +44,15 @@ _EDGE_BYTES = 1 << 16
 _REPLACED = ".replaced"
 BAD_ROWS = "bad_rows.parquet"
 """Beside the prepared data: rows that were left out, with the reason."""
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What a run goes on from: ids by table, statistics of numeric features, and what the rows were like."""
+
+    vocabulary: Mapping[str, IdMap]
+    numeric: Sequence[Numeric] | None
+    profile: Mapping[str, Any] | None
 
 
 def prepare(
@@ -81,8 +92,8 @@ def prepare(
     """
     directory = Path(directory)
     plan = make_plan(dataset, job)
-    base = dict(base_vocabulary or {})
-    fingerprint = _fingerprint(plan, base, base_numeric, base_profile)
+    base = WarmStart(dict(base_vocabulary or {}), base_numeric, base_profile)
+    fingerprint = _fingerprint(plan, base)
     if PreparedData.fingerprint_of(directory) == fingerprint:
         log(f"prepared data reused: {directory}")
         return PreparedData.open(directory)
@@ -90,9 +101,7 @@ def prepare(
     _remove_leftovers(directory)
     work = directory.parent / f".{directory.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.preparing"
     try:
-        _write(
-            plan, work, fingerprint, base, base_numeric, base_profile, log, _quarantine(plan, directory, work, fence)
-        )
+        _write(plan, work, fingerprint, base, log, _quarantine(plan, directory, work, fence))
         # A machine that goes down must not leave a manifest beside columns that are short or full of zeros.
         fsync_tree(work)
         fence()
@@ -117,9 +126,7 @@ def _write(
     plan: DataPlan,
     work: Path,
     fingerprint: str,
-    base: Mapping[str, IdMap],
-    base_numeric: Sequence[Numeric] | None,
-    base_profile: Mapping[str, Any] | None,
+    base: WarmStart,
     log: Callable[[str], Any],
     left_out: contextlib.AbstractContextManager[BadRows | None],
 ) -> None:
@@ -130,18 +137,18 @@ def _write(
     if bad_rows is not None:
         log(bad_rows.in_words() + (f"; they are in {work.parent / BAD_ROWS}" if bad_rows.num_bad else ""))
     writers, seen, sequences = write_splits(plan, encoded, work)
-    grown, row_counts = finish_tables(plan, encoded, work, base)
-    rows_of = {table: found.row_of_code for table, found in grown.items()}
+    grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary)
+    rows_of = {table: one.row_of_code for table, one in grown.items()}
     unknown_share = codes_to_rows(plan, work, rows_of, log)
     seen.write(work, rows_of, row_counts)
-    numeric = finish_numeric(plan, work, base_numeric)
+    numeric = finish_numeric(plan, work, base.numeric)
     if numeric:
         write_numeric(numeric, work / NUMERIC_FILE)
     profile = profile_of(plan, encoded, row_counts, writers["train"].label_sum / writers["train"].num_examples)
     write_profile(profile, work / PROFILE_FILE)
     moved = None
-    if base_profile is not None:
-        moved = drift(base_profile, profile, plan, encoded, grown, row_counts)
+    if base.profile is not None:
+        moved = drift(base.profile, profile, plan, encoded, grown, row_counts)
         log(in_words(moved))
     num_examples = {name: writer.num_examples for name, writer in writers.items()}
     num_positives = {name: writer.num_positives for name, writer in writers.items()}
@@ -150,31 +157,12 @@ def _write(
         assert item is not None
         sequences.write(work, rows_of[item.table])
         num_examples = num_positives = _sequence_examples(plan, Sequences(work))
-    (work / "tables").mkdir()
-    tables: dict[str, Any] = {}
-    for table, found in grown.items():
-        found.ids.write(work / "tables" / f"{table}.arrow")
-        for name, values in (("counts", row_counts[table]), ("parent", found.parent_rows)):
-            column = Appender(work / "tables" / f"{table}.{name}.bin", OFFSET)
-            column.append(values)
-            column.close()
-        tables[table] = {"num_rows": found.num_rows}
-        if table in base:
-            log(_growth_in_words(table, base[table], found))
+    _write_tables(work / "tables", grown, row_counts, base.vocabulary, log)
     graphs = write_graphs(
-        plan.graphs, plan.kinds, {table: found.ids.ids for table, found in grown.items()}, work / GRAPHS, log
+        plan.graphs, plan.kinds, {name: one.ids.ids for name, one in grown.items()}, work / GRAPHS, log
     )
-    manifest = {
-        "format": FORMAT_VERSION,
-        "fingerprint": fingerprint,
-        "dataset_fingerprint": dataset_fingerprint(plan),
-        "keys": [asdict(key) for key in keys_of(plan.dataset, plan.job)],
-        "is_bpr": plan.is_bpr,
-        "label_dtype": label_dtype(plan.dataset.label).name,
-        "sampling": _sampling(plan.job),
-        "sequence": _sequence_settings(plan.job) if plan.is_sequence else None,
-        "unread": sorted(f.name for f in plan.features if f not in plan.trained and f.name != "user"),
-        "tables": tables,
+    manifest = _settings(plan, fingerprint) | {
+        "tables": {table: {"num_rows": one.num_rows} for table, one in grown.items()},
         "graphs": graphs,
         "numeric": [one.name for one in numeric],
         "bad_rows": None if bad_rows is None else dict(bad_rows.by_reason),
@@ -191,6 +179,40 @@ def _write(
     log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
 
 
+def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
+    """Return the part of the manifest that follows from the specs and the files, whatever the rows are."""
+    return {
+        "format": FORMAT_VERSION,
+        "fingerprint": fingerprint,
+        "dataset_fingerprint": dataset_fingerprint(plan),
+        "keys": [asdict(key) for key in keys_of(plan.dataset, plan.job)],
+        "is_bpr": plan.is_bpr,
+        "label_dtype": label_dtype(plan.dataset.label).name,
+        "sampling": _sampling(plan.job),
+        "sequence": _sequence_settings(plan.job) if plan.is_sequence else None,
+        "unread": sorted(f.name for f in plan.features if f not in plan.trained and f.name != "user"),
+    }
+
+
+def _write_tables(
+    directory: Path,
+    grown: Mapping[str, GrownTable],
+    row_counts: Mapping[str, npt.NDArray[np.int64]],
+    base: Mapping[str, IdMap],
+    log: Callable[[str], Any],
+) -> None:
+    """Write the ids of each table, their training occurrences, and the rows of the warm start that they go on from."""
+    directory.mkdir()
+    for table, one in grown.items():
+        one.ids.write(directory / f"{table}.arrow")
+        for name, values in (("counts", row_counts[table]), ("parent", one.parent_rows)):
+            column = Appender(directory / f"{table}.{name}.bin", OFFSET)
+            column.append(values)
+            column.close()
+        if table in base:
+            log(_growth_in_words(table, base[table], one))
+
+
 @contextlib.contextmanager
 def _quarantine(plan: DataPlan, directory: Path, work: Path, fence: Callable[[], None]) -> Iterator[BadRows | None]:
     """Yield what takes bad rows, where some may be.
@@ -200,15 +222,15 @@ def _quarantine(plan: DataPlan, directory: Path, work: Path, fence: Callable[[],
     if plan.dataset.max_bad_rows is None:
         yield None
         return
-    found = BadRows(plan, work / BAD_ROWS)
+    bad_rows = BadRows(plan, work / BAD_ROWS)
     final = directory.parent / BAD_ROWS
     try:
-        yield found
+        yield bad_rows
     finally:
-        found.close()
-        if found.num_bad:
+        bad_rows.close()
+        if bad_rows.num_bad:
             fence()
-            os.replace(found.path, final)
+            os.replace(bad_rows.path, final)
 
 
 def _sampling(job: JobSpec) -> dict[str, Any]:
@@ -244,11 +266,11 @@ def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
 
 
 def _growth_in_words(table: str, base: IdMap, grown: GrownTable) -> str:
-    kept = int((grown.parent_rows >= NUM_SPECIAL_ROWS).sum())
+    continued = int((grown.parent_rows >= NUM_SPECIAL_ROWS).sum())
     idle = int((grown.ids.last_seen < grown.ids.run).sum())
     return (
-        f"ids of {table}: {kept:,} of {len(base.ids):,} go on ({idle:,} without an example in this run), "
-        f"{len(base.ids) - kept:,} retired, {len(grown.ids.ids) - kept:,} new"
+        f"ids of {table}: {continued:,} of {len(base.ids):,} go on ({idle:,} without an example in this run), "
+        f"{len(base.ids) - continued:,} retired, {len(grown.ids.ids) - continued:,} new"
     )
 
 
@@ -268,13 +290,8 @@ def dataset_fingerprint(plan: DataPlan) -> str:
     return _sha256([FORMAT_VERSION, spec, str(plan.source.window), content])
 
 
-def _fingerprint(
-    plan: DataPlan,
-    base: Mapping[str, IdMap],
-    base_numeric: Sequence[Numeric] | None,
-    base_profile: Mapping[str, Any] | None,
-) -> str:
-    digests = {table: _digest(ids) for table, ids in sorted(base.items())}
+def _fingerprint(plan: DataPlan, base: WarmStart) -> str:
+    digests = {table: _digest(ids) for table, ids in sorted(base.vocabulary.items())}
     job = plan.job
     relevant = [job.model.kind == "bpr", job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
     relevant.append(sorted(plan.graphs))
@@ -289,9 +306,9 @@ def _fingerprint(
     if plan.keeps_seen and not plan.is_bpr:
         relevant.append("seen items")
     if plan.numeric:
-        relevant.append(None if base_numeric is None else [one.as_json() for one in base_numeric])
-    if base_profile is not None:
-        relevant.append(base_profile)
+        relevant.append(None if base.numeric is None else [one.as_json() for one in base.numeric])
+    if base.profile is not None:
+        relevant.append(base.profile)
     files = [source.fingerprint_files() for source in _sources(plan)]
     spec = plan.dataset.model_dump(mode="json")
     return _sha256([FORMAT_VERSION, spec, str(plan.source.window), relevant, files, digests])

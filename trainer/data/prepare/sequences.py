@@ -46,9 +46,11 @@ class SequenceRows:
         users, items = examples.features["user"], examples.features["item"]
         assert not isinstance(users, Jagged)
         assert not isinstance(items, Jagged)
-        kept = (examples.sides != DROPPED) & ~examples.drawn & (examples.labels == 1) & (users >= 0) & (items >= 0)
-        orders = np.asarray(self._orders[examples.rows[kept]])
-        self._parts.append((users[kept], items[kept], examples.sides[kept], orders))
+        positive = (
+            (examples.sides != DROPPED) & ~examples.is_negative & (examples.labels == 1) & (users >= 0) & (items >= 0)
+        )
+        orders = np.asarray(self._orders[examples.rows[positive]])
+        self._parts.append((users[positive], items[positive], examples.sides[positive], orders))
 
     def write(self, directory: Path, row_of_item: npt.NDArray[np.int32]) -> None:
         """Write the files of :class:`Sequences` under ``directory``.

@@ -169,8 +169,8 @@ class SeenPairs:
             users, items = examples.features["user"], examples.features["item"]
             assert not isinstance(users, Jagged)
             assert not isinstance(items, Jagged)
-            kept = (examples.sides == TRAIN) & ~examples.drawn & (users >= 0) & (items >= 0)
-            self._parts.append(sorted_unique(users[kept].astype(np.int64) * self._num_items + items[kept]))
+            own = (examples.sides == TRAIN) & ~examples.is_negative & (users >= 0) & (items >= 0)
+            self._parts.append(sorted_unique(users[own].astype(np.int64) * self._num_items + items[own]))
 
     def write(
         self,
@@ -280,13 +280,13 @@ def finish_numeric(plan: DataPlan, directory: Path, base: Sequence[Numeric] | No
     width = len(plan.numeric)
     if base is None:
         train = _raw_numbers(directory / "train", width)
-        found = tuple(fitted(feature, train[:, place], where) for place, feature in enumerate(plan.numeric))
+        features = tuple(fitted(feature, train[:, index], where) for index, feature in enumerate(plan.numeric))
     else:
-        found = tuple(base)
+        features = tuple(base)
         asked = [(one.name, one.transform, one.missing) for one in plan.numeric]
-        if [(one.name, one.transform, one.missing) for one in found] != asked:
+        if [(one.name, one.transform, one.missing) for one in features] != asked:
             raise DataError(
-                f"the warm start's numeric features are {_in_words(found)}, this data's {_in_words(plan.numeric)}",
+                f"the warm start's numeric features are {_in_words(features)}, this data's {_in_words(plan.numeric)}",
                 where=f"dataset '{plan.dataset.name}'",
                 remedy="use the same transforms, or start without init_from",
             )
@@ -296,11 +296,11 @@ def finish_numeric(plan: DataPlan, directory: Path, base: Sequence[Numeric] | No
         for start in range(0, len(raw), _REMAP_ROWS // width):
             piece = np.asarray(raw[start : start + _REMAP_ROWS // width])
             numbers.append(
-                np.stack([one.apply(piece[:, place]) for place, one in enumerate(found)], axis=1).reshape(-1)
+                np.stack([one.apply(piece[:, index]) for index, one in enumerate(features)], axis=1).reshape(-1)
             )
         numbers.close()
         (directory / name / RAW_NUMBERS).unlink()
-    return found
+    return features
 
 
 def _raw_numbers(directory: Path, width: int) -> npt.NDArray[np.float64]:

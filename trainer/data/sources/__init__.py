@@ -1,4 +1,4 @@
-"""Sources of rows: Parquet and CSV files here or in object storage, joins, and a synthetic click log.
+"""Sources of rows: files here or in object storage, of the formats in ``readers``, joins, and a synthetic click log.
 
 Without torch. Read by :mod:`trainer.data.prepare`; ``infer`` and ``locations`` also by the service.
 """

@@ -64,7 +64,7 @@ class _Column:
 
 
 def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
-    """Return a DatasetSpec document for a Parquet or CSV file or directory, from its names and first million rows.
+    """Return a DatasetSpec document for a file or directory, from its names and first million rows.
 
     The label: a 0/1 column named like one; else a rating, by rule; else negatives drawn for user and item; else any 0/1
     column.
@@ -77,11 +77,11 @@ def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
     label, label_column = _label(columns)
     ordering = _ordering(columns, label_column)
     partition = next((c.name for c in columns.values() if _DAY_NAMES.match(c.name) and c.is_dates), None)
-    taken = {label_column, partition, *ordering.values()}
+    used = {label_column, partition, *ordering.values()}
     features: dict[str, Any] = {}
     for column in columns.values():
         kind = _feature_type(column)
-        if column.name in taken or kind is None:
+        if column.name in used or kind is None:
             continue
         feature = _feature_name(column.name, features)
         features[feature] = {"type": kind} if feature == column.name else {"type": kind, "column": column.name}
@@ -118,7 +118,7 @@ def column_names(uri: str | Path) -> list[str]:
     Opens every file's footer or header.
 
     Raises:
-        DataError: a file is missing, empty, truncated or neither Parquet nor CSV.
+        DataError: a file is missing, empty, truncated or in no known format.
     """
     source = Source(str(uri))
     source.require([])
@@ -157,23 +157,23 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
             if spec.features[name].type == "id_list":
                 array = values.as_lists(array)[0]
             distinct[name].add(values.as_ids(array, distinct[name].kind, chunk.where(column)))
-        for name, found_range in numeric.items():
-            found_range.add(chunk.column(columns_of[name]))
+        for name, range_ in numeric.items():
+            range_.add(chunk.column(columns_of[name]))
         if label_column is not None and label_problem is None:
             try:
-                found_labels = labels_of(chunk, spec.label)
-                num_positives += int((found_labels == 1).sum())
+                labels = labels_of(chunk, spec.label)
+                num_positives += int((labels == 1).sum())
                 label_values.add(chunk.column(label_column))
             except DataError as error:
                 label_problem = str(error)
         if spec.ordering is not None:
-            found = pc.min_max(chunk.column(spec.ordering)).as_py()
-            extremes += [value for value in found.values() if value is not None]
+            bounds = pc.min_max(chunk.column(spec.ordering)).as_py()
+            extremes += [value for value in bounds.values() if value is not None]
     shown = {
         name: {"column": direct[name], "nulls": nulls[name], "distinct": len(distinct[name].sorted())}
         for name in direct
     }
-    shown |= {name: {"column": columns_of[name], **found_range.as_json()} for name, found_range in numeric.items()}
+    shown |= {name: {"column": columns_of[name], **range_.as_json()} for name, range_ in numeric.items()}
     result: dict[str, Any] = {"name": spec.name, "rows": num_rows, "files": len(source.files), "features": shown}
     result["bytes"] = sum(file.path.stat().st_size for file in source.files)
     if label_problem is not None:
@@ -195,12 +195,12 @@ class Range:
         self.nulls, self.bad, self.low, self.high = 0, 0, np.inf, -np.inf
 
     def add(self, array: pa.Array) -> None:
-        found, bad = as_floats(array)
-        good = found[~bad & ~np.isnan(found)]
+        numbers, bad = as_floats(array)
+        present = numbers[~bad & ~np.isnan(numbers)]
         self.bad += int(bad.sum())
-        self.nulls += int((np.isnan(found) & ~bad).sum())
-        if len(good):
-            self.low, self.high = min(self.low, float(good.min())), max(self.high, float(good.max()))
+        self.nulls += int((np.isnan(numbers) & ~bad).sum())
+        if len(present):
+            self.low, self.high = min(self.low, float(present.min())), max(self.high, float(present.max()))
 
     def as_json(self) -> dict[str, Any]:
         known = self.low <= self.high
@@ -259,14 +259,14 @@ def _feature_type(column: _Column) -> str | None:
     return "id"
 
 
-def _feature_name(column: str, taken: dict[str, Any]) -> str:
+def _feature_name(column: str, features: dict[str, Any]) -> str:
     for pattern, name in ((_USER_NAMES, "user"), (_ITEM_NAMES, "item")):
-        if pattern.match(column) and name not in taken:
+        if pattern.match(column) and name not in features:
             return name
     name = re.sub(r"\W", "_", column, flags=re.ASCII)[:60]
     name = name if re.match(r"[A-Za-z_]", name) else f"c_{name}"
     candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-    return next(candidate for candidate in candidates if candidate not in taken)
+    return next(candidate for candidate in candidates if candidate not in features)
 
 
 def _dataset_name(path: Path) -> str:

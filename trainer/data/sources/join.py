@@ -34,9 +34,9 @@ class JoinTable:
         keys, elements, lengths = [], [], []
         for chunk in self.source.stream([join.on, join.column]):
             keys.append(values.as_ids(chunk.column(join.on), self._key_kind, chunk.where(join.on)))
-            found = values.as_lists(chunk.column(join.column), split=self.takes_list)
-            elements.append(values.as_ids(found[0], self.kind, chunk.where(join.column)))
-            lengths.append(found[1])
+            lists = values.as_lists(chunk.column(join.column), split=self.takes_list)
+            elements.append(values.as_ids(lists[0], self.kind, chunk.where(join.column)))
+            lengths.append(lists[1])
         if not keys:
             raise DataError("has no rows", where=uri, remedy="fill the file, or leave the join out")
         self._codes = Codes(_unique_keys(pa.concat_arrays(keys), f"{uri}, column '{join.on}'"))
@@ -69,15 +69,15 @@ class JoinTable:
         """
         if not self.takes_list:
             return self._elements.take(pa.array(positions, mask=positions < 0)), None
-        places = Jagged(np.arange(len(self._elements)), self._offsets).take(positions)
-        return self._elements.take(pa.array(places.values)), places.lengths
+        indices = Jagged(np.arange(len(self._elements)), self._offsets).take(positions)
+        return self._elements.take(pa.array(indices.values)), indices.lengths
 
     def coded(self, codes: Codes, kind: Kind) -> npt.NDArray[np.int32] | Jagged:
         """Return per position of the join file the code of its id (a last entry serves position -1), or its codes."""
-        encoded = codes.encode(values.as_ids(self._elements, kind, self.source.uri)).astype(np.int32)
+        element_codes = codes.encode(values.as_ids(self._elements, kind, self.source.uri)).astype(np.int32)
         if self.takes_list:
-            return Jagged(encoded, self._offsets)
-        return np.append(encoded, np.int32(-1))
+            return Jagged(element_codes, self._offsets)
+        return np.append(element_codes, np.int32(-1))
 
 
 def _unique_keys(keys: pa.Array, where: str) -> pa.Array:

@@ -113,8 +113,8 @@ def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
         info = _objects().get_file_info(key)
         if info.type == pafs.FileType.File:
             return True, [((info.base_name,), _object(info))]
-        found = _objects().get_file_info(pafs.FileSelector(key, recursive=True, allow_not_found=True))
-    files = [one for one in found if one.type == pafs.FileType.File]
+        below = _objects().get_file_info(pafs.FileSelector(key, recursive=True, allow_not_found=True))
+    files = [one for one in below if one.type == pafs.FileType.File]
     if not files:
         raise _nothing(uri)
     return False, [(tuple(one.path[len(key) + 1 :].split("/")), _object(one)) for one in files]
@@ -152,8 +152,8 @@ def _objects() -> pafs.FileSystem:
 def _connected(endpoint: str) -> pafs.FileSystem:
     options: dict[str, Any] = {}
     if endpoint:
-        scheme, found, host = endpoint.rpartition("://")
-        options = {"endpoint_override": host.rstrip("/"), **({"scheme": scheme} if found else {})}
+        scheme, separator, host = endpoint.rpartition("://")
+        options = {"endpoint_override": host.rstrip("/"), **({"scheme": scheme} if separator else {})}
     return pafs.S3FileSystem(
         connect_timeout=_CONNECT_SECONDS,
         request_timeout=_REQUEST_SECONDS,

@@ -1,4 +1,4 @@
-"""Files of a Parquet or CSV dataset, their columns, and their rows in streaming chunks. Torch-free.
+"""Files of a dataset, their columns, and their rows in streaming chunks. Torch-free.
 
 A directory is read recursively in the order of its sorted relative paths; folders named ``key=value`` add the column
 ``key`` (hive partitions); what lies under a prefix of object storage likewise. Names that start with ``.`` or ``_``
@@ -17,18 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from trainer.data.batches.prefetch import read_ahead
 from trainer.data.errors import DataError
-from trainer.data.sources import csv_files
-from trainer.data.sources.locations import FilePath, beside, listed, local_path, opened
+from trainer.data.prefetch import read_ahead
+from trainer.data.sources.locations import FilePath, beside, listed, local_path
+from trainer.data.sources.readers.base import Reader
+from trainer.data.sources.readers.registry import READERS, SUFFIXES, reader_of
 
 CHUNK_ROWS = 1 << 18
-__all__ = ["SUFFIXES", "Chunk", "Source", "SourceFile", "Window", "beside", "local_path", "to_days"]
+__all__ = ["Chunk", "Source", "SourceFile", "Window", "beside", "local_path", "to_days"]
 
-SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
-"""By ending of a name, what a file is."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """The folder of rows whose partition column is null."""
 
@@ -38,7 +36,6 @@ class SourceFile:
     """One file, with the values its ``key=value`` folders give."""
 
     path: FilePath
-    format: str
     partitions: tuple[tuple[str, str], ...] = ()
     parts: tuple[str, ...] = ()
     """Of its path below the dataset's uri, empty where that is the file itself."""
@@ -83,31 +80,26 @@ class Source:
         self.uri = uri
         self.window = window
         self.is_file, self.files = _find_files(uri)
+        reader = _reader_of(uri, self.files)
         self._hive = _hive_types(self.files)
         if window is not None and window.column in self._hive:
             self.files = self._files_in_window(window)
-        self._csv_types: dict[str, pa.DataType] = {}
-        self._parquet_schemas: dict[FilePath, pa.Schema] = {}
-
-    @property
-    def format(self) -> str:
-        return self.files[0].format
+        self.reader = reader([file.path for file in self.files])
 
     def column_names(self) -> list[str]:
         """Return the names in the first file, then those of the folders."""
-        first = self.files[0]
-        names = csv_files.column_names(first.path) if first.format == "csv" else list(self._schema(first).names)
+        names = list(self.reader.schema(self.files[0].path).names)
         return names + [name for name in self._hive if name not in names]
 
     def require(self, columns: Sequence[str]) -> None:
-        """Check that every file has each column, and fix CSV types.
+        """Check that every file has each column, and find the types of text.
 
         Raises:
             DataError: a column is missing.
         """
         stored = [name for name in dict.fromkeys(columns) if name not in self._hive]
         for file in self.files:
-            names = csv_files.column_names(file.path) if file.format == "csv" else self._schema(file).names
+            names = self.reader.schema(file.path).names
             for column in stored:
                 if column not in names:
                     raise DataError(
@@ -115,15 +107,11 @@ class Source:
                         where=str(file.path),
                         remedy="name an existing column in the dataset spec, or add it to the file",
                     )
-        missing = [name for name in stored if name not in self._csv_types]
-        if self.format == "csv" and missing:
-            self._csv_types.update(csv_files.infer_types([file.path for file in self.files], missing))
+        self.reader.infer_types(stored)
 
     def column_type(self, column: str) -> pa.DataType:
         """Return the type of a required column, from the first file."""
-        if column in self._hive:
-            return self._hive[column]
-        return self._csv_types[column] if self.format == "csv" else self._schema(self.files[0]).field(column).type
+        return self._hive[column] if column in self._hive else self.reader.column_type(column)
 
     def stream(self, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
         """Yield rows inside the window, in file order, in chunks of up to ``chunk_rows``.
@@ -139,12 +127,17 @@ class Source:
 
     def stream_file(self, file: SourceFile, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
         """Yield the rows of one file as :meth:`stream` does, with columns that were required before."""
-        wanted = list(dict.fromkeys(columns))
+        names = list(dict.fromkeys(columns))
         window_column = self.window.column if self.window is not None and self.window.column not in self._hive else None
-        stored = [name for name in [*wanted, *([window_column] if window_column else [])] if name not in self._hive]
+        stored = [name for name in [*names, *([window_column] if window_column else [])] if name not in self._hive]
+        if not stored:
+            # The rows still have to be counted.
+            stored = self.reader.schema(file.path).names[:1]
+            self.reader.infer_types(stored)
         first_row = 0
+        read = self.reader.batches(file.path, list(dict.fromkeys(stored)), chunk_rows)
         # The next rows are decoded while these are worked on.
-        with contextlib.closing(read_ahead(self._batches(file, list(dict.fromkeys(stored)), chunk_rows))) as batches:
+        with contextlib.closing(read_ahead(read)) as batches:
             for batch in batches:
                 rows = np.arange(first_row, first_row + batch.num_rows)
                 first_row += batch.num_rows
@@ -153,58 +146,35 @@ class Source:
                     inside = np.flatnonzero((days >= _day(self.window.first)) & (days <= _day(self.window.last)))
                     rows, batch = rows[inside], batch.take(pa.array(inside))
                 if len(rows):
-                    yield Chunk(file, rows, self._with_hive(file, batch, wanted))
+                    yield Chunk(file, rows, self._with_hive(file, batch, names))
 
     def fingerprint_files(self) -> list[list[object]]:
         """Return path below the root, size and modification time of each file."""
         stats = [(file.path, file.path.stat()) for file in self.files]
         return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
 
-    def _batches(self, file: SourceFile, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        if file.format == "csv":
-            types = {name: self._csv_types[name] for name in columns}
-            yield from csv_files.stream(file.path, types, chunk_rows)
-            return
-        try:
-            with pq.ParquetFile(opened(file.path)) as parquet:
-                if not columns:
-                    for start in range(0, parquet.metadata.num_rows, chunk_rows):
-                        yield _empty_columns(min(chunk_rows, parquet.metadata.num_rows - start))
-                    return
-                yield from parquet.iter_batches(chunk_rows, columns=columns, use_threads=True)
-        except (pa.ArrowException, OSError) as error:
-            raise _unreadable(file.path, error) from None
-
-    def _with_hive(self, file: SourceFile, batch: pa.RecordBatch, wanted: list[str]) -> pa.RecordBatch:
+    def _with_hive(self, file: SourceFile, batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
         values = dict(file.partitions)
         arrays = []
-        for name in wanted:
+        for name in names:
             if name in self._hive:
                 value = pa.scalar(None if values[name] == HIVE_NULL else values[name], pa.string())
                 arrays.append(pa.repeat(value.cast(self._hive[name]), batch.num_rows))
             else:
                 arrays.append(batch.column(name))
-        return pa.RecordBatch.from_arrays(arrays, names=wanted) if wanted else batch
-
-    def _schema(self, file: SourceFile) -> pa.Schema:
-        if file.path not in self._parquet_schemas:
-            try:
-                self._parquet_schemas[file.path] = pq.read_schema(opened(file.path))
-            except (pa.ArrowException, OSError) as error:
-                raise _unreadable(file.path, error) from None
-        return self._parquet_schemas[file.path]
+        return pa.RecordBatch.from_arrays(arrays, names=names) if names else batch
 
     def _files_in_window(self, window: Window) -> tuple[SourceFile, ...]:
-        kept, days = [], []
+        inside, days = [], []
         for file in self.files:
             text = dict(file.partitions)[window.column]
             day = int(to_days(pa.array([text]), f"{file.path.parent}, folder {window.column}={text}")[0])
             days.append(day)
             if _day(window.first) <= day <= _day(window.last):
-                kept.append(file)
-        if not kept:
+                inside.append(file)
+        if not inside:
             raise no_rows_in_window(self.uri, window, min(days), max(days))
-        return tuple(kept)
+        return tuple(inside)
 
 
 def no_rows_in_window(uri: str, window: Window, first_day: int | None = None, last_day: int | None = None) -> DataError:
@@ -252,25 +222,25 @@ def _day(date: datetime.date) -> int:
 
 def _find_files(uri: str) -> tuple[bool, tuple[SourceFile, ...]]:
     """Return (whether the uri is a file itself, the files with rows in the order of their paths' parts)."""
-    single, found = listed(uri)
+    single, listing = listed(uri)
     if single:
-        (parts, path), *_ = found
-        kind = _format_of(path)
-        if kind is None:
-            raise DataError("is neither .parquet nor .csv", where=str(path), remedy="convert it, or rename it")
-        return True, (_checked(SourceFile(path, kind)),)
+        (parts, path), *_ = listing
+        if not path.name.endswith(SUFFIXES):
+            raise DataError(
+                f"has none of the endings {', '.join(SUFFIXES)}", where=str(path), remedy="convert it, or rename it"
+            )
+        return True, (_checked(SourceFile(path)),)
     files = []
-    for parts, path in sorted(found, key=lambda one: one[0]):
-        kind = _format_of(path)
-        if any(part.startswith((".", "_")) for part in parts) or kind is None:
+    for parts, path in sorted(listing, key=lambda one: one[0]):
+        if any(part.startswith((".", "_")) for part in parts) or not path.name.endswith(SUFFIXES):
             continue
         # Writers of hive partitions escape what a name of a folder may not hold.
         pairs = ((key, unquote(value)) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)
-        files.append(_checked(SourceFile(path, kind, tuple(pairs), parts)))
+        files.append(_checked(SourceFile(path, tuple(pairs), parts)))
     if not files:
-        raise DataError("holds no .parquet or .csv file", where=uri, remedy="put the data there, or correct uri")
-    if len({file.format for file in files}) > 1:
-        raise DataError("mixes Parquet and CSV files", where=uri, remedy="keep one format per directory")
+        raise DataError(
+            f"holds no file that ends in {', '.join(SUFFIXES)}", where=uri, remedy="put the data there, or correct uri"
+        )
     return False, tuple(files)
 
 
@@ -280,8 +250,12 @@ def _checked(file: SourceFile) -> SourceFile:
     return file
 
 
-def _format_of(path: FilePath) -> str | None:
-    return next((kind for suffix, kind in SUFFIXES.items() if path.name.endswith(suffix)), None)
+def _reader_of(uri: str, files: Sequence[SourceFile]) -> type[Reader]:
+    readers = {reader for file in files if (reader := reader_of(file.path.name)) is not None}
+    if len(readers) > 1:
+        names = " and ".join(reader.name for reader in READERS if reader in readers)
+        raise DataError(f"mixes {names} files", where=uri, remedy="keep one format per directory")
+    return readers.pop()
 
 
 def _hive_types(files: tuple[SourceFile, ...]) -> dict[str, pa.DataType]:
@@ -295,19 +269,6 @@ def _hive_types(files: tuple[SourceFile, ...]) -> dict[str, pa.DataType]:
             )
     values = {key: [dict(file.partitions)[key] for file in files] for key in keys}
     return {
-        key: pa.int64() if all(value.isdigit() or value == HIVE_NULL for value in found) else pa.string()
-        for key, found in values.items()
+        key: pa.int64() if all(value.isdigit() or value == HIVE_NULL for value in texts) else pa.string()
+        for key, texts in values.items()
     }
-
-
-def _empty_columns(num_rows: int) -> pa.RecordBatch:
-    """Return a batch of rows without columns: Arrow has no such thing, so one null column stands for the count."""
-    return pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=[""])
-
-
-def _unreadable(path: FilePath, error: Exception) -> DataError:
-    return DataError(
-        f"cannot be read as Parquet: {str(error).splitlines()[0]}",
-        where=str(path),
-        remedy="the file may be truncated or not Parquet: write it again",
-    )

@@ -43,21 +43,21 @@ def users_of(source: Source, dataset: DatasetSpec) -> pa.Table:
             values.as_ids(chunk.column(name), kind, chunk.where(name))
             for name, kind in zip((user, item), kinds, strict=True)
         )
-        kept = pc.and_(of.is_valid(), had.is_valid())
+        is_positive = pc.and_(of.is_valid(), had.is_valid())
         if labelled:
-            kept = pc.and_(kept, pa.array(labels_of(chunk, dataset.label) == 1))
-        users.append(of.filter(kept))
-        items.append(had.filter(kept))
-        times.append(values.as_numbers(chunk, order, "order of rows")[kept.to_numpy(zero_copy_only=False)])
+            is_positive = pc.and_(is_positive, pa.array(labels_of(chunk, dataset.label) == 1))
+        users.append(of.filter(is_positive))
+        items.append(had.filter(is_positive))
+        times.append(values.as_numbers(chunk, order, "order of rows")[is_positive.to_numpy(zero_copy_only=False)])
     types = [pa.int64() if kind == "int" else pa.large_string() for kind in kinds]
-    coded = pa.concat_arrays([pa.array([], types[0]), *users]).dictionary_encode()
-    number = coded.indices.to_numpy(zero_copy_only=False)
+    encoded_users = pa.concat_arrays([pa.array([], types[0]), *users]).dictionary_encode()
+    number = encoded_users.indices.to_numpy(zero_copy_only=False)
     by_time = np.lexsort((np.concatenate([np.empty(0), *times]), number))  # stable: then by row
-    offsets = np.append(0, np.cumsum(np.bincount(number, minlength=len(coded.dictionary))))
+    offsets = np.append(0, np.cumsum(np.bincount(number, minlength=len(encoded_users.dictionary))))
     lists = pa.LargeListArray.from_arrays(
         pa.array(offsets, pa.int64()), pa.concat_arrays([pa.array([], types[1]), *items]).take(pa.array(by_time))
     )
-    return pa.table({user: coded.dictionary, item: lists})
+    return pa.table({user: encoded_users.dictionary, item: lists})
 
 
 def _columns(dataset: DatasetSpec) -> list[str]:

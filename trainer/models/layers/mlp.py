@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import mlp
+from trainer.models.base import ModelInputs, mlp
 from trainer.models.layers.batch_norm import BatchNorm
 from trainer.models.layers.seeded_init import drawn
+from trainer.spec.models.base import TowerSpec
 
 
 @dataclass(frozen=True)
 class TowerOptions:
-    """``model.residual`` and ``model.batch_norm`` of a job."""
+    """``residual`` and ``batch_norm`` of a model's spec."""
 
     residual: bool = False
     batch_norm: bool = False
-
-    @staticmethod
-    def of(job: Any) -> TowerOptions:
-        """Return the options of a job (trainer.spec.JobSpec)."""
-        return TowerOptions(job.model.residual, job.model.batch_norm)
 
 
 PLAIN = TowerOptions()
@@ -56,6 +51,14 @@ def tower(
     with drawn(seed, "shortcuts"):
         layers: list[nn.Module] = [HiddenLayer(layer, options, dtype) for layer in linear[:num_hidden]]
     return nn.Sequential(*layers, *linear[num_hidden:])
+
+
+def tower_of(
+    spec: TowerSpec, inputs: ModelInputs, sizes: Sequence[int], *, number: int = 0, logits: bool = True
+) -> nn.Module:
+    """Return :func:`tower` with the options of a model's spec; ``number`` tells the towers of a model apart."""
+    options = TowerOptions(spec.residual, spec.batch_norm)
+    return tower(sizes, seed=inputs.seed + number, dtype=inputs.dtype, options=options, logits=logits)
 
 
 class HiddenLayer(nn.Module):

@@ -5,12 +5,12 @@ By truncated SVD (Mądry's lecture, section 7).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from trainer.recipes.generalization.parameters import restored
 from trainer.recipes.generalization.spectrum import Spectrum
 
 SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -36,21 +36,11 @@ def truncated_losses(
     found: dict[str, list[float]] = {}
     for group, names in groups.items():
         for share in shares:
-            with contextlib.ExitStack() as stack:
+            with restored([matrices[name] for name in names]), torch.no_grad():
                 for name in names:
-                    stack.enter_context(_truncated(matrices[name], spectra[name], rank_of(spectra[name], share)))
+                    rank = rank_of(spectra[name], share)
+                    if rank < len(spectra[name].values):
+                        matrix = matrices[name]
+                        matrix.copy_((matrix.double() @ spectra[name].projector(rank)).to(matrix.dtype))
                 found.setdefault(group, []).append(loss())
     return found
-
-
-@contextlib.contextmanager
-def _truncated(matrix: Tensor, spectrum: Spectrum, rank: int) -> Iterator[None]:
-    before = matrix.detach().clone()
-    try:
-        with torch.no_grad():
-            if rank < len(spectrum.values):
-                matrix.copy_((matrix.double() @ spectrum.projector(rank)).to(matrix.dtype))
-        yield
-    finally:
-        with torch.no_grad():
-            matrix.copy_(before)

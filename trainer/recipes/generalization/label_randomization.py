@@ -8,7 +8,9 @@ order, their split and every draw stay.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.data.errors import DataError
+from trainer.recipes.parquet_file import write_table
 from trainer.spec import parse_dataset
 from trainer.spec.dataset import DatasetSpec, parse_rule
 
@@ -44,11 +47,8 @@ def label_column(dataset: DatasetSpec) -> str:
 
 def permuted(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
     """Write the rows with their label column in random order, unless ``path`` is there."""
-    if not path.exists():
-        table = _read(dataset)
-        order = np.random.Generator(np.random.Philox(seed)).permutation(len(table))
-        column = label_column(dataset)
-        _write(table.set_column(table.column_names.index(column), column, table[column].take(order)), path)
+    draw = np.random.Generator(np.random.Philox(seed))
+    _write(dataset, path, lambda column: column.take(draw.permutation(len(column))))
 
 
 def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
@@ -59,41 +59,41 @@ def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
     Raises:
         ValueError: the rows are not of both classes.
     """
-    if path.exists():
-        return
-    table, column = _read(dataset), label_column(dataset)
-    values = table[column].to_numpy()
-    labels = _labels(dataset, values)
     draw = np.random.Generator(np.random.Philox(seed))
-    heads = draw.random(len(values)) < 0.5
-    taken = values.copy()
-    for side, class_of in ((heads, labels > 0), (~heads, labels <= 0)):
-        rows = np.flatnonzero(class_of)
-        if not len(rows):
-            raise _one_label(dataset)
-        taken[side] = values[rows[draw.integers(len(rows), size=int(side.sum()))]]
-    _write(table.set_column(table.column_names.index(column), column, pa.array(taken, table[column].type)), path)
+
+    def drawn(column: pa.ChunkedArray) -> pa.Array:
+        values = column.to_numpy()
+        labels = _labels(dataset, values)
+        heads = draw.random(len(values)) < 0.5
+        others = values.copy()
+        for side, class_of in ((heads, labels > 0), (~heads, labels <= 0)):
+            rows = _some(np.flatnonzero(class_of), dataset)
+            others[side] = values[rows[draw.integers(len(rows), size=int(side.sum()))]]
+        return pa.array(others, column.type)
+
+    _write(dataset, path, drawn)
 
 
 def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None:
     """Write the rows with other labels in ``count`` of them, chosen at random, unless ``path`` is there.
 
     A changed label is that of a random row of the other class, or of another value.
+
+    Raises:
+        ValueError: every row has the same label.
     """
-    if path.exists():
-        return
-    table, column = _read(dataset), label_column(dataset)
-    values = table[column].to_numpy()
-    labels = _labels(dataset, values)
     draw = np.random.Generator(np.random.Philox(seed))
-    rows = draw.choice(len(values), size=min(count, len(values)), replace=False)
-    taken = values.copy()
-    for row in rows.tolist():
-        others = np.flatnonzero(labels != labels[row])
-        if not len(others):
-            raise _one_label(dataset)
-        taken[row] = values[others[int(draw.integers(len(others)))]]
-    _write(table.set_column(table.column_names.index(column), column, pa.array(taken, table[column].type)), path)
+
+    def relabelled(column: pa.ChunkedArray) -> pa.Array:
+        values = column.to_numpy()
+        labels = _labels(dataset, values)
+        others = values.copy()
+        for row in draw.choice(len(values), size=min(count, len(values)), replace=False).tolist():
+            rows = _some(np.flatnonzero(labels != labels[row]), dataset)
+            others[row] = values[rows[int(draw.integers(len(rows)))]]
+        return pa.array(others, column.type)
+
+    _write(dataset, path, relabelled)
 
 
 def at(dataset: DatasetSpec, path: Path) -> DatasetSpec:
@@ -106,8 +106,10 @@ def at(dataset: DatasetSpec, path: Path) -> DatasetSpec:
     return parse_dataset(document | {"uri": str(path)}, dataset.name)
 
 
-def _one_label(dataset: DatasetSpec) -> ValueError:
-    return ValueError(f"dataset '{dataset.name}': every row has the same label: there is no other one to give")
+def _some(rows: npt.NDArray[np.intp], dataset: DatasetSpec) -> npt.NDArray[np.intp]:
+    if not len(rows):
+        raise ValueError(f"dataset '{dataset.name}': every row has the same label: there is no other one to give")
+    return rows
 
 
 def _labels(dataset: DatasetSpec, values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
@@ -131,8 +133,9 @@ def _read(dataset: DatasetSpec) -> pa.Table:
     return table
 
 
-def _write(table: pa.Table, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}")
-    pq.write_table(table, part, compression="zstd")
-    part.rename(path)
+def _write(dataset: DatasetSpec, path: Path, relabel: Callable[[pa.ChunkedArray], Any]) -> None:
+    """Write the rows with another label column, unless ``path`` is there."""
+    if not path.exists():
+        table, name = _read(dataset), label_column(dataset)
+        labels = relabel(table[name])
+        write_table(table.set_column(table.column_names.index(name), name, labels), path, compression="zstd")

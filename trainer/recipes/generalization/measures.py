@@ -15,7 +15,7 @@ from trainer.recipes.generalization.spectrum import spectrum
 from trainer.recipes.generalization.subject import Subject, is_classifier, is_labelled
 
 LEVELS = (0.5, 0.25, 0.1)
-"""t of section 7's bound."""
+"""t of the bound on how many singular values lie above t times the largest: stable rank / t^2."""
 SHOWN_VALUES = 64
 """Singular values that a report draws."""
 

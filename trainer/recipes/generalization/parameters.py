@@ -55,20 +55,27 @@ class Point:
     @contextlib.contextmanager
     def moved(self, by: Sequence[Tensor]) -> Iterator[None]:
         """Add ``by`` to every parameter within the block; after it, each has the value it had, bit for bit."""
-        before = [leaf.detach().clone() for leaf in self.leaves]
-        try:
+        with restored(self.leaves):
             with torch.no_grad():
                 for leaf, one in zip(self.leaves, by, strict=True):
                     leaf.add_(one)
             yield
-        finally:
-            with torch.no_grad():
-                for leaf, one in zip(self.leaves, before, strict=True):
-                    leaf.copy_(one)
 
     def magnitudes(self) -> list[Tensor]:
         """Return abs(theta), element by element: the scale in which a measure is blind to rescaled layers."""
         return [leaf.detach().abs() for leaf in self.leaves]
+
+
+@contextlib.contextmanager
+def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Give tensors back the values that they had before the block, bit for bit."""
+    before = [one.detach().clone() for one in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for one, value in zip(tensors, before, strict=True):
+                one.copy_(value)
 
 
 def norm(vector: Sequence[Tensor]) -> float:

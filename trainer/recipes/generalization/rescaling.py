@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from trainer.recipes.generalization.parameters import restored
+
 ALPHA = 32.0
 
 
@@ -39,15 +41,10 @@ def rescaled(pairs: list[tuple[nn.Linear, nn.Linear]], alpha: float = ALPHA) -> 
     After it, every parameter is what it was, bit for bit. ``alpha`` > 0; a power of two rounds nothing.
     """
     parameters = [parameter for pair in pairs for layer in pair for parameter in layer.parameters()]
-    before = [parameter.detach().clone() for parameter in parameters]
-    try:
+    with restored(parameters):
         with torch.no_grad():
             for first, second in pairs:
                 for parameter in first.parameters():
                     parameter.mul_(alpha)
                 second.weight.div_(alpha)
         yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in zip(parameters, before, strict=True):
-                parameter.copy_(value)

@@ -50,29 +50,29 @@ class Figures:
 
     def __init__(self, recipe: Recipe, records: Mapping[str, Record]):
         self.recipe = recipe
-        self.searched = {point.key for point in recipe.points if point.job.optimizer.alpha == "auto"}
-        """Keys of the points whose alpha the validation split takes."""
+        self.searched = {trial.key for trial in recipe.trials if trial.job.optimizer.alpha == "auto"}
+        """Keys of the trials whose alpha the validation split takes."""
         self._runs: dict[tuple[str, str, str], dict[str, Runs]] = {}
         self._rows: dict[str, list[str]] = {}
-        for point in recipe.points:
-            rows = self._rows.setdefault(point.table, [])
-            if point.row not in rows:
-                rows.append(point.row)
-            record = records.get(point.key)
+        for trial in recipe.trials:
+            rows = self._rows.setdefault(trial.table, [])
+            if trial.row not in rows:
+                rows.append(trial.row)
+            record = records.get(trial.key)
             if record is not None and record["state"] == "done":
-                place = self._runs.setdefault((point.table, point.column, point.row), {})
-                place.setdefault(point.tried, {})[point.seed] = record
+                place = self._runs.setdefault((trial.table, trial.column, trial.row), {})
+                place.setdefault(trial.tried, {})[trial.seed] = record
 
     def rows(self, table: Table) -> list[str]:
         """Return the rows in the recipe's order, whether they were run or not."""
-        return self._rows.get(table.points_of, [])
+        return self._rows.get(table.trials_of, [])
 
     def runs(self, table: Table, column: Column, row: str) -> tuple[str, Runs]:
         """Return (candidate, its runs) with the best mean over seeds of the validation split's best epoch.
 
         ("", {}) where nothing has ended.
         """
-        candidates = self._runs.get((table.points_of, column.points, row), {})
+        candidates = self._runs.get((table.trials_of, column.column, row), {})
         if not candidates:
             return "", {}
         sign = -1.0 if table.lower else 1.0
@@ -116,7 +116,7 @@ class Figures:
     def judge(self, claim: Claim) -> Judgement:
         """Judge a claim by the seeds that both sides have: with others the difference would be that of the seeds."""
         table = next(table for table in self.recipe.tables if table.name == claim.table)
-        column = next(column for column in table.columns if column.points == claim.column)
+        column = next(column for column in table.columns if column.column == claim.column)
         sides = (claim.left, claim.right)
         ended = [set(cell.seeds) for row, _ in sides if (cell := self.cell(table, column, row)) is not None]
         seeds = ended[0] & ended[1] if len(ended) == len(sides) else set()
@@ -152,11 +152,11 @@ def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:
     return (found[pick(validation, key=lambda epoch: validation[epoch])],)
 
 
-def rows_of(points: Sequence[Trial], records: Mapping[str, Record]) -> list[dict[str, Any]]:
+def rows_of(trials: Sequence[Trial], records: Mapping[str, Record]) -> list[dict[str, Any]]:
     """Return a row for each trial, epoch, split and metric: what results.parquet holds."""
     found = []
-    for point in points:
-        record = records.get(point.key)
+    for trial in trials:
+        record = records.get(trial.key)
         if record is None:
             continue
         for metrics in record["metrics"]:
@@ -165,9 +165,9 @@ def rows_of(points: Sequence[Trial], records: Mapping[str, Record]) -> list[dict
                     continue
                 found.append(
                     {
-                        "table": point.table, "column": point.column, "row": point.row, "tried": point.tried,
-                        "seed": point.seed, "epoch": metrics["epoch"], "split": metrics["split"], "metric": metric,
-                        "value": float(value), "alpha": record["alpha"], "state": record["state"], "key": point.key,
+                        "table": trial.table, "column": trial.column, "row": trial.row, "tried": trial.tried,
+                        "seed": trial.seed, "epoch": metrics["epoch"], "split": metrics["split"], "metric": metric,
+                        "value": float(value), "alpha": record["alpha"], "state": record["state"], "key": trial.key,
                     }
                 )  # fmt: skip
     return found

@@ -7,20 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.recipes.pages.figures import Cell, Figures, Record
-from trainer.recipes.pages.section import Findings, Section
+from trainer.recipes.pages.section import Curve, Findings, Panel, Section, Verdict, verdict
 from trainer.recipes.trials.trial import Column, Recipe, Table
 
 NOT_RUN = "–"
-
-
-@dataclass(frozen=True)
-class View:
-    """A table as it is shown: ``lines`` of cells under ``header``, then what must be said of it."""
-
-    table: Table
-    header: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -28,35 +18,28 @@ class Layout:
     """A report laid out. ``not_run``: titles of tables of which no trial has ended."""
 
     recipe: Recipe
-    views: tuple[View, ...]
     sections: tuple[Section, ...]
-    claims: tuple[tuple[str, str, str], ...]
+    claims: tuple[Verdict, ...]
     failed: tuple[tuple[str, str], ...]
     not_run: tuple[str, ...]
 
 
 def lay_out(recipe: Recipe, figures: Figures, records: Sequence[Record], findings: Findings | None = None) -> Layout:
     """Lay out a report; ``records``: of the trials that were asked for, failed ones too."""
-    views, not_run = [], []
-    for table in recipe.tables:
-        found = view(table, figures)
-        if found is None:
-            not_run.append(table.title)
-        else:
-            views.append(found)
+    shown = [section_of(table, figures) for table in recipe.tables]
+    not_run = tuple(table.title for table, one in zip(recipe.tables, shown, strict=True) if one is None)
     claims = []
     for judgement in map(figures.judge, recipe.claims):
         if judgement.gain is not None:
-            verdict = "holds" if judgement.holds else "does not hold"
             measured = f"{judgement.gain:+.4f} (at least {judgement.claim.at_least:+.4f}; {_seeds(judgement.seeds)})"
-            claims.append((verdict, judgement.claim.text, measured))
-    failed = [(record["name"], str(record["error"])) for record in records if record["state"] != "done"]
+            claims.append(verdict(judgement.claim.text, judgement.holds, measured))
+    failed = tuple((record["name"], str(record["error"])) for record in records if record["state"] != "done")
     findings = findings or Findings()
-    claims += findings.claims
-    return Layout(recipe, tuple(views), findings.sections, tuple(claims), tuple(failed), tuple(not_run))
+    sections = (*filter(None, shown), *findings.sections)
+    return Layout(recipe, sections, (*claims, *findings.claims), failed, not_run)
 
 
-def view(table: Table, figures: Figures) -> View | None:
+def section_of(table: Table, figures: Figures) -> Section | None:
     """Return the table as it is shown; None where nothing of it has ended.
 
     Lines of a method: ours, their standard deviation, published, difference.
@@ -81,7 +64,31 @@ def view(table: Table, figures: Figures) -> View | None:
     if missing:
         notes.append(f"Not run: {'; '.join(missing)}.")
     header = ("method", "", *(column.label for column in columns))
-    return View(table, header, tuple(lines), (*notes, facts(behind)))
+    notes.append(facts(behind))
+    panels = _panels(table, columns, figures)
+    return Section(table.name, table.title, header, tuple(lines), tuple(notes), panels, len(columns))
+
+
+def _panels(table: Table, columns: Sequence[Column], figures: Figures) -> tuple[Panel, ...]:
+    """Return the metric of each column over epochs, and over the seconds of the run where the table asks for it.
+
+    A curve for each row; none at all where no run has two epochs, or the last one is all that counts.
+    """
+    curves = {(row, column): figures.curve(table, column, row) for row in figures.rows(table) for column in columns}
+    if table.when == "last" or max(map(len, curves.values())) < 2:
+        return ()
+    panels = []
+    for x in ("epoch", "seconds of the run") if table.seconds else ("epoch",):
+        for column in columns:
+            drawn: dict[str, Curve] = {}
+            for row in figures.rows(table):
+                curve = curves[row, column]
+                places = range(1, len(curve) + 1) if x == "epoch" else figures.seconds(table, column, row)
+                # A run that was stopped and gone on with does not know its seconds.
+                known = len(places) == len(curve)
+                drawn[row] = [(place, *one) for place, one in zip(places, curve, strict=True)] if known else ()
+            panels.append(Panel(column.label, x, f"{column.split} {column.metric}", drawn))
+    return tuple(panels)
 
 
 def _lines(table: Table, row: str, columns: Sequence[Column], cells: Sequence[Cell | None]) -> list[tuple[str, ...]]:
@@ -143,14 +150,14 @@ def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None], 
     said = []
     seen: set[str] = set()
     for column, cell in zip(columns, cells, strict=True):
-        if cell is None or column.points in seen:
+        if cell is None or column.column in seen:
             continue
-        seen.add(column.points)
+        seen.add(column.column)
         alphas: list[Any] = [record["alpha"] for record in cell.records if record["key"] in searched]
         if alphas:
-            said.append(f"{row}, {column.points}: alpha " + ", ".join(f"{alpha:.1e}" for alpha in alphas) + ".")
+            said.append(f"{row}, {column.column}: alpha " + ", ".join(f"{alpha:.1e}" for alpha in alphas) + ".")
         if cell.tried:
-            said.append(f"{row}, {column.points}: {cell.tried}, by the validation split.")
+            said.append(f"{row}, {column.column}: {cell.tried}, by the validation split.")
     return said
 
 
@@ -158,7 +165,7 @@ def _fewer_seeds(cells: Mapping[tuple[str, Column], Cell | None]) -> list[str]:
     """Return the cells that lack seeds which others of the table have."""
     all_seeds = {seed for cell in cells.values() if cell is not None for seed in cell.seeds}
     fewer = {
-        f"{row}, {column.points}": cell.seeds
+        f"{row}, {column.column}": cell.seeds
         for (row, column), cell in cells.items()
         if cell is not None and set(cell.seeds) != all_seeds
     }

@@ -3,63 +3,48 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Mapping
 from pathlib import Path
+
+from jinja2 import Environment
 
 from trainer.recipes.pages.layout import Layout
 
-STYLE = """\
+PAGE = """\
+<!doctype html><html lang="en"><meta charset="utf-8"><title>{{ recipe.title }}</title><style>
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
 table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
 th,td{padding:.3rem .8rem;text-align:left;border-bottom:1px solid #d8dde3}
 td:nth-child(2){color:#5a6570}.note{color:#5a6570;font-size:.9em;overflow-wrap:anywhere}
 img{max-width:100%;height:auto}.wide{overflow-x:auto}
 .holds{color:#0a6b3d}.does{color:#a8201a}
+</style>
+<h1>{{ recipe.title }}</h1>
+<p>{{ recipe.source }}.</p>
+<p>{{ recipe.protocol }}</p>
+{% if claims %}<h2>Claims</h2>{% endif %}
+{% for verdict, text, measured in claims %}
+<p><b class="{{ verdict.split()[0] }}">{{ verdict }}</b>: {{ text }} — {{ measured }}</p>
+{% endfor %}
+{% for section in sections %}
+<h2>{{ section.title }}</h2>
+<div class="wide"><table><tr>{% for cell in section.header %}<th>{{ cell }}</th>{% endfor %}</tr>
+{% for line in section.lines %}<tr>{% for cell in line %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table></div>
+{% if images[section.name] %}
+<img alt="{{ section.title }}" src="data:image/png;base64,{{ images[section.name] }}">
+{% endif %}
+{% for note in section.notes %}<p class="note">{{ note }}</p>
+{% endfor %}
+{% endfor %}
+{% if failed %}<h2>Failed</h2>{% endif %}
+{% for name, error in failed %}<p>{{ name }}: <code>{{ error }}</code></p>{% endfor %}
+{% if not_run %}<h2>Not run</h2><ul>{% for title in not_run %}<li>{{ title }}</li>{% endfor %}</ul>{% endif %}
+</html>
 """
 
 
 def page(layout: Layout, plots: Mapping[str, Path]) -> str:
-    """Return the page; ``plots``: PNG files by the name of their table or section, which are written into it."""
-    recipe = layout.recipe
-    parts = [
-        f"<h1>{escape(recipe.title)}</h1>",
-        f"<p>{escape(recipe.source)}.</p>",
-        f"<p>{escape(recipe.protocol)}</p>",
-    ]
-    if layout.claims:
-        parts.append("<h2>Claims</h2>")
-        parts += [
-            f'<p><b class="{verdict.split()[0]}">{escape(verdict)}</b>: {escape(text)} — {escape(measured)}</p>'
-            for verdict, text, measured in layout.claims
-        ]
-    for view in layout.views:
-        table = view.table
-        parts += _part(table.title, view.header, view.lines, view.notes, plots.get(table.name))
-    for section in layout.sections:
-        parts += _part(section.title, section.header, section.lines, section.notes, plots.get(section.name))
-    if layout.failed:
-        parts.append("<h2>Failed</h2>")
-        parts += [f"<p>{escape(name)}: <code>{escape(error)}</code></p>" for name, error in layout.failed]
-    if layout.not_run:
-        items = "".join(f"<li>{escape(title)}</li>" for title in layout.not_run)
-        parts.append(f"<h2>Not run</h2><ul>{items}</ul>")
-    title = f"<title>{escape(recipe.title)}</title>"
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8">{title}<style>{STYLE}</style>'
-    return head + "\n" + "\n".join(parts) + "\n</html>\n"
-
-
-def _part(
-    title: str, header: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[str], plot: Path | None
-) -> list[str]:
-    parts = [f"<h2>{escape(title)}</h2>", _table(header, lines)]
-    if plot is not None:
-        image = base64.b64encode(plot.read_bytes()).decode("ascii")
-        parts.append(f'<img alt="{escape(title)}" src="data:image/png;base64,{image}">')
-    return parts + [f'<p class="note">{escape(note)}</p>' for note in notes]
-
-
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = ("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
-    return f'<div class="wide"><table><tr>{head}</tr>{"".join(body)}</table></div>'
+    """Return the page; ``plots``: PNG files by the name of their section, which are written into it."""
+    images = {name: base64.b64encode(path.read_bytes()).decode("ascii") for name, path in plots.items()}
+    template = Environment(autoescape=True, trim_blocks=True).from_string(PAGE)
+    return template.render(vars(layout), images=images)

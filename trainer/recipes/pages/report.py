@@ -18,17 +18,9 @@ from trainer.recipes.pages.page import page
 from trainer.recipes.trials.trial import Recipe, Trial
 
 SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("table", "column", "row", "tried")),
-        ("seed", pa.int64()),
-        ("epoch", pa.int64()),
-        ("split", pa.string()),
-        ("metric", pa.string()),
-        ("value", pa.float64()),
-        ("alpha", pa.float64()),
-        ("state", pa.string()),
-        ("key", pa.string()),
-    ]
+    dict.fromkeys(("table", "column", "row", "tried"), pa.string())
+    | {"seed": pa.int64(), "epoch": pa.int64(), "split": pa.string(), "metric": pa.string(), "value": pa.float64()}
+    | {"alpha": pa.float64(), "state": pa.string(), "key": pa.string()}
 )
 
 
@@ -44,31 +36,23 @@ class Report:
     good: bool
 
 
-def write_report(recipe: Recipe, points: Sequence[Trial], records: Sequence[Record], out: Path) -> Report:
-    """Write the report of the records of ``points`` under ``out``. Figures are of these trials alone."""
+def write_report(recipe: Recipe, trials: Sequence[Trial], records: Sequence[Record], out: Path) -> Report:
+    """Write the report of the records of ``trials`` under ``out``. Figures are of these trials alone."""
     out.mkdir(parents=True, exist_ok=True)
     by_key = {record["key"]: record for record in records}
     figures = Figures(recipe, by_key)
-    pq.write_table(pa.Table.from_pylist(rows_of(points, by_key), schema=SCHEMA), out / "results.parquet")
+    pq.write_table(pa.Table.from_pylist(rows_of(trials, by_key), schema=SCHEMA), out / "results.parquet")
     layout = lay_out(
         recipe, figures, records, None if recipe.findings is None else recipe.findings(recipe, by_key, out)
     )
     drawn: dict[str, Path] = {}
     if plots.can_draw():
-        for view in layout.views:
-            path = _png(out, view.table.name)
-            if view.table.when != "last" and plots.draw(view.table, figures, path):
-                drawn[view.table.name] = path
         for section in layout.sections:
-            path = _png(out, section.name)
-            if plots.draw_section(section, path):
+            path = out / (re.sub(r"[^A-Za-z0-9_-]+", "-", section.name) + ".png")
+            if plots.draw(section, path):
                 drawn[section.name] = path
     text = markdown(layout)
     (out / "report.md").write_text(text, "utf-8")
     (out / "report.html").write_text(page(layout, drawn), "utf-8")
     good = not layout.failed and all(verdict == "holds" for verdict, _, _ in layout.claims)
     return Report(text, out / "report.html", good)
-
-
-def _png(out: Path, name: str) -> Path:
-    return out / (re.sub(r"[^A-Za-z0-9_-]+", "-", name) + ".png")

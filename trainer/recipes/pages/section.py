@@ -1,12 +1,14 @@
-"""A part of a report beside the tables of test figures: a table of its own, and charts."""
+"""A part of a report: a table as text, what must be said of it, and charts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-Curve = Sequence[tuple[float, float]]
-"""Points (x, y) in the order in which they are joined."""
+Curve = Sequence[tuple[float, ...]]
+"""Places (x, y) or (x, y, standard deviation of y) in the order in which they are joined; empty: not drawn."""
+Verdict = tuple[str, str, str]
+"""A claim as it is reported: ("holds" or "does not hold", its text, what was measured)."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Panel:
 class Section:
     """A section of a report.
 
-    ``name``: of its chart's file. ``lines`` of cells under ``header``; ``notes``: what must be said of it.
+    ``name``: of its chart's file. ``lines`` of cells under ``header``; ``notes``: what must be said of it. ``across``:
+    how many panels stand side by side.
     """
 
     name: str
@@ -33,11 +36,17 @@ class Section:
     lines: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     panels: tuple[Panel, ...] = ()
+    across: int = 4
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a recipe finds beyond its tables. ``claims``: (verdict, "holds" or "does not hold", text, measured)."""
+    """What a recipe finds beyond its tables."""
 
     sections: tuple[Section, ...] = ()
-    claims: tuple[tuple[str, str, str], ...] = ()
+    claims: tuple[Verdict, ...] = ()
+
+
+def verdict(text: str, holds: bool | None, measured: str) -> Verdict:
+    """Return a claim with its verdict."""
+    return ("holds" if holds else "does not hold", text, measured)

@@ -11,13 +11,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trainer.recipes.trials.run_trial import read_record, run_point
+from trainer.recipes.trials.run_trial import read_record, run_trial
 from trainer.recipes.trials.trial import Trial
 
 Record = dict[str, Any]
 
 
-def run_grid(points: Sequence[Trial], out: Path, *, here: bool, workers: int, command: str) -> list[Record]:
+def run_grid(trials: Sequence[Trial], out: Path, *, here: bool, workers: int, command: str) -> list[Record]:
     """Run what has not ended well yet and return the records of all, in order.
 
     A trial that fails is recorded and stops nothing; the same command again tries it again. ``here``: in this process,
@@ -28,21 +28,21 @@ def run_grid(points: Sequence[Trial], out: Path, *, here: bool, workers: int, co
         ValueError: another grid has these results.
     """
     with _alone(out):
-        return _run(points, out, here, workers, command)
+        return _run(trials, out, here, workers, command)
 
 
-def _run(points: Sequence[Trial], out: Path, here: bool, workers: int, command: str) -> list[Record]:
-    known = {point.key: read_record(point, out) for point in points}
-    left = [point for point in points if (known[point.key] or {}).get("state") != "done"]
+def _run(trials: Sequence[Trial], out: Path, here: bool, workers: int, command: str) -> list[Record]:
+    known = {trial.key: read_record(trial, out) for trial in trials}
+    left = [trial for trial in trials if (known[trial.key] or {}).get("state") != "done"]
     if left:
-        done = len(points) - len(left)
-        with tqdm(total=len(points), initial=done, desc="points", unit="point", disable=not sys.stderr.isatty()) as bar:
+        done = len(trials) - len(left)
+        with tqdm(total=len(trials), initial=done, desc="trials", unit="trial", disable=not sys.stderr.isatty()) as bar:
             for record in _records(left, out, here, workers, command):
                 known[record["key"]] = record
                 bar.update()
                 tqdm.write(_line(record), file=sys.stdout)
                 sys.stdout.flush()
-    return [ended for point in points if (ended := known[point.key]) is not None]
+    return [ended for trial in trials if (ended := known[trial.key]) is not None]
 
 
 @contextlib.contextmanager
@@ -57,12 +57,12 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _records(points: Sequence[Trial], out: Path, here: bool, workers: int, command: str) -> Iterable[Record]:
+def _records(trials: Sequence[Trial], out: Path, here: bool, workers: int, command: str) -> Iterable[Record]:
     if here:
-        return (run_point(point, out, command) for point in points)
+        return (run_trial(trial, out, command) for trial in trials)
     from trainer.recipes.trials.ray_tasks import run_on_ray
 
-    return run_on_ray(points, out, workers, command)
+    return run_on_ray(trials, out, workers, command)
 
 
 def _line(record: Record) -> str:

@@ -14,8 +14,8 @@ from trainer.distributed.materialize import read_rows
 from trainer.runs.directory import Run
 
 FIRST_LIVE_ROW = 2
-After = Callable[[Run, Path], dict[str, Any]]
-"""``after(run, file of arrays)``: figures that JSON can hold."""
+Measure = Callable[[Run, Path], dict[str, Any]]
+"""``measure(run, file of arrays)``: figures that JSON can hold."""
 
 
 def item_vectors(run: Run, kept: Path) -> dict[str, Any]:
@@ -80,10 +80,10 @@ def _kept(run: Run, kept: Path) -> Any:
     return subject
 
 
-AFTER: dict[str, After] = {
+MEASURES: dict[str, Measure] = {
     "item_vectors": item_vectors,
     "generalization": generalization,
     "outputs": outputs,
     "random_fit": random_fit,
 }
-"""By the name that a point has for it."""
+"""By the name that a trial has for it."""

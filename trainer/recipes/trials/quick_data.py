@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from trainer.data.sources.click_log import ClickLog
 from trainer.recipes.click_tasks import write_click_log
+from trainer.recipes.parquet_file import write_table
 
 LOG = ClickLog(num_rows=12_000, num_days=3, seed=0)
 """Two rows in five have a query of their own: one-epoch overfitting shows within three epochs."""
@@ -41,7 +41,4 @@ def write_tastes(path: Path) -> None:
     user = np.broadcast_to(np.arange(NUM_TASTE_USERS)[:, None], shape)
     pos = np.broadcast_to(np.arange(TASTE_LENGTH), shape)
     columns = {"user": user, "item": item, "rating": np.where(liked, 5.0, 2.0), "pos": pos}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}")
-    pq.write_table(pa.table({name: np.ascontiguousarray(values).ravel() for name, values in columns.items()}), part)
-    part.rename(path)
+    write_table(pa.table({name: np.ascontiguousarray(values).ravel() for name, values in columns.items()}), path)

@@ -14,16 +14,16 @@ from typing import Any
 
 from embeddings.durable_files import write_json
 from trainer.launch.on_ray import ROOT
-from trainer.recipes.trials.run_trial import machine, path_of, run_point
+from trainer.recipes.trials.run_trial import machine, path_of, run_trial
 from trainer.recipes.trials.trial import Trial
 from trainer.runs.events import utc_now
 from trainer.runs.failures import ResourceError
 
 OBJECT_STORE_BYTES = 100 * 2**20
-"""Points exchange nothing through Ray's object store: what Ray asks for at least, and a little."""
+"""Trials exchange nothing through Ray's object store: what Ray asks for at least, and a little."""
 
 
-def run_on_ray(points: Sequence[Trial], out: Path, workers: int, command: str) -> Iterator[dict[str, Any]]:
+def run_on_ray(trials: Sequence[Trial], out: Path, workers: int, command: str) -> Iterator[dict[str, Any]]:
     """Yield the record of each trial as it ends, ``workers`` at a time.
 
     A task whose process dies is a failed trial.
@@ -42,21 +42,21 @@ def run_on_ray(points: Sequence[Trial], out: Path, workers: int, command: str) -
     temporary = _temporary_directory(out)
     try:
         _start(temporary, workers)
-        running = {remote.remote(point, str(out.resolve()), command): point for point in points}
+        running = {remote.remote(trial, str(out.resolve()), command): trial for trial in trials}
         while running:
             (done,), _ = ray.wait(list(running), num_returns=1)
-            point = running.pop(done)
+            trial = running.pop(done)
             try:
                 yield ray.get(done)
             except ray.exceptions.RayError as error:
-                yield _lost(point, out, command, f"{type(error).__name__}: {str(error).strip()[:500]}")
+                yield _lost(trial, out, command, f"{type(error).__name__}: {str(error).strip()[:500]}")
     finally:
         ray.shutdown()
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _task(point: Trial, out: str, command: str) -> dict[str, Any]:
-    return run_point(point, Path(out), command)
+def _task(trial: Trial, out: str, command: str) -> dict[str, Any]:
+    return run_trial(trial, Path(out), command)
 
 
 def _start(temporary: Path, workers: int) -> None:
@@ -78,22 +78,22 @@ def _start(temporary: Path, workers: int) -> None:
         )
     except Exception as error:
         raise ResourceError(
-            f"Ray on this host: {type(error).__name__}: {str(error).strip()[:500]}; --here runs points without it"
+            f"Ray on this host: {type(error).__name__}: {str(error).strip()[:500]}; --here runs trials without it"
         ) from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)  # ray.init takes SIGTERM for itself
 
 
-def _lost(point: Trial, out: Path, command: str, error: str) -> dict[str, Any]:
+def _lost(trial: Trial, out: Path, command: str, error: str) -> dict[str, Any]:
     """Return the record of a trial whose process could not write its own."""
     record: dict[str, Any] = {
-        "name": point.name, "key": point.key, "state": "failed", "error": error, "metrics": [], "alpha": None,
+        "name": trial.name, "key": trial.key, "state": "failed", "error": error, "metrics": [], "alpha": None,
         "seconds": 0.0, "finished_at": utc_now(), "command": command, "machine": machine(), "packages": {},
         "git_commit": None, "dataset_fingerprint": None,
     }  # fmt: skip
-    path_of(point, out).parent.mkdir(parents=True, exist_ok=True)
-    write_json(path_of(point, out), record)
+    path_of(trial, out).parent.mkdir(parents=True, exist_ok=True)
+    write_json(path_of(trial, out), record)
     return record
 
 

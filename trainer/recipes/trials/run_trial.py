@@ -18,7 +18,7 @@ from trainer.recipes.trials.trial import Trial
 from trainer.runs.events import TABLES, read_events, utc_now
 from trainer.runs.protocol import EXIT_CANCELLED
 
-POINTS, RUNS, LOGS, KEPT = "points", "runs", "logs", "kept"
+RECORDS, RUNS, LOGS, KEPT = "points", "runs", "logs", "kept"
 WAIT_SECONDS = 60.0
 """For a killed grid's task that still holds a run directory: its process ends by itself."""
 
@@ -27,54 +27,54 @@ class Stopped(Exception):
     """A trial was asked to stop, and has written a checkpoint from which it will go on."""
 
 
-def path_of(point: Trial, out: Path) -> Path:
+def path_of(trial: Trial, out: Path) -> Path:
     """Return the file of a trial's figures, which exists once it has ended."""
-    return out / POINTS / f"{point.key}.json"
+    return out / RECORDS / f"{trial.key}.json"
 
 
-def kept_path(point: Trial, out: Path) -> Path:
-    """Return the file of arrays that a trial's ``after`` leaves for the report."""
-    return out / KEPT / f"{point.key}.npz"
+def kept_path(trial: Trial, out: Path) -> Path:
+    """Return the file of arrays that a trial's ``measured_by`` leaves for the report."""
+    return out / KEPT / f"{trial.key}.npz"
 
 
-def read_record(point: Trial, out: Path) -> dict[str, Any] | None:
+def read_record(trial: Trial, out: Path) -> dict[str, Any] | None:
     """Return what is known of a trial; None before it has ended, and for a file that nobody can read."""
     try:
-        record: dict[str, Any] = json.loads(path_of(point, out).read_text("utf-8"))
+        record: dict[str, Any] = json.loads(path_of(trial, out).read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return record
 
 
-def run_point(point: Trial, out: Path, command: str) -> dict[str, Any]:
+def run_trial(trial: Trial, out: Path, command: str) -> dict[str, Any]:
     """Train a trial, or go on from where a killed attempt was, measure what it has to, and write its record.
 
     The record: ``state`` (done or failed), ``error``, ``metrics`` (one for each epoch and split, the gap among them),
-    ``measured`` (of its ``after``), ``alpha``, ``seconds`` (of all its attempts together), where and with what. Errors
-    of a run end in the record. Must be called on the main thread.
+    ``measured`` (of its ``measured_by``), ``alpha``, ``seconds`` (of all its attempts together), where and with what.
+    Errors of a run end in the record. Must be called on the main thread.
 
     Raises:
         Stopped: it was asked to stop.
     """
-    directory = out / RUNS / point.key
-    log = out / LOGS / f"{point.key}.log"
-    for folder in (path_of(point, out).parent, log.parent, directory.parent):
+    directory = out / RUNS / trial.key
+    log = out / LOGS / f"{trial.key}.log"
+    for folder in (path_of(trial, out).parent, log.parent, directory.parent):
         folder.mkdir(parents=True, exist_ok=True)
     before, started = spent(directory), time.monotonic()
     error, measured = None, {}
     with open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         try:
-            error = _train(point, directory)
-            if error is None and point.after:
-                measured = _measured(point, directory, out)
+            error = _train(trial, directory)
+            if error is None and trial.measured_by:
+                measured = _measured(trial, directory, out)
         except (Stopped, KeyboardInterrupt):
             raise
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"
     metrics = metrics_of(directory)
     record = {
-        "name": point.name,
-        "key": point.key,
+        "name": trial.name,
+        "key": trial.key,
         "state": "done" if error is None else "failed",
         "error": error,
         "metrics": metrics + gaps(metrics),
@@ -88,13 +88,13 @@ def run_point(point: Trial, out: Path, command: str) -> dict[str, Any]:
         "git_commit": _last(directory, "lineage", "git_commit"),
         "dataset_fingerprint": _last(directory, "lineage", "dataset_fingerprint"),
     }
-    write_json(path_of(point, out), record)
+    write_json(path_of(trial, out), record)
     if error is None:
         shutil.rmtree(directory, ignore_errors=True)
     return record
 
 
-def _train(point: Trial, directory: Path) -> str | None:
+def _train(trial: Trial, directory: Path) -> str | None:
     """Train a trial; return None, or why it failed.
 
     Raises:
@@ -106,7 +106,7 @@ def _train(point: Trial, directory: Path) -> str | None:
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         try:
-            code = train(point.dataset, point.job, run_dir=directory, store=str(directory / "store"))
+            code = train(trial.dataset, trial.job, run_dir=directory, store=str(directory / "store"))
             break
         except RunBusyError:
             if time.monotonic() > deadline:
@@ -115,17 +115,17 @@ def _train(point: Trial, directory: Path) -> str | None:
     if code == 0:
         return None
     if code == EXIT_CANCELLED:
-        raise Stopped(point.name)
+        raise Stopped(trial.name)
     return f"{_last(directory, 'error', 'message')}. Remedy: {_last(directory, 'error', 'remedy')}"
 
 
-def _measured(point: Trial, directory: Path, out: Path) -> dict[str, Any]:
-    from trainer.recipes.trials.post_training_metrics import AFTER
+def _measured(trial: Trial, directory: Path, out: Path) -> dict[str, Any]:
+    from trainer.recipes.trials.post_training_metrics import MEASURES
     from trainer.runs.directory import read_run
 
-    kept = kept_path(point, out)
+    kept = kept_path(trial, out)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    return AFTER[point.after](read_run(directory), kept)
+    return MEASURES[trial.measured_by](read_run(directory), kept)
 
 
 def metrics_of(directory: Path) -> list[dict[str, Any]]:

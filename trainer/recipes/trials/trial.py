@@ -18,7 +18,7 @@ from trainer.runs.lineage import installed_packages
 from trainer.spec import DatasetSpec, JobSpec
 
 DECIDING_PACKAGES = ("evenkeel", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
-"""Whose versions are part of a point's key: with another one its figures may be others."""
+"""Whose versions are part of a trial's key: with another one its figures may be others."""
 
 When = Literal["epochs", "best", "last"]
 """Which test figures of a run a cell holds: those of every epoch, of the epoch that is best on validation, of the
@@ -30,8 +30,8 @@ class Trial:
     """One training, a trial of a recipe.
 
     ``table``, ``column`` and ``row`` say where its figures stand; the runs of one place that differ in ``tried`` are
-    candidates, of which the validation split takes one. ``after``: what is measured of the trained model before it goes
-    (trainer.recipes.trials.post_training_metrics), by name; empty for nothing.
+    candidates, of which the validation split takes one. ``measured_by``: the name of what is measured of the trained
+    model before it goes (trainer.recipes.trials.post_training_metrics); empty for nothing.
     """
 
     table: str
@@ -40,7 +40,7 @@ class Trial:
     dataset: DatasetSpec
     job: JobSpec
     tried: str = ""
-    after: str = ""
+    measured_by: str = ""
 
     @property
     def seed(self) -> int:
@@ -75,7 +75,7 @@ class Trial:
             graph["uri"] = Path(graph["uri"]).name
         packages = {name: version for name, version in installed_packages().items() if name in DECIDING_PACKAGES}
         document = [dataset, _bytes_of(rows), self.job.model_dump(mode="json"), packages]
-        document += [self.after] if self.after else []
+        document += [self.measured_by] if self.measured_by else []
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
     def as_yaml(self) -> str:
@@ -86,10 +86,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: the ``metric`` of the trials whose column is ``points``, on a ``split``."""
+    """A column of a table: the ``metric`` of the trials of ``column``, on a ``split``."""
 
     label: str
-    points: str
+    column: str
     metric: str
     split: str = "test"
 
@@ -117,7 +117,7 @@ class Table:
     """Whether its curves are also drawn against the seconds of the run."""
 
     @property
-    def points_of(self) -> str:
+    def trials_of(self) -> str:
         """The name that its trials give as their table: what stands before a colon."""
         return self.name.partition(":")[0]
 
@@ -137,9 +137,9 @@ class Claim:
     right: tuple[str, Literal["first", "best", "last"]]
     at_least: float
 
-    def decided_by(self, point: Trial) -> bool:
+    def decided_by(self, trial: Trial) -> bool:
         rows = (self.left[0], self.right[0])
-        return point.table == self.table.partition(":")[0] and point.column == self.column and point.row in rows
+        return trial.table == self.table.partition(":")[0] and trial.column == self.column and trial.row in rows
 
 
 FindingsOf = Callable[["Recipe", Mapping[str, dict[str, Any]], Path], Findings]
@@ -160,7 +160,7 @@ class Recipe:
     title: str
     source: str
     protocol: str
-    points: tuple[Trial, ...]
+    trials: tuple[Trial, ...]
     tables: tuple[Table, ...]
     claims: tuple[Claim, ...]
     prepare: Callable[[], None] | None = None
@@ -173,12 +173,12 @@ class Recipe:
             ValueError: there are none.
         """
         if pattern is None:
-            return self.points
-        found = tuple(point for point in self.points if point.matches(pattern))
+            return self.trials
+        found = tuple(trial for trial in self.trials if trial.matches(pattern))
         if not found:
             raise ValueError(
-                f"--part {pattern}: recipe {self.name} has no such point; `evenkeel recipe {self.name} --list` names "
-                "them, such as " + self.points[0].name
+                f"--part {pattern}: recipe {self.name} has no such trial; `evenkeel recipe {self.name} --list` names "
+                "them, such as " + self.trials[0].name
             )
         return found
 

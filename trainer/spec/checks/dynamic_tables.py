@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.models.registry import kinds_that
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
 
 
-def growth_problems(spec: JobSpec) -> Iterator[str]:
+def growth_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield what of the job has no meaning, or is not available yet, with dynamic tables."""
     growing = [name for name, table in spec.tables.items() if table.capacity is not None]
     if not growing:
@@ -24,29 +25,41 @@ def growth_problems(spec: JobSpec) -> Iterator[str]:
     where = f"tables.{growing[0]}.capacity"
     if not spec.model.has_dynamic_tables:
         kinds = ", ".join(kinds_that("has_dynamic_tables"))
-        yield f"{where}: tables of {spec.model.kind} do not grow yet: use one of {kinds}"
+        yield FieldProblem(where, f"tables of {spec.model.kind} do not grow yet", f"use one of {kinds}")
     if spec.model.loss == "sampled_softmax":
-        yield f"{where}: sampled_softmax weighs items by how often their row occurs: use loss bce or mse"
+        yield FieldProblem(where, "sampled_softmax weighs items by how often their row occurs", "use loss bce or mse")
     if ranks_catalogue(spec):
-        yield f"{where}: all items are not ranked yet where they share a row: leave ranking metrics out"
+        yield FieldProblem(where, "all items are not ranked yet where they share a row", "leave ranking metrics out")
     if spec.publish is not None and (spec.publish.anchor is not None or spec.publish.compass is not None):
-        yield f"{where}: publish.anchor and publish.compass hold rows to ids: leave them or capacity out"
+        yield FieldProblem(where, "publish.anchor and publish.compass hold rows to ids", "leave them or capacity out")
     if spec.model.effective_init.kind == "normal":
-        yield f"{where}: a row goes from id to id, so it starts by its id, not its number: use model.init hash or zero"
+        yield FieldProblem(
+            where,
+            "a row goes from id to id, so it starts by its id, not its number",
+            "use model.init hash or zero",
+        )
     if spec.regularizers.meda:
-        yield f"{where}: regularizers.meda resets rows, not who has them: leave one of them out"
+        yield FieldProblem(where, "regularizers.meda resets rows, not who has them", "leave one of them out")
     if spec.init_from is not None and spec.init_from.retire_after_runs is not None:
-        yield f"{where}: tables that grow have ttl_steps: leave init_from.retire_after_runs out"
+        yield FieldProblem(where, "tables that grow have ttl_steps", "leave init_from.retire_after_runs out")
     if "frequency_buckets" in spec.evaluation.metrics:
-        yield f"{where}: frequency_buckets is of items with rows of their own: leave it out of evaluation.metrics"
+        yield FieldProblem(
+            where, "frequency_buckets is of items with rows of their own", "leave it out of evaluation.metrics"
+        )
 
 
-def growth_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+def growth_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield the settings that swap or compare rows of dynamic tables."""
     for name, feature in dataset.features.items():
         table = feature.shares or name
         if table in job.tables and job.tables[table].capacity is not None:
             if name in job.sse and job.sse[name].graph is not None:
-                yield f"sse.{name}.graph: table '{table}' grows, and the graph is of known ids: leave one of them out"
+                yield FieldProblem(
+                    f"sse.{name}.graph",
+                    f"table '{table}' grows, and the graph is of known ids",
+                    "leave one of them out",
+                )
             if job.regularizers.laplacian is not None:
-                yield f"regularizers.laplacian: table '{table}' grows, and the graph is of known ids: leave one out"
+                yield FieldProblem(
+                    "regularizers.laplacian", f"table '{table}' grows, and the graph is of known ids", "leave one out"
+                )

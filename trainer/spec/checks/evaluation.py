@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trainer.spec.evaluation import DEFAULT_METRICS, ranking_parts
 from trainer.spec.losses import LOSSES
 from trainer.spec.models.base import FocalSpec
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -37,46 +38,57 @@ def ranks_catalogue(job: JobSpec) -> bool:
     return job.model.ranks_all_items and any(ranking_parts(name) is not None for name in job.evaluation.metrics)
 
 
-def evaluation_problems(spec: JobSpec) -> Iterator[str]:
+def evaluation_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield what of ``model.loss`` and ``evaluation`` the job's model does not support, whatever the dataset."""
     kind, loss = spec.model.kind, spec.model.loss
     losses = spec.model.losses
     if loss not in losses and loss != "bce":
         remedy = f"use {' or '.join(losses)}" if losses else "leave it out"
-        yield f"model.loss: {kind} has no {loss}: {remedy}"
+        yield FieldProblem("model.loss", f"{kind} has no {loss}", remedy)
     elif kind == "two_tower" and loss == "sampled_softmax" and spec.micro_batches > 1:
-        yield "micro_batches: sampled_softmax takes its negatives from the whole batch: use 1, or a smaller batch_size"
+        yield FieldProblem(
+            "micro_batches",
+            "sampled_softmax takes its negatives from the whole batch",
+            "use 1, or a smaller batch_size",
+        )
     elif kind == "two_tower" and loss == "sampled_softmax" and spec.regularizers.label_smoothing:
-        yield "regularizers.label_smoothing: sampled_softmax of two_tower has no class labels to smooth: leave it 0"
+        yield FieldProblem(
+            "regularizers.label_smoothing", "sampled_softmax of two_tower has no class labels to smooth", "leave it 0"
+        )
     for name in ("focal_gamma", "focal_alpha"):
         field = type(spec.model).model_fields.get(name)
         if loss != "focal" and field is not None and getattr(spec.model, name) != field.default:
-            yield f"model.{name}: {loss} has none: use loss focal, or leave it out"
+            yield FieldProblem(f"model.{name}", f"{loss} has none", "use loss focal, or leave it out")
     if kind == "two_tower" and loss != "bce" and "label" in spec.sse and spec.sse["label"].probability:
-        yield f"sse.label: {loss} has no class labels to flip: leave it out, or use loss bce"
+        yield FieldProblem("sse.label", f"{loss} has no class labels to flip", "leave it out, or use loss bce")
     yield from _metric_problems(spec)
     if spec.evaluation.intervals is not None and spec.evaluation.intervals.by == "user" and spec.model.reads_sequences:
-        yield f"evaluation.intervals.by: {kind} has one held-out example for a user: use row"
+        yield FieldProblem("evaluation.intervals.by", f"{kind} has one held-out example for a user", "use row")
     yield from _training_problems(spec)
 
 
-def _training_problems(spec: JobSpec) -> Iterator[str]:
+def _training_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield what prevents training rows from being evaluated like held-out rows."""
     if not spec.evaluation.training:
         return
     if spec.model.reads_sequences or not LOSSES[loss_of(spec)].of_labels:
-        yield (
-            f"evaluation.training: {spec.model.kind} trained by {loss_of(spec)} has no label of its own for a training "
-            "row: leave it out"
+        yield FieldProblem(
+            "evaluation.training",
+            f"{spec.model.kind} trained by {loss_of(spec)} has no label of its own for a training row",
+            "leave it out",
         )
     ranked = [name for name in spec.evaluation.metrics if ranking_parts(name) is not None or name == "gauc"]
     if ranked:
-        yield f"evaluation.training: {', '.join(ranked)} are of users with held-out rows: leave one of the two out"
+        yield FieldProblem(
+            "evaluation.training", f"{', '.join(ranked)} are of users with held-out rows", "leave one of the two out"
+        )
     if spec.evaluation.intervals is not None:
-        yield "evaluation.training: training rows were seen, and have no intervals: leave one of the two out"
+        yield FieldProblem(
+            "evaluation.training", "training rows were seen, and have no intervals", "leave one of the two out"
+        )
 
 
-def _metric_problems(spec: JobSpec) -> Iterator[str]:
+def _metric_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     kind, wanted = spec.model.kind, spec.evaluation.metrics
     if wanted == DEFAULT_METRICS:
         return
@@ -86,55 +98,65 @@ def _metric_problems(spec: JobSpec) -> Iterator[str]:
         if ranking_parts(name) is None:
             if name not in pointwise and not (sequence and name == "logloss" and "auc" in wanted):
                 what = "ranks and" if sequence else f"trained by {loss_of(spec)}"
-                yield f"evaluation.metrics: {kind} {what} has no {name}: use {', '.join(pointwise)}"
+                yield FieldProblem("evaluation.metrics", f"{kind} {what} has no {name}", f"use {', '.join(pointwise)}")
         elif not sequence and not spec.model.ranks_all_items:
-            yield (
-                f"evaluation.metrics: {kind} has no {name}, it cannot rank all items for a user: use "
-                f"{', '.join(pointwise)}"
+            yield FieldProblem(
+                "evaluation.metrics",
+                f"{kind} has no {name}, it cannot rank all items for a user",
+                f"use {', '.join(pointwise)}",
             )
 
 
-def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield what of the loss and ``evaluation`` does not fit the dataset."""
     kind, wanted = job.model.kind, job.evaluation.metrics
     features = dataset.features
     if dataset.label.value is not None:
         yield from _value_problems(job, dataset.label.value)
     if "gauc" in wanted or (job.evaluation.intervals is not None and job.evaluation.intervals.by == "user"):
-        yield from _needs_ids("evaluation: users", "user", dataset)
+        yield from _needs_ids("evaluation", "users", "user", dataset)
     if "frequency_buckets" in wanted:
-        yield from _needs_ids("evaluation.metrics: frequency_buckets", "item", dataset)
+        yield from _needs_ids("evaluation.metrics", "frequency_buckets", "item", dataset)
     if kind == "two_tower" and any(ranking_parts(name) is not None for name in wanted):
         others = sorted(set(features) - {"user", "item"})
         if others:
-            yield (
-                f"evaluation.metrics: two_tower ranks all items for a user only where its features are user and item: "
-                f"leave {', '.join(others)} out of the dataset, or use metrics without ranking"
+            yield FieldProblem(
+                "evaluation.metrics",
+                "two_tower ranks all items for a user only where its features are user and item",
+                f"leave {', '.join(others)} out of the dataset, or use metrics without ranking",
             )
 
 
-def _value_problems(job: JobSpec, column: str) -> Iterator[str]:
+def _value_problems(job: JobSpec, column: str) -> Iterator[FieldProblem]:
     """Yield the settings that cannot be used with a real-valued label."""
     kind = job.model.kind
     rule = f"use label: {{rule: '{column} >= ...'}}"
     if "mse" not in job.model.losses:
-        yield f"model.kind: {kind} cannot learn a real-valued label: {rule}, or a model with loss mse such as mf"
+        yield FieldProblem(
+            "model.kind", f"{kind} cannot learn a real-valued label", f"{rule}, or a model with loss mse such as mf"
+        )
         return
     if job.model.loss != "mse":
-        yield f"model.loss: a real-valued label needs mse: set model.loss: mse, or {rule}"
+        yield FieldProblem("model.loss", "a real-valued label needs mse", f"set model.loss: mse, or {rule}")
     if "label" in job.sse and job.sse["label"].probability:
-        yield f"sse.label: a real-valued label has no classes to flip: leave it out, or {rule}"
+        yield FieldProblem("sse.label", "a real-valued label has no classes to flip", f"leave it out, or {rule}")
     if job.regularizers.label_smoothing:
-        yield f"regularizers.label_smoothing: a real-valued label has no classes to smooth: leave it 0, or {rule}"
+        yield FieldProblem(
+            "regularizers.label_smoothing", "a real-valued label has no classes to smooth", f"leave it 0, or {rule}"
+        )
     if job.evaluation.metrics == DEFAULT_METRICS:
         return
     for name in job.evaluation.metrics:
         if name not in _OF_VALUES:
-            yield f"evaluation.metrics: a real-valued label has no {name}: use {' and '.join(_OF_VALUES)}, or {rule}"
+            yield FieldProblem(
+                "evaluation.metrics", f"a real-valued label has no {name}", f"use {' and '.join(_OF_VALUES)}, or {rule}"
+            )
 
 
-def _needs_ids(what: str, name: str, dataset: DatasetSpec) -> Iterator[str]:
+def _needs_ids(field: str, what: str, name: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield a problem unless feature ``name`` is a feature of single ids that reads a column."""
     feature = dataset.features.get(name)
     if feature is None or feature.type != "id" or feature.join is not None or feature.derive is not None:
-        yield f"{what} need a feature named '{name}' of type id that reads a column of dataset '{dataset.name}'"
+        yield FieldProblem(
+            field, f"{what} need a feature named '{name}' of type id that reads a column of dataset '{dataset.name}'"
+        )

@@ -10,59 +10,75 @@ from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS
 from trainer.spec.models.registry import kinds_that
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
 
 
-def publish_problems(spec: JobSpec) -> Iterator[str]:
+def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield what of ``publish`` the job's model, optimizer or regularizers have no use for."""
     if spec.publish is None:
         return
     swapped = sorted(name for name, sse in spec.sse.items() if sse.probability)
     if spec.publish.anchor is not None and {spec.publish.feature, "label"} & set(swapped):
-        yield (
-            "publish.anchor: sse would draw rows to where other items belong: leave sse of "
-            f"'{spec.publish.feature}' and 'label' out, or the anchor"
+        yield FieldProblem(
+            "publish.anchor",
+            "sse would draw rows to where other items belong",
+            f"leave sse of '{spec.publish.feature}' and 'label' out, or the anchor",
         )
     if spec.publish.compass is None:
         return
     where, kind = "publish.compass", spec.model.kind
     if not spec.model.has_context:
-        yield (
-            f"{where}: {kind} looks its items up on both sides, so no context is left to freeze: use "
-            f"{', '.join(kinds_that('has_context'))}, or publish.anchor"
+        yield FieldProblem(
+            where,
+            f"{kind} looks its items up on both sides, so no context is left to freeze",
+            f"use {', '.join(kinds_that('has_context'))}, or publish.anchor",
         )
     if spec.init_from is None:
-        yield f"{where}: the context is the parent's: name it in init_from"
+        yield FieldProblem(where, "the context is the parent's", "name it in init_from")
     if swapped:
-        yield f"{where}: sse of {', '.join(swapped)} would train frozen rows by swaps: leave one of them out"
+        yield FieldProblem(
+            where, f"sse of {', '.join(swapped)} would train frozen rows by swaps", "leave one of them out"
+        )
     if spec.regularizers.meda:
-        yield f"{where}: regularizers.meda begins frozen rows anew with each epoch: leave one of them out"
+        yield FieldProblem(where, "regularizers.meda begins frozen rows anew with each epoch", "leave one of them out")
     if spec.optimizer.first_touch == "literal":
-        yield f"{where}: with optimizer.first_touch literal frozen rows would decay: use keep"
+        yield FieldProblem(where, "with optimizer.first_touch literal frozen rows would decay", "use keep")
     if kind == "item2vec" and KINDS[spec.optimizer.kind].takes("first_touch"):
-        yield (
-            f"{where}: a row of item2vec holds both sides, and {spec.optimizer.kind} decays it as a whole: use "
-            "optimizer.kind adam, adagrad or sgd"
+        yield FieldProblem(
+            where,
+            f"a row of item2vec holds both sides, and {spec.optimizer.kind} decays it as a whole",
+            "use optimizer.kind adam, adagrad or sgd",
         )
     if spec.model.mixes_batch:
-        yield f"{where}: the moments of model.batch_norm follow the data, frozen or not: leave one of them out"
+        yield FieldProblem(
+            where, "the moments of model.batch_norm follow the data, frozen or not", "leave one of them out"
+        )
 
 
-def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield what of ``publish.anchor`` and ``publish.compass`` does not fit the dataset."""
     if job.publish is None or job.publish.feature not in dataset.features:
         return
     items = job.publish.feature
     if job.publish.anchor is not None and dataset.features[items].type != "id":
-        yield f"publish.anchor: '{items}' is no single id, so no row of it has a place of its own: use type id"
+        yield FieldProblem(
+            "publish.anchor", f"'{items}' is no single id, so no row of it has a place of its own", "use type id"
+        )
     if job.publish.compass is None or job.model.kind != "two_tower":
         return
     table = dataset.features[items].shares or items
     for name, feature in dataset.features.items():
         if name != items and (feature.shares or name) == table:
-            yield f"publish.compass: '{name}' reads rows of '{items}', which are trained: give it a table of its own"
+            yield FieldProblem(
+                "publish.compass", f"'{name}' reads rows of '{items}', which are trained", "give it a table of its own"
+            )
         if feature.type == "id_list" and feature.pooling == "mean":
-            yield f"publish.compass: a mean over '{name}' mixes frozen and trained rows: use pooling sum, or the anchor"
+            yield FieldProblem(
+                "publish.compass",
+                f"a mean over '{name}' mixes frozen and trained rows",
+                "use pooling sum, or the anchor",
+            )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer.spec.checks.evaluation import loss_of
 from trainer.spec.losses import LOSSES
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -18,57 +19,74 @@ if TYPE_CHECKING:
 LOWER_IS_BETTER = ("logloss", "rmse", "mse", "mae", "normalized_entropy", "ece", "ece_equal_width", "loss")
 
 
-def regularizer_problems(spec: JobSpec) -> Iterator[str]:
+def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield what of ``regularizers`` the job's model, optimizer or kernel has no use for."""
     yield from _dropout_problems(spec)
     yield from _method_problems(spec)
     regularizers, kind, sequence = spec.regularizers, spec.model.kind, spec.model.reads_sequences
     if regularizers.label_smoothing and (sequence or not LOSSES[loss_of(spec)].of_classes):
-        yield f"regularizers.label_smoothing: {kind} has no class labels to smooth here: leave it 0"
+        yield FieldProblem("regularizers.label_smoothing", f"{kind} has no class labels to smooth here", "leave it 0")
     if spec.dense_optimizer.weight_decay and spec.model.reads_pairs:
-        yield f"dense_optimizer.weight_decay: {kind} has no dense parameters: use regularizers.l2, or leave it 0"
+        yield FieldProblem(
+            "dense_optimizer.weight_decay", f"{kind} has no dense parameters", "use regularizers.l2, or leave it 0"
+        )
     if regularizers.meda:
         if spec.init_from is not None:
-            yield "regularizers.meda: a warm start's rows would be dropped at its second epoch: leave one of them out"
+            yield FieldProblem(
+                "regularizers.meda", "a warm start's rows would be dropped at its second epoch", "leave one of them out"
+            )
         if spec.optimizer.schedule.kind != "constant":
-            yield (
-                "regularizers.meda: the optimizer of rows begins anew with each epoch, and its schedule would too: use "
-                "a constant one"
+            yield FieldProblem(
+                "regularizers.meda",
+                "the optimizer of rows begins anew with each epoch, and its schedule would too",
+                "use a constant one",
             )
     if regularizers.sam is not None:
         yield from _sam_problems(spec)
     if regularizers.early_stopping is not None and not has_validation(spec):
-        yield "regularizers.early_stopping: there is no validation split to watch: set evaluation.split.validation"
+        yield FieldProblem(
+            "regularizers.early_stopping", "there is no validation split to watch", "set evaluation.split.validation"
+        )
     laplacian = regularizers.laplacian
     if laplacian is not None:
         if kind not in ("mf", "two_tower"):
-            yield f"regularizers.laplacian: it is of rows whose distances mean something, as of mf: not of {kind}"
+            yield FieldProblem(
+                "regularizers.laplacian", f"it is of rows whose distances mean something, as of mf: not of {kind}"
+            )
         if laplacian.feature in spec.sse and spec.sse[laplacian.feature].probability:
-            yield (
-                f"regularizers.laplacian.feature: sse would swap the neighbours of '{laplacian.feature}' too: use one "
-                "of them"
+            yield FieldProblem(
+                "regularizers.laplacian.feature",
+                f"sse would swap the neighbours of '{laplacian.feature}' too",
+                "use one of them",
             )
 
 
-def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield what of ``regularizers`` does not fit the dataset."""
     laplacian = job.regularizers.laplacian
     if laplacian is None:
         return
     if laplacian.feature not in dataset.features:
         there = ", ".join(sorted(dataset.features))
-        yield f"regularizers.laplacian.feature: no such feature '{laplacian.feature}' (there are {there})"
+        yield FieldProblem(
+            "regularizers.laplacian.feature", f"no such feature '{laplacian.feature}' (there are {there})"
+        )
     elif dataset.features[laplacian.feature].type != "id":
-        yield f"regularizers.laplacian.feature: '{laplacian.feature}' is no single id: use one of type id"
+        yield FieldProblem(
+            "regularizers.laplacian.feature", f"'{laplacian.feature}' is no single id", "use one of type id"
+        )
     elif laplacian.graph not in dataset.graphs:
         there = ", ".join(sorted(dataset.graphs)) or "none"
-        yield f"regularizers.laplacian.graph: dataset '{dataset.name}' has no '{laplacian.graph}' (there are {there})"
+        yield FieldProblem(
+            "regularizers.laplacian.graph", f"dataset '{dataset.name}' has no '{laplacian.graph}' (there are {there})"
+        )
     else:
         table, of = (dataset.features[n].shares or n for n in (laplacian.feature, dataset.graphs[laplacian.graph].of))
         if table != of:
-            yield (
-                f"regularizers.laplacian.graph: graph '{laplacian.graph}' is of table '{of}', the feature reads table "
-                f"'{table}': name a graph whose of is '{table}'"
+            yield FieldProblem(
+                "regularizers.laplacian.graph",
+                f"graph '{laplacian.graph}' is of table '{of}', the feature reads table '{table}'",
+                f"name a graph whose of is '{table}'",
             )
 
 
@@ -87,62 +105,80 @@ def dropout_layers(spec: JobSpec) -> str:
     return spec.regularizers.dropout_layers or ("hidden" if has_hidden_layers(spec) else "embeddings")
 
 
-def _dropout_problems(spec: JobSpec) -> Iterator[str]:
+def _dropout_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     regularizers, kind = spec.regularizers, spec.model.kind
     if regularizers.dropout and kind == "item2vec":
-        yield "regularizers.dropout is not available yet for item2vec: leave it 0"
+        yield FieldProblem("regularizers.dropout", "it is not available yet for item2vec", "leave it 0")
     if regularizers.dropout and kind == "din" and dropout_layers(spec) != "hidden":
-        yield "regularizers.dropout_layers: din pools its rows by itself: use hidden layers, or leave dropout 0"
+        yield FieldProblem(
+            "regularizers.dropout_layers", "din pools its rows by itself", "use hidden layers, or leave dropout 0"
+        )
     if regularizers.dropout_layers is None:
         return
     if not regularizers.dropout:
-        yield "regularizers.dropout_layers: there is no dropout: set dropout, or leave it out"
+        yield FieldProblem("regularizers.dropout_layers", "there is no dropout", "set dropout, or leave it out")
     elif spec.model.reads_sequences:
-        yield f"regularizers.dropout_layers: {kind} has places of its own: leave it out"
+        yield FieldProblem("regularizers.dropout_layers", f"{kind} has places of its own", "leave it out")
     elif regularizers.dropout_layers != "embeddings" and not has_hidden_layers(spec):
-        yield f"regularizers.dropout_layers: {kind} has no hidden layers here: use embeddings, or leave it out"
+        yield FieldProblem(
+            "regularizers.dropout_layers", f"{kind} has no hidden layers here", "use embeddings, or leave it out"
+        )
 
 
-def _method_problems(spec: JobSpec) -> Iterator[str]:
+def _method_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     method, kind = spec.regularizers.dropout_method, spec.model.kind
     if method == type(method)():
         return
     where = "regularizers.dropout_method"
     if not spec.regularizers.dropout:
-        yield f"{where}: there is no dropout: set dropout to the probability that it stands for, or leave it out"
+        yield FieldProblem(
+            where, "there is no dropout", "set dropout to the probability that it stands for, or leave it out"
+        )
     if spec.model.reads_sequences:
-        yield f"{where} is not available yet for {kind}: leave it out"
+        yield FieldProblem(where, f"it is not available yet for {kind}", "leave it out")
     if spec.model.mixes_batch:
-        yield f"{where}: it is of one sample at a time, which batch_norm mixes: leave one of them out"
+        yield FieldProblem(where, "it is of one sample at a time, which batch_norm mixes", "leave one of them out")
     if kind == "din" and getattr(spec.model, "attention_activation", "") == "dice":
-        yield f"{where}: it is of one sample at a time, which dice mixes: use attention_activation prelu"
+        yield FieldProblem(where, "it is of one sample at a time, which dice mixes", "use attention_activation prelu")
     if spec.model.loss == "sampled_softmax":
-        yield f"{where}: sampled_softmax takes other samples for negatives, and it is of one at a time: use loss bce"
+        yield FieldProblem(
+            where, "sampled_softmax takes other samples for negatives, and it is of one at a time", "use loss bce"
+        )
     if method.masks and method.explicit != "none":
-        yield f"{where}.explicit: masks have this effect already: set masks to 0, or leave it out"
+        yield FieldProblem(f"{where}.explicit", "masks have this effect already", "set masks to 0, or leave it out")
     if method.masks == 1 and method.noise != "none":
-        yield f"{where}.noise: one mask has all of its noise: set masks to 0 or more than 1, or leave it out"
+        yield FieldProblem(
+            f"{where}.noise", "one mask has all of its noise", "set masks to 0 or more than 1, or leave it out"
+        )
     if not method.masks and method.explicit == "none" and method.noise == "none":
-        yield f"{where}.masks: without masks there is nothing left: set explicit or noise, or masks to 1"
+        yield FieldProblem(
+            f"{where}.masks", "without masks there is nothing left", "set explicit or noise, or masks to 1"
+        )
     if method.explicit == "none" and (method.explicit_strength is not None or method.coefficient != "published"):
-        yield f"{where}.explicit_strength: there is no explicit regularizer: set explicit, or leave it out"
+        yield FieldProblem(
+            f"{where}.explicit_strength", "there is no explicit regularizer", "set explicit, or leave it out"
+        )
     if method.noise == "none" and method.noise_strength is not None:
-        yield f"{where}.noise_strength: there is no noise: set noise, or leave it out"
+        yield FieldProblem(f"{where}.noise_strength", "there is no noise", "set noise, or leave it out")
     if method.label_samples is not None and method.explicit != "output_hessian":
-        yield f"{where}.label_samples: labels are drawn for the output Hessian alone: leave it out"
+        yield FieldProblem(f"{where}.label_samples", "labels are drawn for the output Hessian alone", "leave it out")
     if method.explicit in ("output_hessian", "identity") and kind == "bpr":
-        yield f"{where}.explicit: bpr's loss is of two outputs: use loss_jacobian"
+        yield FieldProblem(f"{where}.explicit", "bpr's loss is of two outputs", "use loss_jacobian")
     if method.explicit == "output_hessian" and spec.model.loss == "focal":
-        yield f"{where}.explicit: focal's second derivative depends on the label: use loss_jacobian or identity"
+        yield FieldProblem(
+            f"{where}.explicit", "focal's second derivative depends on the label", "use loss_jacobian or identity"
+        )
     if method.label_samples is not None and spec.model.loss == "mse":
-        yield f"{where}.label_samples: mse has no labels to draw: leave it out"
+        yield FieldProblem(f"{where}.label_samples", "mse has no labels to draw", "leave it out")
 
 
-def _sam_problems(spec: JobSpec) -> Iterator[str]:
+def _sam_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     sam = spec.regularizers.sam
     assert sam is not None
     for name, stored in spec.tables.items():
         if stored.dtype != "float32" and sam.of != "dense":
-            yield f"tables.{name}.dtype: {stored.dtype} cannot hold what regularizers.sam adds to a row: use float32"
+            yield FieldProblem(
+                f"tables.{name}.dtype", f"{stored.dtype} cannot hold what regularizers.sam adds to a row", "use float32"
+            )
     if sam.of == "dense" and spec.model.reads_pairs:
-        yield f"regularizers.sam.of: {spec.model.kind} has no dense parameters: use all or tables"
+        yield FieldProblem("regularizers.sam.of", f"{spec.model.kind} has no dense parameters", "use all or tables")

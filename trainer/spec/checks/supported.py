@@ -9,153 +9,150 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS, kinds_that_take
+from embeddings.tables.shardings import SHARDINGS
 from trainer.spec.checks.dynamic_tables import growth_fit_problems, growth_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
 from trainer.spec.checks.models import model_problems
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import has_validation, regularizer_fit_problems, regularizer_problems
 from trainer.spec.models.registry import kinds_that
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.job import DatasetSpec, JobSpec, Optimizer
 
-COLUMN_SHARDINGS = ("column_wise", "grid")
 
-
-def refuse(problems: Iterator[str]) -> None:
-    """Raise one error for all problems, if there are any.
-
-    Raises:
-        ValueError: There is a problem; the message names every one.
-    """
-    found = list(problems)
-    if found:
-        raise ValueError("; ".join(found))
-
-
-def dataset_problems(spec: DatasetSpec) -> Iterator[str]:
-    joins = {f"features.{name}.join.uri": feature.join.uri for name, feature in spec.features.items() if feature.join}
-    graphs = {f"graphs.{name}.uri": graph.uri for name, graph in spec.graphs.items()}
-    for field, uri in {"uri": spec.uri, **joins, **graphs}.items():
-        scheme = uri.partition("://")[0] if "://" in uri else "file"
-        if scheme not in ("file", "s3"):
-            yield f"{field}: {scheme}:// is not available yet: use a local path, file:// or s3://"
-    negatives = spec.label.negatives
-    if negatives is not None and negatives.distribution == "in_batch":
-        yield (
-            "label.negatives.distribution: examples are drawn before there are batches: use uniform or popularity, or "
-            "with label: column or rule model.negative_distribution: in_batch, or loss: sampled_softmax of two_tower"
-        )
-    if negatives is not None and negatives.distribution != "popularity" and negatives.power != 0.75:
-        yield f"label.negatives.power: {negatives.distribution} has none: use popularity, or leave it out"
-
-
-def job_problems(spec: JobSpec) -> Iterator[str]:
+def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from model_problems(spec)
     optimizer = spec.optimizer
     if optimizer.alpha == "auto" and not has_validation(spec):
-        yield "optimizer.alpha: auto looks at a validation split: set evaluation.split.validation, or use default"
+        yield FieldProblem(
+            "optimizer.alpha", "auto looks at a validation split", "set evaluation.split.validation, or use default"
+        )
     yield from optimizer_problems(optimizer)
     if spec.micro_batches > spec.batch_size:
-        yield f"micro_batches: a batch of {spec.batch_size} has no {spec.micro_batches} parts: use fewer"
+        yield FieldProblem(
+            "micro_batches", f"a batch of {spec.batch_size} has no {spec.micro_batches} parts", "use fewer"
+        )
     yield from sse_problems(spec)
     yield from regularizer_problems(spec)
     yield from kernel_problems(spec)
     yield from sharding_problems(spec)
     yield from growth_problems(spec)
     if spec.resources.gpus_per_worker not in (0, 1):
-        yield (
-            f"resources.gpus_per_worker: a rank works on one GPU of its own, not on {spec.resources.gpus_per_worker:g}"
-            ": use 1, and as many workers as there are GPUs, or 0"
+        yield FieldProblem(
+            "resources.gpus_per_worker",
+            f"a rank works on one GPU of its own, not on {spec.resources.gpus_per_worker:g}",
+            "use 1, and as many workers as there are GPUs, or 0",
         )
     yield from evaluation_problems(spec)
     if spec.publish is not None and not spec.model.publishes:
         # Those of fm are, as mf's: but what is asked for of users and items is not asked of its features.
         why = "" if spec.model.kind == "fm" else "are not determined by its loss and "
-        yield (
-            f"publish: vectors of {spec.model.kind} {why}are not published yet: use one of "
-            f"{', '.join(kinds_that('publishes'))}"
+        yield FieldProblem(
+            "publish",
+            f"vectors of {spec.model.kind} {why}are not published yet",
+            f"use one of {', '.join(kinds_that('publishes'))}",
         )
     yield from publish_problems(spec)
 
 
-def optimizer_problems(optimizer: Optimizer) -> Iterator[str]:
+def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
     """Yield the settings of the row optimizer that its kind has no use for, and the required ones that are missing."""
     name, kind = optimizer.kind, KINDS[optimizer.kind]
     decaying = ", ".join(one for one in kinds_that_take("weight_decay"))
     if optimizer.weight_decay and not kind.takes("weight_decay"):
-        yield f"optimizer.weight_decay: {name} has none: use one of {decaying}, or leave it 0"
+        yield FieldProblem("optimizer.weight_decay", f"{name} has none", f"use one of {decaying}, or leave it 0")
     if not optimizer.weight_decay and kind.takes("weight_decay"):
-        yield f"optimizer.weight_decay: {name} is {name.removesuffix('w')} with it: set it, such as to 0.01"
+        yield FieldProblem(
+            "optimizer.weight_decay", f"{name} is {name.removesuffix('w')} with it", "set it, such as to 0.01"
+        )
     if optimizer.first_touch != "keep" and not kind.takes("first_touch"):
-        yield f"optimizer.first_touch: rows of {name} do not decay, touched or not: leave it out"
+        yield FieldProblem("optimizer.first_touch", f"rows of {name} do not decay, touched or not", "leave it out")
     if optimizer.eps_inside_root and not kind.takes("eps_inside_root"):
         why = f"{name} adds eps to it" if kind.takes("eps") else f"{name} has no root"
-        yield f"optimizer.eps_inside_root: {why}: leave it out"
+        yield FieldProblem("optimizer.eps_inside_root", why, "leave it out")
     for setting in ("alpha", "decay", "beta1", "moments", "beta2", "eps"):
         default = type(optimizer).model_fields[setting].default
         if not kind.takes(setting) and getattr(optimizer, setting) != default:
             kinds = ", ".join(kinds_that_take(setting))
-            yield f"optimizer.{setting}: {name} has none: use one of {kinds}, or leave it out"
+            yield FieldProblem(f"optimizer.{setting}", f"{name} has none", f"use one of {kinds}, or leave it out")
 
 
-def sharding_problems(spec: JobSpec) -> Iterator[str]:
+def sharding_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield what of ``sharding`` the row optimizer cannot work with, where there are ranks to split columns over."""
     if spec.optimizer.clip_row_norm is None or spec.resources.num_workers == 1:
         return
     for table, sharding in spec.sharding.items():
-        if sharding in COLUMN_SHARDINGS:
-            yield (
-                f"sharding.{table}: optimizer.clip_row_norm needs the gradient of a whole row, which {sharding} may "
-                "split: use table_wise, row_wise or data_parallel, or clip_norm"
+        if SHARDINGS[sharding].columns_over:
+            yield FieldProblem(
+                f"sharding.{table}",
+                f"optimizer.clip_row_norm needs the gradient of a whole row, which {sharding} may split",
+                "use table_wise, row_wise or data_parallel, or clip_norm",
             )
 
 
-def sse_problems(spec: JobSpec) -> Iterator[str]:
+def sse_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield what of ``sse`` has no meaning, whatever the dataset."""
     for feature, sse in spec.sse.items():
         if feature == "label" and (sse.graph is not None or sse.rho != 1.0 or sse.walk is not None):
-            yield "sse.label.graph: labels have no graph: leave graph, rho and walk out (bpr: set them under sse.item)"
+            yield FieldProblem(
+                "sse.label.graph",
+                "labels have no graph",
+                "leave graph, rho and walk out (bpr: set them under sse.item)",
+            )
         elif sse.walk is not None and (sse.graph is None or sse.rho != 1.0):
-            yield f"sse.{feature}.walk: a walk needs a graph and no rho, for it knows neighbours alone"
+            yield FieldProblem(f"sse.{feature}.walk", "a walk needs a graph and no rho, for it knows neighbours alone")
         elif sse.graph is None and sse.rho != 1.0:
-            yield f"sse.{feature}.rho: it is the weight of neighbours in a graph: name the graph, or leave rho out"
+            yield FieldProblem(
+                f"sse.{feature}.rho", "it is the weight of neighbours in a graph", "name the graph, or leave rho out"
+            )
     on = {feature for feature, sse in spec.sse.items() if sse.probability > 0}
     if spec.model.kind == "bpr" and {"item", "label"} <= on:
-        yield "sse.label.probability: the items of bpr are its labels: give sse.item or sse.label, not both"
+        yield FieldProblem(
+            "sse.label.probability", "the items of bpr are its labels", "give sse.item or sse.label, not both"
+        )
 
 
-def kernel_problems(spec: JobSpec) -> Iterator[str]:
+def kernel_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield what the job's kernel does not support."""
     kind = spec.optimizer.kind
     if spec.kernel == "fbgemm":
         where = "" if spec.resources.gpus_per_worker else " on CPU"
         if not KINDS[kind].on_fbgemm:
             fused = ", ".join(name for name, one in KINDS.items() if one.on_fbgemm)
-            yield f"kernel: fbgemm has no fused {kind}{where}: use kernel evenkeel, or optimizer.kind {fused}"
+            yield FieldProblem(
+                "kernel", f"fbgemm has no fused {kind}{where}", f"use kernel evenkeel, or optimizer.kind {fused}"
+            )
         for option in ("eps_inside_root", "weight_decay", "clip_row_norm"):
             if getattr(spec.optimizer, option):
-                yield f"optimizer.{option}: FBGEMM's fused optimizers have none: use kernel evenkeel, or leave it out"
+                yield FieldProblem(
+                    f"optimizer.{option}", "FBGEMM's fused optimizers have none", "use kernel evenkeel, or leave it out"
+                )
         for name, stored in spec.tables.items():
             if (stored.dtype, stored.state_dtype) != ("float32", "float32"):
-                yield f"tables.{name}: FBGEMM trains float32 rows and state{where}: use kernel evenkeel, or float32"
+                yield FieldProblem(
+                    f"tables.{name}", f"FBGEMM trains float32 rows and state{where}", "use kernel evenkeel, or float32"
+                )
     if KINDS[kind].takes("moments"):
         for name, stored in spec.tables.items():
             if stored.state_dtype == "float16":
-                yield (
-                    f"tables.{name}.state_dtype: float16 cannot hold the squares that {kind} keeps: use bfloat16 or "
-                    "float32"
+                yield FieldProblem(
+                    f"tables.{name}.state_dtype",
+                    f"float16 cannot hold the squares that {kind} keeps",
+                    "use bfloat16 or float32",
                 )
     if KINDS[kind].is_rowwise:
         for table, sharding in spec.sharding.items():
-            if sharding in COLUMN_SHARDINGS:
-                yield (
-                    f"sharding.{table}: {kind} takes the mean over a whole row, which {sharding} may split: "
-                    f"use table_wise or row_wise, or optimizer.kind {kind.removeprefix('rowwise_')}"
+            if SHARDINGS[sharding].columns_over:
+                yield FieldProblem(
+                    f"sharding.{table}",
+                    f"{kind} takes the mean over a whole row, which {sharding} may split",
+                    f"use table_wise or row_wise, or optimizer.kind {kind.removeprefix('rowwise_')}",
                 )
 
 
-def column_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[str]:
+def column_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[FieldProblem]:
     """Yield a problem for tables that FBGEMM's module for GPUs does not accept (embeddings.kernels.fbgemm.module)."""
     if job.kernel != "fbgemm" or not job.resources.gpus_per_worker:
         return
@@ -164,31 +161,35 @@ def column_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[str]:
     remedy = "an embedding_dim that makes it one, or " if len(set(columns.values())) == 1 else ""
     for table, count in columns.items():
         if count % 4:
-            yield (
-                f"model.embedding_dim: table '{table}' has {count} columns, on a GPU FBGEMM takes multiples of 4: use "
-                f"{remedy}kernel evenkeel, or resources.gpus_per_worker 0"
+            yield FieldProblem(
+                "model.embedding_dim",
+                f"table '{table}' has {count} columns, on a GPU FBGEMM takes multiples of 4",
+                f"use {remedy}kernel evenkeel, or resources.gpus_per_worker 0",
             )
 
 
-def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield what of the job does not fit the dataset it names."""
     names = ", ".join(sorted(dataset.features))
     if job.dataset.name != dataset.name:
-        yield f"dataset.name: the job names '{job.dataset.name}', the dataset is '{dataset.name}'"
+        yield FieldProblem("dataset.name", f"the job names '{job.dataset.name}', the dataset is '{dataset.name}'")
     if job.dataset.window is not None and dataset.partition is None:
-        yield f"dataset.window: dataset '{dataset.name}' has no partition column"
+        yield FieldProblem("dataset.window", f"dataset '{dataset.name}' has no partition column")
     for feature, sse in job.sse.items():
         if feature != "label" and feature not in dataset.features:
-            yield f"sse.{feature}: no such feature (there are {names})"
+            yield FieldProblem(f"sse.{feature}", f"no such feature (there are {names})")
         elif sse.graph is not None and sse.graph not in dataset.graphs:
             there = ", ".join(sorted(dataset.graphs)) or "none"
-            yield f"sse.{feature}.graph: dataset '{dataset.name}' has no graph '{sse.graph}' (there are {there})"
+            yield FieldProblem(
+                f"sse.{feature}.graph", f"dataset '{dataset.name}' has no graph '{sse.graph}' (there are {there})"
+            )
         elif sse.graph is not None and feature in dataset.features:
             table, of = (dataset.features[name].shares or name for name in (feature, dataset.graphs[sse.graph].of))
             if table != of:
-                yield (
-                    f"sse.{feature}.graph: graph '{sse.graph}' is of table '{of}', the feature reads table '{table}': "
-                    f"name a graph whose of is '{table}'"
+                yield FieldProblem(
+                    f"sse.{feature}.graph",
+                    f"graph '{sse.graph}' is of table '{of}', the feature reads table '{table}'",
+                    f"name a graph whose of is '{table}'",
                 )
     yield from growth_fit_problems(job, dataset)
     yield from regularizer_fit_problems(job, dataset)
@@ -197,21 +198,25 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
     yield from column_problems(job, {f.shares or name for name, f in dataset.features.items() if f.type != "dense"})
     for table in job.sharding:
         if table not in tables:
-            yield f"sharding.{table}: no such table (there are {', '.join(sorted(tables))})"
+            yield FieldProblem(f"sharding.{table}", f"no such table (there are {', '.join(sorted(tables))})")
     for stored in job.tables:
         if stored not in tables:
-            yield f"tables.{stored}: no such table (there are {', '.join(sorted(tables))})"
+            yield FieldProblem(f"tables.{stored}", f"no such table (there are {', '.join(sorted(tables))})")
     if job.publish is not None and job.publish.feature not in dataset.features:
-        yield f"publish.feature: no such feature '{job.publish.feature}' (there are {names})"
+        yield FieldProblem("publish.feature", f"no such feature '{job.publish.feature}' (there are {names})")
     if job.model.publishes and job.publish is not None and job.publish.feature != "item":
-        yield f"publish.feature: {job.model.kind} publishes 'item'"
+        yield FieldProblem("publish.feature", f"{job.model.kind} publishes 'item'")
     yield from publish_fit_problems(job, dataset)
     yield from job.model.fit_problems(job, dataset)
     split = job.evaluation.split
     if split.kind == "time" and dataset.ordering is None:
-        yield f"evaluation.split.kind: time needs order or timestamp in dataset '{dataset.name}'"
+        yield FieldProblem("evaluation.split.kind", f"time needs order or timestamp in dataset '{dataset.name}'")
     if split.kind == "per_user_last":
         if dataset.ordering is None:
-            yield f"evaluation.split.kind: per_user_last needs order or timestamp in dataset '{dataset.name}'"
+            yield FieldProblem(
+                "evaluation.split.kind", f"per_user_last needs order or timestamp in dataset '{dataset.name}'"
+            )
         if "user" not in dataset.features:
-            yield f"evaluation.split.kind: per_user_last needs a feature named 'user' (there are {names})"
+            yield FieldProblem(
+                "evaluation.split.kind", f"per_user_last needs a feature named 'user' (there are {names})"
+            )

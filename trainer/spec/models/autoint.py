@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from trainer.spec.base import later
 from trainer.spec.models.base import OF_PRODUCTS, ClickSpec, Init
 from trainer.spec.models.size import ModelSize
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -43,11 +44,15 @@ class AutoIntSpec(ClickSpec):
             width = units
         return size + ModelSize(fields * units + (not self.hidden), 0, fields * units, 0, fields * units)
 
-    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from super().fit_problems(job, dataset)
         has_dense = any(feature.type == "dense" for feature in dataset.features.values())
         if not (has_dense or self.hidden) and self.effective_init.kind == "zero":
-            yield (
-                "model.init.kind: zero gives autoint no gradient where no feature is dense and there is no deep part, "
-                "ReLU passing nothing at 0: use hash or normal, set model.hidden, or leave it out"
+            yield FieldProblem(
+                "model.init.kind",
+                (
+                    "zero gives autoint no gradient where no feature is dense and there is no deep part, ReLU "
+                    "passing nothing at 0"
+                ),
+                "use hash or normal, set model.hidden, or leave it out",
             )

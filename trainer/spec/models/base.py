@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, model_val
 
 from trainer.spec.base import Spec, later
 from trainer.spec.models.size import ModelSize, tower_size
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -123,20 +124,22 @@ class ModelSpec(Spec):
         """
         return ModelSize()
 
-    def problems(self, job: JobSpec) -> Iterator[str]:
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         """Yield the settings that the kind has no use for, or cannot learn from, with the remedy."""
         from trainer.spec.models.registry import kinds_with
 
         for name in self._of_others:
             if name == "hidden":
-                yield f"model.hidden: {self.kind} has no hidden layers: leave it out"
+                yield FieldProblem("model.hidden", f"{self.kind} has no hidden layers", "leave it out")
             else:
-                yield f"model.{name}: {self.kind} has none: use {' or '.join(kinds_with(name))}, or leave it out"
+                yield FieldProblem(
+                    f"model.{name}", f"{self.kind} has none", f"use {' or '.join(kinds_with(name))}, or leave it out"
+                )
         if self.effective_init.kind == "zero" and self.learns_products:
             why = f"zero gives {self.kind} no gradient, all its scores being products"
-            yield f"model.init.kind: {why}: use hash or normal"
+            yield FieldProblem("model.init.kind", why, "use hash or normal")
 
-    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         """Yield what does not fit the dataset, with the remedy."""
         features = dataset.features
         if not (self.reads_numbers or self.reads_pairs or self.reads_sequences):
@@ -144,19 +147,26 @@ class ModelSpec(Spec):
 
             for name, described in features.items():
                 if described.type == "dense":
-                    yield (
-                        f"model.kind: {self.kind} reads no numeric features, and '{name}' is dense: use one of "
-                        f"{', '.join(kinds_that('reads_numbers'))}, or leave the feature out"
+                    yield FieldProblem(
+                        "model.kind",
+                        f"{self.kind} reads no numeric features, and '{name}' is dense",
+                        f"use one of {', '.join(kinds_that('reads_numbers'))}, or leave the feature out",
                     )
         if self.learns_products_without_numbers and not any(one.type == "dense" for one in features.values()):
             if self.effective_init.kind == "zero":
-                yield (
-                    f"model.init.kind: zero gives {self.kind} no gradient where no feature is dense, its vectors being "
-                    "in products of rows alone: use hash or normal, or leave it out"
+                yield FieldProblem(
+                    "model.init.kind",
+                    (
+                        f"zero gives {self.kind} no gradient where no feature is dense, its vectors being in "
+                        "products of rows alone"
+                    ),
+                    "use hash or normal, or leave it out",
                 )
             if len(features) < 2:
                 names = ", ".join(sorted(features))
-                yield f"model.kind: {self.kind} multiplies pairs of features, and there is one ({names}): use dnn"
+                yield FieldProblem(
+                    "model.kind", f"{self.kind} multiplies pairs of features, and there is one ({names})", "use dnn"
+                )
 
 
 def _says_nothing(name: str, value: Any) -> bool:
@@ -191,12 +201,16 @@ class TowerSpec(ModelSpec):
         sizes = [inputs, *self.hidden, *ends]
         return tower_size(sizes, residual=self.residual, batch_norm=self.batch_norm, logits=logits)
 
-    def problems(self, job: JobSpec) -> Iterator[str]:
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
         if not self.hidden:
             for name in ("residual", "batch_norm"):
                 if getattr(self, name):
-                    yield f"model.{name}: it is of hidden layers, and there are none: set model.hidden, or leave it out"
+                    yield FieldProblem(
+                        f"model.{name}",
+                        "it is of hidden layers, and there are none",
+                        "set model.hidden, or leave it out",
+                    )
 
 
 class FocalSpec(ModelSpec):
@@ -245,16 +259,16 @@ class DrawingSpec(ModelSpec):
         """The distribution that the job sets, else that of the model's paper."""
         return self.negative_distribution or self.default_sampling
 
-    def problems(self, job: JobSpec) -> Iterator[str]:
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
         if self.negative_power != type(self).model_fields["negative_power"].default and self.sampling != "popularity":
             remedy = "set negative_distribution: popularity, or leave it out"
-            yield f"model.negative_power: {self.sampling} has none: {remedy}"
+            yield FieldProblem("model.negative_power", f"{self.sampling} has none", remedy)
 
 
-def pair_fit_problems(kind: str, dataset: DatasetSpec) -> Iterator[str]:
+def pair_fit_problems(kind: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield what prevents a model from reading one user and one item of each row."""
     names = ", ".join(sorted(dataset.features))
     for feature in ("user", "item"):
         if feature not in dataset.features:
-            yield f"model.kind: {kind} needs a feature named '{feature}' (there are {names})"
+            yield FieldProblem("model.kind", f"{kind} needs a feature named '{feature}' (there are {names})")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from trainer.spec.base import later
 from trainer.spec.models.base import ClickSpec, Size
 from trainer.spec.models.size import NORMALISED, ModelSize, linear_layers
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -34,15 +35,18 @@ class DINSpec(ClickSpec):
         attention = ModelSize(num_lists * parameters, 0, kept, kept, int(list_ids * multiply_adds))
         return super().size(num_features, num_dense=num_dense) + attention
 
-    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         features = dataset.features
         single = {one.shares or name for name, one in features.items() if one.type == "id"}
         if not any(one.type == "id_list" and (one.shares or name) in single for name, one in features.items()):
-            yield (
-                f"model.kind: din needs a list of ids that shares the table of a single id, such as a history with "
-                f"shares: item (there are {', '.join(sorted(features))})"
+            yield FieldProblem(
+                "model.kind",
+                "din needs a list of ids that shares the table of a single id",
+                f"add one, such as a history with shares: item (there are {', '.join(sorted(features))})",
             )
         yield from super().fit_problems(job, dataset)
         for name, one in features.items():
             if one.weights is not None:
-                yield f"features.{name}.weights: din weighs lists itself: leave them out, or use another model"
+                yield FieldProblem(
+                    f"features.{name}.weights", "din weighs lists itself", "leave them out, or use another model"
+                )

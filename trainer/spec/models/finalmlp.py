@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from trainer.spec.base import later
 from trainer.spec.models.base import ClickSpec, Size
 from trainer.spec.models.size import ModelSize, linear_layers, tower_size
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -45,24 +46,27 @@ class FinalMLPSpec(ClickSpec):
         products = first * second // self.fusion_heads
         return size + ModelSize(first + second + 1 + products, 0, 2 * (first + second), 0, first + second + products)
 
-    def problems(self, job: JobSpec) -> Iterator[str]:
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
         if not self.hidden:
-            yield "model.hidden: finalmlp fuses the hidden layers of two streams: give at least one"
+            yield FieldProblem("model.hidden", "finalmlp fuses the hidden layers of two streams", "give at least one")
         for name in ("hidden", "second_hidden"):
             sizes = getattr(self, name)
             if sizes and sizes[-1] % self.fusion_heads:
-                yield (
-                    f"model.fusion_heads: {self.fusion_heads} heads do not divide the last of {name}, {sizes[-1]}: use "
-                    "a divisor"
+                yield FieldProblem(
+                    "model.fusion_heads",
+                    f"{self.fusion_heads} heads do not divide the last of {name}, {sizes[-1]}",
+                    "use a divisor",
                 )
 
-    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from super().fit_problems(job, dataset)
         for field in ("first_gate", "second_gate"):
             for name in getattr(self, field):
                 if name not in dataset.features:
                     there = ", ".join(sorted(dataset.features))
-                    yield f"model.{field}: no such feature '{name}' (there are {there})"
+                    yield FieldProblem(f"model.{field}", f"no such feature '{name}' (there are {there})")
                 elif dataset.features[name].type == "dense":
-                    yield f"model.{field}: '{name}' is a number, and gates read vectors of ids: name features of ids"
+                    yield FieldProblem(
+                        f"model.{field}", f"'{name}' is a number, and gates read vectors of ids", "name features of ids"
+                    )

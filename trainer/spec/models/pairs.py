@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from trainer.spec.base import later
 from trainer.spec.models.base import OF_PRODUCTS, DrawingSpec, Init, ModelSpec, pair_fit_problems
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -26,13 +27,14 @@ class PairSpec(ModelSpec):
     def default_init(self) -> Init:
         return OF_PRODUCTS
 
-    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from pair_fit_problems(self.kind, dataset)
         for name in ("user", "item"):
             if name in dataset.features and dataset.features[name].type != "id":
-                yield (
-                    f"features.{name}.type: {self.kind} takes one {name} for each row, not "
-                    f"{dataset.features[name].type}: use id"
+                yield FieldProblem(
+                    f"features.{name}.type",
+                    f"{self.kind} takes one {name} for each row, not {dataset.features[name].type}",
+                    "use id",
                 )
         yield from super().fit_problems(job, dataset)
 
@@ -62,7 +64,9 @@ class MFSpec(PairSpec):
     def table_columns(self, table: str) -> int:
         return self.embedding_dim + 1
 
-    def problems(self, job: JobSpec) -> Iterator[str]:
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
         if self.loss == "mse" and "label" in job.sse and job.sse["label"].probability:
-            yield "sse.label.probability: mse is of numbers, not of classes that flip: use loss bce, or leave it out"
+            yield FieldProblem(
+                "sse.label.probability", "mse is of numbers, not of classes that flip", "use loss bce, or leave it out"
+            )

@@ -10,6 +10,7 @@ from pydantic import Field
 from trainer.spec.base import later
 from trainer.spec.models.base import OF_PRODUCTS, DrawingSpec, Init, pair_fit_problems
 from trainer.spec.models.size import ModelSize
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -41,10 +42,10 @@ class SequenceSpec(DrawingSpec):
     def default_init(self) -> Init:
         return OF_PRODUCTS
 
-    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from pair_fit_problems(self.kind, dataset)
         if dataset.ordering is None:
-            yield f"model.kind: {self.kind} needs order or timestamp in dataset '{dataset.name}'"
+            yield FieldProblem("model.kind", f"{self.kind} needs order or timestamp in dataset '{dataset.name}'")
         yield from super().fit_problems(job, dataset)
 
 
@@ -87,12 +88,13 @@ class PieceSpec(SequenceSpec):
     def ids_in_example(self) -> tuple[int, int]:
         return self.length, self.length
 
-    def problems(self, job: JobSpec) -> Iterator[str]:
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
         if self.loss == "sampled_softmax" and self.sampling != "uniform":
-            yield (
-                f"model.negative_distribution: sampled_softmax of {self.kind} counts on uniform draws, not "
-                f"{self.sampling}: use uniform, or loss bce"
+            yield FieldProblem(
+                "model.negative_distribution",
+                f"sampled_softmax of {self.kind} counts on uniform draws, not {self.sampling}",
+                "use uniform, or loss bce",
             )
 
 
@@ -121,10 +123,12 @@ class SASRecSpec(PieceSpec):
         """Return a rough estimate: the numbers that a tower of 128 and 64 units would keep."""
         return num_features * self.embedding_dim + 128 + 64 + 1
 
-    def problems(self, job: JobSpec) -> Iterator[str]:
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
         if self.embedding_dim % self.heads:
-            yield f"model.heads: {self.heads} heads do not divide embedding_dim {self.embedding_dim}: use a divisor"
+            yield FieldProblem(
+                "model.heads", f"{self.heads} heads do not divide embedding_dim {self.embedding_dim}", "use a divisor"
+            )
 
 
 class GRU4RecSpec(PieceSpec):

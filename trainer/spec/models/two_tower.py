@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from trainer.spec.models.base import OF_PRODUCTS, Init, TowerSpec, pair_fit_problems
 from trainer.spec.models.size import ModelSize
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -33,9 +34,11 @@ class TwoTowerSpec(TowerSpec):
         width = num_features * dim + num_dense
         return self.tower(width - dim, dim) + ModelSize(1, dim, 0, 0, dim)
 
-    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[str]:
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from pair_fit_problems(self.kind, dataset)
         joined = [name for name, one in dataset.features.items() if one.join is not None and one.join.on == "item"]
         if joined:
-            yield f"model.kind: item-side features ({', '.join(joined)}) in two_tower are not available yet"
+            yield FieldProblem(
+                "model.kind", f"item-side features ({', '.join(joined)}) in two_tower are not available yet"
+            )
         yield from super().fit_problems(job, dataset)

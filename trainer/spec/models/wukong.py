@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from trainer.spec.base import later
 from trainer.spec.models.base import ClickSpec, Size
 from trainer.spec.models.size import ModelSize, linear_layers
+from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.job import JobSpec
@@ -44,7 +45,11 @@ class WukongSpec(ClickSpec):
             vectors = outputs
         return size + self.tower(vectors * dim, 1)
 
-    def problems(self, job: JobSpec) -> Iterator[str]:
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
         if self.embedding_dim < 2:
-            yield "model.embedding_dim: wukong normalises each vector, and of one column nothing is left: use 2 or more"
+            yield FieldProblem(
+                "model.embedding_dim",
+                "wukong normalises each vector, and of one column nothing is left",
+                "use 2 or more",
+            )

@@ -20,7 +20,7 @@ from trainer.models.layers.dropout import keep_mask
 MAX_MASKS = 64
 """Draws 0 .. k - 1 are the masks of DROPOUT_k."""
 EXACT_NOISE = (128, 129)
-"""The two draws of xi~ (section 3.1)."""
+"""The two draws of xi~ (Wei, Kakade and Ma, section 3.1)."""
 SIGNS, IDENTITY_SIGNS, LABELS = 130, 131, 132
 _MAX_SITES = 256
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from trainer.publishing.anchor import anchor_penalty
-from trainer.publishing.frozen_context import Compass, is_frozen
+from trainer.publishing.frozen_context import FrozenRows, is_frozen
 from trainer.spec import JobSpec
 from trainer.spec.checks.regularizers import dropout_layers
 from trainer.training.regularizers.draws import CounterDraws
@@ -62,13 +62,13 @@ def job_objective(job: JobSpec, model: Any, data: Any) -> JobObjective:
     objective = regularized if own_dropout or regularizers.l2 or (laplacian, anchor) != (None, None) else plain
     if not is_frozen(job, data):
         return objective
-    compass = Compass(job, data)
+    frozen_rows = FrozenRows(job, data)
 
-    def held(batch: Any, step: int) -> Objective:
-        with compass.held(model):
+    def with_frozen_context(batch: Any, step: int) -> Objective:
+        with frozen_rows.frozen_in(model):
             return objective(batch, step)
 
-    return held
+    return with_frozen_context
 
 
 def _dropout(job: JobSpec, model: nn.Module, rows: RowsOnce) -> DropoutObjective:

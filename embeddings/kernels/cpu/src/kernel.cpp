@@ -1,6 +1,8 @@
 // What Python calls, and which code each call takes. Built once for each level of instructions; the bits are the same.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <iterator>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -66,23 +68,16 @@ void look_up_as(const LookupCall& call) {
   else look_up<W, S, DIM, Reading::MOVED>(call);
 }
 
-template <class W, class S, int DIM>
-void update_as(const UpdateCall& call, const Entries& entries, Scratch& scratch) {
-  using Real = typename Sums<W>::type;
-  switch (call.step->rule) {
-    case SGD: return update_rows<W, S, DIM, Sgd<Real>>(call, entries, scratch);
-    case ADAGRAD: return update_rows<W, S, DIM, SquaredGradients<Real, false>>(call, entries, scratch);
-    case ROWWISE_ADAGRAD: return update_rows<W, S, DIM, RowwiseAdagrad<Real>>(call, entries, scratch);
-    case RMSPROP: return update_rows<W, S, DIM, SquaredGradients<Real, true>>(call, entries, scratch);
-    case ADAM: return update_rows<W, S, DIM, Adam<Real>>(call, entries, scratch);
-    case ROWWISE_ADAM: return update_rows<W, S, DIM, RowwiseAdam<Real>>(call, entries, scratch);
-  }
-}
-
 template <class Real>
 Entries entries_of(const UpdateCall& call) { return sort_entries<Real>(call, *static_cast<Scratch*>(call.scratch)); }
 
 }  // namespace
+
+EVENKEEL_API int32_t evenkeel_rule(const char* name) {
+  for (int32_t rule = 0; rule < int32_t(std::size(RULES)); ++rule)
+    if (!std::strcmp(name, RULES[rule])) return rule;
+  return -1;
+}
 
 EVENKEEL_API void* evenkeel_scratch_new() { return new (std::nothrow) Scratch; }
 EVENKEEL_API void evenkeel_scratch_free(void* scratch) { delete static_cast<Scratch*>(scratch); }

@@ -260,6 +260,23 @@ void update_rows(const UpdateCall& call, const Entries& entries, Scratch& scratc
   });
 }
 
+// The rules by the names that embeddings.optim gives them; a rule's number is its place.
+enum : int32_t { SGD, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM, ROWWISE_ADAM };
+constexpr const char* RULES[] = {"sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "rowwise_adam"};
+
+template <class W, class S, int DIM>
+void update_as(const UpdateCall& call, const Entries& entries, Scratch& scratch) {
+  using Real = typename Sums<W>::type;
+  switch (call.step->rule) {
+    case SGD: return update_rows<W, S, DIM, Sgd<Real>>(call, entries, scratch);
+    case ADAGRAD: return update_rows<W, S, DIM, SquaredGradients<Real, false>>(call, entries, scratch);
+    case ROWWISE_ADAGRAD: return update_rows<W, S, DIM, RowwiseAdagrad<Real>>(call, entries, scratch);
+    case RMSPROP: return update_rows<W, S, DIM, SquaredGradients<Real, true>>(call, entries, scratch);
+    case ADAM: return update_rows<W, S, DIM, Adam<Real>>(call, entries, scratch);
+    case ROWWISE_ADAM: return update_rows<W, S, DIM, RowwiseAdam<Real>>(call, entries, scratch);
+  }
+}
+
 // The squared norm of each touched row's summed gradient, added up row by row in one order: not task by task, as how
 // rows are cut into tasks depends on the number of threads.
 template <class Real>

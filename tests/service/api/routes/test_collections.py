@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embeddings.store import collection
+from embeddings.store.collection import directory
 from embeddings.store.files import writer_lock
 from service.core.settings import Settings
 from service.features import neighbors, snapshots
@@ -122,7 +122,7 @@ async def test_a_stale_if_current_is_409_and_changes_nothing(client, settings: S
 async def test_a_writer_that_is_stuck_is_503(client, settings: Settings, monkeypatch):
     version, _ = published.publish(settings)
     second, _ = published.publish(settings, seed=1)
-    monkeypatch.setattr(collection, "writer_lock", partial(writer_lock, timeout_seconds=0.05))
+    monkeypatch.setattr(directory, "writer_lock", partial(writer_lock, timeout_seconds=0.05))
     lock = published.store_at(settings).collection("items").directory / "LOCK"
     with writer_lock(lock):
         answer = await promote(client, version)
@@ -207,9 +207,9 @@ async def test_neighbours_of_an_id_and_of_a_vector(client, settings: Settings):
         ({"id": 10, "version": "v000007"}, 404),
     ],
 )
-async def test_neighbours_refused(client, settings: Settings, body: dict[str, Any], status: int):
-    published.publish(settings)
-    answer = await client.post("/v1/collections/items/neighbors", json=body)
+@pytest.mark.usefixtures("items")
+async def test_neighbours_refused(reading, body: dict[str, Any], status: int):
+    answer = await reading.post("/v1/collections/items/neighbors", json=body)
     assert answer.status_code == status, answer.text
     assert answer.json()["detail"]
 

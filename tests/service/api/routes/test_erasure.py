@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from anyio import to_thread
 from fastapi import FastAPI
 
-from embeddings.store import erasure
+from embeddings.store.collection import erasure
 from embeddings.store.files import writer_lock
 from service.app import create_app
 from service.client import Client, ProblemError
@@ -139,12 +138,12 @@ async def test_erasing_needs_features_write(client: Any, settings: Settings) -> 
 async def test_a_start_of_the_service_finishes_what_was_interrupted(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from embeddings.store import erasure
+    from embeddings.store.collection import erasure
 
     published.publish(settings)
     collection = published.store_at(settings).collection("items")
     with monkeypatch.context() as patched:
-        patched.setattr(erasure, "_finish", lambda collection: {"versions": [], "rows": 0})
+        patched.setattr(erasure.Erasure, "_finish", lambda self: {"versions": [], "rows": 0})
         collection.erase([10], "they asked")
     assert collection.open().lookup([10])[0].tolist() == [1]
     app = create_app(settings)
@@ -155,12 +154,6 @@ async def test_a_start_of_the_service_finishes_what_was_interrupted(
 
         await until(is_done)
     assert collection.open().lookup([10])[0].tolist() == [0]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving.serving(tmp_path_factory.mktemp("served")) as served:
-        yield served
 
 
 def test_from_the_command_line_and_from_python(

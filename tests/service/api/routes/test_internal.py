@@ -232,7 +232,7 @@ async def test_a_runs_token_opens_no_other_run_and_no_other_route(
     assert (await attempt.client.get(attempt.path)).status_code == 200
 
 
-# Public by contract: no credential is asked for there.
+# Public on purpose: no credential is asked for there.
 OPEN_TO_ALL = ("/healthz", "/readyz", "/metrics", "/openapi.json", "/session", "/", "/login")
 
 

@@ -65,12 +65,12 @@ async def test_defaults_are_orthogonal_2d(client, settings: Settings):
         ({"colour": 1}, "colour"),
     ],
 )
-async def test_bad_views(client, settings: Settings, change: dict[str, Any], field: str):
-    published.publish(settings)
-    answer = await client.post("/v1/views", json=NEW | change)
+@pytest.mark.usefixtures("items")
+async def test_bad_views(reading, change: dict[str, Any], field: str):
+    answer = await reading.post("/v1/views", json=NEW | change)
     assert answer.status_code == 422, answer.text
     assert field in [error["field"] for error in answer.json()["errors"]]
-    assert (await client.get("/v1/views/wide")).status_code == 404
+    assert (await reading.get("/v1/views/wide")).status_code == 404
 
 
 async def test_views_of_what_is_not_there(client, settings: Settings):

@@ -143,7 +143,7 @@ def test_csv_equals_parquet(ids, clicks, dataset_spec, job_spec, read_split, tmp
 
 def test_csv_types_are_found_over_the_whole_file(dataset_spec, job_spec, tmp_path, monkeypatch):
     """An id that is a word only in the last rows makes the column strings from the first row on."""
-    monkeypatch.setattr("trainer.data.sources.csv_files._BLOCK_BYTES", 64)
+    monkeypatch.setattr("trainer.data.sources.readers.csv._BLOCK_BYTES", 64)
     with open(tmp_path / "rows.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["user", "item", "click"])

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.contracts import store_servers
+from tests.trainer.data.sources.readers.test_formats import WRITERS, rows_table
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
@@ -117,6 +118,21 @@ def test_what_is_wrong_is_told_with_the_object(server, tmp_path, key, says):
     with pytest.raises(DataError, match=says) as raised:
         prepare(*specs(f"s3://{key}"), tmp_path / "data")
     assert raised.value.where.startswith(f"s3://{key}")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["rows.csv.gz", *WRITERS])
+def test_every_format_from_object_storage(server, tmp_path, name):
+    table = rows_table().drop_columns(["tags"])
+    if name.endswith(".csv.gz"):
+        with pa.output_stream(tmp_path / name) as stream:
+            pyarrow.csv.write_csv(table, stream)
+    else:
+        WRITERS[name](table, tmp_path / name)
+    upload(server, tmp_path / name, f"rows/formats/{name}")
+    columns = ["user", "item", "price"]
+    chunks = list(Source(f"s3://rows/formats/{name}").stream(columns))
+    assert pa.Table.from_batches([chunk.batch for chunk in chunks]).equals(table.select(columns))
 
 
 # --- directories -----------------------------------------------------------------------------------------------------

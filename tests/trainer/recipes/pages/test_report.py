@@ -22,7 +22,7 @@ from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 OF = documents.dataset("rows", Path("rows.parquet"), {"column": "click"})
 
 
-def point(row: str, seed: int, tried: str = "", **optimizer: Any) -> Trial:
+def trial(row: str, seed: int, tried: str = "", **optimizer: Any) -> Trial:
     fields = {"optimizer": optimizer} if optimizer else {}
     job = documents.job(f"{row} {tried}", OF, model={"kind": "dnn", "hidden": [4]}, epochs=2, seed=seed, **fields)
     return Trial("t", "dnn", row, OF, job, tried)
@@ -42,8 +42,8 @@ def record(of: Trial, validation: list[float], test: list[float], state: str = "
     } | fields  # fmt: skip
 
 
-POINTS = tuple(
-    point(row, seed, tried, **({"kind": "adam_ar", "alpha": "auto"} if row == "AdamAR" else {}))
+TRIALS = tuple(
+    trial(row, seed, tried, **({"kind": "adam_ar", "alpha": "auto"} if row == "AdamAR" else {}))
     for row, tried in (("Adam", ""), ("AdamW", "decay 1"), ("AdamW", "decay 3"), ("AdamAR", ""))
     for seed in (0, 1)
 )
@@ -61,7 +61,7 @@ def a_recipe(shown: Table) -> Recipe:
         Claim("AdamAR ends above Adam's best", "t", "dnn", ("AdamAR", "last"), ("Adam", "best"), 0.012),
         Claim("Adam ends above AdamAR", "t", "dnn", ("Adam", "last"), ("AdamAR", "last"), 0.0),
     )
-    return Recipe("x", "A title", "A paper", "A protocol.", POINTS, (shown,), claims)
+    return Recipe("x", "A title", "A paper", "A protocol.", TRIALS, (shown,), claims)
 
 
 @pytest.fixture
@@ -78,15 +78,15 @@ def records() -> list[dict[str, Any]]:
     }
     found = [
         record(one, *figures[one.row, one.tried, one.seed], alpha=0.0001 if one.row == "AdamAR" else None)
-        for one in POINTS
+        for one in TRIALS
         if (one.row, one.tried, one.seed) in figures
     ]
-    return [*found, record(POINTS[-1], [], [], "failed", error="rows.parquet: not there")]
+    return [*found, record(TRIALS[-1], [], [], "failed", error="rows.parquet: not there")]
 
 
 def test_alpha_is_told_where_it_was_searched_for(tmp_path: Path) -> None:
     for alpha, told in (("auto", True), (0.0001, False)):
-        one = point("AdamAR", 0, kind="adam_ar", alpha=alpha)
+        one = trial("AdamAR", 0, kind="adam_ar", alpha=alpha)
         recipe = Recipe("x", "A title", "A paper", "A protocol.", (one,), (table(published={}),), ())
         report = write_report(recipe, (one,), [record(one, [0.7, 0.7], [0.7, 0.7], alpha=0.0001)], tmp_path)
         assert ("AdamAR, dnn: alpha 1.0e-04." in report.markdown.splitlines()) == told
@@ -94,7 +94,7 @@ def test_alpha_is_told_where_it_was_searched_for(tmp_path: Path) -> None:
 
 def test_the_table_is_exact(records: list[dict[str, Any]], tmp_path: Path) -> None:
     recipe = a_recipe(table())
-    report = write_report(recipe, POINTS, records, tmp_path)
+    report = write_report(recipe, TRIALS, records, tmp_path)
     lines = report.markdown.splitlines()
     start = lines.index("## test AUC") + 2
     assert lines[start : start + 10] == [
@@ -165,17 +165,17 @@ def test_a_claim_is_judged_by_seeds_that_both_sides_have(records: list[dict[str,
 def test_levels_that_do_not_compare_have_no_difference(records: list[dict[str, Any]]) -> None:
     shown = table(comparable=False)
     layout = lay_out(a_recipe(shown), Figures(a_recipe(shown), {one["key"]: one for one in records}), records)
-    assert {line[1] for line in layout.views[0].lines} == {"ours", "sd of 2 seeds", "published"}
+    assert {line[1] for line in layout.sections[0].lines} == {"ours", "sd of 2 seeds", "published"}
 
 
 def test_nothing_run_is_said(tmp_path: Path) -> None:
-    report = write_report(a_recipe(table()), POINTS, [], tmp_path)
+    report = write_report(a_recipe(table()), TRIALS, [], tmp_path)
     assert "## Not run\n\n- test AUC\n" in report.markdown
     assert "## Claims" not in report.markdown
 
 
-def test_parquet_has_a_row_for_each_point_epoch_split_and_metric(records: list[dict[str, Any]], tmp_path: Path) -> None:
-    write_report(a_recipe(table()), POINTS, records, tmp_path)
+def test_parquet_has_a_row_for_each_trial_epoch_split_and_metric(records: list[dict[str, Any]], tmp_path: Path) -> None:
+    write_report(a_recipe(table()), TRIALS, records, tmp_path)
     rows = pq.read_table(tmp_path / "results.parquet").to_pylist()
     assert len(rows) == 7 * 2 * 2 * 2
     adam = [row for row in rows if (row["row"], row["seed"], row["split"], row["metric"]) == ("Adam", 0, "test", "auc")]
@@ -185,7 +185,7 @@ def test_parquet_has_a_row_for_each_point_epoch_split_and_metric(records: list[d
 def test_the_page_needs_nothing_beside_it(records: list[dict[str, Any]], tmp_path: Path) -> None:
 
     records[-1]["error"] = "<script>alert(1)</script>"
-    report = write_report(a_recipe(table()), POINTS, records, tmp_path)
+    report = write_report(a_recipe(table()), TRIALS, records, tmp_path)
     html = report.page.read_text("utf-8")
     assert not re.findall(r'(?:src|href)="(?!data:)', html)
     assert "<script" not in html
@@ -208,7 +208,7 @@ def timed(of: Trial, test: list[float], seconds: list[float]) -> dict[str, Any]:
 
 def test_speed_is_seconds_to_the_best_and_to_what_the_first_row_reached() -> None:
     """AdamAR passes Adam's best, .71, in its second epoch; AdamW never does. A run that was stopped is left out."""
-    adam, other, ar = (next(one for one in POINTS if one.row == row) for row in ("Adam", "AdamW", "AdamAR"))
+    adam, other, ar = (next(one for one in TRIALS if one.row == row) for row in ("Adam", "AdamW", "AdamAR"))
     records = [timed(adam, [0.71, 0.70], [4.0, 8.0]), timed(other, [0.6, 0.65], [5.0, 9.0])]
     records.append(timed(ar, [0.70, 0.75], [6.0, 12.5]))
     shown = table(seconds=True)
@@ -239,7 +239,7 @@ def test_sections_stand_in_every_form_of_the_report(tmp_path: Path) -> None:
         (("does not hold", "a claim", "0"),),
     )
     recipe = dataclasses.replace(a_recipe(table()), findings=lambda recipe, records, out: found)
-    report = write_report(recipe, POINTS, [], tmp_path)
+    report = write_report(recipe, TRIALS, [], tmp_path)
     assert "## A section\n\n| a | b |\n|---|---|\n| x | <y> |\n\nA note.\n" in report.markdown
     assert "| does not hold | a claim | 0 |" in report.markdown
     html = report.page.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Grids in this process and as Ray tasks: killed and gone on with, failed points, and the small form of each recipe."""
+"""Grids in this process and as Ray tasks: killed and gone on with, failed trials, and the small form of each recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import forked
 from trainer.recipes.command import RECIPES, main
 from trainer.recipes.trials.grid import run_grid
 from trainer.recipes.trials.quick_data import write_quick_data
-from trainer.recipes.trials.run_trial import metrics_of, path_of, read_record, run_point
+from trainer.recipes.trials.run_trial import metrics_of, path_of, read_record, run_trial
 from trainer.recipes.trials.trial import Trial
 
 
@@ -36,8 +36,8 @@ def out_with(data: Path, folder: Path) -> Path:
     return folder
 
 
-def points_of(name: str, data: Path) -> list[Trial]:
-    return list(RECIPES[name](data, 1, True).points)
+def trials_of(name: str, data: Path) -> list[Trial]:
+    return list(RECIPES[name](data, 1, True).trials)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -63,12 +63,12 @@ def test_the_small_form_shows_the_direction_of_each_claim(
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_killed_grid_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
-    """kill -9 in the middle of the second point: the first is not run again, the second ends with the same bits as one
+    """kill -9 in the middle of the second trial: the first is not run again, the second ends with the same bits as one
     that nobody killed."""
     whole, killed = out_with(data, tmp_path / "whole"), out_with(data, tmp_path / "killed")
     part = ["dropout", "--quick", "--here", "--part", "quick/dnn/none,quick/dnn/DROPOUT_8"]
     main([*part, "--out", str(whole)])
-    first, second = (point for point in points_of("dropout", killed / "data") if point.row in ("none", "DROPOUT_8"))
+    first, second = (trial for trial in trials_of("dropout", killed / "data") if trial.row in ("none", "DROPOUT_8"))
     process = forked.start(main, [*part, "--out", str(killed)], log=tmp_path / "log.txt")
     while not _epochs(killed, second):
         assert process.exitcode is None, (tmp_path / "log.txt").read_text()
@@ -82,8 +82,8 @@ def test_a_killed_grid_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
     before = path_of(first, killed).stat().st_mtime_ns
     main([*part, "--out", str(killed)])
     assert path_of(first, killed).stat().st_mtime_ns == before
-    for point in (first, second):
-        ended, other = read_record(point, killed), read_record(point, whole)
+    for trial in (first, second):
+        ended, other = read_record(trial, killed), read_record(trial, whole)
         assert ended is not None
         assert other is not None
         assert _without_clock(ended["metrics"]) == _without_clock(other["metrics"])
@@ -93,16 +93,16 @@ def _without_clock(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in one.items() if name != "seconds"} for one in metrics]
 
 
-def _epochs(out: Path, point: Trial) -> list[dict[str, Any]]:
-    return metrics_of(out / "runs" / point.key)
+def _epochs(out: Path, trial: Trial) -> list[dict[str, Any]]:
+    return metrics_of(out / "runs" / trial.key)
 
 
 @pytest.mark.process
-def test_a_failed_point_is_recorded_and_tried_again(data: Path, tmp_path: Path) -> None:
+def test_a_failed_trial_is_recorded_and_tried_again(data: Path, tmp_path: Path) -> None:
     """Its rows are not there: the others run. Again, it is tried, and they are not."""
     away = tmp_path / "away"
-    missing = points_of("sse", away)[0]
-    there = points_of("sse", data)[0]
+    missing = trials_of("sse", away)[0]
+    there = trials_of("sse", data)[0]
     records = run_grid([missing, there], tmp_path, here=True, workers=1, command="x")
     assert [record["state"] for record in records] == ["failed", "done"]
     assert "clicklog" in records[0]["error"]
@@ -112,10 +112,10 @@ def test_a_failed_point_is_recorded_and_tried_again(data: Path, tmp_path: Path) 
     assert again[1]["command"] == "x"
 
 
-def test_the_seconds_of_a_point_are_those_of_all_its_attempts(tmp_path: Path) -> None:
+def test_the_seconds_of_a_trial_are_those_of_all_its_attempts(tmp_path: Path) -> None:
     """Two that were killed, after 1,000 and 200 seconds, an hour between them; what is after them is short."""
-    point = points_of("sse", tmp_path / "away")[0]
-    directory = tmp_path / "runs" / point.key
+    trial = trials_of("sse", tmp_path / "away")[0]
+    directory = tmp_path / "runs" / trial.key
     directory.mkdir(parents=True)
     with open(directory / "events.jsonl", "w", encoding="utf-8") as events:
         for attempt, time_of_day in (
@@ -127,30 +127,30 @@ def test_the_seconds_of_a_point_are_those_of_all_its_attempts(tmp_path: Path) ->
         ):
             event = {"time": f"2026-01-02T{time_of_day}.000Z", "attempt": attempt, "type": "heartbeat"}
             events.write(json.dumps(event) + "\n")
-    record = run_point(point, tmp_path, "x")
+    record = run_trial(trial, tmp_path, "x")
     assert record["state"] == "failed"
     assert 1200 <= record["seconds"] < 1200 + 600
 
 
-def test_two_grids_do_not_train_the_same_points(data: Path, tmp_path: Path) -> None:
+def test_two_grids_do_not_train_the_same_trials(data: Path, tmp_path: Path) -> None:
     with open(tmp_path / "grid.lock", "w", encoding="ascii") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="another"):
-            run_grid(points_of("sse", data), tmp_path, here=True, workers=1, command="x")
+            run_grid(trials_of("sse", data), tmp_path, here=True, workers=1, command="x")
 
 
 def test_a_broken_record_is_none(data: Path, tmp_path: Path) -> None:
-    point = points_of("sse", data)[0]
-    path_of(point, tmp_path).parent.mkdir()
-    path_of(point, tmp_path).write_text('{"state": "do')
-    assert read_record(point, tmp_path) is None
+    trial = trials_of("sse", data)[0]
+    path_of(trial, tmp_path).parent.mkdir()
+    path_of(trial, tmp_path).write_text('{"state": "do')
+    assert read_record(trial, tmp_path) is None
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_points_are_ray_tasks(data: Path, tmp_path: Path) -> None:
-    """In a process of its own, as Ray leaves threads behind. A point that fails stops nothing."""
+def test_trials_are_ray_tasks(data: Path, tmp_path: Path) -> None:
+    """In a process of its own, as Ray leaves threads behind. A trial that fails stops nothing."""
     out = out_with(data, tmp_path)
     part = "quick/dnn/none,quick/dnn/DROPOUT_1"
     command = [sys.executable, "-m", "trainer.recipes.command", "dropout", "--quick", "--workers", "2", "--part", part]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 
 from embeddings.sharding.sharded import ModelTables
+from tests.trainer.trainings import differ, snapshot, train_in_parts
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
@@ -20,11 +19,11 @@ from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.launch.worker import use_threads
 from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run
-from trainer.runs.failures import Cancelled, NonFiniteError
+from trainer.runs.failures import NonFiniteError
 from trainer.sizing.memory import rank_memory
 from trainer.spec import JobSpec, SpecError
 from trainer.spec.regularizers import Sam
-from trainer.training.loop import Position, Trainer, dense_optimizer
+from trainer.training.loop import Trainer, dense_optimizer
 from trainer.training.regularizers.sam import ascended, gradient_squared_norm
 
 NUM_ROWS = {"user": 62, "item": 122}
@@ -115,21 +114,6 @@ def moved(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> fl
     return max(float((first[name] - second[name]).abs().max()) for name in first if name != "loss")
 
 
-def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Every bit of the model: rows, their state, dense parameters and their optimizer's state."""
-    shards, dense = trainer.sharded.state_for_checkpoint(trainer.dense_optimizer)
-    found = {name: value.clone() for name, value in dense.items()}
-    for shard in shards:
-        found[shard.name] = shard.weight.clone()
-        found |= {f"{shard.name}.{key}": value.clone() for key, value in shard.state.items()}
-    return found
-
-
-def differ(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
-    assert first.keys() == second.keys()
-    return [name for name in first if not torch.equal(first[name], second[name])]
-
-
 # --- whatever it is --------------------------------------------------------------------------------------------------
 
 
@@ -155,36 +139,10 @@ def test_stopping_and_resuming_changes_no_bit(prepared, small, tmp_path, name):
     regularizers = {"early_stopping": {"patience": 9}} if name == "early stopping" else REGULARIZERS[name]
     job, data = job_of(small, regularizers), PreparedData.open(prepared.data)
     with single_rank_group():
-        whole = in_parts(job, data, tmp_path / "whole", [])
-        parts = in_parts(job, data, tmp_path / "parts", [2, 5, 6])
+        whole, _ = train_in_parts(job, data, tmp_path / "whole", [])
+        parts, _ = train_in_parts(job, data, tmp_path / "parts", [2, 5, 6])
     assert differ(snapshot(parts), snapshot(whole)) == []
     assert parts.history == whole.history
-
-
-def in_parts(job: JobSpec, data: PreparedData, folder: Any, cuts: list[int]) -> Trainer:
-    """Trains with a stop after each of these steps: each part is a new model, restored from the last checkpoint."""
-    for stop in [*cuts, None]:
-        found = latest_valid(folder)
-        sharded = build(job, data, alpha=choose_alpha(job, data.steps_per_epoch))
-        optimizer = dense_optimizer(job, sharded)
-        position, history = None, []
-        if found is not None:
-            extra = sharded.load_from(found, dense_optimizer=optimizer)
-            position, history = Position(**extra["position"]), extra["history"]
-
-        def save(trainer, sharded=sharded, optimizer=optimizer):
-            extra = {"position": asdict(trainer.position), "history": trainer.history}
-            sharded.save(folder, dense_optimizer=optimizer, extra=json.loads(json.dumps(extra)))
-
-        trainer = Trainer(job, data, sharded, optimizer, position=position, history=history, save=save)
-        trainer.should_stop = lambda trainer=trainer, stop=stop: "test" if stop == trainer.position.step + 1 else None
-        if stop is None:
-            trainer.train()
-        else:
-            with pytest.raises(Cancelled):
-                trainer.train()
-            assert trainer.position.step == stop
-    return trainer
 
 
 # --- l2, label smoothing, weight decay -------------------------------------------------------------------------------

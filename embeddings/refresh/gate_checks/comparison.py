@@ -1,0 +1,128 @@
+"""A candidate beside the version that is served: what every check of the gate measures from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from embeddings.vectors.item_vectors import FOUND, Array, ItemVectors, chunks, shared_rows
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What the checks that sample draw.
+
+    Attributes:
+        seed: of the samples.
+        k: the number of neighbours of ``knn_overlap``.
+        sigma: of the kernel of ``kernel_rms``.
+        num_queries: items whose neighbours are compared.
+        num_corpus: the most items among which neighbours are sought.
+        num_pairs: random pairs of ``kernel_rms``.
+    """
+
+    seed: int = 0
+    k: int = 10
+    sigma: float = 0.4
+    num_queries: int = 500
+    num_corpus: int = 50_000
+    num_pairs: int = 20_000
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An aligned candidate, not yet averaged, and the version that is served.
+
+    Args:
+        previous: the version that is served; None: the candidate is the first one, which needs none.
+        candidate: the candidate.
+        live: bool [n], items of which ``coverage`` is a share.
+        probes: documents of the probes that can read both (embeddings.refresh.probe), by name.
+        sampling: what is drawn of them.
+
+    Raises:
+        ValueError: vectors of different dims.
+    """
+
+    previous: ItemVectors | None
+    candidate: ItemVectors
+    live: Array
+    probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sampling: Sampling = Sampling()
+
+    def __post_init__(self) -> None:
+        if self.previous is not None and self.previous.dim != self.candidate.dim:
+            raise ValueError(
+                f"the previous version has {self.previous.dim} coordinates, the candidate {self.candidate.dim}"
+            )
+
+    @property
+    def served(self) -> ItemVectors:
+        """The previous version, where there is one: for checks that need it."""
+        assert self.previous is not None
+        return self.previous
+
+    @cached_property
+    def finite(self) -> Array:
+        """Which rows of the candidate have neither NaN nor infinity, bool [n]."""
+        return self._flags[0]
+
+    @cached_property
+    def usable(self) -> Array:
+        """Which rows of the candidate have a direction, bool [n]: evidence, finite, not zero."""
+        return self.candidate.evidence & self.finite & self._flags[1]
+
+    @cached_property
+    def _flags(self) -> tuple[Array, Array]:
+        finite = np.empty(len(self.candidate), dtype=np.bool_)
+        nonzero = np.empty(len(self.candidate), dtype=np.bool_)
+        for part in chunks(len(self.candidate)):
+            rows = self.candidate.vectors[part]
+            finite[part] = np.isfinite(rows).all(axis=1)
+            nonzero[part] = rows.any(axis=1)
+        return finite, nonzero
+
+    @cached_property
+    def common(self) -> tuple[Array, Array]:
+        """Rows (of previous, of candidate) of the ids that both have, with a vector or without."""
+        return shared_rows(self.served.keys, self.candidate.keys)
+
+    @cached_property
+    def shared(self) -> tuple[Array, Array]:
+        """Rows (of previous, of candidate) of the items that both have found."""
+        old, new = self.common
+        both = self.usable[new] & (self.served.statuses == FOUND)[old]
+        return old[both], new[both]
+
+    @cached_property
+    def renewed(self) -> Array:
+        """Which items of the previous version the candidate has a usable vector for, bool [rows of previous]."""
+        old, new = self.common
+        renewed = np.zeros(len(self.served), dtype=np.bool_)
+        renewed[old] = self.usable[new]
+        return renewed
+
+    @cached_property
+    def generator(self) -> np.random.Generator:
+        """Random numbers of the samples: checks draw from it one after another, in the order of the registry."""
+        return np.random.Generator(np.random.Philox(self.sampling.seed))
+
+
+def live_rows(items: ItemVectors) -> Array:
+    """Return which items training saw, bool [n]: with a count, or with evidence where counts are unknown."""
+    live: Array = items.evidence if items.counts is None else items.counts > 0
+    return live
+
+
+def share(mask: Array) -> float:
+    """Return the share of True in ``mask``, NaN where it is empty."""
+    return float(mask.mean()) if len(mask) else float("nan")
+
+
+def ratio(part: Any, whole: Any) -> float:
+    """Return part / whole, NaN for a whole of 0."""
+    return float(part) / float(whole) if whole else float("nan")

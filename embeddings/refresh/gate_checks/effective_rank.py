@@ -1,0 +1,69 @@
+"""Over how many directions the vectors spread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from embeddings.refresh.gate_checks.base import Calibrated, GateCheck, Limit
+from embeddings.refresh.gate_checks.comparison import Comparison
+from embeddings.vectors.item_vectors import Array, chunks, unit_rows
+from embeddings.vectors.lazy_rows import Vectors
+
+LOWEST_SHARE = 0.75
+"""Of the starting limit: as far as a calibration may lower it (docs/adr/0023)."""
+
+
+def effective_rank(vectors: Vectors, rows: Array) -> float:
+    """Return exp(-sum p log p), p the share of each principal axis (about the origin) in the variance.
+
+    The variance is that of unit(vectors[rows]).
+    """
+    if not len(rows):
+        return float("nan")
+    gram = np.zeros((vectors.shape[1], vectors.shape[1]))
+    for part in chunks(len(rows)):
+        directions, _ = unit_rows(vectors[rows[part]])
+        gram += directions.T @ directions
+    shares = np.clip(np.linalg.eigvalsh(gram), 0.0, None)
+    shares = shares[shares > 0] / shares.sum()
+    return float(np.exp(-np.sum(shares * np.log(shares))))
+
+
+@dataclass(frozen=True)
+class RankLimit(Limit):
+    """max(4, d/4), or d/2 where d is below 8, whose vectors can hardly reach 4.
+
+    A limit of one's own raises that, or lowers it by a quarter at most.
+    """
+
+    def starting_for(self, name: str, dim: float) -> float | None:
+        return max(4.0, dim / 4) if dim >= 8 else dim / 2
+
+    def binding(self, name: str, dim: float, own: float | None) -> float | None:
+        least = self.starting_for(name, dim)
+        return least if own is None or least is None else max(LOWEST_SHARE * least, float(own))
+
+
+class EffectiveRank(GateCheck):
+    """``effective_rank``: exp of the entropy of the variance along the principal axes of the usable directions.
+
+    It lies between 1 and d (Roy and Vetterli 2007, on eigenvalues).
+    """
+
+    needs_previous = False
+    limits = (
+        RankLimit(
+            "effective_rank",
+            None,
+            "the vectors have collapsed onto few directions: train longer, or with an init and a loss that "
+            "determine the geometry (bpr, two_tower)",
+            calibrated=Calibrated(0.8, 0.0, loosest=LOWEST_SHARE),
+        ),
+    )
+
+    @staticmethod
+    def measure(comparison: Comparison) -> dict[str, float]:
+        usable = np.flatnonzero(comparison.usable)
+        return {"effective_rank": effective_rank(comparison.candidate.vectors, usable)}

@@ -1,0 +1,49 @@
+"""Whether an item's nearest neighbours are the same as before."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embeddings.refresh.gate_checks.base import Calibrated, GateCheck, Limit
+from embeddings.refresh.gate_checks.comparison import Comparison
+from embeddings.vectors.item_vectors import Array, chunks, unit_rows
+
+
+class Neighbours(GateCheck):
+    """``knn_overlap``: mean share of the k nearest neighbours of an item that are the same.
+
+    They are exact, of ``num_queries`` items among at most ``num_corpus``. A rotation does not change them.
+    """
+
+    limits = (
+        Limit(
+            "knn_overlap",
+            0.25,
+            "neighbours are others: check that ids and rows belong together, and the data",
+            calibrated=Calibrated(0.9, 0.0),
+        ),
+    )
+
+    @staticmethod
+    def measure(comparison: Comparison) -> dict[str, float]:
+        (old, new), generator, sampling = comparison.shared, comparison.generator, comparison.sampling
+        if len(old) > sampling.num_corpus:
+            picked = np.sort(generator.choice(len(old), sampling.num_corpus, replace=False))
+            old, new = old[picked], new[picked]
+        k = min(sampling.k, len(old) - 1)
+        if k < 1:
+            return {"knn_overlap": float("nan")}
+        queries = generator.choice(len(old), min(sampling.num_queries, len(old)), replace=False)
+        before = _nearest(comparison.served.vectors[old], queries, k)
+        after = _nearest(comparison.candidate.vectors[new], queries, k)
+        return {"knn_overlap": float((before[:, :, None] == after[:, None, :]).any(axis=2).mean())}
+
+
+def _nearest(vectors: Array, queries: Array, k: int) -> Array:
+    directions = unit_rows(vectors)[0].astype(np.float32)
+    nearest = np.empty((len(queries), k), dtype=np.int64)
+    for part in chunks(len(queries), 100):
+        cosines = directions[queries[part]] @ directions.T
+        cosines[np.arange(len(cosines)), queries[part]] = -np.inf
+        nearest[part] = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
+    return nearest

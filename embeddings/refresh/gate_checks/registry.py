@@ -1,0 +1,25 @@
+"""The checks of the gate: to add one, write its class and enter it at the end."""
+
+from __future__ import annotations
+
+from embeddings.refresh.gate_checks.absent_items import Carried, Missing
+from embeddings.refresh.gate_checks.base import GateCheck, Limit, base_of
+from embeddings.refresh.gate_checks.cosines import Cosines
+from embeddings.refresh.gate_checks.effective_rank import EffectiveRank
+from embeddings.refresh.gate_checks.frozen_probes import FrozenProbes
+from embeddings.refresh.gate_checks.kernel import KernelChange
+from embeddings.refresh.gate_checks.neighbours import Neighbours
+from embeddings.refresh.gate_checks.norms import Norms
+from embeddings.refresh.gate_checks.rows import Rows
+
+# In the order in which manifests list their metrics and those that sample draw.
+CHECKS: tuple[type[GateCheck], ...] = (
+    Rows, EffectiveRank, Missing, Carried, Cosines, Neighbours, KernelChange, Norms, FrozenProbes,
+)  # fmt: skip
+
+LIMITS: dict[str, Limit] = {limit.metric: limit for check in CHECKS for limit in check.limits}
+
+
+def limit_of(metric: str) -> Limit | None:
+    """Return what limits ``metric`` or ``metric[GROUP]``, None for one that is not judged."""
+    return LIMITS.get(base_of(metric))

@@ -1,0 +1,139 @@
+"""The coordinates that a candidate will live in, and the rotation that brings it there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embeddings.refresh.gate import Check
+from embeddings.refresh.gate_checks.cosines import cosines_of
+from embeddings.refresh.procrustes import TooFewShared, min_shared, procrustes
+from embeddings.refresh.settings import PublishSettings
+from embeddings.store import Collection, CorruptStore, UnknownVersion, VersionReader
+from embeddings.vectors.item_vectors import FOUND, Array, ItemVectors, shared_rows
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Whose coordinates a candidate will live in: those of the parent, or new ones.
+
+    Attributes:
+        number: of the anchor generation.
+        continues: whether it is the parent's.
+        anchor_version: its first version, None in a new one.
+        num_shared: items that the parent and the candidate have both found.
+        checks: what decided, as the first checks of the gate.
+    """
+
+    number: int
+    continues: bool
+    anchor_version: str | None
+    num_shared: int
+    checks: tuple[Check, ...]
+
+    @classmethod
+    def of(cls, target: Collection, parent: VersionReader | None, candidate: ItemVectors, model: str) -> Generation:
+        if parent is None:
+            return cls(1 + _last_generation(target), False, None, 0, ())
+        remedy = (
+            "this begins a new anchor generation, in which no consumer of today's views can read: if that is meant, "
+            "promote it with a reason and override_gate, and retrain the consumers"
+        )
+        manifest = parent.manifest
+        num_shared = len(shared_found(parent, candidate)[0])
+        old_model = manifest.extra.get("model", model)
+        checks = tuple(
+            Check(metric, float(value), float(limit), at_most=False, remedy=f"{change}: {remedy}")
+            for metric, value, limit, change in (
+                ("same_dim", candidate.dim == parent.dim, 1, f"dim was {parent.dim}, is {candidate.dim}"),
+                ("same_model", model == old_model, 1, f"model was '{old_model}', is '{model}'"),
+                ("shared", num_shared, min_shared(parent.dim), "too few items that both have, to align on"),
+            )
+        )
+        if all(check.verdict == "pass" for check in checks):
+            return cls(manifest.anchor_generation, True, manifest.anchor_version, num_shared, checks)
+        return cls(1 + _last_generation(target), False, None, num_shared, checks)
+
+
+def _last_generation(target: Collection) -> int:
+    """Return the highest generation; held versions use up numbers too, because views may be defined for them."""
+    return max((manifest["anchor_generation"] for manifest in target.versions()), default=0)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How a candidate was brought into its generation's coordinates.
+
+    Attributes:
+        onto: the version it was aligned onto, None in a new generation.
+        rotation: R [d, d], None where nothing was turned.
+        note: a remark for the manifest.
+    """
+
+    onto: str | None = None
+    rotation: Array | None = None
+    note: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        target: Collection,
+        parent: VersionReader | None,
+        candidate: ItemVectors,
+        publish: PublishSettings,
+        generation: Generation,
+    ) -> Alignment:
+        """Align ``candidate`` onto ``parent``, or onto the anchor generation's first version without an average.
+
+        Versions that are chained one onto the next would drift there.
+        """
+        if parent is None or not generation.continues:
+            return cls()
+        if not publish.align:
+            return cls(parent.version, None, "align: false")
+        note = None
+        if publish.ema is None and generation.anchor_version not in (None, parent.version):
+            try:
+                anchor = target.open(str(generation.anchor_version))
+                return cls(anchor.version, _rotation_onto(anchor, candidate))
+            except (TooFewShared, UnknownVersion) as error:
+                note = f"aligned onto the parent instead of the anchor {generation.anchor_version}: {error}"
+        return cls(parent.version, _rotation_onto(parent, candidate), note)
+
+    @property
+    def kind(self) -> str:
+        """``none``, ``identity`` or ``procrustes``, as manifests have it."""
+        if self.onto is None:
+            return "none"
+        return "identity" if self.rotation is None else "procrustes"
+
+
+def _rotation_onto(served: VersionReader, candidate: ItemVectors) -> Array:
+    old, new = shared_found(served, candidate)
+    return procrustes(candidate.vectors, served.items().vectors, source_rows=new, target_rows=old)
+
+
+def shared_found(served: VersionReader, candidate: ItemVectors) -> tuple[Array, Array]:
+    """Return rows (in served, in candidate) of the items that both have found."""
+    old, new = shared_rows(served.keys, candidate.keys)
+    both = (served.statuses[old] == FOUND) & candidate.evidence[new]
+    return old[both], new[both]
+
+
+def anchor_cosine(
+    target: Collection, previous: ItemVectors | None, written: ItemVectors, generation: Generation
+) -> float | None:
+    """Return the mean cosine of what is to be served to the anchor generation's first version.
+
+    It is over the items that both have found.
+    """
+    if previous is None or generation.anchor_version is None:
+        return None
+    try:
+        anchor = target.open(generation.anchor_version)
+    except (CorruptStore, UnknownVersion):
+        # A figure for people: nothing is held, and nothing fails, for want of it.
+        return None
+    old, new = shared_found(anchor, written)
+    if not len(old):
+        return None
+    return float(cosines_of(anchor.items().vectors, written.vectors, old, new).mean())

@@ -1,0 +1,70 @@
+"""What a kind of feature map is: how a view of it is defined, what is published with the view, and the map itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from embeddings.vectors.lazy_rows import Array
+
+
+@dataclass(frozen=True)
+class MapParameters:
+    """What a view says of its map; None stands for what its kind does not read.
+
+    Attributes:
+        dim_in: coordinates of the vectors.
+        dim: output coordinates.
+        sigma: a positive scale.
+        seed: uint32.
+        frequencies: how the matrix is drawn, one of ``FREQUENCIES``.
+    """
+
+    dim_in: int
+    dim: int
+    sigma: float | None
+    seed: int | None
+    frequencies: str | None
+
+
+class FeatureMap(ABC):
+    """A fixed map of item vectors, which views of its kind serve.
+
+    Args:
+        parameters: those of the view.
+        matrix: what ``draw`` gave when the view was created, None for None.
+    """
+
+    computes: ClassVar[bool] = True
+    """Whether there is anything to compute: else vectors are served as they are, and nothing is stored of the view."""
+
+    def __init__(self, parameters: MapParameters, matrix: Array | None):
+        self.parameters = parameters
+        self.matrix = matrix
+
+    @classmethod
+    def define(
+        cls, dim_in: int, *, dim: int | None, sigma: float | None, seed: int | None, frequencies: str | None
+    ) -> MapParameters:
+        """Return the parameters of a new view; ``dim`` is None where it was left out.
+
+        Raises:
+            ValueError: parameters that cannot be.
+        """
+        return MapParameters(dim_in, dim_in if dim is None else dim, sigma, seed, frequencies)
+
+    @classmethod
+    def draw(cls, parameters: MapParameters) -> Array | None:
+        """Return the matrix [m, n] that is published with a new view and its sha256, None for a map without one."""
+        return None
+
+    @classmethod
+    def load(cls, parameters: MapParameters, matrix: Array | None) -> FeatureMap:
+        """Return the map of a published view."""
+        return cls(parameters, matrix)
+
+    @abstractmethod
+    def transform(self, h: Array) -> Array:
+        """Return the features float32 [n, dim] of vectors ``h`` [n, dim_in]; a zero row (missing) stays zero."""

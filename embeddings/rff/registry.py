@@ -1,0 +1,44 @@
+"""Feature maps by the kind that views name; other packages enter theirs as ``evenkeel.feature_maps``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
+
+from embeddings.rff.feature_map import FeatureMap
+
+
+def _rff() -> type[FeatureMap]:
+    # Specs read the names of the kinds alone: a class is imported where a view of it is made or served.
+    from embeddings.rff.features import RandomFourierFeatures
+
+    return RandomFourierFeatures
+
+
+def _identity() -> type[FeatureMap]:
+    from embeddings.rff.identity import Identity
+
+    return Identity
+
+
+_OURS: dict[str, Callable[[], type[FeatureMap]]] = {"rff": _rff, "identity": _identity}
+
+FEATURE_MAPS: dict[str, Callable[[], type[FeatureMap]]] = _OURS | {
+    entry.name: entry.load for entry in entry_points(group="evenkeel.feature_maps") if entry.name not in _OURS
+}
+"""What imports the class of a kind."""
+
+
+@cache
+def feature_map(kind: str) -> type[FeatureMap]:
+    """Return the class of a kind.
+
+    Raises:
+        ValueError: no installed package has it.
+    """
+    if kind not in FEATURE_MAPS:
+        raise ValueError(
+            f"kind '{kind}' is not one of {', '.join(FEATURE_MAPS)}: install the package that has it here too"
+        )
+    return FEATURE_MAPS[kind]()

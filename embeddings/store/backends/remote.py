@@ -1,0 +1,93 @@
+"""What a remote store is asked for: objects that are never changed, and an index of which object each file is."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from embeddings.store.files import CorruptStore, decode_document, encode_document
+from embeddings.store.lease import Lease
+from embeddings.store.manifest import VersionManifest
+from embeddings.store.version import VersionReader
+from embeddings.vectors.item_vectors import Array
+
+INDEX_FILE = "INDEX"
+
+Files = dict[str, dict[str, Any]]
+"""{"sha256", "bytes", "object"} of each file, by its path in the collection."""
+
+
+class Remote(Protocol):
+    """The remote side of one collection: objects, the index, a lock; each call raises StoreUnavailable."""
+
+    items_stay_there: bool
+    """Whether item rows are read where they lie, instead of being fetched with the other files of a version."""
+
+    def index(self) -> bytes | None:
+        """Return the index, None before the first commit."""
+        ...
+
+    def commit(self, index: bytes, lease: Lease) -> None:
+        """Replace the index in one step; raise StoreBusy if this writer does not hold the lock any more."""
+        ...
+
+    def put(self, path: str, file: Path, sha256: str, parent: str | None) -> str:
+        """Put a file's content there, and return the object's name.
+
+        ``parent`` is the object of the same file in the version before this one.
+        """
+        ...
+
+    def fetch(self, name: str, to: Path) -> None:
+        """Write an object to a file; raise FileNotFoundError where there is none."""
+        ...
+
+    def sweep(self, named: set[str]) -> None:
+        """Remove all objects but those that the index names; only under the lock."""
+        ...
+
+    def lock(self) -> contextlib.AbstractContextManager[Lease]:
+        """Return the lock of the collection's one writer; entering it raises StoreBusy."""
+        ...
+
+    def reader(self, manifest: VersionManifest, name: str) -> VersionReader:
+        """Return a reader of item rows that stay there."""
+        ...
+
+    def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
+        """Return ``reader.lookup(ids)`` of item rows that stay there, if the index still is ``index``.
+
+        Both are asked in the same round trip. None if the index is another.
+        """
+        ...
+
+
+def encode_index(collection: str, files: Files) -> bytes:
+    """Return an index that no other is equal to."""
+    return encode_document({"collection": collection, "at": time.time(), "nonce": uuid.uuid4().hex, "files": files})
+
+
+def files_of(index: bytes, where: Path) -> Files:
+    """Return the files that an index names.
+
+    Raises:
+        CorruptStore: a damaged index, or a path that leaves the mirror: someone who can write to the store must not be
+            able to write to other places on the machines that read it.
+    """
+    files: Files = decode_document(index, where)["files"]
+    for path in files:
+        if path.startswith("/") or ".." in PurePosixPath(path).parts:
+            raise CorruptStore(f"{where}: names {path!r}, which is no path in a collection: restore it from a backup")
+    return files
+
+
+def content_name(path: str, sha256: str) -> str:
+    """Return the name of the object of a file.
+
+    It says what the file is called, and what is in it, so that objects are never changed.
+    """
+    file = PurePosixPath(path)
+    return str(file.with_name(f"{file.stem}-{sha256[:16]}{file.suffix}"))

@@ -1,0 +1,141 @@
+"""The files of one collection on this machine: which versions there are, what is said of each, who may write.
+
+A collection in a remote store has such a directory too, its mirror (embeddings.store.backends.mirror): what differs
+there is overridden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from embeddings.durable_files import make_directory
+from embeddings.store.files import UnknownCollection, read_document, replace_document, sweep, writer_lock
+from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
+from embeddings.store.pointer import Pointer
+from embeddings.store.version import VersionReader
+from embeddings.vectors.item_vectors import Array
+
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+VERSION_PATTERN = re.compile(r"v\d{6,}")
+POINTER_FILE = "CURRENT"
+LOCK_FILE = "LOCK"
+
+Lookup = tuple[str, Array, Array]
+"""(version, status uint8 [n], vectors float32 [n, d])."""
+
+
+class CollectionDirectory:
+    """Versions, their manifests and states, the pointer, and the lock of the one writer.
+
+    Attributes:
+        path: of the collection.
+        name: of the collection.
+        pointer: says which version is served.
+        rows_are_remote: whether item rows are read in a remote store. Versions may share rows there, so that what one
+            lost may still be in what others rest on.
+    """
+
+    rows_are_remote = False
+
+    def __init__(self, path: Path, name: str):
+        self.path = path
+        self.name = name
+        self.versions = path / "versions"
+        self.states = path / "states"
+        self.views = path / "views"
+        self.pointer = Pointer(path / POINTER_FILE)
+
+    # --- what is different in a mirror -----------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Bring the directory up to date with the remote store, where there is one."""
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """Return the writer lock; entering it raises StoreBusy, UnknownCollection."""
+        if not self.path.is_dir():
+            raise UnknownCollection(f"there is no collection '{self.name}'")
+        return writer_lock(self.path / LOCK_FILE)
+
+    def snapshot_read(self) -> contextlib.AbstractContextManager[None]:
+        """Read one state of the collection inside this context, in this thread."""
+        return contextlib.nullcontext()
+
+    def look_again(self) -> bool:
+        """Return whether what was read may be outdated, and is now read anew within a ``snapshot_read``."""
+        return False
+
+    def make_reader(self, version: str, manifest: VersionManifest) -> VersionReader:
+        """Return a reader of a version; raise CorruptStore."""
+        return VersionReader(self.versions / version, manifest)
+
+    def lookup_current(self, ids: Any, open_current: Callable[[], VersionReader]) -> Lookup:
+        """Look up ``ids`` in the current version."""
+        reader = open_current()
+        return reader.version, *reader.lookup(ids)
+
+    # --- versions --------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Create the folders."""
+        for directory in (self.versions, self.states, self.views):
+            make_directory(directory)
+
+    def exists(self) -> bool:
+        """Return whether there is any version."""
+        return self.pointer.read().version is not None or bool(self.version_names())
+
+    def version_names(self) -> list[str]:
+        """Return names of all versions, oldest first."""
+        self.follow()
+        try:
+            names = [entry.name for entry in os.scandir(self.versions)]
+        except FileNotFoundError:
+            return []
+        return sorted((name for name in names if VERSION_PATTERN.fullmatch(name)), key=number_of)
+
+    def next_version(self) -> str:
+        """Return the name of the next version; under the writer lock."""
+        names = self.version_names()
+        return f"v{(number_of(names[-1]) if names else 0) + 1:06d}"
+
+    def read_manifest(self, version: str) -> VersionManifest | None:
+        """Return the manifest that is on disk now, None where there is none; raise CorruptStore."""
+        path = self.versions / version / MANIFEST_FILE
+        document = read_document(path)
+        return None if document is None else VersionManifest.from_json(document, path)
+
+    def read_state(self, version: str) -> dict[str, Any]:
+        """Return the document of a version that was held or has expired, {} for others."""
+        return read_document(self.states / f"{version}.json") or {}
+
+    def save_state(self, version: str, document: dict[str, Any]) -> None:
+        """Replace the document that :meth:`read_state` returns; under the writer lock."""
+        replace_document(self.states / f"{version}.json", document)
+
+    def is_expired(self, version: str) -> bool:
+        """Return whether a version has expired."""
+        return self.read_state(version).get("state") == "expired"
+
+    def remove_expired(self) -> None:
+        """Remove the files of expired versions but for their manifests; under the writer lock."""
+        for version in self.version_names():
+            if self.is_expired(version):
+                for path in (self.versions / version).iterdir():
+                    if path.name != MANIFEST_FILE:
+                        path.unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Remove what killed writers left; under the writer lock."""
+        for directory in (self.path, self.versions, self.states, *self.path.glob("settings/*")):
+            sweep(directory)
+        self.remove_expired()
+
+
+def number_of(version: str) -> int:
+    """Return the number of a version by its name."""
+    return int(version[1:])

@@ -1,0 +1,282 @@
+"""Erasure: ids leave the current and all kept versions of a collection, and do not come back by themselves.
+
+    COLLECTION/erased.json    hashes of the erased ids, what is under way, and when what was erased and why
+               ERASING        the lock of the process that erases
+
+First the hashes are recorded, and from then on no version with such an id can be written. Then each version that has
+one gets a new file of item rows without them, made beside the old one, and a manifest that names it: replacing the
+manifest is the switch of that version. The old file is removed; readers that have it mapped finish with it. Last
+CURRENT says that there was an erasure, whereupon every process drops what it has mapped and remembered. A process that
+is killed on the way has recorded what it was about: the next writer, ``Collection.clean`` and the start of the service
+finish it, from the hashes alone.
+
+Probes lose the ids and their labels. Rows of materialized views are removed with the items; such a view is computed
+when it is fetched from then on. Checkpoints of runs, training data and what consumers have fetched are not the store's:
+they are the caller's to erase.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embeddings.durable_files import fsync_path
+from embeddings.store.collection.directory import CollectionDirectory
+from embeddings.store.collection.reader import CollectionReader
+from embeddings.store.collection.retention import Retention
+from embeddings.store.collection.settings import CollectionSettings
+from embeddings.store.files import (
+    CorruptStore,
+    FileEntry,
+    IdsErased,
+    StoreBusy,
+    UnknownVersion,
+    Workspace,
+    disk_errors,
+    read_document,
+    replace_document,
+    writer_lock,
+)
+from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
+from embeddings.store.tombstones import ErasedIds
+from embeddings.store.version import num_carried, write_items
+from embeddings.store.views import utc_now
+from embeddings.vectors.item_vectors import Array, ItemIdError, ItemVectors, keys_of
+from embeddings.vectors.lazy_rows import Picked
+
+ERASED_FILE = "erased.json"
+LOCK_FILE = "ERASING"
+LOCK_SECONDS = 600.0
+LOG_LENGTH = 1000
+# What a version keeps beside its item rows; of everything else nobody can say that no row is in it.
+_WITHOUT_ROWS = ("frequencies-", "rotation")
+
+
+class Erasure:
+    """Erases ids from one collection, and knows which were."""
+
+    def __init__(
+        self,
+        files: CollectionDirectory,
+        reader: CollectionReader,
+        settings: CollectionSettings,
+        retention: Retention,
+    ):
+        self._files = files
+        self._reader = reader
+        self._settings = settings
+        self._retention = retention
+
+    # --- what was erased -------------------------------------------------------------------------------------------
+
+    def erased_ids(self) -> ErasedIds:
+        """Return the ids that are kept out."""
+        document = self._read()
+        return ErasedIds() if document is None else ErasedIds.of(document)
+
+    def log(self) -> list[dict[str, Any]]:
+        """Return what was erased and readmitted, oldest first (see Collection.erasures)."""
+        document = self._read() or {"log": [], "pending": []}
+        return [*document["log"], *document["pending"]]
+
+    def refuse(self, keys: Array) -> None:
+        """Raise IdsErased if one of ``keys`` was erased."""
+        num_erased = int(np.count_nonzero(self.erased_ids().matches(keys)))
+        if num_erased:
+            raise IdsErased(
+                f"collection '{self._files.name}': {num_erased} of the ids were erased: leave them out, or readmit "
+                "them first"
+            )
+
+    # --- erasing ---------------------------------------------------------------------------------------------------
+
+    def erase(self, ids: Any, reason: str, key: str | None) -> dict[str, Any]:
+        """Erase the rows of ``ids`` from every kept version (see Collection.erase)."""
+        keys = self._checked(ids, reason)
+        with disk_errors(self._files.path), self._erasing():
+            note = {"at": utc_now(), "kind": "erase", "reason": reason, "key": key, "ids": len(keys)}
+            with self._files.writing():
+                document = self._read()
+                known = ErasedIds() if document is None else ErasedIds.of(document)
+                self._write(document, known.adding(keys), pending=note)
+            return self._finish()
+
+    def readmit(self, ids: Any, reason: str, key: str | None) -> int:
+        """Let erased ids be published again (see Collection.readmit)."""
+        keys = self._checked(ids, reason)
+        with disk_errors(self._files.path), self._erasing():
+            self._finish()
+            with self._files.writing():
+                document = self._read()
+                if document is None:
+                    return 0
+                known = ErasedIds.of(document)
+                left = known.without(keys)
+                number = len(known) - len(left)
+                note = {"at": utc_now(), "kind": "readmit", "reason": reason, "key": key, "ids": number}
+                self._write(document, left, done=note if number else None)
+        return number
+
+    def finish(self) -> None:
+        """Finish an erasure that was interrupted; do nothing where there is none, or another process is at it."""
+        document = self._read()
+        if document is None or not document["pending"]:
+            return
+        with disk_errors(self._files.path), contextlib.suppress(StoreBusy), self._erasing(timeout_seconds=0.0):
+            self._finish()
+
+    def _finish(self) -> dict[str, Any]:
+        """Rewrite what has to be, and say so in the log; under the lock of the process that erases."""
+        document = self._read()
+        if document is None or not document["pending"]:
+            return {"versions": [], "rows": 0}
+        known = ErasedIds.of(document)
+        self._settings.remove_items(known)
+        rewritten: dict[str, int] = {}
+        # A version that was being written when the ids were recorded is refused when it comes to be committed.
+        for record in self._reader.records():
+            if record.state != "expired":
+                num_rows = self._rewrite(record.manifest.version, known)
+                if num_rows:
+                    rewritten[record.manifest.version] = num_rows
+        done = {"versions": list(rewritten), "rows": sum(rewritten.values())}
+        with self._files.writing():
+            # Also where this process rewrote nothing: the one that was killed may have.
+            self._files.pointer.count_erasure()
+            document = self._read()
+            assert document is not None
+            pending = document["pending"]
+            notes = [{**note, "versions": [], "rows": 0} for note in pending[:-1]] + [{**pending[-1], **done}]
+            self._write({**document, "log": [*document["log"], *notes], "pending": []}, ErasedIds.of(document))
+        return done
+
+    def _rewrite(self, version: str, known: ErasedIds) -> int:
+        """Give a version new item rows without the erased ids, and return how many rows that takes away.
+
+        The rows are read and written without the writer lock, a part at a time.
+        """
+        directory = self._files.versions / version
+        while True:
+            before = self._reader.manifest_now(version)
+            try:
+                # By retention since it was listed; a reader of it that this process has may be open still.
+                if self._is_expired(version):
+                    return 0
+                items = self._reader.open(version).items()
+            except UnknownVersion:
+                return 0
+            except CorruptStore:
+                if self._files.pointer.read().version == version:
+                    raise
+                # Nobody can serve it, and nobody can say whose rows are in it.
+                self._retention.expire(version)
+                return 0
+            gone = known.matches(items.keys)
+            if not (gone.any() or self._files.rows_are_remote):
+                if _unnamed(directory, before):
+                    with self._files.writing():
+                        _remove_unnamed(directory, self._reader.manifest_now(version))
+                return 0
+            with self._files.writing():
+                workspace = Workspace(self._files.versions)
+            with workspace:
+                remaining = _rows_of(items, np.flatnonzero(~gone))
+                path = workspace.path / f"items-{1 + len(before.erasures):04d}.arrow"
+                file = write_items(path, remaining, before.dtype)
+                with self._files.writing():
+                    # Retention, or an eraser on another machine, may have been faster.
+                    if self._reader.manifest_now(version) != before or self._is_expired(version):
+                        continue
+                    after = _manifest_after(before, file, remaining, int(np.count_nonzero(gone)))
+                    os.rename(path, directory / file.name)
+                    fsync_path(directory)
+                    replace_document(directory / MANIFEST_FILE, after.to_json())
+                    self._reader.forget(version)
+                    _remove_unnamed(directory, after)
+                return int(np.count_nonzero(gone))
+
+    def _is_expired(self, version: str) -> bool:
+        return self._reader.record(version).state == "expired"
+
+    # --- the document ----------------------------------------------------------------------------------------------
+
+    def _checked(self, ids: Any, reason: str) -> Array:
+        if not reason.strip():
+            raise ValueError("a reason is kept with what is erased; say why")
+        keys = np.unique(keys_of(ids))
+        if not len(keys):
+            raise ItemIdError("there are no ids to erase")
+        given, stored = "int64" if keys.dtype.kind == "i" else "string", self._reader.id_type()
+        if given != stored:
+            raise ItemIdError(f"the ids of collection '{self._files.name}' are {stored}, those given are {given}")
+        return keys
+
+    def _read(self) -> dict[str, Any] | None:
+        self._files.follow()
+        return read_document(self._files.path / ERASED_FILE)
+
+    def _write(
+        self,
+        document: dict[str, Any] | None,
+        known: ErasedIds,
+        *,
+        pending: dict[str, Any] | None = None,
+        done: dict[str, Any] | None = None,
+    ) -> None:
+        before = document or {"log": [], "pending": []}
+        after = {
+            **known.as_dict(),
+            "log": [*before["log"], *([done] if done else [])][-LOG_LENGTH:],
+            "pending": [*before["pending"], *([pending] if pending else [])],
+        }
+        replace_document(self._files.path / ERASED_FILE, after)
+
+    @contextlib.contextmanager
+    def _erasing(self, timeout_seconds: float | None = None) -> Iterator[None]:
+        patience = LOCK_SECONDS if timeout_seconds is None else timeout_seconds
+        with writer_lock(self._files.path / LOCK_FILE, patience):
+            yield
+
+
+def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
+    def picked(column: Array | None) -> Array | None:
+        return None if column is None else column[rows]
+
+    return ItemVectors(
+        items.keys[rows], Picked(items.vectors, rows), norms=items.norms[rows], evidence=items.evidence[rows],
+        counts=picked(items.counts), statuses=items.statuses[rows], carried_for=picked(items.carried_for),
+        last_found=picked(items.last_found),
+    )  # fmt: skip
+
+
+def _manifest_after(before: VersionManifest, file: FileEntry, remaining: ItemVectors, num_rows: int) -> VersionManifest:
+    return replace(
+        before,
+        rows=len(remaining),
+        carried=num_carried(remaining),
+        files=(file, *(other for other in before.files if other.name.startswith(_WITHOUT_ROWS))),
+        views=tuple({**view, "materialized": False} for view in before.views),
+        erasures=(*before.erasures, {"at": utc_now(), "rows": num_rows}),
+    )
+
+
+def _remove_unnamed(directory: Path, manifest: VersionManifest) -> None:
+    """Remove files of a version that its manifest does not name.
+
+    These are what it had before an erasure, and manifests that were not finished.
+    """
+    for path in _unnamed(directory, manifest):
+        path.unlink(missing_ok=True)
+    fsync_path(directory)
+
+
+def _unnamed(directory: Path, manifest: VersionManifest) -> list[Path]:
+    named = {MANIFEST_FILE, *(file.name for file in manifest.files)}
+    visible = [path for path in directory.iterdir() if path.name not in named and not path.name.startswith(".")]
+    return [*visible, *directory.glob(f".tmp-{MANIFEST_FILE}-*")]

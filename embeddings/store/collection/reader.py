@@ -1,0 +1,245 @@
+"""Reading a collection: what is known of its versions, and readers of their rows, which are kept open."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+
+from embeddings.store.collection.directory import VERSION_PATTERN, CollectionDirectory, Lookup
+from embeddings.store.collection.siblings import Siblings
+from embeddings.store.files import CorruptStore, UnknownCollection, UnknownVersion
+from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, VersionRecord
+from embeddings.store.version import VersionReader, verify_file
+from embeddings.store.views import ROTATION_FILE, ViewRegistry, read_matrix
+from embeddings.vectors.item_vectors import Array
+
+CACHED_READERS = 4
+_ATTEMPTS = 5
+
+logger = logging.getLogger("evenkeel.store")
+
+
+class CollectionReader:
+    """Manifests and open readers of one collection; thread-safe."""
+
+    def __init__(self, files: CollectionDirectory, siblings: Siblings, views: ViewRegistry):
+        self._files = files
+        self._siblings = siblings
+        self._views = views
+        self._lock = threading.Lock()
+        self._manifests: dict[str, VersionManifest] = {}
+        self._readers: collections.OrderedDict[str, VersionReader] = collections.OrderedDict()
+        self._erasures = 0
+        self._damaged: dict[str, str] = {}
+
+    # --- what is known of a version --------------------------------------------------------------------------------
+
+    def resolve(self, version: str) -> str:
+        """Return the name of a version, or of the one current now; raise UnknownVersion, UnknownCollection."""
+        name = self._files.name
+        served = self._files.pointer.read()
+        if served.erasures != self._erasures:
+            self.forget()
+            self._erasures = served.erasures
+        if version == "current":
+            current = served.version
+            if current is None:
+                kind = UnknownVersion if self._files.exists() else UnknownCollection
+                raise kind(f"collection '{name}' has no published version yet: run a job that publishes to it")
+            return current
+        if not VERSION_PATTERN.fullmatch(version) or not (self._files.versions / version).is_dir():
+            if not self._files.exists():
+                others = ", ".join(self._siblings.collections()) or "none"
+                raise UnknownCollection(f"there is no collection '{name}' (there are: {others})")
+            raise UnknownVersion(f"collection '{name}' has no version {version!r}")
+        return version
+
+    def manifest(self, version: str) -> VersionManifest:
+        """Return what was written with a version; raise CorruptStore. ``version`` is its own name."""
+        with self._lock:
+            manifest = self._manifests.get(version)
+        if manifest is None:
+            manifest = self._files.read_manifest(version)
+            if manifest is None:
+                path = self._files.versions / version / MANIFEST_FILE
+                raise CorruptStore(
+                    f"{path}: the manifest is gone: restore it from a backup, or promote another version"
+                )
+            with self._lock:
+                self._manifests[version] = manifest
+        return manifest
+
+    def manifest_now(self, version: str) -> VersionManifest:
+        """Return the manifest as it is on disk now."""
+        with self._lock:
+            self._manifests.pop(version, None)
+        return self.manifest(version)
+
+    def record(self, version: str = "current") -> VersionRecord:
+        """Return a version's manifest and what became of it (see Collection.manifest for what it raises)."""
+        version = self.resolve(version)
+        manifest = self.manifest(version)
+        served = self._files.pointer.read()
+        mark = self._files.read_state(version)
+        if served.version == version:
+            state = "published"
+        elif mark.get("state") == "expired":
+            state = "expired"
+        elif version in served.versions:
+            state = "superseded"
+        else:
+            state = mark.get("state", "candidate")
+        switches = [switch for switch in served.history if switch["version"] == version]
+        return VersionRecord(
+            manifest,
+            state=state,
+            reasons=mark.get("reasons", []),
+            published_at=switches[-1]["at"] if switches else None,
+            override=mark.get("override"),
+            damaged=self.damaged().get(version),
+        )
+
+    def records(self) -> list[VersionRecord]:
+        """Return records of all versions, oldest first."""
+        return [self.record(version) for version in self._files.version_names()]
+
+    def anchor_generation(self, version: str) -> int:
+        """Return the anchor generation of a version, without what became of it."""
+        return self.manifest(self.resolve(version)).anchor_generation
+
+    def id_type(self) -> str:
+        """Return int64 or string; raise UnknownCollection."""
+        names = self._files.version_names()
+        if not names:
+            raise UnknownCollection(f"there is no collection '{self._files.name}': it has no version yet")
+        return self.manifest(names[-1]).id_type
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def open(self, version: str = "current") -> VersionReader:
+        """Return a reader of a version (see Collection.open)."""
+        try:
+            return self._open(version)
+        except (CorruptStore, UnknownVersion):
+            # What was seen may have been switched from, and removed, since.
+            if not self._files.look_again():
+                raise
+            return self._open(version)
+
+    def lookup(self, ids: Any, version: str = "current") -> Lookup:
+        """Look up ``ids`` in one version (see Collection.lookup)."""
+        if version == "current":
+            return self._files.lookup_current(ids, self.open)
+        reader = self.open(version)
+        return reader.version, *reader.lookup(ids)
+
+    def opened(self, version: str) -> VersionReader | None:
+        """Return the reader of a version if this process has it open, and no rows were erased since; else None."""
+        served = self._files.pointer.read()
+        with self._lock:
+            reader = self._readers.get((served.version if version == "current" else version) or "")
+        return reader if served.erasures == self._erasures else None
+
+    def rotation(self, version: str) -> Array:
+        """Return R [d, d] of a version (see Collection.rotation)."""
+        manifest = self.manifest(self.resolve(version))
+        file = manifest.file(ROTATION_FILE)
+        if file is not None:
+            return read_matrix(verify_file(self._files.versions / manifest.version, file))
+        if manifest.alignment.get("kind") == "procrustes":
+            raise UnknownVersion(
+                f"version {manifest.version} of '{self._files.name}' was turned by an R that was not kept"
+            )
+        return np.eye(manifest.dim)
+
+    def damaged(self) -> dict[str, str]:
+        """Return the versions that this process found damaged, and what is wrong with each."""
+        with self._lock:
+            return dict(self._damaged)
+
+    def forget(self, *versions: str) -> None:
+        """Drop what this process remembers of versions, of all where none is named; open readers stay readable."""
+        with self._lock:
+            for version in versions or {*self._manifests, *self._readers}:
+                self._manifests.pop(version, None)
+                self._readers.pop(version, None)
+        self._views.forget_rows()
+
+    def _open(self, version: str) -> VersionReader:
+        if version != "current":
+            name = self.resolve(version)
+            self._refuse_expired(name)
+            return self._open_named(name)
+        for attempt in range(_ATTEMPTS):
+            name = self.resolve("current")
+            try:
+                return self._open_named(name)
+            except (CorruptStore, UnknownVersion) as error:
+                # A switch and a clean-up may both have happened since the pointer was read.
+                if self._files.pointer.read().version != name and attempt < _ATTEMPTS - 1:
+                    continue
+                if isinstance(error, UnknownVersion):
+                    raise
+                return self._instead_of(name, error)
+        raise AssertionError("unreachable")
+
+    def _open_named(self, name: str) -> VersionReader:
+        with self._lock:
+            reader = self._readers.get(name)
+            if reader is not None:
+                self._readers.move_to_end(name)
+                return reader
+        manifest: VersionManifest | None = None
+        try:
+            manifest = self.manifest(name)
+            reader = self._files.make_reader(name, manifest)
+        except CorruptStore as error:
+            if manifest is not None and self._is_replaced(name, manifest):
+                return self._open_named(name)
+            self._refuse_expired(name)
+            with self._lock:
+                known = self._damaged.get(name)
+                self._damaged[name] = str(error)
+            if known is None:
+                logger.error("collection '%s': version %s is damaged: %s", self._files.name, name, error)
+            raise
+        with self._lock:
+            self._damaged.pop(name, None)
+            if self._manifests.get(name) is not manifest:
+                return reader  # rows were erased in the meantime: this one reader may finish, the next is another
+            self._readers[name] = reader
+            while len(self._readers) > CACHED_READERS:
+                self._readers.popitem(last=False)
+        return reader
+
+    def _refuse_expired(self, name: str) -> None:
+        """Raise UnknownVersion for an expired version, whichever process expired it.
+
+        What this process has open of it is given out no more. The current version never expires: fetches of it need not
+        ask.
+        """
+        if self._files.is_expired(name):
+            self.forget(name)
+            raise UnknownVersion(
+                f"version {name} of '{self._files.name}' has expired: its vectors were removed"
+            ) from None
+
+    def _is_replaced(self, version: str, manifest: VersionManifest) -> bool:
+        """Return whether a version has another manifest by now than the one that was read."""
+        with contextlib.suppress(CorruptStore):
+            return self.manifest_now(version) != manifest
+        return False
+
+    def _instead_of(self, name: str, error: CorruptStore) -> VersionReader:
+        """Return a reader of the latest whole version that was served before the damaged one."""
+        for previous in reversed(self._files.pointer.read().versions):
+            if previous != name:
+                with contextlib.suppress(CorruptStore, UnknownVersion):
+                    self._refuse_expired(previous)
+                    return self._open_named(previous)
+        raise error

@@ -1,0 +1,57 @@
+"""Settings of a collection: small documents by kind and name, such as calibrations and probes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from embeddings.durable_files import fsync_path, make_directory
+from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirectory
+from embeddings.store.files import disk_errors, read_document, replace_document
+from embeddings.store.tombstones import ErasedIds
+from embeddings.vectors.item_vectors import keys_of
+
+LISTS_BY_ITEM = {"canary": ("ids", "codes", "held_out")}
+"""Settings that name items, by kind: their lists with an entry for each item, ids first.
+
+It stands here and is not registered by the packages that save such settings: each process that erases would have to
+import all of them, and one that is forgotten would leave erased ids behind.
+"""
+
+
+class CollectionSettings:
+    """The settings of one collection; each is replaced in one durable step."""
+
+    def __init__(self, files: CollectionDirectory):
+        self._files = files
+        self._directory = files.path / "settings"
+
+    def read(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Return the documents of one kind, by name."""
+        self._files.follow()
+        documents = {path.stem: read_document(path) for path in sorted((self._directory / kind).glob("*.json"))}
+        return {name: document for name, document in documents.items() if document is not None}
+
+    def save(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
+        """Replace a document; None removes it. Raises ValueError, StoreFull."""
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"{kind} name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
+        directory = self._directory / kind
+        with disk_errors(self._files.path), self._files.writing():
+            make_directory(directory)
+            path = directory / f"{name}.json"
+            if document is None:
+                path.unlink(missing_ok=True)
+                fsync_path(directory)
+            else:
+                replace_document(path, dict(document))
+
+    def remove_items(self, erased: ErasedIds) -> None:
+        """Take erased ids out of the settings that name items."""
+        for kind, lists in LISTS_BY_ITEM.items():
+            for name, document in self.read(kind).items():
+                ids = document.get(lists[0])
+                if ids and not (staying := ~erased.matches(keys_of(ids))).all():
+                    shorter = {part: list(itertools.compress(document[part], staying)) for part in lists}
+                    self.save(kind, name, {**document, **shorter})

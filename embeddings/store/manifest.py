@@ -1,0 +1,133 @@
+"""What is known of a version: the manifest that was written with it, and what became of it since."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from embeddings.store.files import CorruptStore, FileEntry
+
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionManifest:
+    """The manifest of a version, which nothing but an erasure replaces.
+
+    Attributes:
+        collection: name of the collection.
+        version: name of the version.
+        parent: the version that it was made from.
+        job: the job that made it.
+        created_at: RFC 3339, UTC.
+        anchor_generation: the generation whose coordinates the vectors are in.
+        anchor_version: the first version of that generation.
+        rows: number of items.
+        carried: how many of them have an earlier version's vector.
+        missing: how many ids have no vector.
+        dim: coordinates of the vectors.
+        dtype: what they are stored as, float32 or float16.
+        id_type: int64 or string.
+        alignment: how they were turned into the generation's coordinates.
+        gate: the gate's checks.
+        views: the views that were defined.
+        files: the version's files.
+        erasures: when ids were erased from it, and how many rows.
+        extra: every other entry, as it is in the document.
+    """
+
+    collection: str
+    version: str
+    parent: str | None
+    job: str | None
+    created_at: str
+    anchor_generation: int
+    anchor_version: str
+    rows: int
+    carried: int
+    missing: int
+    dim: int
+    dtype: str
+    id_type: str
+    alignment: Mapping[str, Any]
+    gate: tuple[Mapping[str, Any], ...]
+    views: tuple[Mapping[str, Any], ...]
+    files: tuple[FileEntry, ...]
+    erasures: tuple[Mapping[str, Any], ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], where: Path) -> VersionManifest:
+        """Return the manifest of a document.
+
+        Raises:
+            CorruptStore: an entry that every manifest has is not there.
+        """
+        extra = {name: value for name, value in document.items() if name not in _FIELDS}
+        known = {name: document[name] for name in document if name in _FIELDS}
+        try:
+            for name in ("gate", "views", "erasures"):
+                known[name] = tuple(known.get(name, ()))
+            known["files"] = tuple(FileEntry(**entry) for entry in known["files"])
+            return cls(**known, extra=extra)
+        except (KeyError, TypeError) as error:
+            raise CorruptStore(f"{where}: is no manifest of a version ({error}): restore it from a backup") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that the manifest was made from, names in order as on disk; a copy."""
+        document = {name: getattr(self, name) for name in _FIELDS}
+        for name in ("gate", "views", "erasures"):
+            document[name] = list(document[name])
+        document["files"] = [dict(sorted(file._asdict().items())) for file in self.files]
+        if not self.erasures:
+            del document["erasures"]
+        return copy.deepcopy(dict(sorted({**document, **self.extra}.items())))
+
+    def file(self, name: str) -> FileEntry | None:
+        """Return the entry of a file, None where the version has none of that name."""
+        return next((file for file in self.files if file.name == name), None)
+
+    @property
+    def items_file(self) -> FileEntry:
+        """The file of item rows."""
+        return next(file for file in self.files if is_items_file(file.name))
+
+
+_FIELDS = frozenset(one.name for one in fields(VersionManifest)) - {"extra"}
+
+
+@dataclass(frozen=True)
+class VersionRecord:
+    """A version's manifest, and what became of the version.
+
+    Attributes:
+        manifest: what was written with it.
+        state: candidate, held, published, superseded or expired.
+        reasons: why it is held.
+        published_at: when it was last switched to.
+        override: {reason, key, at} where somebody had it served although the gate held it.
+        damaged: what this process found wrong with its files.
+    """
+
+    manifest: VersionManifest
+    state: str
+    reasons: list[str]
+    published_at: str | None
+    override: dict[str, Any] | None
+    damaged: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest's document with what became of the version."""
+        later = {name: getattr(self, name) for name in ("state", "reasons", "published_at", "override", "damaged")}
+        return {**self.manifest.to_json(), **later}
+
+
+def is_items_file(name: str) -> bool:
+    """Return whether a file of a version, by its name, holds the item rows.
+
+    The file is ``items.arrow``, or another one after an erasure.
+    """
+    return name.startswith("items") and name.endswith(".arrow")

@@ -1,0 +1,83 @@
+"""The URL of a remote store: where it is, and the options that this package reads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+LEASE_SECONDS = 20.0
+REDIS_PREFIX = "evenkeel:"
+"""Of all keys in Redis, unless the URL names another."""
+
+
+class StoreUrl(NamedTuple):
+    """A store's URL in parts.
+
+    ``url`` is as errors show it (no password), ``address`` without the query; the options follow.
+    """
+
+    url: str
+    address: str
+    options: dict[str, str]
+    cache: Path
+    follow_seconds: float
+    lease_seconds: float
+
+
+def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) -> StoreUrl:
+    """Split the URL of a remote store into its parts.
+
+    Options of every store: ``cache`` (directory of the mirror; ``EVENKEEL_HOME/cache/...`` if left out),
+    ``follow_seconds`` (how old what it says may be), ``lease_seconds`` (how long a dead writer keeps others out);
+    ``known`` are those of the kind.
+
+    Raises:
+        ValueError: an option that does not exist, or a value that cannot be.
+    """
+    parts = urlsplit(text)
+    host = parts.netloc.rpartition("@")[2]
+    shown = urlunsplit(parts._replace(netloc=host, query=""))
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = {name: value for name, value in given.items() if name in known}
+    common = ("cache", "follow_seconds", "lease_seconds")
+    unknown = sorted(given.keys() - options.keys() - set(common))
+    if unknown:
+        raise ValueError(
+            f"store url '{shown}': no option {', '.join(unknown)} (there are: {', '.join((*known, *common))})"
+        )
+    numbers = {}
+    for name, default in (("follow_seconds", follow_seconds), ("lease_seconds", LEASE_SECONDS)):
+        try:
+            numbers[name] = float(given.get(name, default))
+        except ValueError:
+            numbers[name] = -1.0
+        if not 0 <= numbers[name] < float("inf") or (name == "lease_seconds" and numbers[name] == 0):
+            raise ValueError(f"store url '{shown}': {name} is {given[name]!r}, expected seconds")
+    if "cache" in given:
+        cache = Path(given["cache"]).absolute()
+    else:
+        # One mirror per store, also for two that differ in an option alone.
+        digest = hashlib.sha256(f"{shown}?{urlencode(sorted(options.items()))}".encode()).hexdigest()[:16]
+        cache = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"), "cache", digest).absolute()
+    return StoreUrl(shown, urlunsplit(parts._replace(query="")), options, cache, **numbers)
+
+
+def namespaced(text: str, name: str) -> str:
+    """Return the URL of a store within the one at ``text``: its collections, views and mirror are its own.
+
+    The URL is ``STORE/namespaces/NAME``, in Redis ``PREFIX@NAME:`` (no name of a collection has an @).
+    """
+    if "://" not in text:
+        return str(Path(text) / "namespaces" / name)
+    parts = urlsplit(text)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "cache" in options:
+        options["cache"] = str(Path(options["cache"]) / "namespaces" / name)
+    if parts.scheme in ("redis", "rediss", "unix"):
+        options["prefix"] = f"{options.get('prefix', REDIS_PREFIX)}@{name}:"
+    else:
+        parts = parts._replace(path=f"{parts.path.rstrip('/')}/namespaces/{name}")
+    return urlunsplit(parts._replace(query=urlencode(options)))

@@ -1,0 +1,108 @@
+"""Follows runs: applies what they report, and gives up those that say nothing or take too long."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+
+from service.core import tables
+from service.jobs import job_records, run_events
+from service.jobs.executors.base import ExecutorUnavailable
+from service.jobs.job_row import JobRow
+from service.jobs.liveness import Liveness, Looked
+from service.jobs.runner_context import RunnerContext
+from service.jobs.states import ACTIVE, TERMINAL
+
+log = logging.getLogger("evenkeel.runner")
+
+
+class Follower:
+    def __init__(self, context: RunnerContext):
+        self._context = context
+        self._watch = Liveness(context.settings.silence_seconds)
+        self._unanswered: dict[str, tuple[datetime.datetime, float]] = {}
+
+    def begin_round(self, job_ids: set[str]) -> None:
+        """Begin a look at these jobs; after a gap each is given a whole interval to say something."""
+        if self._watch.begin_round(job_ids):
+            log.warning("this machine or this process was away: every run is given a whole interval to say something")
+
+    def answered(self, job_id: str) -> None:
+        """Forget that the executor did not answer for this job."""
+        self._unanswered.pop(job_id, None)
+
+    async def wait_for_answer(self, row: JobRow, error: ExecutorUnavailable) -> None:
+        """Keep a run whose state is unknown in its place, and apply what it reports itself.
+
+        After a while the job shows why nothing else happens.
+        """
+        if row["state"] in ACTIVE and row["launched_at"] is not None:
+            await self.follow(row, alive=True)
+        since, asked = self._unanswered.setdefault(row["id"], (tables.now(), time.monotonic()))
+        if time.monotonic() - asked < self._context.settings.unanswered_seconds:
+            return
+        reason = f"its executor has not answered since {since:%Y-%m-%d %H:%M} UTC, and is asked again: {error}"
+        async with self._context.database.write() as connection:
+            current = await job_records.locked(connection, row["id"])
+            same = (current["state"], current["attempt"]) == (row["state"], row["attempt"])
+            if same and current["state"] not in TERMINAL and current["reason"] != reason:
+                log.warning("job %s: %s", row["id"], reason)
+                await job_records.change(connection, current, reason=reason)
+
+    async def follow(self, row: JobRow, alive: bool) -> None:
+        """Apply the run's new events, and end its attempt if necessary.
+
+        That is the case if the run is gone without reporting its end, has been silent for too long, or has exceeded its
+        time limit.
+        """
+        said = run_events.size(self._context.run_dir(row["id"]))
+        if not alive or said != row["events_offset"]:
+            await self.apply(row, alive)
+        if not alive:
+            return
+        assert row["launched_at"] is not None
+        age = (tables.now() - row["launched_at"]).total_seconds()
+        looked = self._watch.look(row["id"], (row["attempt"], row["lease"]), said, age)
+        limit = row["spec"]["resources"]["timeout_seconds"]
+        if limit is not None and looked.running_seconds > limit + self._context.settings.cancel_grace_seconds:
+            await self._give_up(row, said, run_events.timed_out(limit), retryable=False)
+        elif looked.silent_seconds > self._context.settings.silence_seconds:
+            await self._give_up(row, said, run_events.silent(looked.silent_seconds), retryable=True)
+        elif looked.silent_seconds > self._context.settings.silence_seconds / 2:
+            await self._warn_of_silence(row, looked)
+
+    async def apply(self, row: JobRow, alive: bool) -> None:
+        directory = self._context.run_dir(row["id"])
+        async with self._context.database.write() as connection:
+            current = await job_records.locked(connection, row["id"])
+            more = await run_events.apply(
+                connection, current, directory, alive, self._context.settings.retry_backoff_seconds
+            )
+            if not alive and not more and current["state"] in ACTIVE:
+                await run_events.died(connection, current, directory, self._context.settings.retry_backoff_seconds)
+
+    async def _give_up(self, row: JobRow, said: int, error: dict[str, str], retryable: bool) -> None:
+        """End an attempt that does not end itself.
+
+        It loses its lease first, here and (before any signal, in ``_release``) in its run directory: should it wake up
+        meanwhile, it cannot write anything any more.
+        """
+        async with self._context.database.write() as connection:
+            current = await job_records.locked(connection, row["id"])
+            moved = (current["attempt"], current["lease"]) != (row["attempt"], row["lease"])
+            if moved or current["state"] not in ACTIVE or run_events.size(self._context.run_dir(row["id"])) != said:
+                return
+            log.warning("job %s, attempt %d: %s", row["id"], row["attempt"], error["message"])
+            await job_records.change(connection, current, lease=None)
+            await run_events.fail(connection, current, error, retryable, self._context.settings.retry_backoff_seconds)
+
+    async def _warn_of_silence(self, row: JobRow, looked: Looked) -> None:
+        if row["reason"] is not None:
+            return
+        async with self._context.database.write() as connection:
+            current = await job_records.locked(connection, row["id"])
+            if current["state"] in ACTIVE and current["attempt"] == row["attempt"] and current["reason"] is None:
+                limit = self._context.settings.silence_seconds
+                reason = f"no sign of life for {looked.silent_seconds:.0f} s: it is given up after {limit:g} s"
+                await job_records.change(connection, current, reason=reason)

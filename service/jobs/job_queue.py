@@ -1,0 +1,159 @@
+"""The queue: which job is taken next, and why each of the others waits."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import secrets
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.core import disk, logs, tables, thread_pools
+from service.jobs import admission, job_records, resource_prediction, run_events
+from service.jobs.admission import ResourceRequest
+from service.jobs.executors.base import ExecutorUnavailable
+from service.jobs.job_row import JobRow, as_job
+from service.jobs.runner_context import BackgroundTasks, RunnerContext
+from service.jobs.states import backoff_seconds
+
+log = logging.getLogger("evenkeel.runner")
+
+
+class JobQueue:
+    """Takes the queued jobs of this home, in their order, as there is room for them."""
+
+    def __init__(self, context: RunnerContext):
+        self._context = context
+        self._host = admission.host(context.settings)
+        self._counting = BackgroundTasks("could not be counted")
+
+    def close(self) -> None:
+        self._counting.cancel()
+
+    async def claim(self) -> bool:
+        """Take the first job in the queue if there is room for it, else record why it and the others wait.
+
+        Jobs may only pass one that waits for a backoff to elapse or for its last attempt to be gone: a large job gets
+        its room in the end, however many small ones come after it.
+
+        Returns:
+            True if there may be room for one more.
+        """
+        job = tables.job.c
+        now = tables.now()
+        # What lies further ahead than any backoff was reckoned by a clock that has been set back since.
+        longest = datetime.timedelta(seconds=backoff_seconds(99, self._context.settings.retry_backoff_seconds))
+        due = sa.or_(job.not_before.is_(None), job.not_before <= now, job.not_before > now + longest)
+        # A job that ran here before has its checkpoints here.
+        ours = sa.or_(job.home_id.is_(None), job.home_id == self._context.home_id)
+        waiting = sa.and_(job.state == "queued", due, ours, job.released.is_(True))
+        mine = sa.select(job.id, job.tenant, job.needs).where(
+            job.home_id == self._context.home_id, job.released.is_(False)
+        )
+        async with self._context.database.read() as connection:
+            head = (
+                (await connection.execute(sa.select(tables.job).where(waiting).order_by(job.id).limit(1)))
+                .mappings()
+                .first()
+            )
+            if head is None:
+                return False
+            held = {
+                row.id if row.tenant == head["tenant"] else f"another tenant's run ({number})": ResourceRequest(
+                    **row.needs
+                )
+                for number, row in enumerate(await connection.execute(mine), 1)
+                if row.needs
+            }
+        if head["needs"] is None:
+            self._count(as_job(head))
+            reason: str | None = "the rows of its dataset are counted, to know the memory that it needs"
+        else:
+            reason = await self._obstacle(ResourceRequest(**head["needs"]), held)
+        if reason is not None:
+            await self._explain(as_job(head), reason, waiting)
+            return False
+        async with self._context.database.write() as connection:
+            query = sa.select(tables.job).where(waiting, job.id == head["id"]).with_for_update(skip_locked=True)
+            row = (await connection.execute(query)).mappings().first()
+            if row is not None:
+                await self._take(connection, as_job(row), now)
+        return row is not None
+
+    async def _obstacle(self, needs: ResourceRequest, held: dict[str, ResourceRequest]) -> str | None:
+        shortage = disk.shortage(self._context.settings)
+        if shortage is not None:
+            return shortage
+        if self._context.settings.ray_address is None:
+            return admission.obstacle(needs, self._host, held, self._context.settings.max_runs)
+        ask = getattr(self._context.executor, "room", None)
+        try:
+            nodes = None if ask is None else await asyncio.to_thread(ask)
+        except ExecutorUnavailable as error:
+            return str(error)
+        return admission.cluster_obstacle(needs, nodes, held, self._context.settings.max_runs)
+
+    async def _explain(self, head: JobRow, reason: str, waiting: sa.ColumnElement[bool]) -> None:
+        """Record why each waiting job waits, if it changed; tenants learn nothing of each other's jobs."""
+        job = tables.job.c
+        told = sa.case(
+            (job.id == head["id"], reason),
+            (job.tenant == head["tenant"], admission.behind(head["id"], reason)),
+            else_=admission.BEHIND_ANOTHER_TENANT,
+        )
+        untold = sa.and_(waiting, job.reason.is_distinct_from(told))
+        async with self._context.database.read() as connection:
+            if await connection.scalar(sa.select(job.id).where(untold).limit(1)) is None:
+                return
+        async with self._context.database.write() as connection:
+            await connection.execute(tables.job.update().where(untold).values(reason=told))
+
+    def _count(self, row: JobRow) -> None:
+        """Predict in the background what a job needs: the queue waits for it, but existing runs do not."""
+        self._counting.start(row["id"], lambda: self._counted(row))
+
+    async def _counted(self, row: JobRow) -> None:
+        logs.job_id.set(row["id"])
+        try:
+            needs = await thread_pools.in_thread(resource_prediction.of_row, self._context.settings, row)
+        except ValueError as failure:
+            await self._refuse_unreadable(row["id"], failure)
+            return
+        problem = None if self._context.settings.ray_address else admission.impossible(needs, self._host)
+        async with self._context.database.write() as connection:
+            current = await job_records.locked(connection, row["id"])
+            if current["state"] != "queued":
+                return
+            await job_records.change(connection, current, needs=needs.document())
+            if problem is not None:
+                error = {"code": "does-not-fit", "message": problem[0], "remedy": problem[1]}
+                await self._take(connection, current, tables.now())
+                await run_events.fail(connection, current, error, False, self._context.settings.retry_backoff_seconds)
+
+    async def _refuse_unreadable(self, job_id: str, failure: ValueError) -> None:
+        """End a job whose spec this version can no longer read: as the first in the queue, it would block it."""
+        log.error("job %s: its spec cannot be read", job_id, exc_info=failure)
+        remedy = "submit it again in the form that this version reads"
+        error = {"code": "spec-unreadable", "message": str(failure).splitlines()[0], "remedy": remedy}
+        async with self._context.database.write() as connection:
+            current = await job_records.locked(connection, job_id)
+            if current["state"] == "queued":
+                await self._take(connection, current, tables.now())
+                await run_events.fail(connection, current, error, False, self._context.settings.retry_backoff_seconds)
+
+    async def _take(self, connection: AsyncConnection, row: JobRow, now: Any) -> None:
+        attempt = row["attempt"] + 1
+        # In run.json too: an attempt that was given up finds another token there and publishes nothing.
+        claimed: dict[str, Any] = {
+            "home_id": self._context.home_id,
+            "lease": secrets.token_hex(16),
+            "released": False,
+            "launched_at": None,
+            "heartbeat_at": None,
+        }
+        claimed |= {"started_at": row["started_at"] or now, "error": None, "publication": None}
+        row["attempt"] = attempt
+        await job_records.move(connection, row, "claimed", attempt=attempt, reason=None, not_before=None, **claimed)

@@ -1,0 +1,60 @@
+"""What the parts of the runner share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from embeddings.store import Store
+from service.core.database import Database
+from service.core.settings import Settings
+from service.jobs.executors.base import Executor
+
+log = logging.getLogger("evenkeel.runner")
+
+
+@dataclass
+class RunnerContext:
+    """Where jobs are stored and executed; ``home_id`` is empty until the home's lock is held."""
+
+    database: Database
+    settings: Settings
+    store: Store
+    executor: Executor
+    home_id: str = ""
+
+    def run_dir(self, job_id: str) -> Path:
+        return self.settings.run_dir(job_id)
+
+
+class BackgroundTasks:
+    """At most one task for each job; a failure is logged, and the next round begins the task again.
+
+    Args:
+        failure: What is logged of a task that failed, such as ``could not be ended``.
+    """
+
+    def __init__(self, failure: str):
+        self._failure = failure
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._tasks
+
+    def start(self, job_id: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Begin the work, unless the job's task is under way."""
+        if job_id not in self._tasks:
+            self._tasks[job_id] = task = asyncio.create_task(work())
+            task.add_done_callback(lambda done: self._done(job_id, done))
+
+    def cancel(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _done(self, job_id: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(job_id, None)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("job %s %s; it is tried again", job_id, self._failure, exc_info=task.exception())

@@ -1,0 +1,203 @@
+"""Every format gives the prepared columns that Parquet gives, from a file and from folders; what is wrong is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.feather
+import pyarrow.orc
+import pyarrow.parquet as pq
+import pytest
+
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.errors import DataError
+from trainer.data.prepare.preparation import prepare
+from trainer.data.sources.infer import column_names, infer, profile
+from trainer.data.sources.readers import json_lines
+from trainer.data.sources.readers.registry import READERS, reader_of
+from trainer.data.sources.source import Source
+
+FIELDS: dict[str, Any] = {
+    "features": {
+        "user": {"type": "id"},
+        "item": {"type": "id"},
+        "tags": {"type": "id_list"},
+        "price": {"type": "dense"},
+    },
+    "order": "ts",
+}
+
+
+def rows_table(num_rows: int = 400) -> pa.Table:
+    generator = np.random.default_rng(3)
+    tags = [[f"t{one}" for one in generator.integers(0, 9, count)] for count in generator.integers(0, 4, num_rows)]
+    users = [None if one == 0 else f"u{one}" for one in generator.integers(0, 30, num_rows)]
+    return pa.table(
+        {
+            "user": users,
+            "item": generator.integers(0, 40, num_rows),
+            "tags": tags,
+            "price": pa.array(generator.integers(0, 9, num_rows) / 4, mask=generator.random(num_rows) < 0.1),
+            "click": generator.integers(0, 2, num_rows),
+            "ts": generator.permutation(num_rows),
+        }
+    )
+
+
+def write_lines(table: pa.Table, path: Path) -> None:
+    lines = ({key: value for key, value in row.items() if value is not None} for row in table.to_pylist())
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(text) if path.name.endswith(".gz") else text)
+
+
+def write_feather(table: pa.Table, path: Path) -> None:
+    pa.feather.write_feather(table, path, chunksize=97)
+
+
+WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
+    "rows.jsonl": write_lines,
+    "rows.ndjson.gz": write_lines,
+    "rows.feather": write_feather,
+    "rows.arrow": write_feather,
+    "rows.orc": pa.orc.write_table,
+}
+every_format = pytest.mark.parametrize("name", WRITERS)
+
+
+def contents(data: PreparedData) -> dict[str, bytes]:
+    return {str(path.relative_to(data.directory)): path.read_bytes() for path in data.directory.rglob("*.bin")}
+
+
+@every_format
+def test_prepared_columns_are_those_of_parquet(name, dataset_spec, job_spec, tmp_path, monkeypatch):
+    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 1000)
+    table, job = rows_table(), job_spec(model={"kind": "dcnv2"})
+    expected = prepare(dataset_spec(table, **FIELDS), job, tmp_path / "expected")
+    WRITERS[name](table, tmp_path / name)
+    data = prepare(dataset_spec(tmp_path / name, **FIELDS), job, tmp_path / "data")
+    assert contents(data) == contents(expected)
+    for one in data.tables:
+        assert data.vocabulary(one).equals(expected.vocabulary(one))
+    again = prepare(dataset_spec(tmp_path / name, **FIELDS), job, tmp_path / "again")
+    assert again.dataset_fingerprint == data.dataset_fingerprint != expected.dataset_fingerprint
+
+
+@every_format
+def test_folders_are_columns(name, tmp_path):
+    table = rows_table()
+    for day in (2, 1):
+        (tmp_path / f"day=2026-01-{day:02d}").mkdir()
+        WRITERS[name](table.slice(day * 100, 100), tmp_path / f"day=2026-01-{day:02d}" / name)
+    source = Source(str(tmp_path))
+    chunks = list(source.stream(["day", "item"], 30))
+    assert [len(chunk) for chunk in chunks] == [30, 30, 30, 10] * 2 or name.endswith((".feather", ".arrow"))
+    items = pa.concat_arrays([chunk.column("item") for chunk in chunks])
+    assert items.equals(table["item"].slice(100, 200).combine_chunks())
+    assert chunks[0].column("day")[0].as_py() == "2026-01-01"
+    assert sum(len(chunk) for chunk in source.stream(["day"])) == 200
+    assert source.reader.num_rows() in (200, None)
+
+
+def test_a_folder_that_arrow_partitioned(dataset_spec, job_spec, tmp_path):
+    table = rows_table().append_column("country", pa.array(["de", "fr"] * 200))
+    partitioning = pads.partitioning(pa.schema([("country", pa.string())]), flavor="hive")
+    pads.write_dataset(table, tmp_path / "rows", format="parquet", partitioning=partitioning)
+    fields = {**FIELDS, "features": {**FIELDS["features"], "country": {"type": "id"}}}
+    data = prepare(dataset_spec(tmp_path / "rows", **fields), job_spec(model={"kind": "dcnv2"}), tmp_path / "data")
+    assert data.vocabulary("country").to_pylist() == ["de", "fr"]
+    assert data.num_rows_read == 400
+
+
+@every_format
+def test_a_manifest_is_proposed_and_profiled(name, dataset_spec, tmp_path):
+    WRITERS[name](rows_table(), tmp_path / name)
+    assert sorted(column_names(tmp_path / name)) == sorted(rows_table().column_names)
+    document = infer(tmp_path / name)
+    assert document["features"]["tags"] == {"type": "id_list"}
+    assert profile(dataset_spec(tmp_path / name, **FIELDS))["rows"] == 400
+
+
+@pytest.mark.parametrize(("name", "says"), [("rows.feather", "Feather: .*write_feather"), ("rows.orc", "ORC: .*again")])
+def test_a_file_that_was_cut(name, says, tmp_path):
+    WRITERS[name](rows_table(), tmp_path / "whole")
+    (tmp_path / name).write_bytes((tmp_path / "whole").read_bytes()[:900])
+    with pytest.raises(DataError, match=f"cannot be read as {says}"):
+        column_names(tmp_path / name)
+
+
+def test_a_feather_file_damaged_in_the_middle(tmp_path):
+    """Its footer is whole; the offsets of its strings lead outside."""
+    pa.feather.write_feather(pa.table({"user": ["a" * 50, "b"] * 50}), tmp_path / "rows.feather", "uncompressed")
+    content = bytearray((tmp_path / "rows.feather").read_bytes())
+    offsets = content.index(np.array([0, 50, 51, 101], np.int32).tobytes())
+    content[offsets + 4 : offsets + 8] = np.int32(2**30).tobytes()
+    (tmp_path / "rows.feather").write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read as Feather"):
+        list(Source(str(tmp_path / "rows.feather")).stream(["user"]))
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        ('{"user": "x"}', "column 'user' is int64 in one row and string in another.*values of one type"),
+        ('{"user": true, "user": 1}', "was specified twice in row 99"),
+        ('{"user": 1', "in row 99.*one JSON object in each line"),
+        ("[1, 2]", "changed from object to array in row 99"),
+        ('{"user": "' + "x" * 1000 + '"}', "a line is longer than 100 bytes"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_row(last, says, tmp_path, monkeypatch):
+    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 100)
+    (tmp_path / "rows.jsonl").write_text('{"user": 1}\n' * 99 + last + "\n")
+    with pytest.raises(DataError, match=says):
+        Source(str(tmp_path / "rows.jsonl")).require(["user"])
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', '{"}}}":', '{"}\\"}\\\\":', "\n[1,"])
+def test_lines_that_would_exhaust_the_stack(opening, tmp_path):
+    """A hundred thousand levels end the process where Arrow parses them."""
+    (tmp_path / "rows.jsonl").write_text('{"user": [' + opening * 100_000)
+    with pytest.raises(DataError, match="more than 256 deep in one another"):
+        column_names(tmp_path / "rows.jsonl")
+
+
+def test_brackets_in_strings_are_no_depth(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"user": ":[ {\\"[[["}\n' * 1000)
+    (chunk,) = Source(str(tmp_path / "rows.jsonl")).stream(["user"])
+    assert chunk.column("user").unique().to_pylist() == [':[ {"[[[']
+
+
+def test_types_of_lines_are_found_over_all_blocks_and_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 64)
+    lines = [{"a": None, "b": [], "c": "2026-01-01", "d": None}] * 5 + [{"a": 1, "b": [2], "c": "x", "d": None}] * 5
+    lines += [{"a": 2.5, "b": [2.5], "c": "2026-01-01"}]
+    lines = [line | {"e": []} for line in lines]
+    last = {"a": 3, "b": [4], "c": "y", "d": None, "e": ["z"]}
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "b.jsonl").write_text("\n" + json.dumps(last))
+    source = Source(str(tmp_path))
+    source.require(list("abcde"))
+    types = [pa.float64(), pa.list_(pa.float64()), pa.string(), pa.int64(), pa.list_(pa.string())]
+    assert [source.column_type(name) for name in "abcde"] == types
+    batches = [chunk.batch for chunk in source.stream(list("abcde"))]
+    assert pa.Table.from_batches(batches).to_pylist() == [{"d": None} | line for line in [*lines, last]]
+
+
+def test_formats_are_not_mixed_in_a_folder(tmp_path):
+    write_lines(rows_table(), tmp_path / "a.jsonl")
+    pq.write_table(rows_table(), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match="mixes Parquet and JSON Lines files"):
+        Source(str(tmp_path))
+
+
+def test_no_ending_is_of_two_readers():
+    suffixes = [suffix for reader in READERS for suffix in reader.suffixes]
+    assert len(set(suffixes)) == len(suffixes)
+    assert all(reader_of(f"rows{suffix}") is reader for reader in READERS for suffix in reader.suffixes)

@@ -1,0 +1,40 @@
+"""Which changes of a spec a run may go on with, from a checkpoint of its own."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.launch.resume_check import check_same_job, identity_of
+from trainer.spec import parse_job
+
+
+def job(**changes):
+    document = {
+        "name": "small", "dataset": {"name": "clicks"}, "model": {"kind": "dnn"},
+        "optimizer": {"kind": "adam", "learning_rate": 0.1}, "batch_size": 32,
+    }  # fmt: skip
+    return parse_job(document | changes)
+
+
+def checkpoint(**changes):
+    return SimpleNamespace(path="step-000000000005", extra={"job": identity_of(job(**changes))})
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"name": "other"}, {"epochs": 9}, {"sharding": {"item": "row_wise"}}, {"retries": 5}]
+)
+def test_what_does_not_change_the_training_may_change(changes):
+    check_same_job(checkpoint(), job(**changes))
+
+
+def test_other_changes_are_named():
+    with pytest.raises(ValueError, match="of a job with another batch_size, model: resume it with the same spec"):
+        check_same_job(checkpoint(), job(batch_size=64, model={"kind": "fm"}))
+
+
+def test_a_field_that_came_later_has_its_default():
+    older = checkpoint()
+    del older.extra["job"]["micro_batches"]
+    check_same_job(older, job())
+    with pytest.raises(ValueError, match="another micro_batches"):
+        check_same_job(older, job(micro_batches=2))

@@ -1,0 +1,58 @@
+"""Ranks agree on what they did before any of them raises: a save or load succeeds on all of them or on none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from safetensors import SafetensorError
+
+Result = TypeVar("Result")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or is not valid; the message says which, why and what to do."""
+
+
+class FormatVersionError(CheckpointError):
+    """A checkpoint is whole, but of another version's format."""
+
+
+def rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Return this rank and the number of ranks; (0, 1) without a process group."""
+    return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
+
+
+def attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | None, str | None]:
+    """Return the result, or the words of what went wrong: ranks tell each other before any of them raises."""
+    try:
+        return function(*arguments), None
+    except (OSError, SafetensorError) as error:
+        return None, f"{error}: free space in this folder, or give one that every rank can write"
+    except ValueError as error:
+        return None, str(error)
+    except Exception as error:  # Whatever it is: the other ranks wait to hear of it.
+        return None, f"{type(error).__name__}: {error}"
+
+
+def agree(mine: tuple[Result, str | None], where: str, group: dist.ProcessGroup | None = None) -> list[Result]:
+    """Return every rank's result in rank order. Collective.
+
+    Raises:
+        CheckpointError: on all ranks, if one has a problem.
+    """
+    _, world_size = rank_and_size(group)
+    everyone: list[Any] = [mine]
+    if world_size > 1:
+        everyone = [None] * world_size
+        dist.all_gather_object(everyone, mine, group=group)
+    problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(everyone) if problem is not None]
+    if problems:
+        raise CheckpointError(f"{where} ({'; '.join(problems)})")
+    return [result for result, _ in everyone]
+
+
+def from_rank_0(mine: tuple[Any, str | None] | None, where: str, group: dist.ProcessGroup | None) -> Any:
+    """Return rank 0's result on every rank."""
+    return agree(mine if mine is not None else (None, None), where, group)[0]

@@ -1,0 +1,51 @@
+"""Whether the pieces that ranks wrote make up every table, each element once. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the pieces hold every element of every table exactly once.
+
+    Raises:
+        ValueError: they do not; a plan that holds a row twice is the caller's fault.
+    """
+    pieces: dict[str, list[Mapping[str, Any]]] = {}
+    for shard in shards:
+        pieces.setdefault(shard["table"], []).append(shard)
+    for table, held in pieces.items():
+        if len({(shard["num_rows"], shard["dim"]) for shard in held}) > 1:
+            raise ValueError(f"table '{table}': ranks disagree about its size")
+        starts, ends = _by_row(held, "row_start"), _by_row(held, "row_end")
+        num_rows, dim = held[0]["num_rows"], held[0]["dim"]
+        # Down the rows, with the pieces that are open there: between two edges they must make up the columns.
+        active: dict[int, Mapping[str, Any]] = {}
+        edges = sorted({0, num_rows, *starts, *ends})
+        if edges[0] < 0 or edges[-1] > num_rows:
+            raise ValueError(f"table '{table}': ranks hold rows [{edges[0]}, {edges[-1]}) of {num_rows}")
+        for edge in edges[:-1]:
+            for number in ends.get(edge, []):
+                del active[number]
+            active |= {number: held[number] for number in starts.get(edge, [])}
+            column = 0
+            for piece in sorted(active.values(), key=lambda piece: piece["column_start"]):
+                if piece["column_start"] < column:
+                    raise ValueError(f"table '{table}': rows from {edge} are held twice")
+                if piece["column_start"] > column:
+                    break
+                column += piece["column_count"]
+            if column != dim:
+                what = f"columns from {column} of rows" if column else "rows"
+                raise ValueError(f"table '{table}': {what} from {edge} are held nowhere")
+
+
+def _by_row(pieces: Sequence[Mapping[str, Any]], edge: str) -> dict[int, list[int]]:
+    """Return the numbers of the pieces that have rows, by their first row or by the row after their last."""
+    found: dict[int, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        if piece["row_count"]:
+            row = piece["row_start"] + (piece["row_count"] if edge == "row_end" else 0)
+            found.setdefault(row, []).append(number)
+    return found

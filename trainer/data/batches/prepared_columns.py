@@ -1,0 +1,269 @@
+"""Files of prepared data, as :func:`trainer.data.prepare.preparation.prepare` wrote them, opened by every rank.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from embeddings.sse.graph import Graph
+from trainer.data.batches.keys import Key
+from trainer.data.batches.order import GlobalOrder
+from trainer.data.columns.dynamic_ids import IdMap
+from trainer.data.columns.hashing import UInt64s, derive_key, id_keys
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.numeric import NUMERIC_FILE
+from trainer.data.errors import DataError
+from trainer.data.prepare.arrays import (
+    CODE,
+    LABEL,
+    NUMBERS,
+    OFFSET,
+    USER_CODES,
+    VALUE,
+    map_array,
+    map_jagged,
+    weight_file,
+)
+from trainer.data.prepare.drift import PROFILE_FILE
+from trainer.data.prepare.graphs import open_graph
+from trainer.data.prepare.negatives import SeenItems
+from trainer.data.prepare.sequences import Sequences, Windows
+
+FORMAT_VERSION = 2
+MANIFEST = "prepared.json"
+GRAPHS = "graphs"
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """One embedding table: row 0 is padding, row 1 the unknown id, row r >= 2 is ``vocabulary[r - 2]``."""
+
+    name: str
+    num_rows: int
+    features: tuple[str, ...]
+    vocabulary_path: Path
+
+
+class PreparedColumns:
+    """Memory-mapped splits and vocabularies, and the order of the training rows."""
+
+    directory: Path
+    tables: dict[str, TableInfo]
+    keys: tuple[Key, ...]
+    """In the order of the batches: the dataset's features, then ``item__negative`` for BPR. Sequence models have
+    those of :mod:`trainer.data.batches.sequence_batches`."""
+    sequence: dict[str, Any] | None
+    """How the batches of a sequence model are cut, None for other models."""
+    sampling: str
+    """Distribution of the negatives that are drawn anew in each epoch, and its power."""
+    sampling_power: float
+    unread: list[str]
+    """Features of the dataset that a sequence model has no use for."""
+    num_examples: dict[str, int]
+    """By split: train, validation, test."""
+    num_positives: dict[str, int]
+    unknown_share: dict[str, dict[str, float]]
+    """Share of ids at row 1, by feature and split."""
+    graphs: dict[str, dict[str, Any]]
+    """By name, for the graphs that the job uses: table, edges in the file, those left out, entries."""
+    num_dense: int
+    """Numeric features of the batches, in the order of the dataset."""
+    bad_rows: dict[str, int] | None
+    """By reason, rows that were left out; None where none may be bad."""
+    drift: list[dict[str, Any]] | None
+    """How the rows differ from those of the run that this one goes on from (trainer.data.prepare.drift); None without
+    one."""
+    dataset_fingerprint: str
+    seed: int
+    batch_size: int
+
+    def __init__(self, directory: Path, manifest: dict[str, Any]):
+        self.directory = directory
+        self.keys = tuple(Key(**key) for key in manifest["keys"])
+        self.tables = {
+            name: TableInfo(
+                name,
+                table["num_rows"],
+                tuple(key.name for key in self.keys if key.table == name),
+                directory / "tables" / f"{name}.arrow",
+            )
+            for name, table in manifest["tables"].items()
+        }
+        self.is_bpr = bool(manifest["is_bpr"])
+        self.label_dtype = np.dtype(manifest.get("label_dtype", LABEL.name))
+        self.sequence = manifest.get("sequence")
+        self.unread = manifest.get("unread", [])
+        # Prepared by a version that knew item2vec's and uniform ones alone.
+        papers = "popularity" if (self.sequence or {}).get("kind") == "item2vec" else "uniform"
+        sampling = manifest.get("sampling", {"distribution": papers, "power": 0.75})
+        self.sampling, self.sampling_power = sampling["distribution"], sampling["power"]
+        self.num_rows_read = int(manifest["num_rows_read"])
+        self.num_examples = manifest["num_examples"]
+        self.num_positives = manifest["num_positives"]
+        self.unknown_share = manifest["unknown_share"]
+        self.graphs = manifest.get("graphs", {})
+        self.num_dense = len(manifest.get("numeric", []))
+        self.drift = manifest.get("drift")
+        self.bad_rows = manifest.get("bad_rows")
+        self.fingerprint = manifest["fingerprint"]
+        self.dataset_fingerprint = manifest["dataset_fingerprint"]
+        self.seed = manifest["seed"]
+        self.batch_size = manifest["batch_size"]
+
+    @classmethod
+    def open(cls, directory: Path | str) -> Self:
+        """Open a prepared directory.
+
+        Raises:
+            DataError: nothing was prepared there, or something of another version.
+        """
+        directory = Path(directory)
+        try:
+            manifest = json.loads((directory / MANIFEST).read_text("utf-8"))
+        except (OSError, ValueError):
+            manifest = {}
+        if manifest.get("format") != FORMAT_VERSION:
+            raise DataError("holds no prepared data of this version", where=str(directory), remedy="prepare it again")
+        return cls(directory, manifest)
+
+    @classmethod
+    def fingerprint_of(cls, directory: Path | str) -> str | None:
+        """Return the fingerprint of what ``directory`` holds; None if that is nothing usable."""
+        try:
+            return cls.open(directory).fingerprint
+        except DataError:
+            return None
+
+    # --- tables
+
+    def vocabulary(self, table: str) -> pa.Array:
+        """Return the raw ids (int64 or large_string), memory-mapped: row r >= 2 is entry r - 2."""
+        return self.id_map(table).ids
+
+    def id_map(self, table: str) -> IdMap:
+        """Return the ids with the runs that last had them, and tombstones."""
+        return IdMap.read(self.tables[table].vocabulary_path)
+
+    def parent_rows(self, table: str) -> npt.NDArray[np.int64]:
+        """Return the row of the warm start's table that each row continues, int64 [num_rows], ascending.
+
+        Rows of new ids have -1; without a warm start these are all but the special rows.
+        """
+        return np.asarray(map_array(self.directory / "tables" / f"{table}.parent.bin", OFFSET))
+
+    def row_keys(self, table: str) -> UInt64s:
+        """Return a stable hash of each row's raw id, uint64 [num_rows]: the seed of its hash initial value."""
+        special = np.array([derive_key(0), derive_key(1)], dtype=np.uint64)
+        return np.concatenate([special, id_keys(self.vocabulary(table))])
+
+    def row_counts(self, table: str) -> npt.NDArray[np.int64]:
+        """Return the occurrences of each row in the training split, over all features of the table."""
+        return np.asarray(map_array(self.directory / "tables" / f"{table}.counts.bin", OFFSET))
+
+    def graph(self, name: str) -> Graph:
+        """Return a graph over the rows of its table, memory-mapped."""
+        if name not in self.graphs:
+            raise DataError(
+                f"no graph '{name}' was prepared (there are {', '.join(sorted(self.graphs)) or 'none'})",
+                where=str(self.directory),
+                remedy="prepare the data for the job that names it",
+            )
+        return open_graph(self.directory / GRAPHS, name)
+
+    # --- splits
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_examples["train"] // self.batch_size)
+
+    def order(self) -> GlobalOrder:
+        """Return the order of training rows; a new one for each reader, because it keeps the window it is in."""
+        return GlobalOrder(self.num_examples["train"], self.seed)
+
+    @cached_property
+    def seen_items(self) -> tuple[SeenItems, npt.NDArray[np.int64]]:
+        """What each user had in training, and the item rows that negatives are drawn from.
+
+        Kept for BPR, and where a job asks for rankings of all items.
+        """
+        parts = {
+            name: map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")
+        }
+        return SeenItems(parts["shifted"], parts["starts"], len(parts["items"])), parts["items"]
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """Each user's items in order, for a sequence model."""
+        return Sequences(self.directory)
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The pieces of sequences that sasrec and gru4rec train on."""
+        assert self.sequence is not None
+        return self.sequences.windows(self.sequence["length"])
+
+    def labels(self, split: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
+        """Return the labels of a split: 0 or 1, or the values of a real-valued label."""
+        return map_array(self.directory / split / "labels.bin", self.label_dtype)
+
+    def user_codes(self, split: str) -> npt.NDArray[np.int32]:
+        """Return a number for the user of each example, also of users that were not trained on; -1 without a user.
+
+        The file is there where evaluation asks for users.
+        """
+        return map_array(self.directory / split / USER_CODES, CODE)
+
+    def numbers(self, split: str) -> npt.NDArray[np.float32]:
+        """Return the numeric features after their transforms, [examples, num_dense]."""
+        return map_array(self.directory / split / NUMBERS, VALUE).reshape(-1, self.num_dense)
+
+    @property
+    def profile_path(self) -> Path | None:
+        """The file with the profile of the rows; None where an earlier version prepared them."""
+        path = self.directory / PROFILE_FILE
+        return path if path.exists() else None
+
+    @property
+    def numeric_path(self) -> Path | None:
+        """The file of numeric features and their statistics, where there are any."""
+        return self.directory / NUMERIC_FILE if self.num_dense else None
+
+    def weights(self, split: str, key: Key) -> npt.NDArray[np.float32]:
+        """Return what the values of a list are multiplied with, beside those of :meth:`column`."""
+        return map_array(weight_file(self.directory / split, key.name), VALUE)
+
+    def column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:
+        """Return the table rows of one feature in a split."""
+        stem = self.directory / split / key.name
+        return map_jagged(stem, CODE) if key.is_list else map_array(stem.with_name(key.name + ".bin"), CODE)
+
+    def checked_column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:
+        """Return :meth:`column` as plain arrays, with as many entries as the split has examples.
+
+        Raises:
+            DataError: the files do not hold that many entries.
+        """
+        column, num_examples = self.column(split, key), self.num_examples[split]
+        num_rows = len(column.offsets) - 1 if isinstance(column, Jagged) else len(column)
+        if num_rows != num_examples:
+            raise DataError(
+                f"the prepared column holds {num_rows:,} rows, its split has {num_examples:,}",
+                where=f"{self.directory / split}, feature '{key.name}'",
+                remedy="remove the folder: the next attempt prepares it again",
+            )
+        # A memory-mapped array looks after its file each time that it is indexed.
+        return (
+            Jagged(*(part.view(np.ndarray) for part in column))
+            if isinstance(column, Jagged)
+            else (column.view(np.ndarray))
+        )

@@ -1,0 +1,83 @@
+"""Prefetching: what a loop will need next is made in one thread while the loop works. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+PREFETCH_BATCHES = 4
+_END = object()
+
+
+class Prefetched(Generic[T], Iterator[T]):
+    """``make(start)`` ... ``make(stop - 1)`` in this order, at most ``depth`` of them ahead of the reader.
+
+    Making begins with the first item that is asked for, or with :meth:`begin`. Errors of ``make`` are raised to the
+    reader in their place, and StopIteration ends the items. The thread ends with the last item, with :meth:`close`, and
+    when nobody refers to this object any more.
+    """
+
+    def __init__(self, make: Callable[[int], T], start: int, stop: int, depth: int = PREFETCH_BATCHES):
+        self._ready: queue.Queue[Any] = queue.Queue(depth)
+        self._stopped = threading.Event()
+        # The thread must not refer to this object, or nobody would ever be the last one.
+        arguments = (make, start, stop, self._ready, self._stopped)
+        self._thread = threading.Thread(target=_work, args=arguments, name="evenkeel-batches", daemon=True)
+        weakref.finalize(self, self._stopped.set)
+
+    def begin(self) -> Prefetched[T]:
+        """Start the thread if it is not running yet."""
+        if self._thread.ident is None and not self._stopped.is_set():
+            self._thread.start()
+        return self
+
+    def __next__(self) -> T:
+        if self._stopped.is_set():
+            raise StopIteration
+        self.begin()
+        kind, item = self._ready.get()
+        if kind is _END:
+            self.close()
+            if item is not None:
+                raise item
+            raise StopIteration
+        value: T = item
+        return value
+
+    def close(self) -> None:
+        """End the thread and wait for it, at most for the item that it is making now; no more items come."""
+        self._stopped.set()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ready.get_nowait()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+
+def read_ahead(items: Iterator[T], depth: int = 1) -> Prefetched[T]:
+    """Return the items of an iterator, which one thread asks for while the reader is busy with those before."""
+    return Prefetched(lambda number: next(items), 0, sys.maxsize, depth)
+
+
+def _work(make: Callable[[int], Any], start: int, stop: int, ready: queue.Queue[Any], stopped: threading.Event) -> None:
+    def put(kind: object, item: Any) -> bool:
+        while not stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                ready.put((kind, item), timeout=0.1)
+                return True
+        return False
+
+    try:
+        for number in range(start, stop):
+            if not put(None, make(number)):
+                return
+        put(_END, None)
+    except BaseException as error:
+        put(_END, error)

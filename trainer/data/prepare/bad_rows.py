@@ -1,0 +1,187 @@
+"""Rows that cannot be trained on: counted by reason, left out and written down. Torch-free.
+
+``max_bad_rows`` limits their share.
+
+A row is bad where its label is missing, no number, or neither 0 nor 1; its time is missing; a numeric feature is text,
+infinite, or missing where ``missing: error``; an id is missing where ``missing: error``, or no integer in a column of
+integers; the weights of a list are not as many as its ids, missing, or negative.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trainer.data.columns import values
+from trainer.data.columns.numeric import as_floats, problems_of
+from trainer.data.columns.weights import weighted_lists
+from trainer.data.errors import DataError
+from trainer.data.prepare.plan import DataPlan
+from trainer.data.sources.source import Chunk
+
+NUM_EXAMPLES = 3
+_SCHEMA = pa.schema(
+    [
+        ("file", pa.string()),
+        ("row", pa.int64()),
+        ("column", pa.string()),
+        ("value", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+
+Mask = npt.NDArray[np.bool_]
+
+
+class BadRows:
+    """The bad rows of a plan; written to ``path`` if there are any. To be closed."""
+
+    def __init__(self, plan: DataPlan, path: Path):
+        self._plan, self.path = plan, path
+        self.num_rows, self.by_reason = 0, Counter[str]()
+        self._examples: dict[str, list[str]] = {}
+        self._writer: pq.ParquetWriter | None = None
+
+    @property
+    def num_bad(self) -> int:
+        return sum(self.by_reason.values())
+
+    def good(self, chunk: Chunk, record: bool = False) -> Chunk:
+        """Return the rows that are not bad; ``record`` counts and writes the others down."""
+        bad = np.zeros(len(chunk), dtype=bool)
+        for column, reason, mask in self._problems(chunk):
+            first = mask & ~bad
+            if record and first.any():
+                self._record(chunk, column, reason, np.flatnonzero(first))
+            bad |= mask
+        self.num_rows += len(chunk) if record else 0
+        batch = self._with_numbers(chunk)
+        if not bad.any():
+            return Chunk(chunk.file, chunk.rows, batch)
+        return Chunk(chunk.file, chunk.rows[~bad], batch.filter(pa.array(~bad)))
+
+    def check(self) -> None:
+        """Check the number of bad rows.
+
+        Raises:
+            DataError: more rows were bad than may be; the message has examples.
+        """
+        limit = self._plan.dataset.max_bad_rows
+        assert limit is not None
+        if self.num_bad <= limit * self.num_rows:
+            return
+        raise DataError(
+            f"{self.in_words()}, max_bad_rows allows {limit:.2%}: "
+            + "; ".join(f"{reason} ({', '.join(shown)})" for reason, shown in self._examples.items()),
+            where=self._plan.source.uri,
+            remedy=f"correct them, all are in {self.path.name} of the run's directory, or raise max_bad_rows",
+        )
+
+    def in_words(self) -> str:
+        counts = ", ".join(f"{reason} {count:,}" for reason, count in self.by_reason.most_common())
+        share = self.num_bad / max(self.num_rows, 1)
+        return f"{self.num_bad:,} of {self.num_rows:,} rows ({share:.2%}) are bad" + (f": {counts}" if counts else "")
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    # --- what is bad
+
+    def _problems(self, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
+        """Yield (column, reason, rows)."""
+        plan = self._plan
+        if plan.label_column is not None:
+            yield from _label_problems(chunk, plan.label_column, plan.dataset.label.column is not None)
+        for column in plan.order_columns:
+            array = chunk.column(column)
+            null = ~array.is_valid().to_numpy(zero_copy_only=False)
+            if pa.types.is_floating(array.type):
+                null = null | np.isnan(pc.fill_null(array, 0.0).to_numpy(zero_copy_only=False))
+            yield column, "no time", null
+        for feature in plan.numeric:
+            bad = problems_of(feature, chunk.column(feature.column))[1]
+            yield feature.column, "no finite number", bad & _there(chunk, feature.column)
+            yield feature.column, "missing", bad
+        for use in plan.uses:
+            array = chunk.column(use.column)
+            if plan.kinds[use.domain] == "int" and not use.is_list:
+                yield use.column, "no integer id", ~_are_ids(array)
+            if use.weights is not None:
+                yield use.weights, "weights that are not those of the list", weighted_lists(chunk, use).bad
+        for column in plan.required:
+            yield column, "missing", ~_there(chunk, column)
+
+    def _with_numbers(self, chunk: Chunk) -> pa.RecordBatch:
+        """Return labels as numbers, where a column has them as text because of a bad row."""
+        column = self._plan.label_column
+        if column is None or not _is_text(chunk.column(column).type):
+            return chunk.batch
+        numbers, _ = as_floats(chunk.column(column))
+        index = chunk.batch.schema.get_field_index(column)
+        return chunk.batch.set_column(index, column, pa.array(numbers))
+
+    def _record(self, chunk: Chunk, column: str, reason: str, positions: npt.NDArray[np.int64]) -> None:
+        self.by_reason[reason] += len(positions)
+        shown = self._examples.setdefault(reason, [])
+        for position in positions[: NUM_EXAMPLES - len(shown)]:
+            where = f"{chunk.file.path.name}, row {chunk.rows[position]}"
+            shown.append(f"{where}: {column} = {chunk.column(column)[int(position)].as_py()!r}")
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.path, _SCHEMA)
+        said = [str(value.as_py()) for value in chunk.column(column).take(pa.array(positions))]
+        count = len(positions)
+        arrays: list[Any] = [
+            [str(chunk.file.path)] * count, chunk.rows[positions], [column] * count, said, [reason] * count,
+        ]  # fmt: skip
+        self._writer.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
+
+
+def _label_problems(chunk: Chunk, column: str, is_class: bool) -> Iterator[tuple[str, str, Mask]]:
+    array = chunk.column(column)
+    if pa.types.is_temporal(array.type):
+        yield column, "no label", ~_there(chunk, column)
+        return
+    labels, bad = as_floats(array)
+    yield column, "no label", ~_there(chunk, column)
+    yield column, "label that is no number", bad | np.isnan(labels)
+    if is_class:
+        yield column, "label that is neither 0 nor 1", (labels != 0) & (labels != 1)
+
+
+def _there(chunk: Chunk, column: str) -> Mask:
+    """Return where values are neither null nor NaN."""
+    array = chunk.column(column)
+    valid: Mask = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(array.type):
+        return valid & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))
+    return valid
+
+
+def _are_ids(array: pa.Array) -> Mask:
+    """Return where values are integers, whatever they are written as, or missing."""
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type) or pa.types.is_null(array.type):
+        return np.ones(len(array), dtype=bool)
+    try:
+        values.as_ids(array, "int", "")
+    except DataError:
+        numbers, bad = as_floats(array)
+        whole = np.isnan(numbers) | (
+            np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2.0**63)
+        )
+        return whole & ~bad
+    return np.ones(len(array), dtype=bool)
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return pa.types.is_string(type_) or pa.types.is_large_string(type_)

@@ -1,0 +1,80 @@
+"""CSV files as streaming record batches with one type per column over all files. Torch-free.
+
+A column is int64, float64, a date or timestamp, bool or string: the narrowest that every value of every file fits. Only
+the empty field is null; strings such as NA are strings. Lists are written as ``a|b|c`` (see
+trainer.data.columns.values).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.csv
+
+from trainer.data.errors import DataError
+from trainer.data.sources.locations import FilePath
+from trainer.data.sources.readers.base import TextReader, text_of
+
+_BLOCK_BYTES = 1 << 24
+_FAILED_COLUMN = re.compile(r"In CSV column #(\d+)")
+
+
+class CsvReader(TextReader):
+    name = "CSV"
+    suffixes = (".csv", ".csv.gz")
+    remedy = "correct that row: a header line, comma-separated, the same number of fields in each row, UTF-8"
+
+    def read_schema(self, path: FilePath) -> pa.Schema:
+        """Return the columns of the header, with the types of the first block."""
+        return _open(path, None, {}).schema
+
+    def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
+        """Read the file once, and once more for each column in which a value does not fit the type taken so far."""
+        types: dict[str, pa.DataType] = {}
+        while True:
+            try:
+                batches = _open(path, columns, types)
+                types = {field.name: field.type for field in batches.schema}
+                for _ in batches:
+                    pass
+                break
+            except pa.ArrowInvalid as error:
+                failed = self._failed_column(error, path)
+                if failed is None or failed not in types or pa.types.is_string(types[failed]):
+                    raise
+                types[failed] = _wider(types[failed])
+        for name, kind in types.items():
+            if pa.types.is_binary(kind):
+                raise DataError("is not UTF-8 text", where=f"{path}, column '{name}'", remedy="write the file in UTF-8")
+        return types
+
+    def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
+        for batch in _open(path, columns, {name: self.column_type(name) for name in columns}):
+            for start in range(0, batch.num_rows, chunk_rows):
+                yield batch.slice(start, chunk_rows)
+
+    def _failed_column(self, error: Exception, path: FilePath) -> str | None:
+        match = _FAILED_COLUMN.search(str(error))
+        return self.schema(path).names[int(match[1])] if match else None
+
+
+def _open(path: FilePath, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]) -> pa.csv.CSVStreamingReader:
+    return pa.csv.open_csv(
+        text_of(path),
+        read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+        parse_options=pa.csv.ParseOptions(newlines_in_values=False),
+        convert_options=pa.csv.ConvertOptions(
+            include_columns=columns,
+            column_types={name: kind for name, kind in types.items() if not pa.types.is_null(kind)},
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+
+
+def _wider(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_null(kind):
+        return pa.int64()
+    return pa.float64() if pa.types.is_integer(kind) else pa.string()

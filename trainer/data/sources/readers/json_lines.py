@@ -1,0 +1,105 @@
+"""JSON Lines: one object in each line, read in blocks of whole lines. Torch-free.
+
+A column is int64, float64, a timestamp, bool, string, or a list of one of them: the narrowest that every value of every
+file fits. A key that a line lacks is null there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+
+from trainer.data.sources.locations import FilePath
+from trainer.data.sources.readers.base import TextReader, text_of
+
+_BLOCK_BYTES = 1 << 24
+_ROW = re.compile(r"in row (\d+)$")
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_MAX_DEPTH = 256
+_AS_BRACES = bytes.maketrans(b"[]", b"{}")
+_OTHER_BYTES = bytes(set(range(256)) - set(b'"[]{}'))
+
+
+class JsonLinesReader(TextReader):
+    name = "JSON Lines"
+    suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+    remedy = "correct that row: one JSON object in each line, values of one type in each column, UTF-8"
+
+    def read_schema(self, path: FilePath) -> pa.Schema:
+        """Return the columns of the file's first block."""
+        return next((table.schema for table in self._tables(path)), pa.schema([]))
+
+    def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
+        types: dict[str, pa.DataType] = {}
+        for table in self._tables(path):
+            self.merge(types, {field.name: field.type for field in table.schema if field.name in columns})
+        return types
+
+    def common_type(self, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+        if pa.types.is_list(left) and pa.types.is_list(right):
+            values = self.common_type(left.value_type, right.value_type)
+            return None if values is None else pa.list_(values)
+        common = super().common_type(left, right)
+        # Strings may look like times in one place alone; a number is never read as text.
+        quoted = [
+            pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_timestamp(kind) for kind in (left, right)
+        ]
+        return None if common == pa.string() and not all(quoted) else common
+
+    def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
+        schema = pa.schema([(name, self.column_type(name)) for name in columns])
+        for table in self._tables(path, schema):
+            yield from table.combine_chunks().to_batches(chunk_rows)
+
+    def _tables(self, path: FilePath, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
+        """Yield a table for each block; with a schema only its columns."""
+        parse = pa.json.ParseOptions(
+            explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
+        )
+        first_row = 0
+        for block in self._blocks(path):
+            # Arrow follows any depth with its stack, until the process dies.
+            if _depth(block) > _MAX_DEPTH:
+                raise self.unreadable(path, f"lists or objects lie more than {_MAX_DEPTH} deep in one another")
+            read = pa.json.ReadOptions(use_threads=False, block_size=len(block))
+            try:
+                table = pa.json.read_json(pa.BufferReader(block), read, parse)
+            except pa.ArrowException as error:
+                raise self.unreadable(path, _with_row_of_file(str(error).splitlines()[0], first_row)) from None
+            first_row += table.num_rows
+            yield table
+
+    def _blocks(self, path: FilePath) -> Iterator[bytes]:
+        """Yield whole lines, about ``_BLOCK_BYTES`` of them at a time."""
+        rest = b""
+        with text_of(path) as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                lines, newline, tail = block.rpartition(b"\n")
+                if newline:
+                    lines, rest = rest + lines + newline, tail
+                    if lines.strip():
+                        yield lines
+                elif len(rest) + len(tail) > _BLOCK_BYTES:
+                    raise self.unreadable(path, f"a line is longer than {_BLOCK_BYTES:,} bytes")
+                else:
+                    rest += tail
+        if rest.strip():
+            yield rest
+
+
+def _depth(block: bytes) -> int:
+    """Return how deep lists and objects lie in one another, as far as the block is JSON."""
+    text = _ESCAPE.sub(b"", block) if b"\\" in block else block
+    marks = np.frombuffer(text.translate(_AS_BRACES, _OTHER_BYTES), np.int8)
+    outside = np.cumsum(marks == ord('"'), dtype=np.int8) % 2 == 0
+    steps = ((marks == ord("{")) & outside).astype(np.int8) - ((marks == ord("}")) & outside)
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+
+
+def _with_row_of_file(message: str, first_row: int) -> str:
+    """Return Arrow's message, which counts rows from the block on, with the row of the file."""
+    return _ROW.sub(lambda row: f"in row {first_row + int(row[1])}", message)

@@ -1,0 +1,29 @@
+"""Readers of all formats; other packages register theirs as ``evenkeel.readers``."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from trainer.data.sources.readers.base import Reader
+from trainer.data.sources.readers.csv import CsvReader
+from trainer.data.sources.readers.feather import FeatherReader
+from trainer.data.sources.readers.json_lines import JsonLinesReader
+from trainer.data.sources.readers.orc import OrcReader
+from trainer.data.sources.readers.parquet import ParquetReader
+
+READERS: tuple[type[Reader], ...] = (
+    ParquetReader,
+    CsvReader,
+    JsonLinesReader,
+    FeatherReader,
+    OrcReader,
+    *(entry.load() for entry in entry_points(group="evenkeel.readers")),
+)
+
+SUFFIXES: tuple[str, ...] = tuple(suffix for reader in READERS for suffix in reader.suffixes)
+"""Endings of the names of files that hold rows."""
+
+
+def reader_of(name: str) -> type[Reader] | None:
+    """Return the reader of a file by the end of its name."""
+    return next((reader for reader in READERS if name.endswith(reader.suffixes)), None)

@@ -1,0 +1,33 @@
+"""What the commands of this room share: a report in words or as JSON, and an end that waits for no library."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from trainer.checkpoint.format import CheckpointError
+from trainer.runs.log_filters import quiet
+
+Report = dict[str, Any]
+
+
+def report(make: Callable[[], Report], in_words: Callable[[Report], str], *, as_json: bool) -> int:
+    """Print what ``make`` returns, or its error on stderr; return the exit code."""
+    quiet()
+    try:
+        made = make()
+    except (ValueError, OSError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(made) if as_json else in_words(made))
+    return 0
+
+
+def leave(code: int) -> None:
+    """End this process. Loaded libraries end their threads at their own pace; what was made is on disk."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,224 @@
+"""A rank of an attempt: its data, the model as it begins, and how its checkpoints are written and read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint.async_writer import BackgroundSaver
+from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
+from trainer.checkpoint.warm_start import check_fits, id_map_files, inherited_alpha, parent_checkpoint, rows_of_parent
+from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.build import build
+from trainer.distributed.dynamic_tables import DynamicRows
+from trainer.launch.alpha_search import first_alpha
+from trainer.launch.resume_check import check_same_job, identity_of
+from trainer.models import bpr
+from trainer.publishing import frozen_context
+from trainer.runs.directory import Run
+from trainer.spec import JobSpec
+from trainer.training.loop import Hooks, Position, Resumed, Trainer, dense_optimizer
+from trainer.training.progress import Reporter
+
+
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint that an attempt begins from: one of its own run, else that of a warm start, else none."""
+
+    own: Checkpoint | None
+    parent: Checkpoint | None
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return self.own or self.parent
+
+
+class Attempt:
+    """What a rank needs to train, from the data to the checkpoints. Building it is collective.
+
+    Args:
+        run: the run.
+        reporter: takes the events.
+        saver: writes checkpoints in the background; None: training waits for them.
+        device: where the model is put.
+    """
+
+    def __init__(self, run: Run, reporter: Reporter, saver: BackgroundSaver | None, device: torch.device):
+        self.run, self.job, self.reporter, self.saver, self.device = run, run.job, reporter, saver, device
+        self.data = PreparedData.open(run.data)
+        self.start = _find_start(run)
+        self.alpha = self._choose_alpha()
+        self.sharded = build(self.job, self.data, alpha=self.alpha, device=device)
+        self.optimizer = dense_optimizer(self.job, self.sharded)
+        self.dynamic_rows = DynamicRows(self.job, self.data, self.sharded)
+        self.resumed = self._load_start()
+
+    def trainer(self) -> Trainer:
+        """Return the loop that trains, once rank 0 has told what it begins from."""
+        self._announce()
+        return Trainer(
+            self.job,
+            self.data,
+            self.sharded,
+            self.optimizer,
+            resumed=self.resumed,
+            hooks=Hooks(self.reporter.emit, self.should_stop, self.save, self.save_best, self.load_best),
+            device=self.device,
+            dynamic_rows=self.dynamic_rows,
+        )
+
+    def should_stop(self) -> str | None:
+        """Return the reason once this rank is to stop."""
+        if self.saver is not None and self.saver.failed:
+            # All ranks agree on stopping, and the checkpoint that they then want to write raises what went wrong.
+            return "a checkpoint could not be written"
+        with contextlib.suppress(FileNotFoundError):
+            return self.run.cancel_file.read_text("utf-8")
+        return None
+
+    def save(self, trainer: Trainer) -> None:
+        """Write a checkpoint. Collective."""
+        # Nothing goes on after the last one, so that a copy would only cost memory.
+        last = trainer.stop_asked or trainer.position.stopped or trainer.position.step == trainer.num_steps
+        self._write(trainer, self.run.checkpoints, self.job.checkpoint.keep_last, None if last else self.saver)
+
+    def save_best(self, trainer: Trainer) -> None:
+        """Write the parameters after the best epoch so far. Collective."""
+        self._write(trainer, self.run.best, 1, None)
+
+    def load_best(self, trainer: Trainer) -> Position:
+        """Restore what :meth:`save_best` wrote, and return where that was. Collective.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        best = _agreed(lambda: latest_valid(self.run.best))
+        if best is None:
+            raise CheckpointError(f"{self.run.best} holds no valid checkpoint of the best epoch: retry the job")
+        extra = self.sharded.load_from(best, dense_optimizer=self.optimizer, verify=False)
+        self.dynamic_rows.load(best)
+        return Position(**extra["position"])
+
+    def _choose_alpha(self) -> float | None:
+        """Return the alpha of adaptive regularization, None for optimizers without it."""
+        own, parent = self.start.own, self.start.parent
+        if own is not None:
+            check_same_job(own, self.job)
+            alpha: float | None = own.extra["alpha"]
+            return alpha
+        if parent is not None:
+            check_fits(self.job, self.data, parent)
+            return inherited_alpha(self.job, parent.extra)
+        return first_alpha(self.run, self.data, self.device, self.reporter.emit, self.should_stop)
+
+    def _load_start(self) -> Resumed:
+        """Take what the attempt begins from into the model, and return where that is."""
+        own, start = self.start.own, self.start.checkpoint
+        frozen = frozen_context.is_frozen(self.job, self.data)
+        resumed = Resumed()
+        if start is not None and not (own is None and frozen and frozen_context.begins_fresh(self.job)):
+            parent_rows = None if own is not None else rows_of_parent(self.job, self.data)
+            extra = self.sharded.load_from(
+                start, dense_optimizer=self.optimizer, verify=own is None, parent_rows=parent_rows
+            )
+            self.dynamic_rows.load(start)
+            if own is not None:
+                resumed = Resumed(Position(**extra["position"]), tuple(extra["history"]))
+            else:
+                resumed = Resumed(Position(first_step=self.sharded.completed_steps))
+        if frozen:
+            if own is None:
+                assert start is not None
+                frozen_context.begin(self.sharded, start, self.job, self.data)
+            frozen_context.freeze_dense(self.sharded)
+        return resumed
+
+    def _write(self, trainer: Trainer, folder: Path, keep_last: int, saver: BackgroundSaver | None) -> None:
+        job = self.job
+        extra = {
+            "job": identity_of(job),
+            "run_id": self.run.run_id,
+            "optimizer": job.optimizer.kind,
+            "alpha": self.alpha,
+            "batch_size": job.batch_size,
+            "position": asdict(trainer.position),
+            "history": trainer.history,
+        }
+        if self.saver is not None:
+            # Until what it copies from is not needed any more, where this writes it anew.
+            self.saver.wait()
+        attached = id_map_files(self.data)
+        if trainer.rank == 0:
+            attached |= self.dynamic_rows.write(self.run.growing)
+        self.sharded.save(
+            folder, dense_optimizer=self.optimizer, extra=extra, attached=attached, keep_last=keep_last,
+            saver=saver, fence=self.run.fence,
+        )  # fmt: skip
+
+    def _announce(self) -> None:
+        shares = self.sharded.shares()
+        position = self.resumed.position
+        self.reporter.emit("state", state="running")
+        self.reporter.emit(
+            "info",
+            message=_opening(self.start, position, self.alpha) + _unread(self.job, self.data),
+            alpha=self.alpha,
+            resumed_from_step=position.step if self.start.own is not None else None,
+            sharding=self.sharded.plan(),
+            rows_per_rank={
+                name: [sum(piece.row_count for piece in of_rank) for of_rank in share] for name, share in shares.items()
+            },
+            steps_per_epoch=self.data.steps_per_epoch,
+            unknown_share=self.data.unknown_share,
+        )
+
+
+def _find_start(run: Run) -> Start:
+    own = _agreed(lambda: latest_valid(run.checkpoints))
+    return Start(own, None if own is not None else _agreed(lambda: parent_checkpoint(run)))
+
+
+def _agreed(find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+    """Return the checkpoint that rank 0 finds, on every rank.
+
+    Rank 0 reads every byte and the others take its result, so that all start from one even if a newer one is written
+    meanwhile.
+
+    Raises:
+        CheckpointError: on every rank.
+    """
+    answer: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            checkpoint = find()
+            answer = [None if checkpoint is None else str(checkpoint.path), None]
+        except CheckpointError as error:
+            answer = [None, error]
+    dist.broadcast_object_list(answer, 0)
+    path, problem = answer
+    if problem is not None:
+        raise problem
+    return None if path is None else Checkpoint(path)
+
+
+def _opening(start: Start, position: Position, alpha: float | None) -> str:
+    what = "training from initial values"
+    if start.own is not None:
+        what = f"resuming after step {position.step} from {start.own.path.name}"
+    elif start.parent is not None:
+        what = f"warm start from {start.parent.path}"
+    return what + (f"; alpha {alpha:.3g}" if alpha is not None else "")
+
+
+def _unread(job: JobSpec, data: PreparedData) -> str:
+    """Name the features that the model has no use for: it is trained all the same, and its owner should know."""
+    unread = data.unread
+    if job.model.reads_pairs:
+        unread = [key.name for key in data.keys if key.name not in (bpr.USER, bpr.ITEM, bpr.NEGATIVE)]
+    return f"; {job.model.kind} does not read {', '.join(unread)}" if unread else ""

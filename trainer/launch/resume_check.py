@@ -1,0 +1,45 @@
+"""Whether a checkpoint of a run is of the job that goes on from it: what of a spec may change between attempts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.checkpoint.format import Checkpoint
+from trainer.spec import JobSpec, SpecError, parse_job
+
+# What may differ between attempts that go on from each other.
+_FREE = {"name", "labels", "retries", "resources", "sharding", "checkpoint", "publish", "epochs"}
+# What of publish training depends on all the same.
+_PUBLISH, _TRAINED_WITH = "publish.", {"anchor", "compass"}
+
+
+def identity_of(job: JobSpec) -> dict[str, Any]:
+    """Return what of the job must be the same in every attempt, as a document for checkpoints."""
+    parts = {} if job.publish is None else job.publish.model_dump(mode="json", include=_TRAINED_WITH)
+    return job.model_dump(mode="json", exclude=_FREE) | {f"{_PUBLISH}{name}": part for name, part in parts.items()}
+
+
+def check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
+    """Check that the checkpoint is of this job.
+
+    Raises:
+        ValueError: it is of another; the message names the fields.
+    """
+    here, there = identity_of(job), _completed(checkpoint.extra["job"], job)
+    differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    if differ:
+        raise ValueError(
+            f"{checkpoint.path} is of a job with another {', '.join(differ)}: resume it with the same spec, or use "
+            "a new run directory"
+        )
+
+
+def _completed(identity: dict[str, Any], job: JobSpec) -> dict[str, Any]:
+    """Return the identity that a checkpoint holds, with the defaults of fields that came after its version."""
+    of_publish = {name: part for name, part in identity.items() if name.startswith(_PUBLISH)}
+    document = {name: part for name, part in identity.items() if name not in of_publish}
+    try:
+        completed = identity_of(parse_job(document | {name: getattr(job, name) for name in _FREE}))
+    except SpecError:
+        return identity
+    return {name: part for name, part in completed.items() if not name.startswith(_PUBLISH)} | of_publish

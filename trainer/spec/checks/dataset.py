@@ -1,0 +1,103 @@
+"""Checks of which parts of a dataset go together, with the remedy where they do not. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainer.spec.problems import FieldProblem
+
+if TYPE_CHECKING:
+    from trainer.spec.dataset import DatasetSpec
+
+
+def dataset_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield what of a dataset contradicts itself, or is not available yet."""
+    yield from _dense_problems(spec)
+    yield from _reference_problems(spec)
+    yield from _time_problems(spec)
+    yield from _uri_problems(spec)
+    yield from _negatives_problems(spec)
+
+
+def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield where ids are meant and a feature is numeric."""
+    dense = {name for name, feature in spec.features.items() if feature.type == "dense"}
+    if len(dense) == len(spec.features):
+        yield FieldProblem("features", "all of them are dense", "a model needs at least one of ids")
+        return
+    named = {f"features.{name}.shares": feature.shares for name, feature in spec.features.items()}
+    named |= {
+        f"features.{name}.derive.{part}": getattr(feature.derive, part)
+        for name, feature in spec.features.items()
+        if feature.derive is not None
+        for part in ("previous", "by")
+    }
+    named |= {f"graphs.{name}.of": graph.of for name, graph in spec.graphs.items()}
+    if spec.label.negatives is not None:
+        named["label.negatives.of"] = spec.label.negatives.of
+    for field, name in named.items():
+        if name in dense:
+            yield FieldProblem(field, f"'{name}' is dense, and has no ids", "name a feature of ids")
+    for name in sorted(dense & {"user", "item"}):
+        yield FieldProblem(f"features.{name}.type", f"what is named {name} has ids", "use id, or another name")
+
+
+def _reference_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield names of features that there are none of, or whose table cannot be shared."""
+    there = f"there are {', '.join(sorted(spec.features))}"
+    for name, feature in spec.features.items():
+        target = None if feature.shares is None else spec.features.get(feature.shares)
+        field = f"features.{name}.shares"
+        if feature.shares is not None and target is None:
+            yield FieldProblem(field, f"no feature '{feature.shares}' ({there})")
+        elif target is not None and target.shares is not None:
+            yield FieldProblem(field, f"'{feature.shares}' itself shares a table; name that one instead")
+        if feature.derive is not None and feature.shares is None and feature.derive.previous in spec.features:
+            previous = feature.derive.previous
+            yield FieldProblem(f"features.{name}", f"a history of '{previous}' needs shares: {previous}")
+    negatives = spec.label.negatives
+    if negatives is not None and negatives.of not in spec.features:
+        yield FieldProblem("label.negatives.of", f"no feature '{negatives.of}' ({there})")
+    for name, graph in spec.graphs.items():
+        if graph.of not in spec.features:
+            yield FieldProblem(f"graphs.{name}.of", f"no feature '{graph.of}' ({there})")
+
+
+def _time_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
+    if spec.order is not None and spec.timestamp is not None:
+        yield FieldProblem("", "give order or timestamp, not both")
+    for name, feature in spec.features.items():
+        joined = feature.join is not None and feature.join.timestamp is not None
+        if (joined or feature.timestamp is not None) and spec.ordering is None:
+            yield FieldProblem(
+                f"features.{name}.timestamp",
+                "it is compared with the time of rows",
+                "give order or timestamp of the dataset, or leave it out",
+            )
+
+
+def _uri_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
+    joins = {f"features.{name}.join.uri": feature.join.uri for name, feature in spec.features.items() if feature.join}
+    graphs = {f"graphs.{name}.uri": graph.uri for name, graph in spec.graphs.items()}
+    for field, uri in {"uri": spec.uri, **joins, **graphs}.items():
+        scheme = uri.partition("://")[0] if "://" in uri else "file"
+        if scheme not in ("file", "s3"):
+            yield FieldProblem(field, f"{scheme}:// is not available yet", "use a local path, file:// or s3://")
+
+
+def _negatives_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
+    negatives = spec.label.negatives
+    if negatives is None:
+        return
+    if negatives.distribution == "in_batch":
+        yield FieldProblem(
+            "label.negatives.distribution",
+            "examples are drawn before there are batches",
+            "use uniform or popularity, or with label: column or rule model.negative_distribution: in_batch, or loss: "
+            "sampled_softmax of two_tower",
+        )
+    if negatives.distribution != "popularity" and negatives.power != 0.75:
+        yield FieldProblem(
+            "label.negatives.power", f"{negatives.distribution} has none", "use popularity, or leave it out"
+        )

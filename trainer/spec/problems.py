@@ -1,0 +1,52 @@
+"""What is wrong with a spec, field by field, from the check that finds it to whoever shows it. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+
+class FieldProblem(NamedTuple):
+    """One problem: the path of the field (empty for the whole document), what is wrong, and what to do."""
+
+    field: str
+    message: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in self if part)
+
+
+class InvalidFieldsError(ValueError):
+    """A spec that breaks rules which no single field breaks by itself; ``problems`` names the fields."""
+
+    def __init__(self, problems: Iterable[FieldProblem]):
+        self.problems = tuple(problems)
+        super().__init__("; ".join(str(problem) for problem in self.problems))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
+
+class SpecError(InvalidFieldsError):
+    """A document that is not a valid spec; ``where`` names it, such as the path of its file."""
+
+    def __init__(self, where: str, problems: Iterable[FieldProblem]):
+        self.where = where
+        super().__init__(problems)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {super().__str__()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.where, self.problems)
+
+
+def raise_if_invalid(problems: Iterable[FieldProblem]) -> None:
+    """Raise one error for all problems, if there are any.
+
+    Raises:
+        InvalidFieldsError: There is a problem; the message names every one.
+    """
+    if found := tuple(problems):
+        raise InvalidFieldsError(found)
