@@ -35,7 +35,7 @@ class Registry(dict[str, Kind]):
             OutsidePackageError: It cannot be imported.
         """
         for entry in entry_points(group=self.group, name=name):
-            found: Kind = _load(entry)
+            found: Kind = load(entry)
             return found
         raise KeyError(name)
 
@@ -45,13 +45,18 @@ def load_all(group: str) -> tuple[dict[str, Any], dict[str, str]]:
     loaded, broken = {}, {}
     for entry in entry_points(group=group):
         try:
-            loaded[entry.name] = _load(entry)
+            loaded[entry.name] = load(entry)
         except OutsidePackageError as error:
             broken[entry.name] = str(error)
     return loaded, broken
 
 
-def _load(entry: EntryPoint) -> Any:
+def load(entry: EntryPoint) -> Any:
+    """Import what an entry point names.
+
+    Raises:
+        OutsidePackageError: It cannot be imported.
+    """
     try:
         return entry.load()
     except Exception as error:  # an import may raise anything

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 
+from embeddings.outside_packages import load
 from embeddings.rff.feature_map import FeatureMap
 
 
@@ -25,7 +26,7 @@ def _identity() -> type[FeatureMap]:
 _OURS: dict[str, Callable[[], type[FeatureMap]]] = {"rff": _rff, "identity": _identity}
 
 FEATURE_MAPS: dict[str, Callable[[], type[FeatureMap]]] = _OURS | {
-    entry.name: entry.load for entry in entry_points(group="evenkeel.feature_maps") if entry.name not in _OURS
+    entry.name: partial(load, entry) for entry in entry_points(group="evenkeel.feature_maps") if entry.name not in _OURS
 }
 """What imports the class of a kind."""
 
@@ -35,7 +36,7 @@ def feature_map(kind: str) -> type[FeatureMap]:
     """Return the class of a kind.
 
     Raises:
-        ValueError: no installed package has it.
+        ValueError: No installed package has it, or the one that does cannot be imported.
     """
     if kind not in FEATURE_MAPS:
         raise ValueError(

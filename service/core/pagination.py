@@ -6,9 +6,10 @@ import base64
 import binascii
 import datetime
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import sqlalchemy as sa
+from fastapi import Depends, Query
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -25,50 +26,60 @@ class Page(BaseModel, Generic[Item]):
     next_cursor: str | None = None
 
 
-async def newest_first(
-    connection: AsyncConnection, query: sa.Select[Any], key: sa.ColumnElement[Any], limit: int, cursor: str | None
-) -> tuple[list[dict[str, Any]], str | None]:
-    """Return one page in descending order of ``key`` (ids sort by creation), and the cursor of the next page.
+class PageRequest(NamedTuple):
+    """How many items are asked for, and after which."""
 
-    ``key`` is a string column.
-    """
-    return await _page(connection, query, key, limit, cursor, descending=True)
+    limit: int
+    cursor: str | None = None
 
 
-async def by_name(
-    connection: AsyncConnection, query: sa.Select[Any], key: sa.ColumnElement[Any], limit: int, cursor: str | None
-) -> tuple[list[dict[str, Any]], str | None]:
-    """Return one page in ascending order of ``key``, and the cursor of the next page."""
-    return await _page(connection, query, key, limit, cursor, descending=False)
+def _asked_for(limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None) -> PageRequest:
+    return PageRequest(limit, cursor)
 
 
-async def newest_instants(
-    connection: AsyncConnection, query: sa.Select[Any], key: sa.ColumnElement[Any], limit: int, cursor: str | None
-) -> tuple[list[dict[str, Any]], str | None]:
-    """Return one page in descending order of ``key``, a column of times, and the cursor of the next page."""
-    return await _page(connection, query, key, limit, cursor, descending=True, read=_instant)
+Paging = Annotated[PageRequest, Depends(_asked_for)]
 
 
-async def _page(
+async def page(
     connection: AsyncConnection,
     query: sa.Select[Any],
     key: Any,
-    limit: int,
-    cursor: str | None,
+    paging: PageRequest,
+    view: Callable[[dict[str, Any]], Item],
     *,
-    descending: bool,
+    descending: bool = True,
     read: Callable[[str], Any] = str,
-) -> tuple[list[dict[str, Any]], str | None]:
-    if cursor is not None:
-        last = decode(cursor, read)
+) -> Page[Item]:
+    """Return one page of a query.
+
+    Args:
+        connection: Where it is run.
+        query: The whole list.
+        key: The column that orders it, without duplicates; ids sort by creation.
+        paging: Which page.
+        view: Returns the item of a row.
+        descending: Whether the newest, or the last name, comes first.
+        read: Parses a value of ``key`` that was a cursor.
+    """
+    if paging.cursor is not None:
+        last = decode(paging.cursor, read)
         query = query.where(key < last if descending else key > last)
-    query = query.order_by(key.desc() if descending else key).limit(limit + 1)
+    query = query.order_by(key.desc() if descending else key).limit(paging.limit + 1)
     rows = [dict(row) for row in (await connection.execute(query)).mappings()]
-    following = encode(str(rows[limit - 1][key.name])) if len(rows) > limit else None
-    return rows[:limit], following
+    following = encode(str(rows[paging.limit - 1][key.name])) if len(rows) > paging.limit else None
+    return Page(items=[view(row) for row in rows[: paging.limit]], next_cursor=following)
 
 
-def _instant(text: str) -> datetime.datetime:
+def page_of(items: list[dict[str, Any]], paging: PageRequest, key: str, *, descending: bool = False) -> dict[str, Any]:
+    """Return one page of a list that is entirely in memory, ordered by the field ``key``."""
+    if paging.cursor is not None:
+        last = decode(paging.cursor)
+        items = [item for item in items if (item[key] < last if descending else item[key] > last)]
+    following = encode(items[paging.limit - 1][key]) if len(items) > paging.limit else None
+    return {"items": items[: paging.limit], "next_cursor": following}
+
+
+def instant(text: str) -> datetime.datetime:
     """Parse a time; raise ValueError if it is not one, or has no zone."""
     at = datetime.datetime.fromisoformat(text)
     if at.tzinfo is None:

@@ -133,16 +133,3 @@ def unchanged(request: Request, etag: str) -> bool:
     if given is None:
         return False
     return any(tag.strip().removeprefix("W/") in (etag, "*") for tag in given.split(","))
-
-
-def page_of(
-    items: list[dict[str, Any]], limit: int, cursor: str | None, key: str, *, descending: bool
-) -> dict[str, Any]:
-    """Return one page of a list that is entirely in memory, in the form that every list has."""
-    from service.core import pagination
-
-    if cursor is not None:
-        last = pagination.decode(cursor)
-        items = [item for item in items if (item[key] < last if descending else item[key] > last)]
-    following = pagination.encode(items[limit - 1][key]) if len(items) > limit else None
-    return {"items": items[:limit], "next_cursor": following}

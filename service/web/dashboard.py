@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import pagination, tables, tenants
 from service.core.errors import Problem
+from service.core.pagination import PageRequest
 from service.features.store_access import in_store
 from service.features.summaries import summary
 from service.identity.keys import Principal
@@ -37,10 +38,9 @@ async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
     }
     if principal.allows("jobs:read"):
         async with app.state.database.read() as connection:
-            rows, _ = await pagination.newest_first(
-                connection, job_records.listing(principal.sees, None, None, None), tables.job.c.id, NUM_JOBS, None
-            )
-            shown = await job_records.views(connection, rows)
+            query = job_records.listing(principal.sees, None, None, None)
+            page = await pagination.page(connection, query, tables.job.c.id, PageRequest(NUM_JOBS), dict)
+            shown = await job_records.views(connection, page.items)
             content["schedules"] = await _schedules(connection, principal.tenant)
         content["jobs"] = [job_row(job, tables.now()) for job in shown]
         content["charts"] = charts(shown)
@@ -138,9 +138,9 @@ def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
 
 async def _schedules(connection: AsyncConnection, tenant: str) -> list[dict[str, Any]]:
     own = sa.select(tables.schedule).where(tables.schedule.c.tenant == tenant)
-    rows, _ = await pagination.by_name(connection, own, tables.schedule.c.name, 100, None)
+    page = await pagination.page(connection, own, tables.schedule.c.name, PageRequest(100), dict, descending=False)
     table, schedules = tables.firing, []
-    for row in rows:
+    for row in page.items:
         latest = sa.select(table).where(table.c.schedule_id == row["id"]).order_by(table.c.fire_at_utc.desc()).limit(1)
         firing = (await connection.execute(latest)).mappings().first()
         last = None if firing is None else schedule_records.firing_view(dict(firing), row["name"])

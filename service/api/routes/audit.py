@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import AwareDatetime, BaseModel
 
 from service.core import pagination, tables
-from service.core.pagination import Page
+from service.core.pagination import Page, Paging
 from service.identity import audit
 from service.identity.auth import require
 from service.identity.keys import Principal
@@ -38,14 +38,12 @@ class AuditEntry(BaseModel):
 async def list_entries(
     request: Request,
     admin: Annotated[Principal, Depends(require("admin"))],
+    paging: Paging,
     key: Annotated[str | None, Query(description="Id of a key.")] = None,
     since: tables.Instant | None = None,
     until: Annotated[tables.Instant | None, Query(description="Before this.")] = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: str | None = None,
 ) -> Page[AuditEntry]:
     """List entries, newest first: those of all tenants for an operator, otherwise those of the admin's own tenant."""
     query = audit.listing(admin.sees, key, since, until)
     async with request.app.state.database.read() as connection:
-        rows, following = await pagination.newest_first(connection, query, tables.audit.c.id, limit, cursor)
-    return Page(items=[AuditEntry(**row) for row in rows], next_cursor=following)
+        return await pagination.page(connection, query, tables.audit.c.id, paging, lambda row: AuditEntry(**row))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection
 from service.core import errors
+from service.core.pagination import Paging, page_of
 from service.features.snapshots import PARQUET, identity_of, parquet_chunks
-from service.features.store_access import ids_as, in_store, page_of, store_of, unchanged
+from service.features.store_access import ids_as, in_store, store_of, unchanged
 from service.features.summaries import summary
 from service.identity import idempotency
 from service.identity.auth import require
@@ -23,7 +24,6 @@ router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
 read_features = Depends(require("features:read"))
 write_features = Depends(require("features:write"))
-Limit = Annotated[int, Query(ge=1, le=200)]
 
 
 class Promotion(BaseModel):
@@ -48,13 +48,13 @@ class NeighborsRequest(BaseModel):
 
 
 @router.get("", dependencies=[read_features])
-async def list_collections(request: Request, limit: Limit = 50, cursor: str | None = None) -> dict[str, Any]:
+async def list_collections(request: Request, paging: Paging) -> dict[str, Any]:
     store = store_of(request)
 
     def collect() -> list[dict[str, Any]]:
         return [summary(store.collection(name)) for name in store.collections()]
 
-    return page_of(await in_store(collect), limit, cursor, "name", descending=False)
+    return page_of(await in_store(collect), paging, "name")
 
 
 @router.get("/{collection}", dependencies=[read_features], responses=errors.responses(404))
@@ -67,14 +67,12 @@ async def get_collection(request: Request, collection: str) -> dict[str, Any]:
 
 
 @router.get("/{collection}/versions", dependencies=[read_features], responses=errors.responses(404))
-async def list_versions(
-    request: Request, collection: str, limit: Limit = 50, cursor: str | None = None, state: str | None = None
-) -> dict[str, Any]:
+async def list_versions(request: Request, collection: str, paging: Paging, state: str | None = None) -> dict[str, Any]:
     def collect() -> list[dict[str, Any]]:
         manifests = existing(request, collection).versions()[::-1]
         return [manifest for manifest in manifests if state is None or manifest["state"] == state]
 
-    return page_of(await in_store(collect), limit, cursor, "version", descending=True)
+    return page_of(await in_store(collect), paging, "version", descending=True)
 
 
 @router.get("/{collection}/versions/{version}", dependencies=[read_features], responses=errors.responses(404))

@@ -6,11 +6,11 @@ import asyncio
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.core import errors, pagination, tables, thread_pools
-from service.core.pagination import Page
+from service.core.pagination import Page, Paging
 from service.datasets import registry
 from service.identity.auth import require
 from service.identity.keys import Principal
@@ -44,14 +44,11 @@ async def register(request: Request, response: Response, body: DatasetSpec, prin
 
 
 @router.get("")
-async def list_datasets(
-    request: Request, principal: Reader, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
-) -> Page[dict[str, Any]]:
+async def list_datasets(request: Request, principal: Reader, paging: Paging) -> Page[dict[str, Any]]:
     table = tables.dataset
     query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
-        rows, following = await pagination.by_name(connection, query, table.c.name, limit, cursor)
-    return Page(items=[registry.view(row) for row in rows], next_cursor=following)
+        return await pagination.page(connection, query, table.c.name, paging, registry.view, descending=False)
 
 
 @router.post("/infer")

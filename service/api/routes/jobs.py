@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BaseModel
 
 from service.api.middleware import entry_of
 from service.core import errors, pagination, tables
-from service.core.pagination import Page
+from service.core.pagination import Page, Paging
 from service.identity import idempotency
 from service.identity.auth import require
 from service.identity.idempotency import IdempotencyKey
@@ -117,17 +117,16 @@ async def submit(
 async def list_jobs(
     request: Request,
     principal: Annotated[Principal, Depends(require("jobs:read"))],
+    paging: Paging,
     state: State | None = None,
     name: str | None = None,
     label: Annotated[str | None, Query(description="`key=value`, or `key` for any value")] = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: str | None = None,
 ) -> Page[JobView]:
     query = job_records.listing(principal.sees, state, name, label)
     async with request.app.state.database.read() as connection:
-        rows, following = await pagination.newest_first(connection, query, tables.job.c.id, limit, cursor)
-        items = await job_records.views(connection, rows)
-    return Page(items=[JobView(**item) for item in items], next_cursor=following)
+        page = await pagination.page(connection, query, tables.job.c.id, paging, dict)
+        items = await job_records.views(connection, page.items)
+    return Page(items=[JobView(**item) for item in items], next_cursor=page.next_cursor)
 
 
 @router.get("/{job_id}", dependencies=READ, responses=errors.responses(404))

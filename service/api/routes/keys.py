@@ -6,12 +6,12 @@ import datetime
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Body, Depends, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.middleware import too_often
 from service.core import errors, pagination, tables
-from service.core.pagination import Page
+from service.core.pagination import Page, Paging
 from service.identity import keys
 from service.identity.auth import COOKIE, address_of, optional_principal, require, same_origin, unauthorized
 from service.identity.keys import Principal
@@ -84,15 +84,12 @@ async def create(request: Request, response: Response, body: KeyRequest, admin: 
 
 
 @router.get("/v1/keys")
-async def list_keys(
-    request: Request, admin: Admin, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
-) -> Page[KeyView]:
+async def list_keys(request: Request, admin: Admin, paging: Paging) -> Page[KeyView]:
     query = sa.select(tables.api_key)
     if admin.sees is not None:
         query = query.where(tables.api_key.c.tenant == admin.sees)
     async with request.app.state.database.read() as connection:
-        rows, following = await pagination.newest_first(connection, query, tables.api_key.c.id, limit, cursor)
-    return Page(items=[KeyView(**_shown(row)) for row in rows], next_cursor=following)
+        return await pagination.page(connection, query, tables.api_key.c.id, paging, lambda row: KeyView(**_shown(row)))
 
 
 @router.post("/v1/keys/{key_id}/rotate", responses=errors.responses(404, 409))
@@ -124,14 +121,12 @@ async def revoke(request: Request, key_id: str, admin: Admin) -> None:
 
 
 @router.get("/v1/tenants")
-async def list_tenants(
-    request: Request, admin: Admin, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
-) -> Page[Tenant]:
+async def list_tenants(request: Request, admin: Admin, paging: Paging) -> Page[Tenant]:
     """List tenants by name: all for an operator, otherwise the admin's own. A tenant is created with its first key."""
     query = keys.tenants(admin.sees)
     async with request.app.state.database.read() as connection:
-        rows, following = await pagination.by_name(connection, query, query.selected_columns.name, limit, cursor)
-    return Page(items=[Tenant(**row) for row in rows], next_cursor=following)
+        by = query.selected_columns.name
+        return await pagination.page(connection, query, by, paging, lambda row: Tenant(**row), descending=False)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,11 @@ import datetime
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from service.core import errors, pagination, tables
-from service.core.pagination import Page
+from service.core.pagination import Page, Paging
 from service.identity import idempotency
 from service.identity.auth import require
 from service.identity.idempotency import IdempotencyKey
@@ -67,32 +67,27 @@ async def create(request: Request, response: Response, body: ScheduleSpec, princ
     async with database.write() as connection:
         row = await schedule_records.create(database, connection, body, principal.tenant)
     response.headers["Location"] = f"/v1/schedules/{body.name}"
-    return ScheduleView(**schedule_records.view(row))
+    return _view(row)
 
 
 @router.get("")
-async def list_schedules(
-    request: Request, principal: Reader, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
-) -> Page[ScheduleView]:
+async def list_schedules(request: Request, principal: Reader, paging: Paging) -> Page[ScheduleView]:
     table = tables.schedule
     query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
-        rows, following = await pagination.by_name(connection, query, table.c.name, limit, cursor)
-    return Page(items=[ScheduleView(**schedule_records.view(row)) for row in rows], next_cursor=following)
+        return await pagination.page(connection, query, table.c.name, paging, _view, descending=False)
 
 
 @router.get("/{name}", responses=errors.responses(404))
 async def get(request: Request, name: str, principal: Reader) -> ScheduleView:
     async with request.app.state.database.read() as connection:
-        return ScheduleView(**schedule_records.view(await schedule_records.get(connection, principal.tenant, name)))
+        return _view(await schedule_records.get(connection, principal.tenant, name))
 
 
 @router.patch("/{name}", responses=errors.responses(404))
 async def change(request: Request, name: str, body: SchedulePatch, principal: Writer) -> ScheduleView:
     async with request.app.state.database.write() as connection:
-        return ScheduleView(
-            **schedule_records.view(await schedule_records.change(connection, principal.tenant, name, body))
-        )
+        return _view(await schedule_records.change(connection, principal.tenant, name, body))
 
 
 @router.delete("/{name}", status_code=204, responses=errors.responses(404))
@@ -128,18 +123,18 @@ async def trigger(
 
 
 @router.get("/{name}/firings", responses=errors.responses(404))
-async def firings(
-    request: Request,
-    name: str,
-    principal: Reader,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: str | None = None,
-) -> Page[FiringView]:
+async def firings(request: Request, name: str, principal: Reader, paging: Paging) -> Page[FiringView]:
     """List the firings of a schedule, newest first."""
     table = tables.firing
     async with request.app.state.database.read() as connection:
         schedule = await schedule_records.get(connection, principal.tenant, name)
         query = sa.select(table).where(table.c.schedule_id == schedule["id"])
-        rows, following = await pagination.newest_instants(connection, query, table.c.fire_at_utc, limit, cursor)
-    items = [FiringView(**schedule_records.firing_view(row, name)) for row in rows]
-    return Page(items=items, next_cursor=following)
+
+        def view(row: dict[str, Any]) -> FiringView:
+            return FiringView(**schedule_records.firing_view(row, name))
+
+        return await pagination.page(connection, query, table.c.fire_at_utc, paging, view, read=pagination.instant)
+
+
+def _view(row: dict[str, Any]) -> ScheduleView:
+    return ScheduleView(**schedule_records.view(row))

@@ -16,7 +16,8 @@ from embeddings.store import Collection, Store, default_view
 from embeddings.vectors.item_vectors import Array
 from service.api.routes.collections import existing
 from service.core import errors
-from service.features.store_access import accepted, in_store, page_of, store_of, unchanged
+from service.core.pagination import Paging, page_of
+from service.features.store_access import accepted, in_store, store_of, unchanged
 from service.identity.auth import require
 from trainer.spec import Name, View
 
@@ -102,12 +103,7 @@ def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -
 
 
 @router.get("", dependencies=[read_features], responses=errors.responses(404))
-async def list_views(
-    request: Request,
-    collection: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: str | None = None,
-) -> dict[str, Any]:
+async def list_views(request: Request, paging: Paging, collection: str | None = None) -> dict[str, Any]:
     """List the views through which the current versions can be fetched."""
     store = store_of(request)
 
@@ -117,7 +113,7 @@ async def list_views(
             (view for name in names for view in store.collection(name).views()), key=lambda view: view["name"]
         )
 
-    return page_of(await in_store(collect), limit, cursor, "name", descending=False)
+    return page_of(await in_store(collect), paging, "name")
 
 
 @router.get("/{name}", dependencies=[read_features], responses=errors.responses(404))

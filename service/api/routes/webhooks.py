@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import AwareDatetime, BaseModel, Field
 
 from service.core import errors, pagination, tables
-from service.core.pagination import Page
+from service.core.pagination import Page, Paging
 from service.core.ssrf_guard import TargetError, resolve
 from service.identity.auth import require
 from service.identity.keys import Principal
@@ -83,14 +83,11 @@ async def create(request: Request, response: Response, body: WebhookSpec, admin:
 
 
 @router.get("")
-async def list_webhooks(
-    request: Request, admin: Admin, limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None
-) -> Page[WebhookView]:
+async def list_webhooks(request: Request, admin: Admin, paging: Paging) -> Page[WebhookView]:
     table = tables.webhook
     query = sa.select(table).where(table.c.tenant == admin.tenant)
     async with request.app.state.database.read() as connection:
-        rows, following = await pagination.newest_first(connection, query, table.c.id, limit, cursor)
-    return Page(items=[_view(row) for row in rows], next_cursor=following)
+        return await pagination.page(connection, query, table.c.id, paging, _view)
 
 
 @router.get("/{webhook_id}", responses=errors.responses(404))
@@ -124,20 +121,13 @@ async def ping(request: Request, webhook_id: str, admin: Admin) -> DeliveryView:
 
 
 @router.get("/{webhook_id}/deliveries", responses=errors.responses(404))
-async def deliveries(
-    request: Request,
-    webhook_id: str,
-    admin: Admin,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: str | None = None,
-) -> Page[DeliveryView]:
+async def deliveries(request: Request, webhook_id: str, admin: Admin, paging: Paging) -> Page[DeliveryView]:
     """List deliveries, newest first; they are kept for thirty days."""
     table = tables.webhook_delivery
     async with request.app.state.database.read() as connection:
         await webhook_records.get(connection, admin.tenant, webhook_id)
         query = sa.select(table).where(table.c.webhook_id == webhook_id)
-        rows, following = await pagination.newest_first(connection, query, table.c.id, limit, cursor)
-    return Page(items=[_delivery(row) for row in rows], next_cursor=following)
+        return await pagination.page(connection, query, table.c.id, paging, _delivery)
 
 
 @router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202, responses=errors.responses(404))

@@ -99,3 +99,13 @@ def test_it_is_published_and_served_and_missed_where_it_is_not_installed(tmp_pat
     assert "SERVED" in done.stdout, done.stdout + done.stderr
     without = run(WITHOUT, home)
     assert "kind 'signed_projection' is not one of rff, identity: install the package" in without.stdout, without.stderr
+
+
+def test_one_that_cannot_be_imported_says_so_to_who_asks_for_it(tmp_path: Path) -> None:
+    install(tmp_path, "cut_maps", "import no_such_module\n", {"evenkeel.feature_maps": {"cut": "cut_maps:Cut"}})
+    code = (
+        "from embeddings.rff.registry import feature_map\n"
+        "assert feature_map('identity').__name__ == 'Identity'\n"
+        "try:\n    feature_map('cut')\nexcept ValueError as error:\n    print(error)"
+    )
+    assert "'cut' of package cut_maps cannot be imported" in run(code, tmp_path, tmp_path).stdout

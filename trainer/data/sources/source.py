@@ -22,7 +22,7 @@ from trainer.data.errors import DataError
 from trainer.data.prefetch import read_ahead
 from trainer.data.sources.locations import FilePath, beside, listed, local_path
 from trainer.data.sources.readers.base import Reader
-from trainer.data.sources.readers.registry import READERS, SUFFIXES, holds_rows, reader_of
+from trainer.data.sources.readers.registry import BROKEN_READERS, READERS, SUFFIXES, holds_rows, reader_of
 
 CHUNK_ROWS = 1 << 18
 __all__ = ["Chunk", "Source", "SourceFile", "Window", "beside", "local_path", "to_days"]
@@ -226,9 +226,8 @@ def _find_files(uri: str) -> tuple[bool, tuple[SourceFile, ...]]:
     if single:
         (parts, path), *_ = listing
         if not path.name.endswith(SUFFIXES):
-            raise DataError(
-                f"has none of the endings {', '.join(SUFFIXES)}", where=str(path), remedy="convert it, or rename it"
-            )
+            remedy = "; ".join(["convert it, or rename it", *BROKEN_READERS.values()])
+            raise DataError(f"has none of the endings {', '.join(SUFFIXES)}", where=str(path), remedy=remedy)
         return True, (_checked(SourceFile(path)),)
     files = []
     for parts, path in sorted(listing, key=lambda one: one[0]):
@@ -238,9 +237,8 @@ def _find_files(uri: str) -> tuple[bool, tuple[SourceFile, ...]]:
         pairs = ((key, unquote(value)) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)
         files.append(_checked(SourceFile(path, tuple(pairs), parts)))
     if not files:
-        raise DataError(
-            f"holds no file that ends in {', '.join(SUFFIXES)}", where=uri, remedy="put the data there, or correct uri"
-        )
+        remedy = "; ".join(["put the data there, or correct uri", *BROKEN_READERS.values()])
+        raise DataError(f"holds no file that ends in {', '.join(SUFFIXES)}", where=uri, remedy=remedy)
     return False, tuple(files)
 
 

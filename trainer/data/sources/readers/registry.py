@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
+from embeddings.outside_packages import load_all
 from trainer.data.sources.readers.base import Reader
 from trainer.data.sources.readers.csv import CsvReader
 from trainer.data.sources.readers.feather import FeatherReader
@@ -12,13 +12,16 @@ from trainer.data.sources.readers.json_lines import JsonLinesReader
 from trainer.data.sources.readers.orc import OrcReader
 from trainer.data.sources.readers.parquet import ParquetReader
 
+_OUTSIDE, BROKEN_READERS = load_all("evenkeel.readers")
+"""Readers of other packages, and why a package's cannot be imported, by name."""
+
 READERS: tuple[type[Reader], ...] = (
     ParquetReader,
     CsvReader,
     JsonLinesReader,
     FeatherReader,
     OrcReader,
-    *(entry.load() for entry in entry_points(group="evenkeel.readers")),
+    *_OUTSIDE.values(),
 )
 
 SUFFIXES: tuple[str, ...] = tuple(suffix for reader in READERS for suffix in reader.suffixes)

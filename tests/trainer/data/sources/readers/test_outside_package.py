@@ -78,3 +78,13 @@ def test_a_file_that_it_cannot_read_is_told_with_its_remedy(site: Path, tmp_path
 def test_without_the_package_its_ending_is_unknown(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", user=np.zeros(2))
     assert "has none of the endings .parquet" in train(tmp_path, tmp_path).stderr
+
+
+@pytest.mark.process
+def test_a_reader_that_cannot_be_imported_is_named_to_who_has_such_a_file(tmp_path: Path) -> None:
+    entry_points = {"evenkeel.readers": {"npz": "cut_readers:CutReader"}}
+    outside_package.install(tmp_path, "cut_readers", "import no_such_module\n", entry_points)
+    np.savez(tmp_path / "rows.npz", user=np.zeros(2))
+    said = train(tmp_path, tmp_path).stderr
+    assert "has none of the endings .parquet" in said
+    assert "'npz' of package cut_readers cannot be imported" in said
