@@ -234,10 +234,10 @@ class Evaluator:
         counts, buckets = self._counts(), self._buckets()
         seen = np.flatnonzero(counts)
         first, last = rank_slice(len(seen), self.rank, self.world_size)
-        mine, sums = seen[first:last], np.zeros(NUM_BUCKETS + 1)
+        local, sums = seen[first:last], np.zeros(NUM_BUCKETS + 1)
         names = [key.name for key in self.data.keys]
         for start in range(0, -(-len(seen) // self.world_size), NORM_ROWS_AT_ONCE):
-            rows = mine[start : start + NORM_ROWS_AT_ONCE]
+            rows = local[start : start + NORM_ROWS_AT_ONCE]
             looked_up = self.model.embeddings(single_bags(names, "item", rows).to(self.device))
             found = looked_up["item"].values() if self.model.is_sequence else looked_up.to_dict()["item"]
             norms = found[:, : self.job.model.embedding_dim].double().norm(dim=1).cpu().numpy()

@@ -2,7 +2,7 @@
 
 from trainer.metrics.calibration import calibration_curve, ece
 from trainer.metrics.classification import auc, gauc, logloss, normalized_entropy
-from trainer.metrics.ranking import Ranking, hit_rate, ndcg, rank_of
+from trainer.metrics.ranking import Ranking, rank_of
 from trainer.metrics.regression import mae, rmse
 
 __all__ = [
@@ -11,10 +11,8 @@ __all__ = [
     "calibration_curve",
     "ece",
     "gauc",
-    "hit_rate",
     "logloss",
     "mae",
-    "ndcg",
     "normalized_entropy",
     "rank_of",
     "rmse",

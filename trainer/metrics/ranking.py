@@ -23,23 +23,6 @@ def rank_of(target: Any, others: Any) -> Any:
     return others.shape[1] - (others < target[:, None]).sum(1)
 
 
-def hit_rate(ranks: npt.NDArray[np.floating], k: int) -> float:
-    """Return the share of targets among the first k, ranks [n] from 0. NaN if empty or unknown."""
-    ranks = np.asarray(ranks, np.float64)
-    return float(np.mean(ranks < k)) if ranks.size and not np.isnan(ranks).any() else float("nan")
-
-
-def ndcg(ranks: npt.NDArray[np.floating], k: int) -> float:
-    """Return the mean of 1 / log2(rank + 2) for ranks [n] from 0 below k, else 0.
-
-    This is NDCG@k with one relevant item. NaN if empty or unknown.
-    """
-    ranks = np.asarray(ranks, np.float64)
-    if not ranks.size or np.isnan(ranks).any():
-        return float("nan")
-    return float(np.mean(np.where(ranks < k, 1.0 / np.log2(ranks + 2.0), 0.0)))
-
-
 class Ranking(NamedTuple):
     """Ranks of the relevant items of u users.
 

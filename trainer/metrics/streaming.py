@@ -54,8 +54,8 @@ def pieces(packed: Int64s, group: dist.ProcessGroup | None, piece_rows: int = PI
     if group is not None:
         everyone = all_reduce("scores of a split", torch.from_numpy(everyone), group).numpy()
     for first, last in _cuts(everyone, piece_rows):
-        mine = np.stack(_run_lengths(packed[edges[first] : edges[last]]))
-        found = [mine] if group is None else _on_rank_0("rows of a piece", mine, group)
+        local = np.stack(_run_lengths(packed[edges[first] : edges[last]]))
+        found = [local] if group is None else _on_rank_0("rows of a piece", local, group)
         yield _merged(found)
 
 
@@ -85,12 +85,12 @@ def _merged(parts: Sequence[Int64s]) -> Counts:
     return Counts(unpacked(keys), totals, positives)
 
 
-def _on_rank_0(what: str, mine: Int64s, group: dist.ProcessGroup) -> list[Int64s]:
+def _on_rank_0(what: str, local: Int64s, group: dist.ProcessGroup) -> list[Int64s]:
     """Return [2, m] of every rank on rank 0, where m differs; of no columns elsewhere. Collective."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    sizes = all_gather(f"number of {what}", torch.tensor([mine.shape[1]]), [(1,)] * world_size, group)
+    sizes = all_gather(f"number of {what}", torch.tensor([local.shape[1]]), [(1,)] * world_size, group)
     nothing = torch.empty(2, 0, dtype=torch.int64)
-    parts = [torch.from_numpy(mine) if other == 0 else nothing for other in range(world_size)]
+    parts = [torch.from_numpy(local) if other == 0 else nothing for other in range(world_size)]
     shapes = [(2, int(size)) if rank == 0 else (2, 0) for size in torch.cat(sizes).tolist()]
     # What the next collective would write over is copied.
     return [np.array(part.numpy()) for part in all_to_all(what, parts, shapes, group)]

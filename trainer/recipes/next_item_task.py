@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embeddings.vectors.item_vectors import Array
-from trainer.metrics.ranking import hit_rate, ndcg, rank_of
+from trainer.metrics.ranking import Ranking, rank_of
 from trainer.recipes.rff_figures import Features, aligned
 
 HIDDEN = 16
@@ -141,9 +141,9 @@ def train(features: Array, of: Histories, max_epochs: int = MAX_EPOCHS, seed: in
             past, following = history[:, :-1], history[:, 1:]
             negatives = torch.randint(num_items, (*following.shape, NEGATIVES), generator=generator)
             scores = model.scores(model.users(past), torch.cat([following.unsqueeze(-1), negatives], dim=-1))
-            wanted = torch.zeros_like(scores)
-            wanted[..., 0] = 1.0
-            loss = binary_cross_entropy_with_logits(scores[past >= 0], wanted[past >= 0])
+            labels = torch.zeros_like(scores)
+            labels[..., 0] = 1.0
+            loss = binary_cross_entropy_with_logits(scores[past >= 0], labels[past >= 0])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -162,8 +162,8 @@ def judge(model: TwoTower, of: Histories) -> tuple[float, float]:
         users = model.users(torch.from_numpy(of.items))[:, -1]
         shown = torch.from_numpy(np.column_stack([of.test, of.candidates]))
         scores = model.scores(users, shown).numpy()
-    ranks = rank_of(scores[:, 0], scores[:, 1:])
-    return hit_rate(ranks, 5), ndcg(ranks, 5)
+    ranking = Ranking.of_single(rank_of(scores[:, 0], scores[:, 1:]))
+    return float(ranking.hit_rate(5).mean()), float(ranking.ndcg(5).mean())
 
 
 def judge_runs(runs: Sequence[Array], features: Features, of: Histories, max_epochs: int = MAX_EPOCHS) -> NextItem:

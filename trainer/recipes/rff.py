@@ -162,8 +162,8 @@ def _table(
     judged = {name: task.judge(of_runs, features) for name, (of_runs, features) in rows.items()}
     lines = []
     for name, one in judged.items():
-        theirs = published.RFF_TASK_1.get(name, ("", "")) if is_published else ("", "")
-        lines.append((name, percent(one.accuracy), theirs[0], percent(one.f1), theirs[1], percent(one.frozen)))
+        paper = published.RFF_TASK_1.get(name, ("", "")) if is_published else ("", "")
+        lines.append((name, percent(one.accuracy), paper[0], percent(one.f1), paper[1], percent(one.frozen)))
     return Section(
         "task1",
         f"Task 1: the class of an item from its vector, dimension {dim}, {len(vectors)} runs",

@@ -68,12 +68,12 @@ def products(runs: Array, seed: int = 0) -> Array:
     return dots
 
 
-def macro_f1(predicted: Array, wanted: Array) -> float:
-    """Return the mean over the classes that occur in ``wanted`` or ``predicted`` of 2 TP / (2 TP + FP + FN)."""
+def macro_f1(predicted: Array, labels: Array) -> float:
+    """Return the mean over the classes that occur in ``labels`` or ``predicted`` of 2 TP / (2 TP + FP + FN)."""
     scores = []
-    for one in np.union1d(predicted, wanted):
-        right = int(((predicted == one) & (wanted == one)).sum())
-        scores.append(2 * right / int((predicted == one).sum() + (wanted == one).sum()))
+    for one in np.union1d(predicted, labels):
+        right = int(((predicted == one) & (labels == one)).sum())
+        scores.append(2 * right / int((predicted == one).sum() + (labels == one).sum()))
     return statistics.fmean(scores)
 
 
@@ -97,9 +97,9 @@ class LabelTask:
         names, self._classes = np.unique(classes, return_inverse=True)
         self._num_classes = len(names)
         self._held_out = np.random.Generator(np.random.Philox(seed)).random(len(classes)) < 0.2
-        wanted = self._classes[self._held_out]
-        self.majority = float((wanted == np.bincount(self._classes[~self._held_out]).argmax()).mean())
-        self.num_held_out = len(wanted)
+        labels = self._classes[self._held_out]
+        self.majority = float((labels == np.bincount(self._classes[~self._held_out]).argmax()).mean())
+        self.num_held_out = len(labels)
 
     def judge(self, runs: Sequence[Array], features: Features, *, frozen: bool = True) -> Judged:
         """Judge a consumer for each run, fitted anew on its vectors.
@@ -107,18 +107,18 @@ class LabelTask:
         Where ``frozen``, judge also that of the first run on the vectors of the others.
         """
         accuracy, f1, kept = [], [], []
-        wanted = self._classes[self._held_out]
+        labels = self._classes[self._held_out]
         first: Callable[[Array], Array] | None = None
         for vectors in runs:
             read = features(vectors).astype(np.float64)
             predict = self._fitted(read)
             predicted = predict(read)
-            accuracy.append(float((predicted == wanted).mean()))
-            f1.append(macro_f1(predicted, wanted))
+            accuracy.append(float((predicted == labels).mean()))
+            f1.append(macro_f1(predicted, labels))
             if first is None:
                 first = predict
             elif frozen:
-                kept.append(float((first(read) == wanted).mean()))
+                kept.append(float((first(read) == labels).mean()))
         return Judged(tuple(accuracy), tuple(f1), tuple(kept))
 
     def _fitted(self, read: Array) -> Callable[[Array], Array]:

@@ -43,8 +43,8 @@ def section_of(
     }
     lines = []
     for name, one in judged.items():
-        theirs = published.RFF_TASK_2.get(name, ("", "")) if is_published else ("", "")
-        cells = (percent(one.recall), theirs[0], percent(one.ndcg), theirs[1])
+        paper = published.RFF_TASK_2.get(name, ("", "")) if is_published else ("", "")
+        cells = (percent(one.recall), paper[0], percent(one.ndcg), paper[1])
         lines.append((name, *cells, percent(one.frozen), percent(one.frozen_aligned)))
     return Section(
         "task2",

@@ -22,7 +22,7 @@ from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, sse_configs
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
-from trainer.metrics import hit_rate, ndcg, rank_of
+from trainer.metrics import Ranking, rank_of
 from trainer.models.gru4rec import GRU4Rec
 from trainer.models.layers.dropout import keep_mask
 from trainer.models.sasrec import SASRec
@@ -311,10 +311,9 @@ def test_ranks_by_hand():
     ranks = rank_of(np.array([0.4, 0.5, 0.3, 0.1]), others)
     assert ranks.tolist() == [2, 3, 0, 1]  # ties, and what cannot be compared, against the target
     assert rank_of(np.array([math.nan]), others[:1]).tolist() == [3]
-    assert hit_rate(ranks, 2) == 0.5
-    assert ndcg(ranks, 3) == pytest.approx((1 / math.log2(4) + 0 + 1 + 1 / math.log2(3)) / 4)
-    assert math.isnan(hit_rate(np.array([]), 10))
-    assert math.isnan(ndcg(np.array([0.0, math.nan]), 10))
+    ranking = Ranking.of_single(ranks)
+    assert ranking.hit_rate(2).mean() == 0.5
+    assert ranking.ndcg(3).mean() == pytest.approx((1 / math.log2(4) + 0 + 1 + 1 / math.log2(3)) / 4)
 
 
 @pytest.mark.parametrize("kind", ["item2vec", "sasrec", "gru4rec"])

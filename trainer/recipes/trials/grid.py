@@ -1,4 +1,4 @@
-"""The trials of a recipe, one after the other or as Ray tasks: what has ended stays, what was killed goes on."""
+"""The trials of a recipe, one by one or in processes of their own: what has ended stays, what was killed goes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_grid(trials: Sequence[Trial], out: Path, *, here: bool, workers: int, co
     """Run what has not ended well yet and return the records of all, in order.
 
     A trial that fails is recorded and stops nothing; the same command again tries it again. ``here``: in this process,
-    on its main thread, one by one; else ``workers`` at a time as Ray tasks.
+    on its main thread, one by one; else ``workers`` at a time, in processes of their own.
 
     Raises:
         Stopped: it is asked to stop.
@@ -60,9 +60,9 @@ def _alone(out: Path) -> Iterator[None]:
 def _records(trials: Sequence[Trial], out: Path, here: bool, workers: int, command: str) -> Iterable[Record]:
     if here:
         return (run_trial(trial, out, command) for trial in trials)
-    from trainer.recipes.trials.ray_tasks import run_on_ray
+    from trainer.recipes.trials.processes import run_in_processes
 
-    return run_on_ray(trials, out, workers, command)
+    return run_in_processes(trials, out, workers, command)
 
 
 def _line(record: Record) -> str:

@@ -1,4 +1,4 @@
-"""Grids in this process and as Ray tasks: killed and gone on with, failed trials, and the small form of each recipe."""
+"""Grids in one process and in several: killed and gone on with, failed trials, and the small form of each recipe."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 from tests import forked
 from trainer.recipes.command import RECIPES, main
+from trainer.recipes.trials import processes
 from trainer.recipes.trials.grid import run_grid
 from trainer.recipes.trials.quick_data import write_quick_data
 from trainer.recipes.trials.run_trial import metrics_of, path_of, read_record, run_trial
@@ -146,11 +147,28 @@ def test_a_broken_record_is_none(data: Path, tmp_path: Path) -> None:
     assert read_record(trial, tmp_path) is None
 
 
-@pytest.mark.ray
+def _dies(trial: Trial, out: Path, command: str) -> None:
+    os._exit(9)
+
+
+@pytest.mark.process
+def test_a_trial_whose_process_dies_has_failed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record of before does not hide it."""
+    trial = trials_of("sse", data)[0]
+    path_of(trial, tmp_path).parent.mkdir()
+    path_of(trial, tmp_path).write_text(json.dumps({"state": "failed", "error": "of before"}))
+    monkeypatch.setattr(processes, "_run", _dies)
+    (record,) = run_grid([trial], tmp_path, here=False, workers=2, command="x")
+    assert record["state"] == "failed"
+    assert "exit code 9" in record["error"]
+    assert read_record(trial, tmp_path) == record
+
+
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_trials_are_ray_tasks(data: Path, tmp_path: Path) -> None:
-    """In a process of its own, as Ray leaves threads behind. A trial that fails stops nothing."""
+def test_trials_run_in_processes_of_their_own(data: Path, tmp_path: Path) -> None:
+    """Two at a time, by the command."""
     out = out_with(data, tmp_path)
     part = "quick/dnn/none,quick/dnn/DROPOUT_1"
     command = [sys.executable, "-m", "trainer.recipes.command", "dropout", "--quick", "--workers", "2", "--part", part]
