@@ -21,7 +21,7 @@ def entries(
 ):  # fmt: skip
     """Write row number, offset of the gradient and weight of each looked-up id.
 
-    A Triton kernel takes flat arguments: no struct crosses the launch.
+    Triton takes flat arguments: no struct crosses a launch.
 
     Grid: features times tiles of bags, as in the lookup. ``keys`` gets for each id the number of its row among the rows
     of all tables, or num_keys where it is not touched. ``grad_offsets`` gets where its gradient starts, and its table.

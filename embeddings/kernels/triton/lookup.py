@@ -35,6 +35,8 @@ def lookup(
 ):  # fmt: skip
     """Look up and pool; grid: features times tiles.
 
+    Triton takes flat arguments: no struct crosses a launch.
+
     ``fault`` gets a 1 where an id or an offset is bad; such an id adds nothing.
     """
     compute = output.dtype.element_ty

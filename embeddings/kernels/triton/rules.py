@@ -33,6 +33,8 @@ def apply(
 ):  # fmt: skip
     """Update the rows ``key`` [TILE] of ``table`` [TILE] where ``mask``, with the summed gradients [TILE, BLOCK].
 
+    Triton takes flat arguments: no struct crosses a launch.
+
     Returns:
         For RULE NORM, which changes nothing, the sum of the squared gradients, float64; else 0.
     """

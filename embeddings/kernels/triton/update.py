@@ -36,6 +36,8 @@ def update(
 ):  # fmt: skip
     """Sum gradients and update rows of the tables whose keys lie in [first_key, end_key), all of one dim.
 
+    Triton takes flat arguments: no struct crosses a launch.
+
     Grid: tiles of entries. ``keys`` are sorted row numbers over all tables, ``order`` says which entry each was.
     ``partials`` is [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has place 2 i /
     SPLIT, the first piece of a split run place 2 floor(i / SPLIT) + 1: a block of SPLIT entries has at most one of
@@ -101,6 +103,8 @@ def finish(
     LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Update the rows whose run was split; grid: windows of WINDOW blocks of SPLIT entries.
+
+    Triton takes flat arguments: no struct crosses a launch.
 
     A run is served where its first split is. The sums of its pieces are added DEPTH at a time.
     """
