@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from embeddings.kernels.cpu import CpuKernel
-from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureSlot, Kernel, Layout, Record, Swaps
+from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureDescriptor, Kernel, Layout, Record, Swaps
 from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
 from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients, deferred_update_coefficients
@@ -106,7 +106,7 @@ class EmbeddingTables(torch.nn.Module):
         # FBGEMM's module for GPUs brings its own storage, which may be larger than the GPU's memory.
         home = torch.device("cpu") if backend == "fbgemm" else where
         self.layout = Layout(tables, optimizer, seed, dtype, state_dtype=state_dtype, device=home, bounds=bounds)
-        self.features: tuple[str, ...] = tuple(slot.name for slot in self.layout.slots)
+        self.features: tuple[str, ...] = tuple(slot.name for slot in self.layout.descriptors)
         self._numbers = {table.name: t for t, table in enumerate(self.layout.tables)}
         if len(self._numbers) != len(self.layout.tables) or len(set(self.features)) != len(self.features):
             raise ValueError(
@@ -125,7 +125,7 @@ class EmbeddingTables(torch.nn.Module):
         unknown = sorted(set(sse) - set(self.features))
         if unknown:
             raise ValueError(f"sse names features {unknown}, which no table has (there are {list(self.features)})")
-        for slot in self.layout.slots:
+        for slot in self.layout.descriptors:
             table = self.layout.tables[slot.table]
             if slot.name in sse:
                 check_sse(table, slot.name, sse[slot.name])
@@ -267,12 +267,12 @@ class EmbeddingTables(torch.nn.Module):
                 self.layout.tables[slot.table].name
                 for record in self._records
                 if not _is_finite(record.grad)
-                for slot in self.layout.slots
+                for slot in self.layout.descriptors
                 if not _is_finite(self._gradient_of(slot, record))
             }
         )
 
-    def _gradient_of(self, slot: FeatureSlot, record: Record) -> torch.Tensor:
+    def _gradient_of(self, slot: FeatureDescriptor, record: Record) -> torch.Tensor:
         """Return the part of a recorded gradient that belongs to one feature."""
         if self.layout.pooled:
             return record.grad[:, slot.column : slot.column + slot.dim]

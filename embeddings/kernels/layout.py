@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FeatureSlot:
+class FeatureDescriptor:
     """Feature ``number`` reads ``table`` into output columns [column, column + dim), from 0 without pooling."""
 
     number: int
@@ -72,7 +72,7 @@ class Swaps(NamedTuple):
 
 
 class Kernel(Protocol):
-    """The interface of a backend; ``idle`` is None where reading a row needs no correction."""
+    """The interface of a backend; ``deferred`` is None where reading a row needs no correction."""
 
     def forward(
         self,
@@ -81,7 +81,7 @@ class Kernel(Protocol):
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: DeferredUpdateCoefficients | None,
+        deferred: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Swap, read and pool: return (output [B, sum of dims], the ids looked up); without pooling output is [n, dim].
 
@@ -91,12 +91,12 @@ class Kernel(Protocol):
         """
         ...
 
-    def read(self, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
+    def read(self, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
         """Return local rows of table ``t`` as of now, a copy [len(rows), dim]; rows are known to exist."""
         ...
 
     def update(
-        self, records: Sequence[Record], step: int, idle: DeferredUpdateCoefficients | None, scale: float = 1.0
+        self, records: Sequence[Record], step: int, deferred: DeferredUpdateCoefficients | None, scale: float = 1.0
     ) -> None:
         """Apply ``scale`` times the sum of the recorded gradients to the touched rows, as step ``step``.
 
@@ -122,7 +122,7 @@ class Layout:
         pooled: False where every feature has pooling ``none``.
         total_dim: columns of the output.
         weight_base, vector_base, step_base: int64 [T], where each table starts in them.
-        slots: one FeatureSlot for each feature, tables in order.
+        descriptors: one FeatureDescriptor for each feature, tables in order.
         on_access: called before rows are handed out, by a kernel that keeps some of them elsewhere meanwhile.
     """
 
@@ -149,9 +149,11 @@ class Layout:
                 "can't be split: use table_wise or row_wise sharding, or state for each element"
             )
         self.vector_names = tuple(name for name in optimizer.state_names[:-1] if name not in self.row_names)
-        self.slots = _slots(self.tables)
-        self.pooled = _pooled(self.slots)
-        self.total_dim = sum(slot.dim for slot in self.slots) if self.pooled else self.slots[0].dim
+        self.descriptors = _descriptors(self.tables)
+        self.pooled = _pooled(self.descriptors)
+        self.total_dim = (
+            sum(descriptor.dim for descriptor in self.descriptors) if self.pooled else self.descriptors[0].dim
+        )
         elements = [table.row_count * table.dim for table in self.tables]
         self.weight_base, num_weights = _bases(elements)
         self.vector_base, num_vectors = _bases([len(self.vector_names) * count for count in elements])
@@ -201,22 +203,22 @@ class Layout:
         base = int(self.step_base[t])
         return self.last_steps[base : base + self.tables[t].row_count]
 
-    def bad_id(self, slot: FeatureSlot, value: int) -> ValueError:
+    def bad_id(self, descriptor: FeatureDescriptor, value: int) -> ValueError:
         """Return the error for an id that is not a row."""
-        table = self.tables[slot.table]
+        table = self.tables[descriptor.table]
         shard = (
             ""
             if table.whole
             else f" (this rank's shard, from row {table.row_start} of {table.num_rows}; ids are local)"
         )
         return ValueError(
-            f"feature '{slot.name}': id {value} is not a row of table '{table.name}', which has {table.row_count} "
-            f"rows{shard}: ids must lie in [0, rows); map unknown ids to row 1"
+            f"feature '{descriptor.name}': id {value} is not a row of table '{table.name}', which has "
+            f"{table.row_count} rows{shard}: ids must lie in [0, rows); map unknown ids to row 1"
         )
 
-    def bad_offsets(self, slot: FeatureSlot) -> ValueError:
+    def bad_offsets(self, descriptor: FeatureDescriptor) -> ValueError:
         """Return the error for a bag that ends before it starts."""
-        return ValueError(f"feature '{slot.name}': offsets must not decrease")
+        return ValueError(f"feature '{descriptor.name}': offsets must not decrease")
 
     def bad_ends(self, first: int, last: int, num_ids: int) -> ValueError:
         """Return the error for offsets that do not cover the ids."""
@@ -234,27 +236,29 @@ class Layout:
         return twin
 
 
-def _slots(tables: Sequence[TableConfig]) -> tuple[FeatureSlot, ...]:
-    slots: list[FeatureSlot] = []
+def _descriptors(tables: Sequence[TableConfig]) -> tuple[FeatureDescriptor, ...]:
+    descriptors: list[FeatureDescriptor] = []
     column = 0
     for t, table in enumerate(tables):
         for feature, pooling in zip(table.features, table.pooling, strict=True):
             # TableConfig has made pooling one word for each feature.
             how = cast(Pooling, pooling)
-            slots.append(FeatureSlot(len(slots), feature, t, column if how != "none" else 0, table.dim, how))
+            descriptors.append(
+                FeatureDescriptor(len(descriptors), feature, t, column if how != "none" else 0, table.dim, how)
+            )
             column += table.dim
-    return tuple(slots)
+    return tuple(descriptors)
 
 
-def _pooled(slots: Sequence[FeatureSlot]) -> bool:
-    unpooled = [slot for slot in slots if slot.pooling == "none"]
-    if unpooled and len(unpooled) < len(slots):
-        pooled = [slot.name for slot in slots if slot.pooling != "none"]
+def _pooled(descriptors: Sequence[FeatureDescriptor]) -> bool:
+    unpooled = [descriptor for descriptor in descriptors if descriptor.pooling == "none"]
+    if unpooled and len(unpooled) < len(descriptors):
+        pooled = [descriptor.name for descriptor in descriptors if descriptor.pooling != "none"]
         raise ValueError(
-            f"features {[slot.name for slot in unpooled]} have pooling none, {pooled} do not: sequences and bags have "
-            "outputs of different shape, so they need two EmbeddingTables"
+            f"features {[descriptor.name for descriptor in unpooled]} have pooling none, {pooled} do not: sequences "
+            "and bags have outputs of different shape, so they need two EmbeddingTables"
         )
-    dims = {slot.dim for slot in unpooled}
+    dims = {descriptor.dim for descriptor in unpooled}
     if len(dims) > 1:
         raise ValueError(
             f"features without pooling have dims {sorted(dims)}: rows of one output [n, dim] need one dim, so give "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
+from embeddings.kernels.layout import FeatureDescriptor, Layout, Record, Swaps
 from embeddings.optim import Adam
 from embeddings.optim.base import TouchedRows
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients, Movement
@@ -29,7 +29,7 @@ class ReferenceKernel:
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: DeferredUpdateCoefficients | None,
+        deferred: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
         if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
@@ -37,42 +37,42 @@ class ReferenceKernel:
         num_outputs = batch_size if layout.pooled else indices.numel()
         output = torch.zeros(num_outputs, layout.total_dim, dtype=layout.compute_dtype)
         used = indices if swaps is None else indices.clone()
-        for slot in layout.slots:
-            table = layout.tables[slot.table]
-            bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
+        for descriptor in layout.descriptors:
+            table = layout.tables[descriptor.table]
+            bounds = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
             if (bounds.diff() < 0).any():
-                raise layout.bad_offsets(slot)
+                raise layout.bad_offsets(descriptor)
             span = slice(int(bounds[0]), int(bounds[-1]))
             bad = (used[span] < 0) | (used[span] >= table.row_count)
             if bad.any() and layout.bounds == "fatal":
-                raise layout.bad_id(slot, int(used[span][bad][0]))
-            if swaps is not None and swaps.probabilities[slot.number] > 0:
+                raise layout.bad_id(descriptor, int(used[span][bad][0]))
+            if swaps is not None and swaps.probabilities[descriptor.number] > 0:
                 swapped = swap_in_numpy(
-                    used[span], bounds, table=table, feature=slot.name, config=swaps.configs[slot.number],
+                    used[span], bounds, table=table, feature=descriptor.name, config=swaps.configs[descriptor.number],
                     seed=layout.seed, step=swaps.step, sample_offset=swaps.sample_offset,
                 )  # fmt: skip
                 used[span] = torch.where(bad, used[span], swapped)
-            ids, places, scale = _entries(layout, slot, used, offsets, weights, batch_size)
-            rows = read_rows(layout, slot.table, ids, idle) * scale[:, None]
-            output[:, slot.column : slot.column + slot.dim].index_add_(0, places, rows)
+            ids, output_rows, scale = _entries(layout, descriptor, used, offsets, weights, batch_size)
+            rows = read_rows(layout, descriptor.table, ids, deferred) * scale[:, None]
+            output[:, descriptor.column : descriptor.column + descriptor.dim].index_add_(0, output_rows, rows)
         return output, used
 
-    def read(self, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
-        return read_rows(self.layout, t, rows, idle)
+    def read(self, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
+        return read_rows(self.layout, t, rows, deferred)
 
     def update(
-        self, records: Sequence[Record], step: int, idle: DeferredUpdateCoefficients | None, scale: float = 1.0
+        self, records: Sequence[Record], step: int, deferred: DeferredUpdateCoefficients | None, scale: float = 1.0
     ) -> None:
         summed = [row_gradients(self.layout, t, records) for t in range(len(self.layout.tables))]
         for t, (rows, grad) in enumerate(summed):
-            self._apply(t, rows, scale * grad, step, idle)
+            self._apply(t, rows, scale * grad, step, deferred)
 
     def squared_norm(self, records: Sequence[Record]) -> float:
         grads = (row_gradients(self.layout, t, records)[1] for t in range(len(self.layout.tables)))
         return sum(float(grad.double().square().sum()) for grad in grads)
 
     def _apply(
-        self, t: int, rows: torch.Tensor, grad: torch.Tensor, step: int, idle: DeferredUpdateCoefficients | None
+        self, t: int, rows: torch.Tensor, grad: torch.Tensor, step: int, deferred: DeferredUpdateCoefficients | None
     ) -> None:
         layout, optimizer = self.layout, self.layout.optimizer
         weight, last, real = layout.weight(t), layout.last_update_step(t), layout.compute_dtype
@@ -83,12 +83,12 @@ class ReferenceKernel:
         num_idle = torch.where(owing, step - 1 - last[rows], 0).to(torch.float64)[:, None]
         rate = optimizer.rate(step)
         keep = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)) * (1 - rate * optimizer.constant_decay)
-        theta = keep.to(real) * read_rows(layout, t, rows, idle)
+        theta = keep.to(real) * read_rows(layout, t, rows, deferred)
         square = grad.square().mean(dim=1, keepdim=True) if layout.row_names else grad**2
         shrunk = num_idle + 1 if optimizer.fading else torch.ones_like(num_idle)
         names = optimizer.state_names[:-1]
         state = {name: layout.state(t, name)[rows].to(real) for name in names}
-        touched = TouchedRows(theta, grad, square, state, shrunk, step, rate, idle)
+        touched = TouchedRows(theta, grad, square, state, shrunk, step, rate, deferred)
         optimizer.apply_rule(touched)
         for name in names:
             stored = layout.state(t, name)
@@ -118,12 +118,19 @@ def row_gradients(layout: Layout, t: int, records: Sequence[Record]) -> tuple[to
     ids = [torch.empty(0, dtype=torch.int64, device=device)]
     grads = [torch.empty(0, table.dim, dtype=layout.compute_dtype, device=device)]
     for record in records:
-        for slot in (slot for slot in layout.slots if slot.table == t):
-            rows, places, scale = _entries(
-                layout, slot, record.indices, record.offsets, record.weights, record.batch_size(len(layout.slots))
+        for descriptor in (descriptor for descriptor in layout.descriptors if descriptor.table == t):
+            rows, output_rows, scale = _entries(
+                layout,
+                descriptor,
+                record.indices,
+                record.offsets,
+                record.weights,
+                record.batch_size(len(layout.descriptors)),
             )
             ids.append(rows)
-            grads.append(record.grad[places, slot.column : slot.column + slot.dim] * scale[:, None])
+            grads.append(
+                record.grad[output_rows, descriptor.column : descriptor.column + descriptor.dim] * scale[:, None]
+            )
     rows, inverse = torch.unique(torch.cat(ids), return_inverse=True)
     grad = torch.zeros(len(rows), table.dim, dtype=layout.compute_dtype, device=device)
     return rows, grad.index_add_(0, inverse, torch.cat(grads))
@@ -131,37 +138,37 @@ def row_gradients(layout: Layout, t: int, records: Sequence[Record]) -> tuple[to
 
 def _entries(
     layout: Layout,
-    slot: FeatureSlot,
+    descriptor: FeatureDescriptor,
     indices: torch.Tensor,
     offsets: torch.Tensor,
     weights: torch.Tensor | None,
     batch_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the looked-up ids of a feature that add something, where in the output each goes, and its weight."""
-    dtype, table, device = layout.compute_dtype, layout.tables[slot.table], indices.device
-    bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
+    dtype, table, device = layout.compute_dtype, layout.tables[descriptor.table], indices.device
+    bounds = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
     span = slice(int(bounds[0]), int(bounds[-1]))
     ids = indices[span].to(torch.int64)
     bags = torch.repeat_interleave(torch.arange(batch_size, device=device), torch.diff(bounds))
     scale = torch.ones(len(ids), dtype=dtype, device=device) if weights is None else weights[span].to(dtype)
     real = (ids != table.padding_row) & (ids >= 0) & (ids < table.row_count)
-    if slot.mean:
+    if descriptor.mean:
         counts = torch.zeros(batch_size, dtype=dtype, device=device).index_add_(0, bags, real.to(dtype))
         scale = scale / counts.clamp(min=1)[bags]
     kept = real & (scale != 0)
-    places = bags if layout.pooled else torch.arange(span.start, span.stop, device=device)
-    return ids[kept], places[kept], scale[kept]
+    output_rows = bags if layout.pooled else torch.arange(span.start, span.stop, device=device)
+    return ids[kept], output_rows[kept], scale[kept]
 
 
-def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
+def read_rows(layout: Layout, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
     """Return local rows of table ``t`` as of now, a copy [len(rows), dim].
 
     The equation is that of theta_read in :mod:`embeddings.optim.deferred_update`.
     """
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
-    if idle is None:
+    if deferred is None:
         return theta
-    decay, movements = idle.for_rows(layout.last_update_step(t)[rows].cpu().numpy())
+    decay, movements = deferred.for_rows(layout.last_update_step(t)[rows].cpu().numpy())
     theta *= _column(layout, decay)
     for movement in movements:
         theta = _move(layout, t, rows, theta, movement)
@@ -169,12 +176,12 @@ def read_rows(layout: Layout, t: int, rows: torch.Tensor, idle: DeferredUpdateCo
 
 
 def read_rows_without_decay(
-    layout: Layout, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None
+    layout: Layout, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None
 ) -> torch.Tensor:
     """Return rows as :func:`read_rows` does, had they not decayed since their last touch; for every backend."""
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
-    if idle is not None:
-        for movement in idle.without_decay(layout.last_update_step(t)[rows].cpu().numpy()):
+    if deferred is not None:
+        for movement in deferred.without_decay(layout.last_update_step(t)[rows].cpu().numpy()):
             theta = _move(layout, t, rows, theta, movement)
     return theta
 
@@ -182,8 +189,8 @@ def read_rows_without_decay(
 def _move(layout: Layout, t: int, rows: torch.Tensor, theta: torch.Tensor, movement: Movement) -> torch.Tensor:
     assert isinstance(layout.optimizer, Adam)
     m, v = (layout.state(t, name)[rows].to(layout.compute_dtype) for name in ("m", "v"))
-    floor = _column(layout, movement.floor)
-    return theta - _column(layout, movement.moved) * m / _root(v, floor, layout.optimizer.eps_inside_root)
+    floor = _column(layout, movement.eps_term)
+    return theta - _column(layout, movement.drift) * m / _root(v, floor, layout.optimizer.eps_inside_root)
 
 
 def _column(layout: Layout, values: np.ndarray) -> torch.Tensor:

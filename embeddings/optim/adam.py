@@ -46,9 +46,9 @@ class Adam(RowOptimizer):
         m, v = rows.faded("m", self.beta1, rows.grad), rows.faded("v", self.beta2, rows.square)
         mhat, vhat = m / (1 - self.beta1**rows.step), v / (1 - self.beta2**rows.step)
         rows.theta = rows.theta - rows.rate * mhat / root(vhat, self.eps, self.eps_inside_root)
-        ahead = rows.coefficients
-        if ahead is not None and ahead.ahead:
-            rows.theta -= ahead.lead_moved * m / root(v, ahead.lead_floor, ahead.eps_inside_root)
+        deferred = rows.coefficients
+        if deferred is not None and deferred.ahead:
+            rows.theta -= deferred.lookahead * m / root(v, deferred.lookahead_eps, deferred.eps_inside_root)
 
     def __post_init__(self) -> None:
         super().__post_init__()

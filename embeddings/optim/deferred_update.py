@@ -52,13 +52,13 @@ _BLOCK = 4096
 
 
 class Movement(NamedTuple):
-    """A deferred movement of some rows: ``moved`` m / (sqrt(v) + ``floor``), to be subtracted, each float64 [n].
+    """A deferred movement of some rows: ``drift`` m / (sqrt(v) + ``eps_term``), to be subtracted, each float64 [n].
 
-    It is subtracted from the stored row. With eps inside the root it is ``moved`` m / sqrt(v + ``floor``).
+    It is subtracted from the stored row. With eps inside the root it is ``drift`` m / sqrt(v + ``eps_term``).
     """
 
-    moved: np.ndarray
-    floor: np.ndarray
+    drift: np.ndarray
+    eps_term: np.ndarray
 
 
 class DeferredUpdateCoefficients:
@@ -72,16 +72,16 @@ class DeferredUpdateCoefficients:
         log_sums, log_slope: L[s] = sum_{t <= s} log(1 - eta_t w), float64 [n]; a step beyond the last entry adds
             ``log_slope``. Empty if there is no constant decay; else P_J = decay_J exp(L[K] - L[s]).
         log_now: L[K].
-        moved, floor: float64 [J* + 1], what momentum takes (:class:`Movement`) from a row that was not touched for J
-            steps: nothing beyond. ``floor`` has eps in it and is above 0.
-        taken, taken_floor: float64 [J* + 1], what such a row, stored ahead, takes back of it: 0 where rows are stored
-            as they are, and beyond.
-        lead_moved, lead_floor: what the update of step K + 1 must subtract, with the new m and v, from the row that it
-            stores; 0 where rows are stored as they are.
-        momentum: whether ``moved`` and ``taken`` are anything but 0.
+        momentum_drift, eps_term: float64 [J* + 1], what momentum takes (:class:`Movement`) from a row that was not
+            touched for J steps: nothing beyond. ``eps_term`` has eps in it and is above 0.
+        lookahead_correction, correction_eps: float64 [J* + 1], what such a row, stored ahead, takes back of it: 0 where
+            rows are stored as they are, and beyond.
+        lookahead, lookahead_eps: what the update of step K + 1 must subtract, with the new m and v, from the row that
+            it stores; 0 where rows are stored as they are.
+        momentum: whether ``momentum_drift`` and ``lookahead_correction`` are anything but 0.
         from_start: whether a row that was never touched (s = 0) decays like one touched at step 0. If not, it has no
             deferred update.
-        eps_inside_root: where ``floor`` stands.
+        eps_inside_root: where ``eps_term`` stands.
         ahead: whether rows are stored ahead.
     """
 
@@ -90,7 +90,7 @@ class DeferredUpdateCoefficients:
         self.momentum, self.from_start = optimizer.idle_momentum, optimizer.decays_from_start
         self.eps_inside_root = bool(getattr(optimizer, "eps_inside_root", False))
         self.eps = float(getattr(optimizer, "eps", 0.0))
-        self._smallest_floor = SMALLEST_FLOOR[dtype] ** (2 if self.eps_inside_root else 1)
+        self._smallest_eps_term = SMALLEST_FLOOR[dtype] ** (2 if self.eps_inside_root else 1)
         self._alpha, self._weight_decay = optimizer.read_alpha, optimizer.constant_decay
         self.ahead = self.momentum and self._can_be_ahead()
         self.horizon = self._steps_until(VANISHED[dtype] if self.ahead else VANISHED_PRESENT)
@@ -104,10 +104,10 @@ class DeferredUpdateCoefficients:
         self.log_sums, self.log_slope = np.zeros(1 if self._weight_decay else 0), 0.0
         self._log_done = self._weight_decay == 0.0
         self._c, self._c2 = np.zeros(self.horizon + 1), np.zeros(self.horizon + 1)
-        self.moved, self.floor = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
-        self.taken, self.taken_floor = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
-        self.lead_moved, self.lead_floor = 0.0, 1.0
-        self._last_lead = (-1, 0.0, 0.0)
+        self.momentum_drift, self.eps_term = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
+        self.lookahead_correction, self.correction_eps = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
+        self.lookahead, self.lookahead_eps = 0.0, 1.0
+        self._last_lookahead = (-1, 0.0, 0.0)
         self.log_now = 0.0
         self.completed_steps = -1
         self.at(0)
@@ -162,12 +162,12 @@ class DeferredUpdateCoefficients:
             if completed_steps != self.completed_steps + 1:
                 self.completed_steps = max(0, completed_steps - self.horizon - 1) - 1
                 self._c, self._c2 = np.zeros(self.horizon + 1), np.zeros(self.horizon + 1)
-                self.taken, self.taken_floor = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
+                self.lookahead_correction, self.correction_eps = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
             for step in range(self.completed_steps + 1, completed_steps + 1):
                 self._advance(step)
-            self.moved, self.floor = self._c, self._floor(self._c2, self._c)
+            self.momentum_drift, self.eps_term = self._c, self._eps_term(self._c2, self._c)
             if self.ahead:
-                self.lead_moved, self.lead_floor = self._lead(completed_steps + 1)
+                self.lookahead, self.lookahead_eps = self._lookahead_at(completed_steps + 1)
         self.completed_steps = completed_steps
         return self
 
@@ -179,34 +179,34 @@ class DeferredUpdateCoefficients:
         c[1:] = keep * self._c[:-1] + self._powers[1:] * term
         c2[1:] = keep * self._c2[:-1] + self._powers_eps[1:] * term_eps
         if self.ahead:
-            lead, floor = self._lead(step)
-            self.taken = np.concatenate([[lead], keep * self.taken[:-1]])
-            self.taken_floor = np.concatenate([[floor], self.taken_floor[:-1]])
+            lookahead, eps_term = self._lookahead_at(step)
+            self.lookahead_correction = np.concatenate([[lookahead], keep * self.lookahead_correction[:-1]])
+            self.correction_eps = np.concatenate([[eps_term], self.correction_eps[:-1]])
             # From J* on they are one.
-            c[-1] = c2[-1] = self.taken[-1] = 0.0
+            c[-1] = c2[-1] = self.lookahead_correction[-1] = 0.0
         self._c, self._c2 = c, c2
 
-    def _lead(self, step: int) -> tuple[float, float]:
+    def _lookahead_at(self, step: int) -> tuple[float, float]:
         """Return D and eps E_D of a row touched at ``step``."""
-        if self._last_lead[0] != step:
+        if self._last_lookahead[0] != step:
             first, end = step + 1, step + 1 + self.horizon
             terms, terms_eps = self._terms(first, end)
             undo = self._undo
             if self._weight_decay:
                 logs = self._log_sums_at(step, end)
                 undo = undo * np.exp(logs[0] - logs[1:])
-            lead = np.sum(self._powers[1:] * undo * terms, keepdims=True)
-            floor = self._floor(np.sum(self._powers_eps[1:] * undo * terms_eps, keepdims=True), lead)
-            self._last_lead = (step, float(lead[0]), float(floor[0]))
-        return self._last_lead[1:]
+            lookahead = np.sum(self._powers[1:] * undo * terms, keepdims=True)
+            eps_term = self._eps_term(np.sum(self._powers_eps[1:] * undo * terms_eps, keepdims=True), lookahead)
+            self._last_lookahead = (step, float(lookahead[0]), float(eps_term[0]))
+        return self._last_lookahead[1:]
 
-    def _floor(self, with_eps: np.ndarray, without: np.ndarray) -> np.ndarray:
+    def _eps_term(self, with_eps: np.ndarray, without: np.ndarray) -> np.ndarray:
         """Return eps E: E is a mean of the a_j, also where it is a quotient of what rounding left."""
         assert isinstance(self.optimizer, Adam)
         ratio = np.divide(with_eps, without, out=np.ones_like(without), where=without != 0.0)
         beta2, power = self.optimizer.beta2, 1.0 if self.eps_inside_root else 0.5
-        floor = self.eps * np.clip(ratio, (1.0 - beta2) ** power, beta2 ** (-power * self.horizon))
-        return np.maximum(floor, self._smallest_floor)
+        eps_term = self.eps * np.clip(ratio, (1.0 - beta2) ** power, beta2 ** (-power * self.horizon))
+        return np.maximum(eps_term, self._smallest_eps_term)
 
     def _terms(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return eta_t c_t for each step t in [first, end), and that times sqrt(1 - beta2^t), or its square.
@@ -271,9 +271,11 @@ class DeferredUpdateCoefficients:
             decay = decay * np.where(owing, np.exp(self.log_now - then), 1.0)
         moving = owing & (idle <= self.horizon)
         age = np.where(moving, idle, 0)
-        movements = [Movement(np.where(moving, self.moved[age], 0.0), self.floor[age])] if self.momentum else []
+        movements = []
+        if self.momentum:
+            movements.append(Movement(np.where(moving, self.momentum_drift[age], 0.0), self.eps_term[age]))
         if self.ahead:
-            movements.append(Movement(np.where(moving, -self.taken[age], 0.0), self.taken_floor[age]))
+            movements.append(Movement(np.where(moving, -self.lookahead_correction[age], 0.0), self.correction_eps[age]))
         return decay, movements
 
     def without_decay(self, last_update_step: np.ndarray) -> list[Movement]:
@@ -284,9 +286,9 @@ class DeferredUpdateCoefficients:
         steps, inverse = np.unique(np.where(owing, last_update_step, 0), return_inverse=True)
         movements = [self._movement(steps, 1.0, until=self.completed_steps)]
         if self.ahead:
-            taken = self._movement(steps, self._undo, until=None)
-            movements.append(Movement(-taken.moved, taken.floor))
-        return [Movement(np.where(owing, moved[inverse], 0.0), floor[inverse]) for moved, floor in movements]
+            ahead = self._movement(steps, self._undo, until=None)
+            movements.append(Movement(-ahead.drift, ahead.eps_term))
+        return [Movement(np.where(owing, drift[inverse], 0.0), eps_term[inverse]) for drift, eps_term in movements]
 
     def _movement(self, steps: np.ndarray, undo: np.ndarray | float, until: int | None) -> Movement:
         """Return sum_j eta_t r^j c_t undo_j of rows touched at ``steps`` (in order), over t = s + j up to ``until``.
@@ -305,7 +307,7 @@ class DeferredUpdateCoefficients:
                 factor, scale = np.exp(logs[0] - logs[1:]), np.exp(logs[steps[chosen] - low] - logs[0])
             for part, terms in enumerate(self._terms(low + 1, high + self.horizon + 1)):
                 sums[part, chosen] = scale * np.correlate(terms * factor, weights[part], "valid")[steps[chosen] - low]
-        return Movement(sums[0], self._floor(sums[1], sums[0]))
+        return Movement(sums[0], self._eps_term(sums[1], sums[0]))
 
     def _idle(self, last_update_step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of steps since each row's last touch, and whether it has a deferred update.

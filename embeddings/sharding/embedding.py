@@ -57,13 +57,13 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
         device: torch.device | None = None,
         qcomm_codecs_registry: Any = None,
     ) -> Any:
-        return SEQUENCE_SHARDINGS[sharding_type](self.settings, self._place, sharding_infos, env, device)
+        return SEQUENCE_SHARDINGS[sharding_type](self.settings, self._step_context, sharding_infos, env, device)
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
-        return super().input_dist(ctx, self._voted(ctx, features))
+        return super().input_dist(ctx, self._checked(ctx, features))
 
     def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
-        ctx.vote.count()
+        ctx.check.count()
         rows = []
         # As TorchRec's, which cannot shape the lengths of a batch without samples.
         for lookup, features, sharding, kind in zip(

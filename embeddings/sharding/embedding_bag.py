@@ -68,7 +68,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         qcomm_codecs_registry: Any = None,
     ) -> Any:
         kind = sharding_infos[0].param_sharding.sharding_type
-        return BAG_SHARDINGS[kind](self.settings, self._place, sharding_infos, env, device)
+        return BAG_SHARDINGS[kind](self.settings, self._step_context, sharding_infos, env, device)
 
     def _create_output_dist(self) -> None:
         super()._create_output_dist()
@@ -90,7 +90,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         return found
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
-        features = self._voted(ctx, features)
+        features = self._checked(ctx, features)
         distributed = super().input_dist(ctx, features)
         if self._split_means:
             # Swaps keep the number of ids that are not padding, so ids may be counted before them.
@@ -98,7 +98,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         return distributed
 
     def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
-        ctx.vote.count()
+        ctx.check.count()
         found: list[Tensor] = super().compute(ctx, dist_input)
         return found
 
@@ -106,7 +106,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         return self._with_means(super().output_dist(ctx, output), ctx)
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        ctx.vote.count()
+        ctx.check.count()
         return self._with_means(super().compute_and_output_dist(ctx, input), ctx)
 
     def _with_means(self, awaitable: Any, ctx: Any) -> Any:

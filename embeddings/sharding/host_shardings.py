@@ -24,7 +24,7 @@ from torchrec.distributed.types import NoWait
 from embeddings.sharding.exchange.ids import in_one_exchange
 from embeddings.sharding.exchange.pooled import PooledDist
 from embeddings.sharding.exchange.split_rows import Swapper, sum_over_ranks
-from embeddings.sharding.settings import Place, TableSettings
+from embeddings.sharding.settings import StepContext, TableSettings
 from embeddings.sharding.shardings import OurSharding, PooledColumns
 from embeddings.tables.shardings import GRID, TABLE_COLUMN_WISE, TABLE_ROW_WISE
 
@@ -59,7 +59,7 @@ class HostRows(OurSharding):
     def create_input_dist(self, device: torch.device | None = None) -> HostSwappingDist:
         return HostSwappingDist(
             self._settings,
-            self._place,
+            self._step_context,
             [(feature, table) for _, feature, table in self.blocks()],
             pg=self._env.process_group,
             local_size=self._intra_pg.size(),
@@ -98,11 +98,11 @@ class HostSwappingDist(TwRwSparseFeaturesDist):
     """Swaps ids, which are still rows of the whole table here, and sends each to the rank of its row on its host."""
 
     def __init__(
-        self, settings: TableSettings, place: Place, inputs: Sequence[tuple[str, str]], **keywords: Any
+        self, settings: TableSettings, step_context: StepContext, inputs: Sequence[tuple[str, str]], **keywords: Any
     ) -> None:
         super().__init__(**keywords)
         in_one_exchange(self)
-        self._swapper = Swapper(settings, place, inputs)
+        self._swapper = Swapper(settings, step_context, inputs)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Any:
         return super().forward(self._swapper(sparse_features))

@@ -58,7 +58,7 @@ def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
     shared = host_memory(group) if record.grad.device.type == "cpu" else None
     if shared is not None:
         # Kept until the step: copied out of the shared memory.
-        everyone = shared.share("records", *parts.values())
+        everyone = shared.exchange("records", *parts.values())
         return [
             record if number == dist.get_rank(group)
             else record._replace(**dict(zip(parts, (value.clone() for value in theirs), strict=True)))

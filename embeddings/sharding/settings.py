@@ -100,7 +100,7 @@ class LocalPiece(NamedTuple):
 
 
 @dataclass
-class Place:
+class StepContext:
     """The position in training of the next forward; shared by the input distributions of a module."""
 
     step: int = 1

@@ -14,7 +14,7 @@ from embeddings.embedding_tables import EmbeddingTables
 from embeddings.perturbation import Perturbed, perturb
 from embeddings.sharding.exchange.collective_check import CollectiveCheck, emptied, problem_of
 from embeddings.sharding.replicas import Replicas, ReplicatedTables
-from embeddings.sharding.settings import LocalPiece, Place, TableSettings, check_collection, data_type_of
+from embeddings.sharding.settings import LocalPiece, StepContext, TableSettings, check_collection, data_type_of
 from embeddings.tables.config import TableConfig
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ShardedTables(RowsOfRank, nn.Module):
 
     module_sharding_plan: EmbeddingModuleShardingPlan
     settings: TableSettings
-    _place: Place
+    _step_context: StepContext
     _readers: Mapping[str, list[TableConfig]]
     _env: ShardingEnv
     _lookups: list[nn.Module]
@@ -121,7 +121,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         """
         # Not yet a Module: plain attributes are all that may be set.
         self.settings = settings
-        self._place = Place()
+        self._step_context = StepContext()
         self._readers = {}
         for config in configs:
             for feature in settings.tables[config.name].features:
@@ -130,16 +130,16 @@ class ShardedTables(RowsOfRank, nn.Module):
 
     def train(self, mode: bool = True) -> ShardedTables:
         super().train(mode)
-        self._place.training = mode
+        self._step_context.training = mode
         return self
 
-    def _voted(self, ctx: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    def _checked(self, ctx: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Return what to distribute: the input, or nothing of it where it is bad.
 
-        ``ctx.vote`` is to be counted later.
+        ``ctx.check`` is to be counted later.
         """
         problem = problem_of(features, self._readers, self.settings.bounds == "fatal")
-        ctx.vote = CollectiveCheck(problem, self._env.process_group, features.values().device)
+        ctx.check = CollectiveCheck(problem, self._env.process_group, features.values().device)
         return features if problem is None else emptied(features)
 
     def kernels(self) -> Iterator[EmbeddingTables]:
@@ -149,7 +149,7 @@ class ShardedTables(RowsOfRank, nn.Module):
                     yield module
 
     def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
-        self._place.step, self._place.sample_offset = step, sample_offset
+        self._step_context.step, self._step_context.sample_offset = step, sample_offset
         super().set_context(step, sample_offset, part_offset)
 
     def init_data_parallel(self) -> None:

@@ -24,7 +24,7 @@ from embeddings.sharding.exchange.ids import in_one_exchange
 from embeddings.sharding.exchange.pooled import PooledDist
 from embeddings.sharding.exchange.split_rows import SequenceDist, SummingDist, SwappingDist
 from embeddings.sharding.lookup import SequenceLookup, TableLookup
-from embeddings.sharding.settings import Place, TableSettings
+from embeddings.sharding.settings import StepContext, TableSettings
 from embeddings.tables.shardings import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, TABLE_WISE, Sharding
 
 
@@ -45,13 +45,13 @@ class OurSharding:
     def __init__(
         self,
         settings: TableSettings,
-        place: Place,
+        step_context: StepContext,
         sharding_infos: list[Any],
         env: ShardingEnv,
         device: torch.device | None,
         **keywords: Any,
     ) -> None:
-        self._settings, self._place = settings, place
+        self._settings, self._step_context = settings, step_context
         if self.kind.columns_over:
             _check_columns(settings, [info.embedding_config.name for info in sharding_infos])
         super().__init__(sharding_infos, env, device, **keywords)  # type: ignore[call-arg]
@@ -198,7 +198,7 @@ def _row_wise_input(
 ) -> SwappingDist:
     return SwappingDist(
         sharding._settings,
-        sharding._place,
+        sharding._step_context,
         [(feature, table) for _, feature, table in sharding.blocks()],
         pg=sharding._env.process_group,
         num_features=sharding._get_num_features(),

@@ -1,8 +1,8 @@
 """Meaning of the stored rows of a checkpoint: the optimizer that trained them, its schedule, and their dtypes.
 
-Rows are stored as they were when they were last touched. What idleness did to them since is computed when they are read
-(:mod:`embeddings.optim.deferred_update`), from the optimizer's settings: with others every idle row would move at once,
-by a movement that nobody trained. So a checkpoint records the settings, and a model with others does not load it.
+Rows are stored as they were when they were last touched. Their deferred updates are computed when they are read
+(:mod:`embeddings.optim.deferred_update`), from the optimizer's settings: with others every row would move at once, by a
+movement that nobody trained. So a checkpoint records the settings, and a model with others does not load it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
     decay has left since step 0.
     """
     optimizer = settings.optimizer
-    idle = deferred_update_coefficients(optimizer, str(settings.compute_dtype).removeprefix("torch."))
+    coefficients = deferred_update_coefficients(optimizer, str(settings.compute_dtype).removeprefix("torch."))
     rates = optimizer.rates(np.arange(1, completed_steps + 1))
     return {
-        "ahead": idle is not None and idle.ahead,
+        "ahead": coefficients is not None and coefficients.ahead,
         "rate_sum": float(rates.sum()),
         "decay_log_sum": float(np.log1p(-optimizer.constant_decay * rates).sum()),
         "dtype": _by_table(settings, settings.dtype_of),
@@ -55,7 +55,7 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
     }
 
 
-def owed_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
+def deferred_update_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
     """Return the fields of the signature that stored rows depend on: a warm start may change the others."""
     fields = ["optimizer", "dtype", "state_dtype", "ahead", "moments", "first_touch"]
     if optimizer.idle_alpha:

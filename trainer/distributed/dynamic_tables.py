@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from trainer.checkpoint.warm_start import id_map_file
 from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.jagged import Jagged
 from trainer.spec import JobSpec
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
 
 TOMBSTONE_RUNS = 30
 """For so many runs publishers are told of an id that lost its row: one of them has to publish."""
@@ -50,9 +53,9 @@ class DynamicRows:
         ids: by table, the map from ids to rows: row e + 2 is entry e.
     """
 
-    def __init__(self, job: JobSpec, data: Any, sharded: Any) -> None:
-        growths = {name: table.id_map for name, table in job.tables.items()}
-        self.ids = {name: DynamicIdMap(growth) for name, growth in growths.items() if growth is not None}
+    def __init__(self, job: JobSpec, data: PreparedData, sharded: Any) -> None:
+        settings = {name: table.id_map for name, table in job.tables.items()}
+        self.ids = {name: DynamicIdMap(one) for name, one in settings.items() if one is not None}
         self._data, self._sharded = data, sharded
         if not self.ids:
             return
@@ -214,7 +217,7 @@ def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[
     return found
 
 
-def codes_of(data: Any, table: str, keys: npt.NDArray[np.uint64]) -> Int64s:
+def codes_of(data: PreparedData, table: str, keys: npt.NDArray[np.uint64]) -> Int64s:
     """Return the codes of ids of the data, by the hashes of their raw ids: int64 [n]."""
     known = data.row_keys(table)[FIRST_ROW:]
     order = np.argsort(known)

@@ -20,7 +20,7 @@ from embeddings.tables.config import TableConfig
 from trainer.checkpoint.agreement import agree
 from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, save
-from trainer.checkpoint.row_signature import differences, owed_fields, row_signature
+from trainer.checkpoint.row_signature import deferred_update_fields, differences, row_signature
 
 # Rows of a table are gathered and loaded in chunks of this many.
 _CHUNK_ROWS = 1 << 18
@@ -245,7 +245,7 @@ class ShardedState:
         settings = self._sharded.settings
         completed = int(checkpoint.extra["completed_steps"])
         # A warm start may change what no stored row depends on.
-        fields = None if parent_rows is None else owed_fields(settings.optimizer)
+        fields = None if parent_rows is None else deferred_update_fields(settings.optimizer)
         differ = differences(checkpoint.extra.get("rows"), row_signature(settings, completed), fields)
         if differ:
             raise CheckpointError(f"its rows were trained with another {', '.join(differ)}: use the same")

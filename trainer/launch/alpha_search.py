@@ -33,6 +33,7 @@ from trainer.training.loop import Hooks, Trainer, dense_optimizer
 from trainer.training.regularizers.early_stopping import decide
 
 if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
     from trainer.runs.directory import Run
 
 GRID = range(-13, -1)
@@ -47,7 +48,7 @@ Score = Callable[[float], float]
 
 
 def first_alpha(
-    run: Run, data: Any, device: torch.device, emit: Emit, should_stop: Callable[[], str | None]
+    run: Run, data: PreparedData, device: torch.device, emit: Emit, should_stop: Callable[[], str | None]
 ) -> float | None:
     """Return the alpha of a table's first training, whatever the job says of it; None for optimizers without one.
 
@@ -115,7 +116,7 @@ class _Kept(dict[int, float]):
 
 def _validation(
     job: JobSpec,
-    data: Any,
+    data: PreparedData,
     alpha: float,
     watched: EarlyStopping,
     device: torch.device,

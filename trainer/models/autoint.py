@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainer.models.base import ModelInputs
 from trainer.models.ctr_base import ClickModel, NumericFields
 from trainer.models.layers.mlp import tower_of
-from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.autoint import AutoIntSpec
 
 
@@ -32,14 +32,14 @@ class AutoInt(ClickModel):
         super().__init__(embeddings, spec, inputs)
         heads, units = spec.attention_heads, spec.attention_units
         self.numeric = NumericFields(self.dim, inputs) if self.num_dense else None
-        with drawn(inputs.seed, "attention"):
+        with seeded(inputs.seed, "attention"):
             self.attention = nn.ModuleList(
                 InteractingLayer(heads * units if number else self.dim, heads, units, inputs.dtype)
                 for number in range(spec.attention_layers)
             )
         num_fields = len(self.features) + self.num_dense
         self.tower = tower_of(spec, inputs, [num_fields * self.dim, *spec.hidden, 1]) if spec.hidden else None
-        with drawn(inputs.seed, "output"):
+        with seeded(inputs.seed, "output"):
             output = nn.Linear(num_fields * heads * units, 1, bias=self.tower is None, dtype=torch.float32)
         self.output = output.to(inputs.dtype)
 

@@ -6,13 +6,16 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from trainer.data.batches.keys import Key
 from trainer.spec.models.base import ModelSpec
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
 
 
 class Batch(Protocol):
@@ -113,14 +116,14 @@ class RankingModel(nn.Module):
         """
         raise NotImplementedError
 
-    def catalogue(self, data: Any, device: torch.device | None = None) -> Tensor | None:
+    def catalogue(self, data: PreparedData, device: torch.device | None = None) -> Tensor | None:
         """Return what the evaluation of every batch needs, computed once before it; None for nothing. Collective.
 
         ``device`` is where the model is; None: the CPU.
         """
         return None
 
-    def begin(self, data: Any) -> None:
+    def begin(self, data: PreparedData) -> None:
         """Set initial values that are computed from the data, such as a mean label.
 
         ``data`` is a trainer.data.batches.prepared.PreparedData.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import Batch, ModelInputs, RankingModel, pooled_rows
 from trainer.models.layers.mlp import tower_of
-from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.models.losses import pointwise_loss
 from trainer.spec.models.base import FirstOrderSpec, ModelSpec
 
@@ -43,7 +43,7 @@ class FirstOrderModel(ClickModel):
 
     def __init__(self, embeddings: nn.Module, spec: ModelSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
-        with drawn(inputs.seed, "first order"):
+        with seeded(inputs.seed, "first order"):
             weights = nn.Linear(self.num_dense, 1, bias=False, dtype=torch.float32) if self.num_dense else None
         self.first_order = None if weights is None else weights.to(inputs.dtype)
 
@@ -73,7 +73,7 @@ class NumericFields(nn.Module):
 
     def __init__(self, dim: int, inputs: ModelInputs):
         super().__init__()
-        with drawn(inputs.seed, "numeric fields"):
+        with seeded(inputs.seed, "numeric fields"):
             self.vectors = uniform(inputs.num_dense, dim, inputs=dim, dtype=inputs.dtype)
 
     def forward(self, dense: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trainer.models.base import ModelInputs, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
-from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.dcnv2 import DCNv2Spec
 
 
@@ -29,13 +29,13 @@ class DCNv2(ClickModel):
     def __init__(self, embeddings: nn.Module, spec: DCNv2Spec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
         self.parallel = spec.structure == "parallel"
-        with drawn(inputs.seed, "cross"):
+        with seeded(inputs.seed, "cross"):
             layers = (CrossLayer(self.width, spec.low_rank, inputs.dtype) for _ in range(spec.cross_layers))
             self.cross = nn.ModuleList(layers)
         sizes = [self.width, *spec.hidden] if self.parallel else [self.width, *spec.hidden, 1]
         self.tower = tower_of(spec, inputs, sizes, logits=not self.parallel)
         if self.parallel:
-            with drawn(inputs.seed, "output"):
+            with seeded(inputs.seed, "output"):
                 self.output = nn.Linear(self.width + sizes[-1], 1, dtype=torch.float32).to(inputs.dtype)
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:

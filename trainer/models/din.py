@@ -11,7 +11,7 @@ from trainer.models.base import ModelInputs, mlp, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.batch_norm import BatchNorm
 from trainer.models.layers.mlp import tower_of
-from trainer.models.layers.seeded_init import drawn
+from trainer.models.layers.seeded_init import seeded
 from trainer.models.next_item import owners, sums_by_owner
 from trainer.spec.models.din import DINSpec
 
@@ -96,7 +96,7 @@ class Dice(nn.Module):
 def _attention(spec: DINSpec, inputs: ModelInputs, name: str) -> nn.Sequential:
     """Return the network a(e_j, v_A): [n, 4 dim] -> [n, 1]."""
     hidden, activation, dtype = spec.attention_hidden, spec.attention_activation, inputs.dtype
-    with drawn(inputs.seed, f"attention {name}"):
+    with seeded(inputs.seed, f"attention {name}"):
         network = mlp([4 * spec.embedding_dim, *hidden, 1], seed=int(torch.randint(2**32, ())), dtype=dtype)
     layers: list[nn.Module] = []
     for layer in network:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainer.models.base import ModelInputs, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
-from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.finalmlp import FinalMLPSpec
 
 
@@ -40,11 +40,11 @@ class FinalMLP(ClickModel):
         self.gates = nn.ModuleList()
         self.streams = nn.ModuleList()
         for number, (names, sizes) in enumerate(zip((spec.first_gate, spec.second_gate), layers, strict=True)):
-            with drawn(inputs.seed, f"gate {number}"):
+            with seeded(inputs.seed, f"gate {number}"):
                 fields = [self.features.index(name) for name in names]
                 self.gates.append(Gate(fields, self.dim, [*spec.gate_hidden, self.width], inputs.dtype))
             self.streams.append(tower_of(spec, inputs, [self.width, *sizes], number=number, logits=False))
-        with drawn(inputs.seed, "fusion"):
+        with seeded(inputs.seed, "fusion"):
             self.fusion = Fusion(layers[0][-1], layers[1][-1], spec.fusion_heads, inputs.dtype)
 
     def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
 from trainer.models.causal_sequence import CausalSequenceModel, Drop
-from trainer.models.layers.seeded_init import drawn
+from trainer.models.layers.seeded_init import seeded
 from trainer.spec.models.sequences import GRU4RecSpec
 
 
@@ -29,7 +29,7 @@ class GRU4Rec(CausalSequenceModel):
 
     def __init__(self, embeddings: nn.Module, spec: GRU4RecSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
-        with drawn(inputs.seed, "gru"):
+        with seeded(inputs.seed, "gru"):
             layers = (nn.GRU(self.dim, self.dim, batch_first=True) for _ in range(spec.gru_layers))
             self.layers = nn.ModuleList(layers).to(inputs.dtype)
 

@@ -7,7 +7,7 @@ Embeddings, NeurIPS 2019, section 4.1, refer.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from trainer.models.base import Batch, ModelInputs, RankingModel
 from trainer.models.bpr import ITEM, USER
 from trainer.models.losses import pointwise_loss
 from trainer.spec.models.pairs import MFSpec
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
 
 
 class MF(RankingModel):
@@ -41,7 +44,7 @@ class MF(RankingModel):
         self.biases = spec.biases
         self.register_buffer("mu", torch.zeros((), dtype=inputs.dtype))
 
-    def begin(self, data: Any) -> None:
+    def begin(self, data: PreparedData) -> None:
         if not self.biases:
             return
         labels = torch.from_numpy(data.labels("train").astype("float64"))

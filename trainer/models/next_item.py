@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.metrics import rank_of
 from trainer.models.base import Batch, ModelInputs, RankingModel
 from trainer.spec.models.base import ModelSpec
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
 
 FULL_RANKING_ROWS = 50_000
 """A catalogue of at most so many rows is ranked whole: every rank then reads all of it once for each evaluation."""
@@ -56,7 +59,7 @@ class NextItemModel(RankingModel):
         rows = self.embeddings(features)
         return (self.queries(rows) * self.candidates(rows[TARGET].values())).sum(1)
 
-    def catalogue(self, data: Any, device: torch.device | None = None) -> Tensor | None:
+    def catalogue(self, data: PreparedData, device: torch.device | None = None) -> Tensor | None:
         """Return :meth:`candidates` of every row of the item table, None where they are too many. Collective."""
         num_rows = data.tables[data.keys[0].table].num_rows
         if num_rows > FULL_RANKING_ROWS:

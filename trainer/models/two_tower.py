@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from trainer.models.base import Batch, ModelInputs, RankingModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.losses import in_batch_softmax, pointwise_loss
 from trainer.spec.models.two_tower import TwoTowerSpec
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
 
 ITEM = "item"
 
@@ -38,7 +41,7 @@ class TwoTower(RankingModel):
         # No buffer: it is of the data, not of the model, and a warm start on other data has its own.
         self.log_probabilities = torch.zeros(0, dtype=inputs.dtype)
 
-    def begin(self, data: Any) -> None:
+    def begin(self, data: PreparedData) -> None:
         """Compute log Q of each row of the item table, Q the share of training examples of that item.
 
         Every example counts, whatever its label.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainer.models.base import ModelInputs, mlp
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
-from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.wukong import WukongSpec
 
 
@@ -38,7 +38,7 @@ class Wukong(ClickModel):
         self.bottom = mlp(sizes, seed=seed + 1, dtype=dtype) if self.num_dense else None
         layers: list[nn.Module] = []
         for number in range(spec.interaction_layers):
-            with drawn(seed, f"interaction {number}"):
+            with seeded(seed, f"interaction {number}"):
                 layers.append(InteractionLayer(spec, num_vectors, dtype))
             num_vectors = spec.fm_vectors + spec.linear_vectors
         self.layers = nn.Sequential(*layers)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs, with_dense
 from trainer.models.ctr_base import FirstOrderTowerModel
-from trainer.models.layers.seeded_init import drawn, uniform
+from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.xdeepfm import XDeepFMSpec
 
 
@@ -45,7 +45,7 @@ class CIN(nn.Module):
 
     def __init__(self, num_fields: int, layers: Sequence[int], *, seed: int, dtype: torch.dtype):
         super().__init__()
-        with drawn(seed, "cin"):
+        with seeded(seed, "cin"):
             self.weights = nn.ParameterList(
                 uniform(maps, before * num_fields, inputs=before * num_fields, dtype=dtype)
                 for before, maps in itertools.pairwise([num_fields, *layers])

@@ -221,7 +221,7 @@ def write_run(
     report: Report | None = None,
     traceparent: str | None = None,
 ) -> Path:
-    """Make the directory and its ``run.json``; return the directory, absolute."""
+    """Make the directory and its ``run.json``; return the directory, absolute. A keyword for each entry of the file."""
     folder = Path(directory).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(

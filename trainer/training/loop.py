@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from trainer.spec.regularizers import EarlyStopping
 from trainer.training.regularizers.early_stopping import Decision, decide
 from trainer.training.regularizers.objective import job_objective
 from trainer.training.regularizers.sam import ascended, gradient_squared_norm
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
 
 PROGRESS_SECONDS = 1.0
 HELD_OUT = ("validation", "test")
@@ -110,7 +113,7 @@ class Trainer:
 
     # what is trained, on what
     job: JobSpec
-    data: Any
+    data: PreparedData
     sharded: Model
     dense_optimizer: torch.optim.Optimizer | None
     splits: tuple[str, ...]
@@ -134,7 +137,7 @@ class Trainer:
     def __init__(
         self,
         job: JobSpec,
-        data: Any,
+        data: PreparedData,
         sharded: Model,
         dense_optimizer: torch.optim.Optimizer | None,
         *,

@@ -43,7 +43,8 @@ def admit(
 ) -> tuple[int, int]:  # fmt: skip
     """Count the missing ids from ``misses[start]`` on, and admit the ids that occurred often enough.
 
-    Return the place in ``misses`` where that stopped, and why.
+    Return the position in ``misses`` where that stopped, and why. A parameter for each array and number of the map that
+    the C function reads: they are its caller's attributes, and become one struct here.
     """
     described = native.IdMap(
         slots=slots.ctypes.data, ids_of=ids_of.ctypes.data, last_seen=last_seen.ctypes.data, free=free.ctypes.data,
@@ -51,12 +52,12 @@ def admit(
         shift=shift, capacity=capacity, admission_threshold=admission_threshold, block_shift=block_shift,
         count_limit=count_limit,
     )  # fmt: skip
-    place = c_int64(start)
+    position = c_int64(start)
     why = library().id_map_admit(
-        byref(described), ids.ctypes.data, entries.ctypes.data, misses.ctypes.data, len(misses), byref(place),
+        byref(described), ids.ctypes.data, entries.ctypes.data, misses.ctypes.data, len(misses), byref(position),
         is_counted, step, new_entries.ctypes.data, refuse,
     )  # fmt: skip
-    return place.value, why
+    return position.value, why
 
 
 def put_all(entries: np.ndarray, ids_of: np.ndarray, slots: np.ndarray, shift: int, mask: int) -> None:

@@ -15,7 +15,7 @@ from embeddings.kernels.cpu import library as native
 from embeddings.kernels.cpu.buffers import BufferPool
 from embeddings.kernels.cpu.library import library
 from embeddings.kernels.cpu.threads import num_threads
-from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
+from embeddings.kernels.layout import FeatureDescriptor, Layout, Record, Swaps
 from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import SMALLEST_FLOOR, DeferredUpdateCoefficients
 from embeddings.sse.config import SSEConfig
@@ -38,8 +38,11 @@ class CpuKernel:
         self._decay: tuple[np.ndarray, np.ndarray] | None = None
         self._outputs, self._ids, self._scratch = BufferPool(), BufferPool(), Scratch()
         self._draws: dict[tuple[SSEConfig, ...], SwapDraws] = {}
-        features = [self._feature(slot) for slot in layout.slots]
-        firsts = {slot.table: feature for slot, feature in zip(layout.slots[::-1], features[::-1], strict=True)}
+        features = [self._feature(descriptor) for descriptor in layout.descriptors]
+        firsts = {
+            descriptor.table: feature
+            for descriptor, feature in zip(layout.descriptors[::-1], features[::-1], strict=True)
+        }
         self._features = (native.Feature * len(features))(*features)
         self._firsts = (native.Feature * len(firsts))(*(firsts[t] for t in sorted(firsts)))
 
@@ -50,7 +53,7 @@ class CpuKernel:
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: DeferredUpdateCoefficients | None,
+        deferred: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
         batch = _Batch(indices, offsets, self._scales(weights), batch_size)
@@ -63,11 +66,12 @@ class CpuKernel:
         if swaps is not None:
             used = self._ids.take(1, len(indices), torch.int64).view(-1)
             drawn = describe_swaps(self._swap_draws(swaps.configs), swaps.step, swaps.sample_offset)
-        faults = np.zeros((len(layout.slots), 2), dtype=np.int64)
-        tables, idle_call = self._all_tables(), self._idle(idle)
+        faults = np.zeros((len(layout.descriptors), 2), dtype=np.int64)
+        tables, deferred_call = self._all_tables(), self._deferred(deferred)
         call = native.LookupCall(
-            tables=pointer(tables), idle=idle_call and pointer(idle_call.struct), swaps=drawn and pointer(drawn),
-            batch=batch.struct, output=output.data_ptr(), used=used.data_ptr() if drawn else None,
+            tables=pointer(tables), idle=deferred_call and pointer(deferred_call.struct),
+            swaps=drawn and pointer(drawn), batch=batch.struct, output=output.data_ptr(),
+            used=used.data_ptr() if drawn else None,
             faults=faults.ctypes.data, ignore_bounds=layout.bounds == "ignore",
             num_threads=num_threads(self._num_bytes(len(indices))),
         )  # fmt: skip
@@ -78,19 +82,19 @@ class CpuKernel:
 
     def _raise(self, faults: np.ndarray) -> None:
         f = int(np.flatnonzero(faults[:, 0])[0])
-        slot, (fault, value) = self.layout.slots[f], (int(part) for part in faults[f])
-        raise self.layout.bad_id(slot, value) if fault == native.BAD_ID else self.layout.bad_offsets(slot)
+        descriptor, (fault, value) = self.layout.descriptors[f], (int(part) for part in faults[f])
+        raise self.layout.bad_id(descriptor, value) if fault == native.BAD_ID else self.layout.bad_offsets(descriptor)
 
-    def read(self, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
+    def read(self, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
         dim = self.layout.tables[t].dim
         # A reader may keep it, so it comes from no pool.
         output = torch.empty(len(rows), dim, dtype=self.layout.compute_dtype)
         # A lookup of one feature with one id in each bag.
-        tables, idle_call = self._one_table(t), self._idle(idle)
+        tables, deferred_call = self._one_table(t), self._deferred(deferred)
         batch = _Batch(rows, torch.arange(len(rows) + 1, dtype=rows.dtype), None, len(rows))
         faults = np.zeros((1, 2), dtype=np.int64)
         call = native.LookupCall(
-            tables=pointer(tables), idle=idle_call and pointer(idle_call.struct), batch=batch.struct,
+            tables=pointer(tables), idle=deferred_call and pointer(deferred_call.struct), batch=batch.struct,
             output=output.data_ptr(), faults=faults.ctypes.data,
             num_threads=num_threads(len(rows) * dim * self._real.itemsize),
         )  # fmt: skip
@@ -99,9 +103,9 @@ class CpuKernel:
         return output
 
     def update(
-        self, records: Sequence[Record], step: int, idle: DeferredUpdateCoefficients | None, scale: float = 1.0
+        self, records: Sequence[Record], step: int, deferred: DeferredUpdateCoefficients | None, scale: float = 1.0
     ) -> None:
-        call = self._update_call(records, idle)
+        call = self._update_call(records, deferred)
         call.struct.step = pointer(self._step(step, scale))
         _check(library().update(byref(call.struct)))
 
@@ -110,8 +114,8 @@ class CpuKernel:
         _check(library().squared_norm(byref(call.struct), byref(found)))
         return found.value
 
-    def _update_call(self, records: Sequence[Record], idle: DeferredUpdateCoefficients | None) -> _Described:
-        layout, num_features = self.layout, len(self.layout.slots)
+    def _update_call(self, records: Sequence[Record], deferred: DeferredUpdateCoefficients | None) -> _Described:
+        layout, num_features = self.layout, len(self.layout.descriptors)
         # Gradients of several backwards lie one after the other.
         grads = [record.grad for record in records]
         grad = grads[0]
@@ -127,13 +131,13 @@ class CpuKernel:
         if max(grad.numel(), num_ids).bit_length() + row_bits > 63:
             raise ValueError(f"a step over {grad.numel()} elements of gradient is too large: use smaller batches")
         described = (native.Record * len(batches))(*(native.Record(b.struct, grad.data_ptr()) for b in batches))
-        tables, idle_call = self._all_tables(), self._idle(idle)
+        tables, deferred_call = self._all_tables(), self._deferred(deferred)
         call = native.UpdateCall(
-            tables=pointer(tables), idle=idle_call and pointer(idle_call.struct), records=described,
+            tables=pointer(tables), idle=deferred_call and pointer(deferred_call.struct), records=described,
             num_records=len(batches), scratch=self._scratch.handle,
             num_threads=num_threads(self._num_bytes(num_ids)),
         )  # fmt: skip
-        return _Described(call, (grad, batches, tables, idle_call, described))
+        return _Described(call, (grad, batches, tables, deferred_call, described))
 
     def _step(self, step: int, scale: float) -> native.Step:
         optimizer = self.layout.optimizer
@@ -154,7 +158,7 @@ class CpuKernel:
 
     def _num_bytes(self, num_ids: int) -> int:
         """Return about the size of the rows of so many ids."""
-        return num_ids * self._real.itemsize * self.layout.total_dim // len(self.layout.slots)
+        return num_ids * self._real.itemsize * self.layout.total_dim // len(self.layout.descriptors)
 
     def _scales(self, weights: torch.Tensor | None) -> torch.Tensor | None:
         return None if weights is None else weights.to(self.layout.compute_dtype).contiguous()
@@ -162,7 +166,7 @@ class CpuKernel:
     def _swap_draws(self, configs: tuple[SSEConfig, ...]) -> SwapDraws:
         if configs not in self._draws:
             tables = self.layout.tables
-            features = [(tables[s.table], s.name, c) for s, c in zip(self.layout.slots, configs, strict=True)]
+            features = [(tables[s.table], s.name, c) for s, c in zip(self.layout.descriptors, configs, strict=True)]
             self._draws[configs] = swap_draws(features, self.layout.seed)
         return self._draws[configs]
 
@@ -175,7 +179,7 @@ class CpuKernel:
             last_steps=layout.last_steps.data_ptr(), features=features, tables=firsts, num_features=len(features),
             num_tables=len(firsts), total_dim=total_dim, pooled=pooled,
             weight_type=native.ELEMENT_TYPES[layout.dtype], state_type=native.ELEMENT_TYPES[layout.state_dtype],
-            any_mean=any(slot.mean for slot in layout.slots),
+            any_mean=any(descriptor.mean for descriptor in layout.descriptors),
         )  # fmt: skip
 
     def _all_tables(self) -> native.Tables:
@@ -189,34 +193,37 @@ class CpuKernel:
         one = (native.Feature * 1)(feature)
         return self._tables(one, one, feature.dim, True)
 
-    def _feature(self, slot: FeatureSlot) -> native.Feature:
-        layout, t = self.layout, slot.table
+    def _feature(self, descriptor: FeatureDescriptor) -> native.Feature:
+        layout, t = self.layout, descriptor.table
         table, first_row = layout.tables[t], layout.tables[t].padding_row + 1
         key0, key1 = table_key(layout.seed, table.name)
         return native.Feature(
-            table=t, column=slot.column, dim=slot.dim, mean=slot.mean, num_rows=table.row_count, first_row=first_row,
+            table=t, column=descriptor.column, dim=descriptor.dim, mean=descriptor.mean,
+            num_rows=table.row_count, first_row=first_row,
             num_live=max(0, table.row_count - first_row), weight_base=layout.weight_base[t],
             vector_base=layout.vector_base[t], step_base=layout.step_base[t],
             row_bits=max(0, table.row_count - 1).bit_length(), key0=key0, key1=key1, whole_row=table.row_start,
             whole_column=table.column_start,
         )  # fmt: skip
 
-    def _idle(self, idle: DeferredUpdateCoefficients | None) -> _Described | None:
-        if idle is None:
+    def _deferred(self, deferred: DeferredUpdateCoefficients | None) -> _Described | None:
+        if deferred is None:
             return None
-        if self._decay is None or self._decay[0] is not idle.decay:
-            self._decay = (idle.decay, idle.decay.astype(self._real))
-        near = np.empty((len(idle.moved), 4), dtype=self._real)
-        for column, values in enumerate((idle.moved, idle.floor, idle.taken, idle.taken_floor)):
+        if self._decay is None or self._decay[0] is not deferred.decay:
+            self._decay = (deferred.decay, deferred.decay.astype(self._real))
+        near = np.empty((len(deferred.momentum_drift), 4), dtype=self._real)
+        for column, values in enumerate(
+            (deferred.momentum_drift, deferred.eps_term, deferred.lookahead_correction, deferred.correction_eps)
+        ):
             near[:, column] = values
         struct = native.Idle(
-            decay=self._decay[1].ctypes.data, near=near.ctypes.data, log_sums=idle.log_sums.ctypes.data,
-            completed=idle.completed_steps, num_decay=len(idle.decay), num_near=len(near),
-            num_log_sums=len(idle.log_sums), log_now=idle.log_now, log_slope=idle.log_slope,
-            lead_moved=idle.lead_moved, lead_floor=idle.lead_floor, from_start=idle.from_start,
-            eps_inside_root=idle.eps_inside_root, momentum=idle.momentum,
+            decay=self._decay[1].ctypes.data, near=near.ctypes.data, log_sums=deferred.log_sums.ctypes.data,
+            completed=deferred.completed_steps, num_decay=len(deferred.decay), num_near=len(near),
+            num_log_sums=len(deferred.log_sums), log_now=deferred.log_now, log_slope=deferred.log_slope,
+            lead_moved=deferred.lookahead, lead_floor=deferred.lookahead_eps, from_start=deferred.from_start,
+            eps_inside_root=deferred.eps_inside_root, momentum=deferred.momentum,
         )  # fmt: skip
-        return _Described(struct, (self._decay[1], near, idle.log_sums))
+        return _Described(struct, (self._decay[1], near, deferred.log_sums))
 
 
 class _Described:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
 import torch
 
-from embeddings.kernels.layout import FeatureSlot, Layout, Record, Swaps
+from embeddings.kernels.layout import FeatureDescriptor, Layout, Record, Swaps
 from embeddings.kernels.swap import swap
 from embeddings.optim import SGD, Adagrad, RowwiseAdagrad
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients
@@ -33,7 +33,7 @@ class Bags(NamedTuple):
 
     indices: torch.Tensor  # int32 or int64 [m]
     lengths: torch.Tensor  # int64 [F, B]
-    shares: torch.Tensor  # float32 [m]
+    pooling_weights: torch.Tensor  # float32 [m]
 
     @property
     def offsets(self) -> torch.Tensor:
@@ -45,22 +45,22 @@ class Bags(NamedTuple):
 class Group:
     """Features that one call looks up, and where FBGEMM finds their tables: an entry for each feature."""
 
-    def __init__(self, layout: Layout, slots: Sequence[FeatureSlot]) -> None:
-        self.slots = tuple(slots)
-        tables = [slot.table for slot in slots]
+    def __init__(self, layout: Layout, descriptors: Sequence[FeatureDescriptor]) -> None:
+        self.descriptors = tuple(descriptors)
+        tables = [descriptor.table for descriptor in descriptors]
         # A table without rows would be taken for a part of the next one, which starts at the same number.
         starts = [0]
         for table in layout.tables:
             starts.append(starts[-1] + max(1, table.row_count))
         columns = [0]
-        for slot in slots:
-            columns.append(columns[-1] + slot.dim)
+        for descriptor in descriptors:
+            columns.append(columns[-1] + descriptor.dim)
         base = layout.step_base if layout.row_names else layout.vector_base
-        self.placements = torch.full((len(slots),), _HOST, dtype=torch.int32)
+        self.placements = torch.full((len(descriptors),), _HOST, dtype=torch.int32)
         self.weight_offsets = torch.tensor([int(layout.weight_base[t]) for t in tables])
         self.state_offsets = torch.tensor([int(base[t]) for t in tables])
         self.column_offsets = torch.tensor(columns, dtype=torch.int32)
-        self.total_dim, self.max_dim = columns[-1], max(slot.dim for slot in slots)
+        self.total_dim, self.max_dim = columns[-1], max(descriptor.dim for descriptor in descriptors)
         self.row_starts = torch.tensor([*(starts[t] for t in tables), starts[max(tables) + 1]])
         self.row_bits = int(math.log2(starts[-1])) + 1
 
@@ -77,9 +77,11 @@ class FbgemmKernel:
     def __init__(self, layout: Layout) -> None:
         refuse(layout)
         self.layout = layout
-        slots = layout.slots
-        by_table = [[slot for slot in slots if slot.table == t][:1] for t in range(len(layout.tables))]
-        self._groups = [Group(layout, group) for group in ([slots] if layout.pooled else by_table)]
+        descriptors = layout.descriptors
+        by_table = [
+            [descriptor for descriptor in descriptors if descriptor.table == t][:1] for t in range(len(layout.tables))
+        ]
+        self._groups = [Group(layout, group) for group in ([descriptors] if layout.pooled else by_table)]
 
     def forward(
         self,
@@ -88,7 +90,7 @@ class FbgemmKernel:
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: DeferredUpdateCoefficients | None,
+        deferred: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
         self._check(indices, offsets, batch_size)
@@ -106,7 +108,7 @@ class FbgemmKernel:
         """Return the weighted sums of the bags, [B, columns of the group]."""
         output: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
             self.layout.weights, group.weight_offsets, group.column_offsets, group.total_dim, group.row_starts,
-            bags.indices, bags.offsets, _SUM, bags.shares, _FP32,
+            bags.indices, bags.offsets, _SUM, bags.pooling_weights, _FP32,
         )  # fmt: skip
         return output
 
@@ -115,16 +117,16 @@ class FbgemmKernel:
         layout = self.layout
         if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
             raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
-        for slot in layout.slots:
-            bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
+        for descriptor in layout.descriptors:
+            bounds = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
             if bool((bounds.diff() < 0).any()):
-                raise layout.bad_offsets(slot)
+                raise layout.bad_offsets(descriptor)
             ids = indices[int(bounds[0]) : int(bounds[-1])]
             if layout.bounds == "ignore" or not ids.numel():
                 continue
             low, high = (int(bound) for bound in torch.aminmax(ids))
-            if low < 0 or high >= layout.tables[slot.table].row_count:
-                raise layout.bad_id(slot, low if low < 0 else high)
+            if low < 0 or high >= layout.tables[descriptor.table].row_count:
+                raise layout.bad_id(descriptor, low if low < 0 else high)
 
     def _swapped(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int, swaps: Swaps) -> torch.Tensor:
         """Return the ids after SSE, the same bits as inside the other backends' lookups.
@@ -132,14 +134,14 @@ class FbgemmKernel:
         FBGEMM itself knows nothing of SSE.
         """
         used = indices.clone()
-        for slot, config in zip(self.layout.slots, swaps.configs, strict=True):
+        for descriptor, config in zip(self.layout.descriptors, swaps.configs, strict=True):
             if config.probability == 0.0:
                 continue
-            bounds = offsets[slot.number * batch_size : (slot.number + 1) * batch_size + 1]
+            bounds = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
             span = slice(int(bounds[0]), int(bounds[-1]))
-            table = self.layout.tables[slot.table]
+            table = self.layout.tables[descriptor.table]
             swapped = swap(
-                used[span].long().cpu(), bounds.long().cpu(), table=table, feature=slot.name, config=config,
+                used[span].long().cpu(), bounds.long().cpu(), table=table, feature=descriptor.name, config=config,
                 seed=self.layout.seed, step=swaps.step, sample_offset=swaps.sample_offset,
             )  # fmt: skip
             inside = (used[span] >= 0) & (used[span] < table.row_count)
@@ -151,38 +153,40 @@ class FbgemmKernel:
     ) -> list[Bags]:
         """Return for each group the ids that add something, with their weights."""
         layout = self.layout
-        lengths = offsets.diff().view(len(layout.slots), batch_size).long()
+        lengths = offsets.diff().view(len(layout.descriptors), batch_size).long()
         real = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
-        shares = torch.ones(len(indices), device=indices.device) if weights is None else weights.float()
+        pooling_weights = torch.ones(len(indices), device=indices.device) if weights is None else weights.float()
         ends = [0, *lengths.sum(dim=1).cumsum(0).tolist()]
-        for slot in layout.slots:
-            table, span = layout.tables[slot.table], slice(ends[slot.number], ends[slot.number + 1])
+        for descriptor in layout.descriptors:
+            table, span = layout.tables[descriptor.table], slice(ends[descriptor.number], ends[descriptor.number + 1])
             if table.padding_row >= 0:
                 torch.ne(indices[span], table.padding_row, out=real[span])
             if layout.bounds == "ignore":
                 real[span] &= (indices[span] >= 0) & (indices[span] < table.row_count)
-            if slot.mean:
-                counts = _sums(real[span], lengths[slot.number]).clamp(min=1)
-                shares = shares.clone() if shares is weights else shares
-                shares[span] /= counts.repeat_interleave(lengths[slot.number])
-        kept = real if weights is None else real & (shares != 0)
+            if descriptor.mean:
+                counts = _sums(real[span], lengths[descriptor.number]).clamp(min=1)
+                pooling_weights = pooling_weights.clone() if pooling_weights is weights else pooling_weights
+                pooling_weights[span] /= counts.repeat_interleave(lengths[descriptor.number])
+        kept = real if weights is None else real & (pooling_weights != 0)
         if layout.pooled:
             if bool(kept.all()):
-                return [Bags(indices, lengths, shares)]
-            return [Bags(indices[kept], _sums(kept, lengths.reshape(-1)).view_as(lengths), shares[kept])]
+                return [Bags(indices, lengths, pooling_weights)]
+            return [Bags(indices[kept], _sums(kept, lengths.reshape(-1)).view_as(lengths), pooling_weights[kept])]
         found = []
         for group in self._groups:
-            features = [slot.number for slot in layout.slots if slot.table == group.slots[0].table]
+            features = [
+                descriptor.number for descriptor in layout.descriptors if descriptor.table == group.descriptors[0].table
+            ]
             span = slice(ends[features[0]], ends[features[-1] + 1])
             mine = kept[span]
-            found.append(Bags(indices[span][mine], mine.long()[None], shares[span][mine]))
+            found.append(Bags(indices[span][mine], mine.long()[None], pooling_weights[span][mine]))
         return found
 
-    def read(self, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
+    def read(self, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
         return self.layout.weight(t)[rows]
 
     def update(
-        self, records: Sequence[Record], step: int, idle: DeferredUpdateCoefficients | None, scale: float = 1.0
+        self, records: Sequence[Record], step: int, deferred: DeferredUpdateCoefficients | None, scale: float = 1.0
     ) -> None:
         for group, bags, grad in list(self._joined(records)):
             if bags.indices.numel():
@@ -195,7 +199,7 @@ class FbgemmKernel:
         rate = torch.tensor(optimizer.rate(step), dtype=torch.float32)
         batch = (
             grad, layout.weights, group.placements, group.weight_offsets, group.column_offsets, group.max_dim,
-            group.row_starts, group.row_bits, bags.indices, bags.offsets, _SUM, bags.shares, False,
+            group.row_starts, group.row_bits, bags.indices, bags.offsets, _SUM, bags.pooling_weights, False,
         )  # fmt: skip
         if isinstance(optimizer, RowwiseAdagrad):
             ops.split_embedding_backward_codegen_rowwise_adagrad_cpu(
@@ -214,12 +218,15 @@ class FbgemmKernel:
         for group, bags, grad in self._joined(records):
             parts: dict[int, list[torch.Tensor]] = {}
             first = column = 0
-            for slot, lengths in zip(group.slots, bags.lengths, strict=True):
+            for descriptor, lengths in zip(group.descriptors, bags.lengths, strict=True):
                 end = first + int(lengths.sum())
                 samples = torch.arange(lengths.numel(), device=grad.device).repeat_interleave(lengths)
-                block = grad[:, column : column + slot.dim].double()[samples] * bags.shares[first:end, None].double()
-                parts.setdefault(slot.table, []).append(block)
-                first, column = end, column + slot.dim
+                block = (
+                    grad[:, column : column + descriptor.dim].double()[samples]
+                    * bags.pooling_weights[first:end, None].double()
+                )
+                parts.setdefault(descriptor.table, []).append(block)
+                first, column = end, column + descriptor.dim
             for t, ids in self._touched(group, bags):
                 unique, inverse = torch.unique(ids, return_inverse=True)
                 summed = grad.new_zeros(len(unique), self.layout.tables[t].dim, dtype=torch.float64)
@@ -231,7 +238,7 @@ class FbgemmKernel:
 
         The gradient is [samples or ids of all records, columns].
         """
-        num_features = len(self.layout.slots)
+        num_features = len(self.layout.descriptors)
         batches = [
             self._bags(record.indices, record.offsets, record.weights, record.batch_size(num_features))
             for record in records
@@ -249,20 +256,20 @@ class FbgemmKernel:
                 continue
             sizes = [part.lengths.sum(dim=1).tolist() for part in parts]
             indices = [part.indices.split(size) for part, size in zip(parts, sizes, strict=True)]
-            shares = [part.shares.split(size) for part, size in zip(parts, sizes, strict=True)]
-            features = range(len(group.slots))
+            pooling_weights = [part.pooling_weights.split(size) for part, size in zip(parts, sizes, strict=True)]
+            features = range(len(group.descriptors))
             joined = Bags(
                 torch.cat([each[f] for f in features for each in indices]),
                 torch.cat([part.lengths for part in parts], dim=1),
-                torch.cat([each[f] for f in features for each in shares]),
+                torch.cat([each[f] for f in features for each in pooling_weights]),
             )
             yield group, joined, torch.cat(grads)
 
     def _touched(self, group: Group, bags: Bags) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (table, its ids in the batch)."""
         ends = [0, *bags.lengths.sum(dim=1).cumsum(0).tolist()]
-        for t in dict.fromkeys(slot.table for slot in group.slots):
-            places = [place for place, slot in enumerate(group.slots) if slot.table == t]
+        for t in dict.fromkeys(descriptor.table for descriptor in group.descriptors):
+            places = [place for place, descriptor in enumerate(group.descriptors) if descriptor.table == t]
             yield t, bags.indices[ends[places[0]] : ends[places[-1] + 1]].long()
 
 

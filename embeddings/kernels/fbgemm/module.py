@@ -98,13 +98,13 @@ class FbgemmModuleKernel(FbgemmKernel):
         # The cache numbers the rows of all tables in the type of the ids.
         bags = bags._replace(indices=bags.indices.long())
         if self.layout.pooled:
-            pooled: torch.Tensor = self._module(bags.indices, bags.offsets, bags.shares)
+            pooled: torch.Tensor = self._module(bags.indices, bags.offsets, bags.pooling_weights)
             return pooled
         # Of sequences one table at a time: the bags of the others are empty.
-        t, dim = group.slots[0].table, group.total_dim
+        t, dim = group.descriptors[0].table, group.total_dim
         lengths = bags.lengths.new_zeros(len(self._groups), num_bags)
         lengths[t] = bags.lengths[0]
-        rows: torch.Tensor = self._module(bags.indices, bags._replace(lengths=lengths).offsets, bags.shares)
+        rows: torch.Tensor = self._module(bags.indices, bags._replace(lengths=lengths).offsets, bags.pooling_weights)
         return rows[:, t * dim : (t + 1) * dim]
 
     def _apply(self, group: Group, bags: Bags, grad: torch.Tensor, step: int) -> None:
@@ -124,7 +124,10 @@ def module_of(
     layout: Layout, device: torch.device, location: EmbeddingLocation, compute: ComputeDevice, cache_sets: int = 0
 ) -> Any:
     """Return FBGEMM's module for the tables of ``layout``, all in one place; rows and state are 0."""
-    by_table = [[slot.table for slot in layout.slots if slot.table == t] for t in range(len(layout.tables))]
+    by_table = [
+        [descriptor.table for descriptor in layout.descriptors if descriptor.table == t]
+        for t in range(len(layout.tables))
+    ]
     return SplitTableBatchedEmbeddingBagsCodegen(
         # A table without rows would be taken for a part of the next one, which starts at the same number.
         [(max(1, table.row_count), table.dim, location, compute) for table in layout.tables],

@@ -13,45 +13,45 @@ from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 
 
 @triton.jit
-def owed(
+def deferred_terms(
     last, completed, near, num_near, decay, num_decay, logs, num_logs, now,
     MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
 ):  # fmt: skip
-    """Return (P, moved, floor, taken, its floor) of rows last touched at the int32 steps ``last``.
+    """Return (P, drift, eps_term, correction, correction_eps) of rows last touched at the int32 steps ``last``.
 
-    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``near`` holds ``moved`` of rows that were not
-    touched for J < num_near steps, then ``floor``, ``taken`` and ``taken_floor``. ``decay`` is P without the constant
-    decay for J < num_decay; the last entry holds for every later J. ``logs`` is float64 L[s] for s < num_logs, read if
-    LOGS; ``now`` is float64 L[K], and what a later step adds.
+    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``near`` holds ``momentum_drift`` of rows that
+    were not touched for J < num_near steps, then ``eps_term``, ``lookahead_correction`` and ``correction_eps``.
+    ``decay`` is P without the constant decay for J < num_decay; the last entry holds for every later J. ``logs`` is
+    float64 L[s] for s < num_logs, read if LOGS; ``now`` is float64 L[K], and what a later step adds.
     """
     owing = last > 0
     if FROM_START:
         owing = last >= 0
-    idle = tl.where(owing, completed - last, 0)
-    p = tl.load(decay + tl.minimum(idle, num_decay - 1))
+    idle_steps = tl.where(owing, completed - last, 0)
+    p = tl.load(decay + tl.minimum(idle_steps, num_decay - 1))
     if LOGS:
         end = num_logs - 1
         later = tl.maximum(last - end, 0).to(tl.float64)
         log = tl.load(now) - tl.load(logs + tl.minimum(last, end)) - tl.load(now + 1) * later
         p = p * tl.where(owing, tl.exp(log), 1.0).to(p.dtype)
     if MOMENTUM:
-        moving = owing & (idle < num_near)
-        moved = tl.load(near + idle, mask=moving, other=0.0)
-        floor = tl.load(near + num_near + idle, mask=moving, other=1.0)
-        taken = tl.load(near + 2 * num_near + idle, mask=moving, other=0.0)
-        taken_floor = tl.load(near + 3 * num_near + idle, mask=moving, other=1.0)
+        moving = owing & (idle_steps < num_near)
+        drift = tl.load(near + idle_steps, mask=moving, other=0.0)
+        eps_term = tl.load(near + num_near + idle_steps, mask=moving, other=1.0)
+        correction = tl.load(near + 2 * num_near + idle_steps, mask=moving, other=0.0)
+        correction_eps = tl.load(near + 3 * num_near + idle_steps, mask=moving, other=1.0)
     else:
-        moved, floor, taken, taken_floor = (
+        drift, eps_term, correction, correction_eps = (
             tl.zeros_like(p), tl.zeros_like(p) + 1.0, tl.zeros_like(p), tl.zeros_like(p) + 1.0,
         )  # fmt: skip
-    return p, moved, floor, taken, taken_floor
+    return p, drift, eps_term, correction, correction_eps
 
 
 @triton.jit
-def movement(m, v, moved, floor, taken, taken_floor, INSIDE: tl.constexpr):
-    """Return what is subtracted from rows [n, BLOCK] with these moments: moved m / root - taken m / taken_root."""
-    first, second = root(v, floor[:, None], INSIDE), root(v, taken_floor[:, None], INSIDE)
-    return m * ((moved[:, None] * second - taken[:, None] * first) / (first * second))
+def movement(m, v, drift, eps_term, correction, correction_eps, INSIDE: tl.constexpr):
+    """Return what is subtracted from rows [n, BLOCK] with these moments: drift m / root - correction m / its root."""
+    first, second = root(v, eps_term[:, None], INSIDE), root(v, correction_eps[:, None], INSIDE)
+    return m * ((drift[:, None] * second - correction[:, None] * first) / (first * second))
 
 
 @triton.jit
@@ -63,8 +63,8 @@ def root(square, eps, INSIDE: tl.constexpr):
         return tl.sqrt(square) + eps
 
 
-class IdleTables(NamedTuple):
-    """Arguments of :func:`owed`."""
+class DeferredTables(NamedTuple):
+    """Arguments of :func:`deferred_terms`."""
 
     near: torch.Tensor
     num_near: int
@@ -75,7 +75,7 @@ class IdleTables(NamedTuple):
     now: torch.Tensor
 
 
-class IdleSource:
+class DeferredSource:
     """DeferredUpdateCoefficients on the device: what changes at each step, and the rest where it has grown."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -85,23 +85,25 @@ class IdleSource:
         self._near = self._decay = self._logs = (np.zeros(0), self._nothing)
         self._now: tuple[int, torch.Tensor] = (-1, self._no_logs)
 
-    def at(self, idle: DeferredUpdateCoefficients | None) -> IdleTables:
-        """Return the tables as ``idle`` is now."""
-        if idle is None:
-            return IdleTables(self._nothing, 1, self._nothing, 1, self._no_logs, 1, self._no_logs)
-        if self._decay[0] is not idle.decay:
-            self._decay = (idle.decay, self.carry(idle.decay, self.dtype))
-        if self._near[0] is not idle.moved:
-            near = np.concatenate([idle.moved, idle.floor, idle.taken, idle.taken_floor])
-            self._near = (idle.moved, self.carry(near, self.dtype))
-        if len(idle.log_sums) and self._logs[0] is not idle.log_sums:
-            self._logs = (idle.log_sums, self.carry(idle.log_sums, torch.float64))
-        if len(idle.log_sums) and self._now[0] != idle.completed_steps:
-            now = self.carry(np.array([idle.log_now, idle.log_slope]), torch.float64)
-            self._now = (idle.completed_steps, now)
-        return IdleTables(
-            self._near[1], len(idle.moved), self._decay[1], len(idle.decay),
-            self._logs[1] if len(idle.log_sums) else self._no_logs, len(idle.log_sums), self._now[1],
+    def at(self, deferred: DeferredUpdateCoefficients | None) -> DeferredTables:
+        """Return the tables as ``deferred`` is now."""
+        if deferred is None:
+            return DeferredTables(self._nothing, 1, self._nothing, 1, self._no_logs, 1, self._no_logs)
+        if self._decay[0] is not deferred.decay:
+            self._decay = (deferred.decay, self.carry(deferred.decay, self.dtype))
+        if self._near[0] is not deferred.momentum_drift:
+            near = (
+                deferred.momentum_drift, deferred.eps_term, deferred.lookahead_correction, deferred.correction_eps,
+            )  # fmt: skip
+            self._near = (deferred.momentum_drift, self.carry(np.concatenate(near), self.dtype))
+        if len(deferred.log_sums) and self._logs[0] is not deferred.log_sums:
+            self._logs = (deferred.log_sums, self.carry(deferred.log_sums, torch.float64))
+        if len(deferred.log_sums) and self._now[0] != deferred.completed_steps:
+            now = self.carry(np.array([deferred.log_now, deferred.log_slope]), torch.float64)
+            self._now = (deferred.completed_steps, now)
+        return DeferredTables(
+            self._near[1], len(deferred.momentum_drift), self._decay[1], len(deferred.decay),
+            self._logs[1] if len(deferred.log_sums) else self._no_logs, len(deferred.log_sums), self._now[1],
         )  # fmt: skip
 
     def carry(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a backward recorded, to be sorted by row: for each looked-up id its row, its gradient's place, its weight."""
+"""What a backward recorded, to be sorted by row: for each looked-up id its row, where its gradient is, its weight."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ import triton.language as tl
 
 # Words of a feature's description: number, output column, whether it is a mean, rows, padding row, first key, table.
 ENTRY_WORDS = tl.constexpr(7)
-# A place is the number of an element in the gradients, with the table's number above these bits.
-PLACE_BITS = tl.constexpr(40)
+# A grad_offset is the number of an element in the gradients, with the table's number above these bits.
+OFFSET_BITS = tl.constexpr(40)
 
-VARYING = ["num_keys", "batch_size", "first_entry", "first_place"]
+VARYING = ["num_keys", "batch_size", "first_entry", "first_offset"]
 
 
 @triton.jit(do_not_specialize=VARYING)
 def entries(
-    keys, places, shares, slots, indices, offsets, scales, num_keys, batch_size, total_dim, first_entry, first_place,
+    keys, grad_offsets, pooling_weights, descriptors, indices, offsets, scales, num_keys, batch_size, total_dim,
+    first_entry, first_offset,
     TILE: tl.constexpr, POSITIONS: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Write row number, gradient place and weight of each looked-up id.
+    """Write row number, offset of the gradient and weight of each looked-up id.
+
+    Triton takes flat arguments: no struct crosses a launch.
 
     Grid: features times tiles of bags, as in the lookup. ``keys`` gets for each id the number of its row among the rows
-    of all tables, or num_keys where it is not touched. ``places`` gets where its gradient starts, and its table.
-    ``shares`` gets what its gradient is multiplied with, written if SHARED: its weight, over the bag's count for a
-    mean.
+    of all tables, or num_keys where it is not touched. ``grad_offsets`` gets where its gradient starts, and its table.
+    ``pooling_weights`` gets what its gradient is multiplied with, written if SHARED: its weight, over the bag's count
+    for a mean.
     """
     num_tiles = tl.cdiv(batch_size, TILE)
-    slot = slots + (tl.program_id(0) // num_tiles) * ENTRY_WORDS
-    feature, column, is_mean = tl.load(slot), tl.load(slot + 1), tl.load(slot + 2)
-    num_rows, padding = tl.load(slot + 3), tl.load(slot + 4)
-    first_key, table = tl.load(slot + 5), tl.load(slot + 6)
+    descriptor = descriptors + (tl.program_id(0) // num_tiles) * ENTRY_WORDS
+    feature, column, is_mean = tl.load(descriptor), tl.load(descriptor + 1), tl.load(descriptor + 2)
+    num_rows, padding = tl.load(descriptor + 3), tl.load(descriptor + 4)
+    first_key, table = tl.load(descriptor + 5), tl.load(descriptor + 6)
     sample = (tl.program_id(0) % num_tiles) * TILE + tl.arange(0, TILE)
     bag, present = feature * batch_size + sample, sample < batch_size
     first = tl.load(offsets + bag, mask=present, other=0).to(tl.int64)
@@ -47,12 +50,12 @@ def entries(
         ids = tl.load(indices + at, mask=live, other=-1).to(tl.int64)
         touched = (ids >= 0) & (ids < num_rows) & (ids != padding)
         if SHARED:
-            share = tl.zeros_like(position + at).to(shares.dtype.element_ty) + 1.0
+            pooling_weight = tl.zeros_like(position + at).to(pooling_weights.dtype.element_ty) + 1.0
             if SCALED:
-                share = tl.load(scales + at, mask=live, other=0.0)
-                touched = touched & (share != 0.0)
-            share = share / tl.maximum(count, 1).to(share.dtype)[:, None]
-            tl.store(shares + first_entry + at, share, mask=live)
+                pooling_weight = tl.load(scales + at, mask=live, other=0.0)
+                touched = touched & (pooling_weight != 0.0)
+            pooling_weight = pooling_weight / tl.maximum(count, 1).to(pooling_weight.dtype)[:, None]
+            tl.store(pooling_weights + first_entry + at, pooling_weight, mask=live)
         tl.store(keys + first_entry + at, tl.where(touched, first_key + ids, num_keys), mask=live)
-        place = first_place + (sample.to(tl.int64)[:, None] if POOLED else at) * total_dim + column
-        tl.store(places + first_entry + at, place + (table << PLACE_BITS), mask=live)
+        grad_offset = first_offset + (sample.to(tl.int64)[:, None] if POOLED else at) * total_dim + column
+        tl.store(grad_offsets + first_entry + at, grad_offset + (table << OFFSET_BITS), mask=live)

@@ -15,7 +15,7 @@ import triton
 
 from embeddings.kernels.layout import Layout, Record, Swaps
 from embeddings.kernels.triton import rules
-from embeddings.kernels.triton.deferred_update import IdleSource
+from embeddings.kernels.triton.deferred_update import DeferredSource
 from embeddings.kernels.triton.entries import entries
 from embeddings.kernels.triton.faults import Faults
 from embeddings.kernels.triton.lookup import lookup
@@ -37,8 +37,8 @@ class Group:
 
     dim: int
     alignment: int  # every output column is a multiple of it
-    slots: torch.Tensor  # int64, see embeddings.kernels.triton.lookup
-    entry_slots: torch.Tensor  # int64, see embeddings.kernels.triton.entries
+    descriptors: torch.Tensor  # int64, see embeddings.kernels.triton.lookup
+    entry_descriptors: torch.Tensor  # int64, see embeddings.kernels.triton.entries
     first_key: int  # rows of these tables have keys in [first_key, end_key)
     end_key: int
 
@@ -75,8 +75,8 @@ class Sorted(NamedTuple):
     grads: torch.Tensor
     keys: torch.Tensor
     order: torch.Tensor
-    places: torch.Tensor
-    shares: torch.Tensor
+    grad_offsets: torch.Tensor
+    pooling_weights: torch.Tensor
     shared: bool
 
 
@@ -105,13 +105,13 @@ class TritonKernel:
         self._first_keys = {t: int(end) - layout.tables[t].row_count for t, end in zip(order, ends, strict=True)}
         self._num_keys = int(ends[-1])
         self._groups = tuple(self._group(dim) for dim in dims)
-        self._geometry = self._integers([self._table_words(t) for t in range(len(layout.tables))])
+        self._table_descriptors = self._integers([self._table_words(t) for t in range(len(layout.tables))])
         self._nothing = torch.zeros(1, dtype=torch.int64, device=layout.device)
         self._no_norms = torch.zeros(1, dtype=torch.float64, device=layout.device)
         self._last_sorted: tuple[tuple[Record, ...], Sorted] | None = None
         self._faults = Faults(layout)
         self._draws: dict[Any, tuple[tuple[torch.Tensor, ...], bool]] = {}
-        self._idle = IdleSource(layout.compute_dtype, layout.device)
+        self._deferred = DeferredSource(layout.compute_dtype, layout.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TritonKernel:
         # Events and pinned memory can't be copied, and what waits to be checked concerns the original.
@@ -136,7 +136,7 @@ class TritonKernel:
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: DeferredUpdateCoefficients | None,
+        deferred: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout, device = self.layout, self.layout.weights.device
         for given in (indices, offsets, weights):
@@ -151,11 +151,13 @@ class TritonKernel:
         used = indices if swaps is None else torch.empty_like(indices)
         with self._on_device():
             for group in self._groups:
-                self._look_up(group, output, used, indices, offsets, weights, batch_size, swaps, idle, layout.pooled)
+                self._look_up(
+                    group, output, used, indices, offsets, weights, batch_size, swaps, deferred, layout.pooled
+                )
             self._faults.watch(indices, offsets)
         return output, used
 
-    def read(self, t: int, rows: torch.Tensor, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
+    def read(self, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
         table, rows = self.layout.tables[t], rows.to(self.layout.device)
         output = torch.empty(len(rows), table.dim, dtype=self.layout.compute_dtype, device=self.layout.device)
         # A lookup of one feature with one id in each bag, padding being a row like others.
@@ -163,7 +165,7 @@ class TritonKernel:
         group = Group(table.dim, _power_of_two_in(table.dim), self._integers(words), self._nothing, 0, 0)
         offsets = torch.arange(len(rows) + 1, device=self.layout.device)
         with self._on_device():
-            self._look_up(group, output, rows, rows, offsets, None, len(rows), None, idle, True)
+            self._look_up(group, output, rows, rows, offsets, None, len(rows), None, deferred, True)
         return output
 
     def _look_up(
@@ -176,7 +178,7 @@ class TritonKernel:
         weights: torch.Tensor | None,
         batch_size: int,
         swaps: Swaps | None,
-        idle: DeferredUpdateCoefficients | None,
+        deferred: DeferredUpdateCoefficients | None,
         pooled: bool,
     ) -> None:
         if batch_size == 0:
@@ -184,15 +186,15 @@ class TritonKernel:
         layout, num_ids, num_bags = self.layout, indices.numel(), offsets.numel() - 1
         draws, has_graph = self._swap_draws(swaps)
         tile = self._tile(group, batch_size)
-        lookup[(len(group.slots) * triton.cdiv(batch_size, tile),)](
-            output, used, layout.weights, layout.vectors, layout.row_values, layout.last_steps, group.slots, indices,
-            offsets, self._scales(weights), self._faults.flag, *draws, *self._idle.at(idle),
+        lookup[(len(group.descriptors) * triton.cdiv(batch_size, tile),)](
+            output, used, layout.weights, layout.vectors, layout.row_values, layout.last_steps, group.descriptors,
+            indices, offsets, self._scales(weights), self._faults.flag, *draws, *self._deferred.at(deferred),
             num_ids, num_bags, batch_size, output.shape[1], swaps.sample_offset if swaps else 0,
-            swaps.step if swaps else 0, idle.completed_steps if idle else 0,
+            swaps.step if swaps else 0, deferred.completed_steps if deferred else 0,
             DIM=group.dim, BLOCK=group.block, TILE=tile, POSITIONS=self._positions(num_ids, num_bags, tile),
             ALIGNMENT=group.alignment, VECTORS=len(layout.vector_names), ROWWISE=bool(layout.row_names), POOLED=pooled,
             SCALED=weights is not None, SWAP=swaps is not None, GRAPH=has_graph, IGNORE=layout.bounds == "ignore",
-            **self._idle_options(idle),
+            **self._deferred_options(deferred),
         )  # fmt: skip
 
     def _tile(self, group: Group, limit: int) -> int:
@@ -207,11 +209,11 @@ class TritonKernel:
     # --- update ------------------------------------------------------------------------------------------------------
 
     def update(
-        self, records: Sequence[Record], step: int, idle: DeferredUpdateCoefficients | None, scale: float = 1.0
+        self, records: Sequence[Record], step: int, deferred: DeferredUpdateCoefficients | None, scale: float = 1.0
     ) -> None:
         self.check()
         with self._on_device():
-            self._apply(self._sorted_once(records), self._rule, step, idle, scale)
+            self._apply(self._sorted_once(records), self._rule, step, deferred, scale)
         self._last_sorted = None
 
     def squared_norm(self, records: Sequence[Record]) -> float:
@@ -229,40 +231,44 @@ class TritonKernel:
         return found
 
     def _sorted(self, records: Sequence[Record]) -> Sorted:
-        layout, num_features = self.layout, len(self.layout.slots)
+        layout, num_features = self.layout, len(self.layout.descriptors)
         grads = [record.grad.to(layout.compute_dtype) for record in records]
         num_entries = sum(record.indices.numel() for record in records)
-        shared = any(slot.mean for slot in layout.slots) or any(record.weights is not None for record in records)
+        shared = any(descriptor.mean for descriptor in layout.descriptors) or any(
+            record.weights is not None for record in records
+        )
         # Half as many passes for the sort where row numbers fit.
         key_type = torch.int32 if self._num_keys < 2**31 else torch.int64
         keys = torch.empty(num_entries, dtype=key_type, device=layout.device)
-        places = torch.empty(num_entries, dtype=torch.int64, device=layout.device)
-        shares = torch.empty(num_entries if shared else 1, dtype=layout.compute_dtype, device=layout.device)
-        first_entry = first_place = 0
+        grad_offsets = torch.empty(num_entries, dtype=torch.int64, device=layout.device)
+        pooling_weights = torch.empty(num_entries if shared else 1, dtype=layout.compute_dtype, device=layout.device)
+        first_entry = first_offset = 0
         for record, grad in zip(records, grads, strict=True):
             batch_size, num_ids = record.batch_size(num_features), record.indices.numel()
             for group in self._groups if num_ids else ():
                 tile = self._tile(group, batch_size)
-                entries[(len(group.entry_slots) * triton.cdiv(batch_size, tile),)](
-                    keys, places, shares, group.entry_slots, record.indices, record.offsets,
+                entries[(len(group.entry_descriptors) * triton.cdiv(batch_size, tile),)](
+                    keys, grad_offsets, pooling_weights, group.entry_descriptors, record.indices, record.offsets,
                     self._scales(record.weights), self._num_keys, batch_size, layout.total_dim,
-                    first_entry, first_place,
+                    first_entry, first_offset,
                     TILE=tile, POSITIONS=self._positions(num_ids, record.offsets.numel() - 1, tile),
                     POOLED=layout.pooled, SCALED=record.weights is not None, SHARED=shared,
                 )  # fmt: skip
-            first_entry, first_place = first_entry + num_ids, first_place + grad.numel()
+            first_entry, first_offset = first_entry + num_ids, first_offset + grad.numel()
         keys, order = torch.sort(keys, stable=True)
-        return Sorted(grads[0] if len(grads) == 1 else torch.cat(grads), keys, order, places, shares, shared)
+        return Sorted(
+            grads[0] if len(grads) == 1 else torch.cat(grads), keys, order, grad_offsets, pooling_weights, shared
+        )
 
     def _apply(
-        self, entries: Sorted, rule: Any, step: int, idle: DeferredUpdateCoefficients | None, scale: float
+        self, entries: Sorted, rule: Any, step: int, deferred: DeferredUpdateCoefficients | None, scale: float
     ) -> torch.Tensor:
         layout, num_entries = self.layout, entries.keys.numel()
         total = torch.zeros((), dtype=torch.float64, device=layout.device)
         if num_entries == 0:
             return total
-        settings, tables = self._settings(step, scale, idle), self._idle.at(idle)
-        sources = (entries.keys, entries.order, entries.places)
+        settings, tables = self._settings(step, scale, deferred), self._deferred.at(deferred)
+        sources = (entries.keys, entries.order, entries.grad_offsets)
         quads = all(table.column_start % 4 == 0 for table in layout.tables)
         blocks = triton.cdiv(num_entries, self.split)
         # Memory is taken before the first row is changed.
@@ -285,15 +291,16 @@ class TritonKernel:
                 "ROWWISE": bool(layout.row_names), "VECTORS": len(layout.vector_names), "QUADS": quads,
                 "CLIP": layout.optimizer.clip_row_norm is not None,
                 "DECAY": bool(layout.optimizer.idle_alpha or layout.optimizer.constant_decay),
-                "AHEAD": idle is not None and idle.ahead, **self._idle_options(idle),
+                "AHEAD": deferred is not None and deferred.ahead, **self._deferred_options(deferred),
             }  # fmt: skip
             update[(programs,)](
-                *storage, norms, entries.grads, *sources, entries.shares, partials, self._geometry, settings,
+                *storage, norms, entries.grads, *sources, entries.pooling_weights, partials, self._table_descriptors,
+                settings,
                 *tables, *ends, **common, TILE=tile, ALIGNMENT=group.alignment, SHARED=entries.shared,
                 num_warps=_warps(tile * group.block),
             )  # fmt: skip
             finish[(finishers,)](
-                *storage, more_norms, *sources, partials, self._geometry, settings, *tables, *ends, **common,
+                *storage, more_norms, *sources, partials, self._table_descriptors, settings, *tables, *ends, **common,
                 WINDOW=self.tiling.window, DEPTH=DEPTH, num_warps=_warps(DEPTH * group.block),
             )  # fmt: skip
             if rule is rules.NORM:
@@ -304,7 +311,7 @@ class TritonKernel:
     def _rule(self) -> Any:
         return rules.rule_number(self.layout.optimizer.rule)
 
-    def _settings(self, step: int, scale: float, idle: DeferredUpdateCoefficients | None) -> torch.Tensor:
+    def _settings(self, step: int, scale: float, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
         """Return rules.SETTINGS on the device."""
         optimizer, k = self.layout.optimizer, max(step, 1)
         rate = optimizer.rate(k)
@@ -315,22 +322,22 @@ class TritonKernel:
             "eps": getattr(optimizer, "eps", 0.0),
             "keep": 1.0 - rate * optimizer.constant_decay,
             "alpha": optimizer.idle_alpha,
-            "lead_moved": 0.0 if idle is None else idle.lead_moved,
-            "lead_floor": 1.0 if idle is None else idle.lead_floor,
+            "lookahead": 0.0 if deferred is None else deferred.lookahead,
+            "lookahead_eps": 1.0 if deferred is None else deferred.lookahead_eps,
         }
         if optimizer.betas is not None:
             values["fading"] = float(optimizer.fading)
             for number, beta in zip("12", optimizer.betas, strict=True):
                 values["gain" + number], values["unbias" + number] = 1.0 - beta, 1.0 / (1.0 - beta**k)
                 values["log_beta" + number] = math.log(beta) if beta > 0.0 else -math.inf
-        return self._idle.carry(np.array([values.get(name, 0.0) for name in rules.SETTINGS]), torch.float64)
+        return self._deferred.carry(np.array([values.get(name, 0.0) for name in rules.SETTINGS]), torch.float64)
 
-    def _idle_options(self, idle: DeferredUpdateCoefficients | None) -> dict[str, bool]:
+    def _deferred_options(self, deferred: DeferredUpdateCoefficients | None) -> dict[str, bool]:
         return {
-            "IDLE": idle is not None,
-            "MOMENTUM": idle is not None and idle.momentum,
-            "FROM_START": idle is not None and idle.from_start,
-            "LOGS": idle is not None and len(idle.log_sums) > 0,
+            "DEFERRED": deferred is not None,
+            "MOMENTUM": deferred is not None and deferred.momentum,
+            "FROM_START": deferred is not None and deferred.from_start,
+            "LOGS": deferred is not None and len(deferred.log_sums) > 0,
             "INSIDE": bool(getattr(self.layout.optimizer, "eps_inside_root", False)),
         }
 
@@ -343,12 +350,17 @@ class TritonKernel:
 
     def _group(self, dim: int) -> Group:
         layout = self.layout
-        slots = [slot for slot in layout.slots if slot.dim == dim]
-        alignment = min(_power_of_two_in(number) for number in (layout.total_dim, *(slot.column for slot in slots)))
-        common, tables = [], [slot.table for slot in slots]
-        for slot in slots:
-            table = layout.tables[slot.table]
-            common.append([slot.number, slot.column, int(slot.mean), table.row_count, table.padding_row])
+        descriptors = [descriptor for descriptor in layout.descriptors if descriptor.dim == dim]
+        alignment = min(
+            _power_of_two_in(number)
+            for number in (layout.total_dim, *(descriptor.column for descriptor in descriptors))
+        )
+        common, tables = [], [descriptor.table for descriptor in descriptors]
+        for descriptor in descriptors:
+            table = layout.tables[descriptor.table]
+            common.append(
+                [descriptor.number, descriptor.column, int(descriptor.mean), table.row_count, table.padding_row]
+            )
         first_keys = [self._first_keys[t] for t in tables]
         return Group(
             dim,
@@ -380,7 +392,10 @@ class TritonKernel:
             return (self._nothing,) * 4, False
         if swaps.configs not in self._draws:
             layout = self.layout
-            features = [(layout.tables[slot.table], slot.name, swaps.configs[slot.number]) for slot in layout.slots]
+            features = [
+                (layout.tables[descriptor.table], descriptor.name, swaps.configs[descriptor.number])
+                for descriptor in layout.descriptors
+            ]
             draws = swap_draws(features, layout.seed)
             words, offsets, neighbours, thresholds = (
                 torch.from_numpy(part.view(f"i{part.itemsize}")).to(layout.device) for part in draws

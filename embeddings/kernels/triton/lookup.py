@@ -10,11 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.deferred_update import movement, owed
+from embeddings.kernels.triton.deferred_update import deferred_terms, movement
 from embeddings.kernels.triton.swap import DRAW_WORDS, swap
 
 # Columns of a feature's description: number, output column, whether it is a mean, rows, padding row, bases.
-SLOT_WORDS = tl.constexpr(8)
+DESCRIPTOR_WORDS = tl.constexpr(8)
 
 
 # These change from batch to batch: without this a version for each kind of value would be compiled in mid-training.
@@ -25,28 +25,30 @@ VARYING = [
 
 @triton.jit(do_not_specialize=VARYING)
 def lookup(
-    output, used, weights, vectors, row_values, last_steps, slots, indices, offsets, scales, fault,
+    output, used, weights, vectors, row_values, last_steps, descriptors, indices, offsets, scales, fault,
     draws, graph_offsets, neighbours, thresholds, near, num_near, decay, num_decay, logs, num_logs, now,
     num_ids, num_bags, batch_size, total_dim, sample_offset, step, completed,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr, ALIGNMENT: tl.constexpr,
     VECTORS: tl.constexpr, ROWWISE: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr,
-    GRAPH: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
+    GRAPH: tl.constexpr, DEFERRED: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
     INSIDE: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
     """Look up and pool; grid: features times tiles.
+
+    Triton takes flat arguments: no struct crosses a launch.
 
     ``fault`` gets a 1 where an id or an offset is bad; such an id adds nothing.
     """
     compute = output.dtype.element_ty
     num_tiles = tl.cdiv(batch_size, TILE)
-    slot = slots + (tl.program_id(0) // num_tiles) * SLOT_WORDS
-    feature, is_mean = tl.load(slot), tl.load(slot + 2)
-    num_rows, padding = tl.load(slot + 3), tl.load(slot + 4)
+    descriptor = descriptors + (tl.program_id(0) // num_tiles) * DESCRIPTOR_WORDS
+    feature, is_mean = tl.load(descriptor), tl.load(descriptor + 2)
+    num_rows, padding = tl.load(descriptor + 3), tl.load(descriptor + 4)
     # Tables start at cache lines: without the hints rows would be moved in pieces of 4 bytes.
-    column = tl.multiple_of(tl.load(slot + 1), ALIGNMENT)
-    weight_base = tl.multiple_of(tl.load(slot + 5), 16)
-    vector_base = tl.multiple_of(tl.load(slot + 6), 16)
-    step_base = tl.load(slot + 7)
+    column = tl.multiple_of(tl.load(descriptor + 1), ALIGNMENT)
+    weight_base = tl.multiple_of(tl.load(descriptor + 5), 16)
+    vector_base = tl.multiple_of(tl.load(descriptor + 6), 16)
+    step_base = tl.load(descriptor + 7)
 
     sample = (tl.program_id(0) % num_tiles) * TILE + tl.arange(0, TILE)
     bag = feature * batch_size + sample
@@ -97,15 +99,15 @@ def lookup(
             keep = keep & (factor != 0.0)
         reading = keep[:, None] & (d < DIM)
         theta = tl.load(weights + weight_base + ids[:, None] * DIM + d, mask=reading, other=0.0).to(compute)
-        if IDLE:
+        if DEFERRED:
             last_step = tl.load(last_steps + step_base + ids, mask=keep, other=0)
-            p, moved, floor, taken, taken_floor = owed(
+            p, drift, eps_term, correction, correction_eps = deferred_terms(
                 last_step, completed, near, num_near, decay, num_decay, logs, num_logs, now, MOMENTUM, FROM_START, LOGS
             )
             theta = theta * p[:, None]
             if MOMENTUM:
                 # Rows idle for long are most rows and rest: of them m and v are not read.
-                hot = keep & ((moved != 0.0) | (taken != 0.0))
+                hot = keep & ((drift != 0.0) | (correction != 0.0))
                 moving = reading & hot[:, None]
                 vector = vectors + vector_base + ids[:, None] * (VECTORS * DIM) + d
                 m = tl.load(vector, mask=moving, other=0.0).to(compute)
@@ -113,7 +115,7 @@ def lookup(
                     v = tl.load(row_values + step_base + ids, mask=hot, other=0.0).to(compute)[:, None]
                 else:
                     v = tl.load(vector + DIM, mask=moving, other=0.0).to(compute)
-                theta = theta - movement(m, v, moved, floor, taken, taken_floor, INSIDE)
+                theta = theta - movement(m, v, drift, eps_term, correction, correction_eps, INSIDE)
         if POOLED:
             pooled += theta * factor[:, None]
         else:

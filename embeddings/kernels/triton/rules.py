@@ -7,7 +7,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.deferred_update import movement, owed, root
+from embeddings.kernels.triton.deferred_update import deferred_terms, movement, root
 from embeddings.kernels.triton.rounding import store
 
 NORM, SGD, ADAGRAD, RMSPROP, ADAM = (tl.constexpr(rule) for rule in range(5))
@@ -27,27 +27,30 @@ def rule_number(name: str) -> Any:
 
 
 # Words of a table's description: first key, bases, first row and column in the whole table, key of its draws.
-GEOMETRY_WORDS = tl.constexpr(8)
+TABLE_WORDS = tl.constexpr(8)
 # Settings, float64: what an optimizer is at one step, in this order.
 SETTINGS = (
     "scale", "clip", "rate", "eps", "keep", "alpha",
-    "gain1", "gain2", "unbias1", "unbias2", "log_beta1", "log_beta2", "lead_moved", "lead_floor",
+    "gain1", "gain2", "unbias1", "unbias2", "log_beta1", "log_beta2", "lookahead", "lookahead_eps",
     "fading",
 )  # fmt: skip
 _SCALE, _CLIP, _RATE, _EPS, _KEEP, _ALPHA = (tl.constexpr(i) for i in range(6))
 _GAIN1, _GAIN2, _UNBIAS1, _UNBIAS2 = (tl.constexpr(i) for i in range(6, 10))
-_LOG_BETA1, _LOG_BETA2, _LEAD_MOVED, _LEAD_FLOOR, _FADING = (tl.constexpr(i) for i in range(10, 15))
+_LOG_BETA1, _LOG_BETA2, _LOOKAHEAD, _LOOKAHEAD_EPS, _FADING = (tl.constexpr(i) for i in range(10, 15))
 
 
 @triton.jit
 def apply(
-    weights, vectors, row_values, last_steps, geometry, settings, near, num_near, decay, num_decay, logs, num_logs, now,
+    weights, vectors, row_values, last_steps, table_descriptors, settings, near, num_near, decay, num_decay, logs,
+    num_logs, now,
     step, table, key, grad, mask, d,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RULE: tl.constexpr, ROWWISE: tl.constexpr,
     VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr, DECAY: tl.constexpr, AHEAD: tl.constexpr,
-    IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
+    DEFERRED: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Update the rows ``key`` [TILE] of ``table`` [TILE] where ``mask``, with the summed gradients [TILE, BLOCK].
+
+    Triton takes flat arguments: no struct crosses a launch.
 
     Returns:
         For RULE NORM, which changes nothing, the sum of the squared gradients, float64; else 0.
@@ -59,7 +62,7 @@ def apply(
         square = tl.where(writing, grad, 0.0).to(tl.float64)
         norm = tl.sum(square * square)
     else:
-        table_words = geometry + table * GEOMETRY_WORDS
+        table_words = table_descriptors + table * TABLE_WORDS
         row = tl.where(mask, key - tl.load(table_words, mask=mask, other=0), 0)
         # Tables start at cache lines: without the hints rows would be moved in pieces of 4 bytes.
         weight_base = tl.multiple_of(tl.load(table_words + 1, mask=mask, other=0), 16)
@@ -78,13 +81,13 @@ def apply(
         owing = last > 0
         if FROM_START:
             owing = last >= 0
-        idle = tl.where(owing, step - 1 - last, 0).to(tl.float64)
-        if IDLE:
-            p, moved, floor, taken, taken_floor = owed(
+        idle_steps = tl.where(owing, step - 1 - last, 0).to(tl.float64)
+        if DEFERRED:
+            p, drift, eps_term, correction, correction_eps = deferred_terms(
                 last, step - 1, near, num_near, decay, num_decay, logs, num_logs, now, MOMENTUM, FROM_START, LOGS
             )
             theta = theta * p[:, None]
-        passed = 1.0 + idle * tl.load(settings + _FADING)
+        passed = 1.0 + idle_steps * tl.load(settings + _FADING)
         value_at = row_values + tl.load(table_words + 3, mask=mask, other=0) + row
         if ROWWISE:
             mean_square = tl.sum(tl.where(writing, grad * grad, 0.0), axis=1) / DIM
@@ -96,7 +99,7 @@ def apply(
             else:
                 v = tl.load(vector_at + DIM, mask=writing, other=0.0).to(compute)
             if MOMENTUM:
-                theta = theta - movement(m, v, moved, floor, taken, taken_floor, INSIDE)
+                theta = theta - movement(m, v, drift, eps_term, correction, correction_eps, INSIDE)
             shrink1 = tl.exp(passed * tl.load(settings + _LOG_BETA1)).to(compute)
             shrink2 = tl.exp(passed * tl.load(settings + _LOG_BETA2)).to(compute)
             m = shrink1[:, None] * m + tl.load(settings + _GAIN1).to(compute) * grad
@@ -109,14 +112,15 @@ def apply(
                 v = shrink2[:, None] * v + tl.load(settings + _GAIN2).to(compute) * grad * grad
                 tl.store(vector_at + DIM, v.to(vectors.dtype.element_ty), mask=writing)
         if DECAY:
-            keep = 1.0 - tl.minimum(idle * tl.load(settings + _ALPHA), 1.0)
+            keep = 1.0 - tl.minimum(idle_steps * tl.load(settings + _ALPHA), 1.0)
             theta = theta * (keep * tl.load(settings + _KEEP)).to(compute)[:, None]
         if RULE == ADAM:
             mhat, vhat = m * tl.load(settings + _UNBIAS1).to(compute), v * tl.load(settings + _UNBIAS2).to(compute)
             theta = theta - rate * mhat / root(vhat, eps, INSIDE)
             if AHEAD:
-                lead, lead_floor = tl.load(settings + _LEAD_MOVED).to(compute), tl.load(settings + _LEAD_FLOOR)
-                theta = theta - lead * m / root(v, lead_floor.to(compute), INSIDE)
+                lookahead = tl.load(settings + _LOOKAHEAD).to(compute)
+                lookahead_eps = tl.load(settings + _LOOKAHEAD_EPS).to(compute)
+                theta = theta - lookahead * m / root(v, lookahead_eps, INSIDE)
         elif RULE == RMSPROP:
             shrink = tl.exp(passed * tl.load(settings + _LOG_BETA2)).to(compute)
             v = tl.load(vector_at, mask=writing, other=0.0).to(compute)

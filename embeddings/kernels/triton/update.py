@@ -1,7 +1,7 @@
 """Update in Triton: sums the gradients of each touched row and applies the row optimizer, in one pass over sorted ids.
 
 Entries arrive sorted by row. The entries of one row are a run. Runs are split so that no program works for long on
-one: before each multiple i of SPLIT whose entry, like that SPLIT places before it, belongs to the run. So a run of up
+one: before each multiple i of SPLIT whose entry, like that SPLIT entries before it, belongs to the run. So a run of up
 to SPLIT entries is never split, a piece has less than 2 SPLIT entries, and all but the first and last have SPLIT.
 
 :func:`update` has one program for TILE entries; it sums the pieces that start there, walking them in step, and updates
@@ -15,10 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.entries import PLACE_BITS
+from embeddings.kernels.triton.entries import OFFSET_BITS
 from embeddings.kernels.triton.rules import NORM, apply
 
-_PLACE_MASK = tl.constexpr((1 << PLACE_BITS.value) - 1)
+_OFFSET_MASK = tl.constexpr((1 << OFFSET_BITS.value) - 1)
 
 # These change from batch to batch: see lookup.
 VARYING = ["num_entries", "step", "num_near", "num_decay", "num_logs"]
@@ -26,14 +26,17 @@ VARYING = ["num_entries", "step", "num_near", "num_decay", "num_logs"]
 
 @triton.jit(do_not_specialize=VARYING)
 def update(
-    weights, vectors, row_values, last_steps, norms, grads, keys, order, places, shares, partials, geometry, settings,
+    weights, vectors, row_values, last_steps, norms, grads, keys, order, grad_offsets, pooling_weights, partials,
+    table_descriptors, settings,
     near, num_near, decay, num_decay, logs, num_logs, now, num_entries, first_key, end_key, step,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, ALIGNMENT: tl.constexpr,
     SHARED: tl.constexpr, RULE: tl.constexpr, ROWWISE: tl.constexpr, VECTORS: tl.constexpr, CLIP: tl.constexpr,
-    INSIDE: tl.constexpr, DECAY: tl.constexpr, AHEAD: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr,
+    INSIDE: tl.constexpr, DECAY: tl.constexpr, AHEAD: tl.constexpr, DEFERRED: tl.constexpr, MOMENTUM: tl.constexpr,
     FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Sum gradients and update rows of the tables whose keys lie in [first_key, end_key), all of one dim.
+
+    Triton takes flat arguments: no struct crosses a launch.
 
     Grid: tiles of entries. ``keys`` are sorted row numbers over all tables, ``order`` says which entry each was.
     ``partials`` is [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has place 2 i /
@@ -53,7 +56,7 @@ def update(
         far_on = tl.load(keys + tile_start + TILE - 1, mask=tile_start + TILE <= num_entries, other=-2)
         if far_back == far_on:
             # In the midst of a run: the rows of all its entries are read at once instead of one after the other.
-            each = _gradient(grads, order, places, shares, at, mine, d, DIM, ALIGNMENT, SHARED)
+            each = _gradient(grads, order, grad_offsets, pooling_weights, at, mine, d, DIM, ALIGNMENT, SHARED)
             sums = tl.sum(tl.reshape(each, [TILE // SPLIT, SPLIT, BLOCK]), axis=1)
             part = 2 * (tile_start // SPLIT + tl.arange(0, TILE // SPLIT)).to(tl.int64)
             tl.store(partials + part[:, None] * DIM + d, sums, mask=d < DIM)
@@ -73,15 +76,18 @@ def update(
 
             total = tl.zeros([TILE, BLOCK], dtype=compute)
             for i in range(tl.max(length)):
-                total += _gradient(grads, order, places, shares, at + i, i < length, d, DIM, ALIGNMENT, SHARED)
+                total += _gradient(
+                    grads, order, grad_offsets, pooling_weights, at + i, i < length, d, DIM, ALIGNMENT, SHARED
+                )
             place = 2 * (at // SPLIT) + tl.where(split, 0, 1)
             deferred = (head & ~whole)[:, None] & (d < DIM)
             tl.store(partials + place.to(tl.int64)[:, None] * DIM + d, total, mask=deferred)
-            table = _table(order, places, at, whole)
+            table = _table(order, grad_offsets, at, whole)
             norm = apply(
-                weights, vectors, row_values, last_steps, geometry, settings, near, num_near, decay, num_decay, logs,
+                weights, vectors, row_values, last_steps, table_descriptors, settings, near, num_near, decay,
+                num_decay, logs,
                 num_logs, now, step, table, key, total, whole, d, DIM, BLOCK, TILE, RULE, ROWWISE, VECTORS,
-                CLIP, INSIDE, DECAY, AHEAD, IDLE, MOMENTUM, FROM_START, LOGS, QUADS,
+                CLIP, INSIDE, DECAY, AHEAD, DEFERRED, MOMENTUM, FROM_START, LOGS, QUADS,
             )  # fmt: skip
             if RULE == NORM:
                 tl.store(norms + tl.program_id(0), norm)
@@ -89,14 +95,16 @@ def update(
 
 @triton.jit(do_not_specialize=VARYING)
 def finish(
-    weights, vectors, row_values, last_steps, norms, keys, order, places, partials, geometry, settings,
+    weights, vectors, row_values, last_steps, norms, keys, order, grad_offsets, partials, table_descriptors, settings,
     near, num_near, decay, num_decay, logs, num_logs, now, num_entries, first_key, end_key, step,
     DIM: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, DEPTH: tl.constexpr,
     RULE: tl.constexpr, ROWWISE: tl.constexpr, VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr,
-    DECAY: tl.constexpr, AHEAD: tl.constexpr, IDLE: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr,
+    DECAY: tl.constexpr, AHEAD: tl.constexpr, DEFERRED: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr,
     LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Update the rows whose run was split; grid: windows of WINDOW blocks of SPLIT entries.
+
+    Triton takes flat arguments: no struct crosses a launch.
 
     A run is served where its first split is. The sums of its pieces are added DEPTH at a time.
     """
@@ -130,11 +138,11 @@ def finish(
             piece += DEPTH
         total += tl.sum(sums, axis=0)[None, :]
         one = tl.zeros([1], dtype=tl.int32)
-        table = _table(order, places, one + b * SPLIT, one == 0)
+        table = _table(order, grad_offsets, one + b * SPLIT, one == 0)
         norm += apply(
-            weights, vectors, row_values, last_steps, geometry, settings, near, num_near, decay, num_decay, logs,
-            num_logs, now, step, table, one.to(tl.int64) + wanted, total, one == 0, d, DIM, BLOCK, 1,
-            RULE, ROWWISE, VECTORS, CLIP, INSIDE, DECAY, AHEAD, IDLE, MOMENTUM, FROM_START, LOGS, QUADS,
+            weights, vectors, row_values, last_steps, table_descriptors, settings, near, num_near, decay, num_decay,
+            logs, num_logs, now, step, table, one.to(tl.int64) + wanted, total, one == 0, d, DIM, BLOCK, 1,
+            RULE, ROWWISE, VECTORS, CLIP, INSIDE, DECAY, AHEAD, DEFERRED, MOMENTUM, FROM_START, LOGS, QUADS,
         )  # fmt: skip
     if RULE == NORM:
         tl.store(norms + tl.program_id(0), norm)
@@ -142,20 +150,21 @@ def finish(
 
 @triton.jit
 def _gradient(
-    grads, order, places, shares, at, mask, d, DIM: tl.constexpr, ALIGNMENT: tl.constexpr, SHARED: tl.constexpr
+    grads, order, grad_offsets, pooling_weights, at, mask, d,
+    DIM: tl.constexpr, ALIGNMENT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Return what the sorted entries ``at`` add to their rows, [len(at), BLOCK]."""
     entry = tl.load(order + at, mask=mask, other=0)
-    place = tl.load(places + entry, mask=mask, other=0) & _PLACE_MASK
+    grad_offset = tl.load(grad_offsets + entry, mask=mask, other=0) & _OFFSET_MASK
     # Output columns are multiples of ALIGNMENT: without the hint rows would be read in pieces of 4 bytes.
-    place = tl.multiple_of(place, ALIGNMENT)
-    grad = tl.load(grads + place[:, None] + d, mask=mask[:, None] & (d < DIM), other=0.0)
+    grad_offset = tl.multiple_of(grad_offset, ALIGNMENT)
+    grad = tl.load(grads + grad_offset[:, None] + d, mask=mask[:, None] & (d < DIM), other=0.0)
     if SHARED:
-        grad = grad * tl.load(shares + entry, mask=mask, other=0.0)[:, None]
+        grad = grad * tl.load(pooling_weights + entry, mask=mask, other=0.0)[:, None]
     return grad
 
 
 @triton.jit
-def _table(order, places, at, mask):
+def _table(order, grad_offsets, at, mask):
     """Return the table of the sorted entries ``at``."""
-    return tl.load(places + tl.load(order + at, mask=mask, other=0), mask=mask, other=0) >> PLACE_BITS
+    return tl.load(grad_offsets + tl.load(order + at, mask=mask, other=0), mask=mask, other=0) >> OFFSET_BITS

@@ -1,8 +1,8 @@
 """Bad input on one rank, reported to all before any of them waits for it.
 
 A rank that raises inside ``forward`` leaves the others in a collective until the process group's timeout. So input is
-checked before it is distributed; a rank with bad input distributes an empty batch instead, all vote while ids travel,
-and all raise before the lookup. The vote is one small all-reduce, on its way while ids are exchanged.
+checked before it is distributed; a rank with bad input distributes an empty batch instead, all check while ids travel,
+and all raise before the lookup. The check is one small all-reduce, on its way while ids are exchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class OtherRankFailed(RuntimeError):
 
 
 class CollectiveCheck:
-    """A collective vote on whether every rank can go on.
+    """A collective check of whether every rank can go on.
 
     It begins where input is distributed, and is counted before the lookup.
     """
@@ -35,7 +35,7 @@ class CollectiveCheck:
             failed = dist.get_rank(group) + 1 if problem is not None else 0
             shared = host_memory(group) if device.type == "cpu" else None
             if shared is not None:
-                self._highest = torch.cat([theirs for (theirs,) in shared.share("vote", torch.tensor([failed]))]).amax()
+                self._highest = torch.cat([flag for (flag,) in shared.exchange("vote", torch.tensor([failed]))]).amax()
                 return
             self._highest = torch.tensor([failed], dtype=torch.int64, device=device)
             self._work = dist.all_reduce(self._highest, dist.ReduceOp.MAX, group=group, async_op=True)

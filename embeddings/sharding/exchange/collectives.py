@@ -34,7 +34,7 @@ def all_to_all(
         return [own]
     shared = host_memory(group) if own.device.type == "cpu" else None
     if shared is not None:
-        found = shared.share(what, *(own[:0] if number == rank else part for number, part in enumerate(parts)))
+        found = shared.exchange(what, *(own[:0] if number == rank else part for number, part in enumerate(parts)))
         return [own if number == rank else tensors[rank] for number, tensors in enumerate(found)]
     sizes, flat = [math.prod(shape) for shape in shapes], [joined(part).reshape(-1) for part in parts]
     received = own.new_empty(sum(sizes))
@@ -49,7 +49,7 @@ def all_gather(what: str, mine: Tensor, shapes: Sequence[Sequence[int]], group: 
     """
     shared = host_memory(group) if mine.device.type == "cpu" else None
     if shared is not None:
-        return [joined(theirs) for (theirs,) in shared.share(what, mine)]
+        return [joined(theirs) for (theirs,) in shared.exchange(what, mine)]
     # gloo's all-gather wants equal sizes.
     return all_to_all(what, [mine] * len(shapes), shapes, group)
 

@@ -43,7 +43,7 @@ class IdExchange(nn.Module):
         sent = [lengths, features.values(), torch.tensor(starts)] + ([] if weights is None else [weights])
         first, last = self._ends[rank], self._ends[rank + 1]
         # Everybody sees all and takes its own: copied once, and not again for every rank.
-        found = shared.share("ids", *sent)
+        found = shared.exchange("ids", *sent)
         places = [theirs[2][first : last + 1].tolist() for theirs in found]
         by_rank = [found[number] for number in self._order]
         pieces = [

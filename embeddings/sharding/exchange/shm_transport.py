@@ -86,11 +86,11 @@ class HostMemory:
     def __init__(self, rank: int, peers: Sequence[socket.socket | None], timeout_seconds: float) -> None:
         self._rank, self._peers = rank, list(peers)
         self._number = 0
-        self._mine: list[Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(_NUM_SLOTS)]
-        self._theirs: list[list[Tensor]] = [list(self._mine) for _ in peers]
+        self._local: list[Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(_NUM_SLOTS)]
+        self._remote: list[list[Tensor]] = [list(self._local) for _ in peers]
         self._set_timeout(timeout_seconds)
 
-    def share(self, what: str, *parts: Part) -> list[tuple[Tensor, ...]]:
+    def exchange(self, what: str, *parts: Part) -> list[tuple[Tensor, ...]]:
         """Return the tensors of each rank, by rank; collective.
 
         They may differ between ranks in number, shape and dtype, and need not be contiguous. Those of others are to be
@@ -112,15 +112,15 @@ class HostMemory:
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = start + math.prod(shape) * dtype.itemsize
             places.append((str(dtype), shape, start))
-        handed_over = self._grow(slot, end) if end > self._mine[slot].numel() else None
-        mine = tuple(_view(self._mine[slot], _DTYPES[name], shape, start) for name, shape, start in places)
-        for part, target in zip(parts, mine, strict=True):
+        handed_over = self._grow(slot, end) if end > self._local[slot].numel() else None
+        local = tuple(_view(self._local[slot], _DTYPES[name], shape, start) for name, shape, start in places)
+        for part, target in zip(parts, local, strict=True):
             if isinstance(part, Tensor):
                 target.copy_(part)
             else:
                 torch.cat(list(part), dim=1, out=target)
         self._tell(json.dumps((self._number, what, places)).encode(), handed_over)
-        found = [mine if peer is None else self._read(rank, peer, what) for rank, peer in enumerate(self._peers)]
+        found = [local if peer is None else self._read(rank, peer, what) for rank, peer in enumerate(self._peers)]
         self._number += 1
         return found
 
@@ -145,7 +145,7 @@ class HostMemory:
         descriptor = os.memfd_create("evenkeel", os.MFD_CLOEXEC)
         # Said here if there is no such memory: a page that cannot be had later is a SIGBUS.
         os.posix_fallocate(descriptor, 0, size)
-        self._mine[slot] = _map(descriptor, size)
+        self._local[slot] = _map(descriptor, size)
         return descriptor
 
     def _tell(self, message: bytes, descriptor: int | None) -> None:
@@ -180,15 +180,15 @@ class HostMemory:
         if not message:
             raise _gone(rank)
         for descriptor in descriptors:
-            self._theirs[rank][slot] = _map(descriptor, os.fstat(descriptor).st_size)
+            self._remote[rank][slot] = _map(descriptor, os.fstat(descriptor).st_size)
             os.close(descriptor)
-        number, theirs, places = json.loads(message)
-        if (number, theirs) != (self._number, what):
+        number, name, places = json.loads(message)
+        if (number, name) != (self._number, what):
             raise RuntimeError(
-                f"rank {rank} of the process group is at exchange {number} ({theirs}), this one at {self._number} "
+                f"rank {rank} of the process group is at exchange {number} ({name}), this one at {self._number} "
                 f"({what}): every rank must make the same collective calls in the same order"
             )
-        memory = self._theirs[rank][slot]
+        memory = self._remote[rank][slot]
         return tuple(_view(memory, _DTYPES[dtype], shape, start) for dtype, shape, start in places)
 
     def _too_late(self, rank: int) -> TimeoutError:

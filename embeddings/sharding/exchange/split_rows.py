@@ -17,7 +17,7 @@ from torchrec.distributed.types import NoWait
 from embeddings.kernels.cpu import swap_feature
 from embeddings.sharding.exchange.collectives import all_gather, all_to_all, sum_in_rank_order
 from embeddings.sharding.exchange.ids import in_one_exchange
-from embeddings.sharding.settings import Place, TableSettings
+from embeddings.sharding.settings import StepContext, TableSettings
 from embeddings.sse.swap import SwapDraws, swap_draws
 from embeddings.tables.config import TableConfig
 
@@ -28,8 +28,8 @@ class Swapper:
     ``inputs`` are (feature, table) in the order of the features given. Swaps are computed on the CPU.
     """
 
-    def __init__(self, settings: TableSettings, place: Place, inputs: Sequence[tuple[str, str]]) -> None:
-        self._place, self._bounds = place, settings.bounds
+    def __init__(self, settings: TableSettings, step_context: StepContext, inputs: Sequence[tuple[str, str]]) -> None:
+        self._step_context, self._bounds = step_context, settings.bounds
         self._tables: list[TableConfig] = [settings.tables[table] for _, table in inputs]
         self._draws: list[SwapDraws | None] = [
             swap_draws([(settings.tables[table], feature, settings.sse[feature])], settings.seed)
@@ -45,7 +45,7 @@ class Swapper:
             bounded = zip(self._pieces(features, values), self._tables, strict=True)
             # TorchRec takes ids modulo the ranks past the table's end: -1 stays outside of every shard.
             values = torch.cat([ids.where(ids < table.num_rows, -1) for (ids, _), table in bounded])
-        if self._place.training and any(draws is not None for draws in self._draws):
+        if self._step_context.training and any(draws is not None for draws in self._draws):
             drawn = zip(self._pieces(features, values), self._draws, strict=True)
             values = torch.cat([ids if draws is None else self._swap(ids, bag, draws) for (ids, bag), draws in drawn])
         return KeyedJaggedTensor(
@@ -65,7 +65,9 @@ class Swapper:
             yield values[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0]
 
     def _swap(self, ids: Tensor, offsets: Tensor, draws: SwapDraws) -> Tensor:
-        swapped = swap_feature(ids.cpu(), offsets.cpu(), draws, self._place.step, self._place.sample_offset)
+        swapped = swap_feature(
+            ids.cpu(), offsets.cpu(), draws, self._step_context.step, self._step_context.sample_offset
+        )
         return swapped.to(ids.device)
 
 
@@ -73,11 +75,11 @@ class SwappingDist(RwSparseFeaturesDist):
     """Swaps ids, which are still rows of the whole table here, and sends each to the rank of its row."""
 
     def __init__(
-        self, settings: TableSettings, place: Place, inputs: Sequence[tuple[str, str]], **keywords: Any
+        self, settings: TableSettings, step_context: StepContext, inputs: Sequence[tuple[str, str]], **keywords: Any
     ) -> None:
         super().__init__(**keywords)
         in_one_exchange(self)
-        self._swapper = Swapper(settings, place, inputs)
+        self._swapper = Swapper(settings, step_context, inputs)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Any:
         return super().forward(self._swapper(sparse_features))

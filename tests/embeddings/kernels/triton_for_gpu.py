@@ -21,18 +21,19 @@ from embeddings.kernels.triton.update import finish, update
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
-    "output": "fp32", "used": "i64", "vectors": "fp32", "row_values": "fp32", "last_steps": "i32", "slots": "i64",
+    "output": "fp32", "used": "i64", "vectors": "fp32", "row_values": "fp32", "last_steps": "i32", "descriptors": "i64",
     "indices": "i64", "offsets": "i64", "scales": "fp32", "fault": "i32", "draws": "i64", "graph_offsets": "i64",
     "neighbours": "i32", "thresholds": "i64", "near": "fp32", "decay": "fp32", "logs": "fp64",
-    "now": "fp64", "keys": "i32", "places": "i64", "shares": "fp32", "norms": "fp64", "grads": "fp32", "order": "i64",
-    "partials": "fp32", "geometry": "i64", "settings": "fp64",
+    "now": "fp64", "keys": "i32", "grad_offsets": "i64", "pooling_weights": "fp32", "norms": "fp64",
+    "grads": "fp32", "order": "i64",
+    "partials": "fp32", "table_descriptors": "i64", "settings": "fp64",
 }  # fmt: skip
 OPTIONS = {
     "CLIP": True,
     "DECAY": True,
     "INSIDE": False,
     "AHEAD": True,
-    "IDLE": True,
+    "DEFERRED": True,
     "MOMENTUM": True,
     "FROM_START": False,
     "LOGS": True,
@@ -50,7 +51,7 @@ OPTIMIZERS = {
     "rmsprop": {"RULE": RMSPROP, "VECTORS": 1, **NO_MOMENTUM},
     "rowwise_adam": {"VECTORS": 1, "ROWWISE": True},
     "rowwise_adagrad": {
-        "RULE": ADAGRAD, "VECTORS": 0, "ROWWISE": True, "IDLE": False, "LOGS": False, "DECAY": False,
+        "RULE": ADAGRAD, "VECTORS": 0, "ROWWISE": True, "DEFERRED": False, "LOGS": False, "DECAY": False,
         **NO_MOMENTUM,
     },
 }  # fmt: skip

@@ -47,7 +47,7 @@ def root(coefficients: DeferredUpdateCoefficients, floor: float) -> float:
 def stored(coefficients: DeferredUpdateCoefficients, s: int) -> float:
     """What the update of step ``s`` stores for THETA."""
     coefficients.at(s - 1)
-    return THETA - coefficients.lead_moved * M / root(coefficients, coefficients.lead_floor)
+    return THETA - coefficients.lookahead * M / root(coefficients, coefficients.lookahead_eps)
 
 
 def read(coefficients: DeferredUpdateCoefficients, row: float, s: int) -> float:
@@ -120,8 +120,8 @@ def test_rows_are_stored_ahead_unless_decay_outruns_momentum():
         ]
         assert ahead == [True, True, True, False]
     # The farthest that a row is stored from its value, in first movements, beside 9 without a decay.
-    assert DeferredUpdateCoefficients(AdamAR(1.0, alpha=7e-4)).at(5000).lead_moved < 32 * 10
-    assert DeferredUpdateCoefficients(Adam(1.0)).at(50_000).lead_moved == pytest.approx(9.04, rel=1e-3)
+    assert DeferredUpdateCoefficients(AdamAR(1.0, alpha=7e-4)).at(5000).lookahead < 32 * 10
+    assert DeferredUpdateCoefficients(Adam(1.0)).at(50_000).lookahead == pytest.approx(9.04, rel=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", [AdamAR(alpha=1e-4), AdamW(schedule=Cosine(decay_steps=2000))])
@@ -133,7 +133,7 @@ def test_a_jump_gives_the_bits_of_walking(optimizer):
     last = np.arange(1200)
     for one, other in zip(walked.for_rows(last), jumped.for_rows(last), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert (walked.lead_moved, walked.lead_floor) == (jumped.lead_moved, jumped.lead_floor)
+    assert (walked.lookahead, walked.lookahead_eps) == (jumped.lookahead, jumped.lookahead_eps)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,10 @@ def test_one_idle_step_does_not_decay_yet():
 def test_memory_does_not_grow_with_the_number_of_steps():
     for optimizer in (AdamAR(alpha=1e-5), AdamW(0.01, schedule=Cosine(decay_steps=10_000))):
         coefficients = DeferredUpdateCoefficients(optimizer).at(20_000_000)
-        sizes = [len(x) for x in (coefficients.moved, coefficients.floor, coefficients.decay, coefficients.log_sums)]
+        sizes = [
+            len(x)
+            for x in (coefficients.momentum_drift, coefficients.eps_term, coefficients.decay, coefficients.log_sums)
+        ]
         assert max(sizes) < 60_000
     decay, movements = DeferredUpdateCoefficients(AdamAR(alpha=1e-5)).at(20_000_000).for_rows(np.array([19_999_990, 3]))
     assert 0.99 < decay[0] < 1.0

@@ -47,7 +47,7 @@ def share_often():
     assert shared is not None
     rank, faults = dist.get_rank(), []
     for exchange in range(40):
-        found = shared.share(f"exchange {exchange}", *tensors_of(rank, exchange))
+        found = shared.exchange(f"exchange {exchange}", *tensors_of(rank, exchange))
         if rank == exchange % dist.get_world_size():
             time.sleep(0.01)  # Others run ahead, as far as they may.
         for other, theirs in enumerate(found):
@@ -118,7 +118,7 @@ def disagree():
 
     shared = host_memory(own_group())
     with pytest.raises(RuntimeError, match="same order") as caught:
-        shared.share("this" if dist.get_rank() == 0 else "that", torch.zeros(3))
+        shared.exchange("this" if dist.get_rank() == 0 else "that", torch.zeros(3))
     return str(caught.value)
 
 
@@ -138,7 +138,7 @@ def come_too_late():
     caught = None
     if dist.get_rank() == 0:
         with pytest.raises(TimeoutError, match="rank 1 of the process group did not come to exchange 0") as caught:
-            shared.share("alone", torch.zeros(3))
+            shared.exchange("alone", torch.zeros(3))
     dist.barrier()
     return None if caught is None else str(caught.value)
 
@@ -192,13 +192,13 @@ def die_at_the_second(rank, store, pipe):
 
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=PATIENCE)
     shared = host_memory(dist.group.WORLD)
-    shared.share("first", torch.ones(4))
+    shared.exchange("first", torch.ones(4))
     if rank == 1:
         os._exit(7)
     try:
         # It may be seen while this is sent, or while the answer is waited for.
         for _ in range(2):
-            shared.share("second", torch.ones(4))
+            shared.exchange("second", torch.ones(4))
     except ConnectionResetError as error:
         pipe.send((str(error), classify(error).code))
     os._exit(0)

@@ -12,7 +12,7 @@ from embeddings.optim.lr_schedules import Cosine, LinearWarmup
 from embeddings.sharding import TableSettings
 from embeddings.tables.config import TableConfig
 from trainer.checkpoint.format import Checkpoint, CheckpointError
-from trainer.checkpoint.row_signature import differences, owed_fields, row_signature
+from trainer.checkpoint.row_signature import deferred_update_fields, differences, row_signature
 from trainer.launch.on_host import single_rank_group
 
 TABLE = TableConfig("item", 9, 4, ("item",))
@@ -55,7 +55,7 @@ def test_what_a_resume_and_a_warm_start_may_change(trained, now, resume, warm):
     told = differences(signature(trained), signature(now))
     assert all(any(line.startswith(f"{name} (") for line in told) for name in resume), told
     assert bool(told) == bool(resume)
-    told = differences(signature(trained), signature(now), owed_fields(now))
+    told = differences(signature(trained), signature(now), deferred_update_fields(now))
     assert all(any(line.startswith(f"{name} (") for line in told) for name in warm), told
     assert bool(told) == bool(warm)
 
@@ -79,7 +79,7 @@ def test_sums_are_those_of_the_completed_steps():
 def test_dtypes_are_part_of_it():
     half = signature(SGD(0.1), dtype=torch.bfloat16)
     assert (half["dtype"], half["state_dtype"]) == ("torch.bfloat16", "torch.float32")
-    assert len(differences(signature(SGD(0.1)), half, owed_fields(SGD(0.1)))) == 1
+    assert len(differences(signature(SGD(0.1)), half, deferred_update_fields(SGD(0.1)))) == 1
     assert differences(signature(SGD(0.1)), signature(SGD(0.1), state_dtype=torch.float32)) == []
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs, mlp
 from trainer.models.layers.batch_norm import BatchNorm
-from trainer.models.layers.seeded_init import drawn
+from trainer.models.layers.seeded_init import seeded
 from trainer.spec.models.base import TowerSpec
 
 
@@ -48,7 +48,7 @@ def tower(
         return mlp(sizes, seed=seed, dtype=dtype)
     linear = [layer for layer in mlp(sizes, seed=seed, dtype=dtype) if isinstance(layer, nn.Linear)]
     num_hidden = len(linear) - 1 if logits else len(linear)
-    with drawn(seed, "shortcuts"):
+    with seeded(seed, "shortcuts"):
         layers: list[nn.Module] = [HiddenLayer(layer, options, dtype) for layer in linear[:num_hidden]]
     return nn.Sequential(*layers, *linear[num_hidden:])
 

@@ -12,7 +12,7 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def drawn(seed: int, what: str) -> Iterator[None]:
+def seeded(seed: int, what: str) -> Iterator[None]:
     """Make torch draw from (seed, what) alone within the context; its global generator is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed((seed << 32) | zlib.crc32(what.encode()))

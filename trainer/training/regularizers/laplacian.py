@@ -12,7 +12,7 @@ sample.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from embeddings.tables.config import TableConfig
 from trainer.spec.regularizers import Laplacian
 from trainer.training.regularizers.rows import RowsOnce
 
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
+
 
 class LaplacianPenalty:
     """The penalty strength |e_j - e_k|^2 of a job's samples.
@@ -31,7 +34,7 @@ class LaplacianPenalty:
     ``data`` (trainer.data.batches.prepared.PreparedData) has the graph.
     """
 
-    def __init__(self, settings: Laplacian, data: Any, seed: int, dim: int):
+    def __init__(self, settings: Laplacian, data: PreparedData, seed: int, dim: int):
         self._settings, self._seed, self._dim = settings, seed, dim
         table = next(key.table for key in data.keys if key.name == settings.feature)
         graph = data.graph(settings.graph)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -19,11 +19,14 @@ from trainer.training.regularizers.layers import hidden_layers
 from trainer.training.regularizers.outputs import BinaryCrossEntropy, OutputLoss, SquaredError
 from trainer.training.regularizers.rows import RowsOnce, rows_once
 
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
+
 JobObjective = Callable[[Any, int], Objective]
 """``objective(batch, step)`` of this rank's part of a batch; steps are those of the tables, 1, 2, ..."""
 
 
-def job_objective(job: JobSpec, model: Any, data: Any) -> JobObjective:
+def job_objective(job: JobSpec, model: Any, data: PreparedData) -> JobObjective:
     """Return the objective of the job's ``model``, whose tables are sharded or not; ``data`` is asked for a graph.
 
     What is random in it is a function of the job's seed, the step and the place of a sample in the global batch.
