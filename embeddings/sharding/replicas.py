@@ -61,8 +61,8 @@ def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
         everyone = shared.exchange("records", *parts.values())
         return [
             record if number == dist.get_rank(group)
-            else record._replace(**dict(zip(parts, (value.clone() for value in theirs), strict=True)))
-            for number, theirs in enumerate(everyone)
+            else record._replace(**dict(zip(parts, (value.clone() for value in remote), strict=True)))
+            for number, remote in enumerate(everyone)
         ]  # fmt: skip
     sizes = torch.tensor([len(value) for value in parts.values()], dtype=torch.int64, device=record.grad.device)
     gathered = [torch.empty_like(sizes) for _ in range(world_size)]
@@ -79,8 +79,8 @@ def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
     return [record._replace(**values) for values in found]
 
 
-def _gather_flat(mine: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, ...]:
+def _gather_flat(local: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, ...]:
     """Gather flat tensors of different sizes: as all-to-all, because gloo's all-gather wants equal ones."""
-    received = mine.new_empty(sum(sizes))
-    dist.all_to_all_single(received, mine.repeat(len(sizes)), sizes, [len(mine)] * len(sizes), group=group)
+    received = local.new_empty(sum(sizes))
+    dist.all_to_all_single(received, local.repeat(len(sizes)), sizes, [len(local)] * len(sizes), group=group)
     return received.split(sizes)

@@ -36,23 +36,23 @@ def attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | 
         return None, f"{type(error).__name__}: {error}"
 
 
-def agree(mine: tuple[Result, str | None], where: str, group: dist.ProcessGroup | None = None) -> list[Result]:
+def agree(outcome: tuple[Result, str | None], where: str, group: dist.ProcessGroup | None = None) -> list[Result]:
     """Return every rank's result in rank order. Collective.
 
     Raises:
         CheckpointError: on all ranks, if one has a problem.
     """
     _, world_size = rank_and_size(group)
-    everyone: list[Any] = [mine]
+    everyone: list[Any] = [outcome]
     if world_size > 1:
         everyone = [None] * world_size
-        dist.all_gather_object(everyone, mine, group=group)
+        dist.all_gather_object(everyone, outcome, group=group)
     problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(everyone) if problem is not None]
     if problems:
         raise CheckpointError(f"{where} ({'; '.join(problems)})")
     return [result for result, _ in everyone]
 
 
-def from_rank_0(mine: tuple[Any, str | None] | None, where: str, group: dist.ProcessGroup | None) -> Any:
+def from_rank_0(outcome: tuple[Any, str | None] | None, where: str, group: dist.ProcessGroup | None) -> Any:
     """Return rank 0's result on every rank."""
-    return agree(mine if mine is not None else (None, None), where, group)[0]
+    return agree(outcome if outcome is not None else (None, None), where, group)[0]

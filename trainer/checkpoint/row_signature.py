@@ -68,7 +68,7 @@ def deferred_update_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
 
 
 def differences(
-    saved: Mapping[str, Any] | None, mine: Mapping[str, Any], fields: Sequence[str] | None = None
+    saved: Mapping[str, Any] | None, model: Mapping[str, Any], fields: Sequence[str] | None = None
 ) -> list[str]:
     """Return, in words, the fields (all, if None) in which the checkpoint's signature differs.
 
@@ -77,9 +77,9 @@ def differences(
     if saved is None:
         return []
     return [
-        f"{name} ({saved.get(name)}, the model has {mine.get(name)})"
-        for name in fields or sorted(saved.keys() | mine.keys())
-        if not _same(saved.get(name), mine.get(name))
+        f"{name} ({saved.get(name)}, the model has {model.get(name)})"
+        for name in fields or sorted(saved.keys() | model.keys())
+        if not _same(saved.get(name), model.get(name))
     ]
 
 

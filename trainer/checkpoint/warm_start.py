@@ -117,15 +117,15 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
         ValueError: naming the field.
     """
     # Fields that came after the parent's version have their defaults.
-    theirs, mine = parse_model(parent.extra["job"]["model"]), job.model
+    parent_settings, settings = parse_model(parent.extra["job"]["model"]), job.model
     # The constant of mf, which is the parent's, is that of its loss.
-    free = _FREE_OF_MODEL if mine.kind == "mf" else (*_FREE_OF_MODEL, "loss")
-    fields = type(mine).model_fields if mine.kind == theirs.kind else ("kind",)
+    free = _FREE_OF_MODEL if settings.kind == "mf" else (*_FREE_OF_MODEL, "loss")
+    fields = type(settings).model_fields if settings.kind == parent_settings.kind else ("kind",)
     for field in fields:
-        if field not in free and getattr(mine, field) != getattr(theirs, field):
+        if field not in free and getattr(settings, field) != getattr(parent_settings, field):
             raise ValueError(
-                f"model.{field}: the parent was trained with {getattr(theirs, field)}, the job asks for "
-                f"{getattr(mine, field)}: use the same, or leave init_from out"
+                f"model.{field}: the parent was trained with {getattr(parent_settings, field)}, the job asks for "
+                f"{getattr(settings, field)}: use the same, or leave init_from out"
             )
     for name in data.tables:
         stored, asked = (Table.model_validate(each) for each in (
@@ -157,7 +157,7 @@ def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
             f"optimizer.kind: the parent's rows were trained with {parent['optimizer']} and keep its state, "
             f"the job asks for {job.optimizer.kind}: use the same, or leave init_from out"
         )
-    _check_idle(job, parent["job"]["optimizer"])
+    _check_deferred_updates(job, parent["job"]["optimizer"])
     alpha = parent["alpha"]
     if alpha is None:
         return None
@@ -175,16 +175,16 @@ def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
     return float(alpha)
 
 
-def _check_idle(job: JobSpec, theirs: dict[str, Any]) -> None:
+def _check_deferred_updates(job: JobSpec, parent_settings: dict[str, Any]) -> None:
     """Check that the settings of deferred updates are the parent's.
 
     A deferred update is computed when its row is read: other settings would move every row that waits for one at once.
     """
-    mine = job.optimizer.model_dump(mode="json")
+    settings = job.optimizer.model_dump(mode="json")
     kind, fields = KINDS[job.optimizer.kind], []
     if kind.takes("moments"):
         fields.append("moments")
-        if theirs["moments"] == "dense" and kind.takes("beta1"):
+        if parent_settings["moments"] == "dense" and kind.takes("beta1"):
             fields += ["learning_rate", "schedule", "beta1", "beta2", "eps", "eps_inside_root"]
     if kind.takes("weight_decay"):
         fields += ["learning_rate", "schedule", "weight_decay"]
@@ -194,8 +194,9 @@ def _check_idle(job: JobSpec, theirs: dict[str, Any]) -> None:
         fields.append("decay")
     for field in dict.fromkeys(fields):
         # A parent of an earlier version has not been asked.
-        if mine[field] != theirs.get(field, mine[field]):
+        if settings[field] != parent_settings.get(field, settings[field]):
             raise ValueError(
-                f"optimizer.{field}: what the parent's idle rows owe is counted with {theirs[field]}, the job asks for "
-                f"{mine[field]}: a change on a warm start is not available yet; use the same, or leave init_from out"
+                f"optimizer.{field}: what the parent's idle rows owe is counted with {parent_settings[field]}, the job "
+                f"asks for {settings[field]}: a change on a warm start is not available yet; use the same, or leave "
+                "init_from out"
             )

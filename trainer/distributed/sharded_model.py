@@ -216,11 +216,11 @@ class ShardedModel(ShardedState):
         Raises:
             AssertionError: that is not what the plan says, or does not make up each table exactly.
         """
-        mine = [(piece.name, Rectangle(*piece[2:6])) for piece in self._sharded.local_pieces() if piece.row_count]
+        local = [(piece.name, Rectangle(*piece[2:6])) for piece in self._sharded.local_pieces() if piece.row_count]
         for piece in self._sharded.local_pieces():
             assert piece.tables.weight(piece.name).shape == (piece.row_count, piece.column_count)
         everyone: list[Any] = [None] * self._world_size
-        dist.all_gather_object(everyone, mine, group=self._group)
+        dist.all_gather_object(everyone, local, group=self._group)
         shares = {
             name: [[held for other, held in of_rank if other == name] for of_rank in everyone] for name in self.tables
         }

@@ -75,9 +75,9 @@ class ShardedState:
         ``decay=False``: with the movement of idle momentum but without pending decay, as directions are published.
         """
         num_rows, dim = self.tables[name].num_rows, self.tables[name].dim
-        mine = [piece for piece in self._sharded.local_pieces() if piece.name == name and piece.replica == 0]
+        local = [piece for piece in self._sharded.local_pieces() if piece.name == name and piece.replica == 0]
         everyone: list[Any] = [None] * self._world_size
-        dist.all_gather_object(everyone, [_place_of(piece) for piece in mine], group=self._group)
+        dist.all_gather_object(everyone, [_place_of(piece) for piece in local], group=self._group)
         size = num_rows if self._rank == 0 else 0
         whole = GatheredTable(torch.empty(size, dim), torch.empty(size, dtype=torch.int64))
         for rank, places in enumerate(everyone):
@@ -86,7 +86,7 @@ class ShardedState:
                     count = rows.stop - rows.start
                     values, steps = torch.empty(count, column_count), torch.empty(count, dtype=torch.int64)
                     if self._rank == rank:
-                        tables = mine[number].tables
+                        tables = local[number].tables
                         values = tables.read(name, torch.arange(rows.start, rows.stop), decay=decay).float().cpu()
                         steps = tables.state(name)["last_update_step"][rows].long().cpu()
                     if rank and self._rank in (0, rank):
@@ -232,15 +232,15 @@ class ShardedState:
             kernel.completed_steps = self._completed_steps
 
     def _check_tables(self, checkpoint: Checkpoint, parent_rows: Mapping[str, Tensor] | None) -> None:
-        mine, given = {name: table.num_rows for name, table in self.tables.items()}, checkpoint.tables
-        if (given != mine) if parent_rows is None else (given.keys() != mine.keys()):
-            raise CheckpointError(f"it holds tables {given}, the model has {mine}")
+        local, given = {name: table.num_rows for name, table in self.tables.items()}, checkpoint.tables
+        if (given != local) if parent_rows is None else (given.keys() != local.keys()):
+            raise CheckpointError(f"it holds tables {given}, the model has {local}")
         for name, parents in (parent_rows or {}).items():
             kept = parents[parents >= 0]
             ascending = bool((kept[1:] > kept[:-1]).all()) and (not len(kept) or int(kept[-1]) < given[name])
-            if len(parents) != mine[name] or not ascending:
+            if len(parents) != local[name] or not ascending:
                 raise CheckpointError(
-                    f"parent_rows of table '{name}' must have {mine[name]} entries that ascend below {given[name]}"
+                    f"parent_rows of table '{name}' must have {local[name]} entries that ascend below {given[name]}"
                 )
         settings = self._sharded.settings
         completed = int(checkpoint.extra["completed_steps"])
@@ -251,13 +251,13 @@ class ShardedState:
             raise CheckpointError(f"its rows were trained with another {', '.join(differ)}: use the same")
 
     def _load_dense(self, saved: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> None:
-        mine = {f"{_MODEL}{name}": value for name, value in self._dense_tensors()}
-        differ = sorted(mine.keys() ^ {name for name in saved if name.startswith(_MODEL)})
-        differ += sorted(name for name in mine.keys() & saved.keys() if mine[name].shape != saved[name].shape)
+        local = {f"{_MODEL}{name}": value for name, value in self._dense_tensors()}
+        differ = sorted(local.keys() ^ {name for name in saved if name.startswith(_MODEL)})
+        differ += sorted(name for name in local.keys() & saved.keys() if local[name].shape != saved[name].shape)
         if differ:
             raise CheckpointError(f"the dense parts differ from the model's in {', '.join(differ)}")
         with torch.no_grad():
-            for name, value in mine.items():
+            for name, value in local.items():
                 value.copy_(saved[name])
         if optimizer is None:
             return
@@ -324,11 +324,11 @@ def _put(
 ) -> None:
     """Write the read rows into ``rows`` of the piece; with ``taken`` some of them, into the rows ``into`` of those."""
     weight, state = found
-    mine = {"weight": piece.tables.weight(piece.name), **piece.tables.state(piece.name)}
+    local = {"weight": piece.tables.weight(piece.name), **piece.tables.state(piece.name)}
     given = {"weight": weight, **state}
-    if mine.keys() != given.keys():
-        raise CheckpointError(f"table '{piece.name}' has state {sorted(given)}, the model's keeps {sorted(mine)}")
-    for name, target in mine.items():
+    if local.keys() != given.keys():
+        raise CheckpointError(f"table '{piece.name}' has state {sorted(given)}, the model's keeps {sorted(local)}")
+    for name, target in local.items():
         if target.dtype != given[name].dtype:
             raise CheckpointError(
                 f"{name} of table '{piece.name}' is {given[name].dtype}, the model's is {target.dtype}: use the same"

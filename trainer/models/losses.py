@@ -133,9 +133,9 @@ class _OfAllRanks(torch.autograd.Function):
     """[b, d] of all ranks, concatenated in rank order; backward sums each rank's part over all ranks."""
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, local: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:
         ctx.sizes, ctx.group = list(sizes), group
-        return torch.cat(all_gather("candidates", mine, [(size, mine.shape[1]) for size in sizes], group))
+        return torch.cat(all_gather("candidates", local, [(size, local.shape[1]) for size in sizes], group))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]

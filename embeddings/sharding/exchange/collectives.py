@@ -42,16 +42,16 @@ def all_to_all(
     return [part.view(*shape) for part, shape in zip(received.split(sizes), shapes, strict=True)]
 
 
-def all_gather(what: str, mine: Tensor, shapes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> list[Tensor]:
-    """Return ``mine`` of each rank, by rank; collective.
+def all_gather(what: str, local: Tensor, shapes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> list[Tensor]:
+    """Return ``local`` of each rank, by rank; collective.
 
     Arguments and what may be done with the result are those of :func:`all_to_all`.
     """
-    shared = host_memory(group) if mine.device.type == "cpu" else None
+    shared = host_memory(group) if local.device.type == "cpu" else None
     if shared is not None:
-        return [joined(theirs) for (theirs,) in shared.exchange(what, mine)]
+        return [joined(remote) for (remote,) in shared.exchange(what, local)]
     # gloo's all-gather wants equal sizes.
-    return all_to_all(what, [mine] * len(shapes), shapes, group)
+    return all_to_all(what, [local] * len(shapes), shapes, group)
 
 
 def sum_in_rank_order(parts: Sequence[Tensor]) -> Tensor:
@@ -64,22 +64,22 @@ def sum_in_rank_order(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def all_reduce(what: str, mine: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return the sum of ``mine`` over all ranks, the same bits on each; collective.
+def all_reduce(what: str, local: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Return the sum of ``local`` over all ranks, the same bits on each; collective.
 
-    ``mine`` has the same shape everywhere.
+    ``local`` has the same shape everywhere.
     """
     group = group if group is not None else dist.distributed_c10d._get_default_group()
     world_size = dist.get_world_size(group)
     if world_size == 1:
-        return mine.clone()
-    if mine.device.type != "cpu":
-        total = mine.clone()
+        return local.clone()
+    if local.device.type != "cpu":
+        total = local.clone()
         dist.all_reduce(total, group=group)
         return total
     if world_size == 2:
-        return sum_in_rank_order(all_gather(what, mine, [mine.shape] * world_size, group))
+        return sum_in_rank_order(all_gather(what, local, [local.shape] * world_size, group))
     # Each rank sums one piece, so that a rank reads as much as there is, not that much of every rank.
-    rank, pieces = dist.get_rank(group), mine.reshape(-1).tensor_split(world_size)
+    rank, pieces = dist.get_rank(group), local.reshape(-1).tensor_split(world_size)
     own = sum_in_rank_order(all_to_all(what, pieces, [pieces[rank].shape] * world_size, group))
-    return torch.cat(all_gather(what, own, [piece.shape for piece in pieces], group)).view_as(mine)
+    return torch.cat(all_gather(what, own, [piece.shape for piece in pieces], group)).view_as(local)

@@ -44,14 +44,14 @@ class IdExchange(nn.Module):
         first, last = self._ends[rank], self._ends[rank + 1]
         # Everybody sees all and takes its own: copied once, and not again for every rank.
         found = shared.exchange("ids", *sent)
-        places = [theirs[2][first : last + 1].tolist() for theirs in found]
+        places = [of_rank[2][first : last + 1].tolist() for of_rank in found]
         by_rank = [found[number] for number in self._order]
         pieces = [
             (number, slice(places[number][feature], places[number][feature + 1]))
             for feature in range(last - first)
             for number in self._order
         ]
-        bags = torch.cat([theirs[0][first:last] for theirs in by_rank], dim=1)
+        bags = torch.cat([of_rank[0][first:last] for of_rank in by_rank], dim=1)
         received = KeyedJaggedTensor(
             keys=features.keys()[first:last],
             values=_joined([found[number][1][piece] for number, piece in pieces], features.values()),
@@ -66,7 +66,7 @@ class IdExchange(nn.Module):
                 received,
                 sent=[starts[end] - starts[start] for start, end in itertools.pairwise(self._ends)],
                 received=[place[-1] - place[0] for place in places],
-                batch_sizes=[theirs[0].shape[1] for theirs in found],
+                batch_sizes=[of_rank[0].shape[1] for of_rank in found],
             )
         )
 

@@ -70,16 +70,16 @@ class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
         ]
 
     def _send(self, pooled: Tensor, batch_sizes: list[int]) -> Tensor:
-        mine = batch_sizes[dist.get_rank(self._group)]
-        shapes = [(mine, dim) for dim in self._dim_by_rank]
+        local = batch_sizes[dist.get_rank(self._group)]
+        shapes = [(local, dim) for dim in self._dim_by_rank]
         found = all_to_all("pooled", pooled.split(batch_sizes), shapes, self._group)
         return torch.cat([found[rank][:, start:end] for rank, start, end in self._sources], dim=1)
 
     def _send_back(self, grad: Tensor, batch_sizes: list[int]) -> Tensor:
-        mine = self._dim_by_rank[dist.get_rank(self._group)]
+        local = self._dim_by_rank[dist.get_rank(self._group)]
         # An empty block stands for a rank without columns.
         parts = [[grad[:, start:end] for start, end in blocks] or [grad[:, :0]] for blocks in self._targets]
-        return torch.cat(all_to_all("pooled gradients", parts, [(size, mine) for size in batch_sizes], self._group))
+        return torch.cat(all_to_all("pooled gradients", parts, [(size, local) for size in batch_sizes], self._group))
 
 
 class PooledExchange(torch.autograd.Function):
