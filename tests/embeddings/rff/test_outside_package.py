@@ -101,6 +101,7 @@ def test_it_is_published_and_served_and_missed_where_it_is_not_installed(tmp_pat
     assert "kind 'signed_projection' is not one of rff, identity: install the package" in without.stdout, without.stderr
 
 
+@pytest.mark.process
 def test_one_that_cannot_be_imported_says_so_to_who_asks_for_it(tmp_path: Path) -> None:
     install(tmp_path, "cut_maps", "import no_such_module\n", {"evenkeel.feature_maps": {"cut": "cut_maps:Cut"}})
     code = (

@@ -69,7 +69,7 @@ async def shown(settings: Settings, dataset_body: dict[str, Any]) -> dict[str, l
             await client.post("/v1/collections/items/vectors", json={"ids": [10]})
             app.state.metrics.background_errors.labels("runner").inc()
             app.state.metrics.webhooks.labels("given_up").inc()
-            app.state.store.collection("items")._damaged["v000009"] = "planted"
+            app.state.store.collection("items")._reader._damaged["v000009"] = "planted"
             text = (await client.get("/metrics")).raise_for_status().text
     found: dict[str, list[dict[str, str]]] = {}
     for family in text_string_to_metric_families(text):

@@ -455,7 +455,7 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
         ),
         (
             {"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2}}, "model": {"kind": "gru4rec"}, "sse": {}},
-            "dropout_method is not available yet for gru4rec",
+            "dropout_method: it is not available yet for gru4rec",
         ),
         ({"regularizers": {"dropout": 0.1}, "model": {"kind": "item2vec"}, "sse": {}}, "not available yet for"),
         ({"regularizers": {"label_smoothing": 0.1}, "model": {"kind": "bpr"}}, "no class labels"),
