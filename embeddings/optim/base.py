@@ -9,7 +9,7 @@ a row's gradient summed over the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -18,13 +18,24 @@ from embeddings.optim.lr_schedules import Constant, Schedule
 if TYPE_CHECKING:
     import torch
 
-    from embeddings.optim.deferred_update import DeferredUpdateCoefficients
-
 MOMENTS = ("dense", "lazy")
 FIRST_TOUCH = ("keep", "literal")
 DECAYS = ("at_read", "at_update")
 # With dense moments and a decay, a row may be stored at most so much farther from its value than without a decay.
 MAX_LEAD = 32.0
+
+
+class Lookahead(Protocol):
+    """What a rule needs of :class:`embeddings.optim.deferred_update.DeferredUpdateCoefficients`."""
+
+    @property
+    def ahead(self) -> bool: ...
+    @property
+    def lookahead(self) -> float: ...
+    @property
+    def lookahead_eps(self) -> float: ...
+    @property
+    def eps_inside_root(self) -> bool: ...
 
 
 @dataclass
@@ -40,7 +51,7 @@ class TouchedRows:
             since its last touch.
         step: The step, from 1.
         rate: The learning rate at this step.
-        coefficients: Those of the deferred updates, where there are any.
+        coefficients: Those of the deferred updates, where there are any: rows may be stored ahead of their momentum.
     """
 
     theta: torch.Tensor
@@ -50,7 +61,7 @@ class TouchedRows:
     num_steps: torch.Tensor
     step: int
     rate: float
-    coefficients: DeferredUpdateCoefficients | None
+    coefficients: Lookahead | None
 
     def faded(self, name: str, beta: float, value: torch.Tensor) -> torch.Tensor:
         """Fold ``value`` into the running mean ``name``, and return the mean."""
