@@ -24,9 +24,9 @@ PUBLIC = [
     "embeddings.refresh.gate_metrics.compare",
     "embeddings.store.opening.open_store",
     "embeddings.dynamic.tables.DynamicTables",
-    "trainer.spec.job.parse_dataset",
-    "trainer.spec.job.parse_job",
-    "trainer.spec.job.load_documents",
+    "trainer.spec.reading.parse_dataset",
+    "trainer.spec.reading.parse_job",
+    "trainer.spec.reading.load_documents",
 ]
 
 

@@ -16,8 +16,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from trainer.spec import NAME_PATTERN
-from trainer.spec.job import problems_of
 from trainer.spec.problems import FieldProblem
+from trainer.spec.reading import problems_of
 
 MEDIA_TYPE = "application/problem+json"
 REMEDIES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embeddings.optim.lr_schedules import Constant, Cosine, LinearWarmup, Schedule, StepDecay
-from trainer.spec.job import LearningRateSchedule
+from trainer.spec.optimizer import LearningRateSchedule
 
 
 def schedule_of(spec: LearningRateSchedule) -> Schedule:

@@ -19,7 +19,9 @@ from trainer.spec.models.registry import kinds_that
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
-    from trainer.spec.job import DatasetSpec, JobSpec, Optimizer
+    from trainer.spec.dataset import DatasetSpec
+    from trainer.spec.job import JobSpec
+    from trainer.spec.optimizer import Optimizer
 
 
 def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:

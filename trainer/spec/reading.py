@@ -1,0 +1,147 @@
+"""From YAML files and mappings to specs, and from pydantic's errors to what users are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from trainer.spec import yaml_documents
+from trainer.spec.base import Spec
+from trainer.spec.dataset import DatasetSpec
+from trainer.spec.evaluation import METRIC_PATTERN, POINTWISE_METRICS, RANKING_METRICS
+from trainer.spec.job import JobSpec
+from trainer.spec.models.registry import BROKEN_MODELS, MODELS
+from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError
+
+
+def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
+    """Yield what users are told of pydantic's errors (``ValidationError.errors()``).
+
+    An error that a spec's own checks raised is one problem for each field that they name.
+    """
+    for item in errors:
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidFieldsError):
+            for problem in cause.problems:
+                where = [*map(str, item["loc"]), *([problem.field] if problem.field else [])]
+                yield problem._replace(field=".".join(where))
+        else:
+            yield _problem_of(item)
+
+
+def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
+    """Return what users are told of one error; in the path of a model pydantic names the kind, and users do not."""
+    where, message, remedy = [str(part) for part in error["loc"]], str(error["msg"]).removeprefix("Value error, "), ""
+    for place, part in enumerate(where[:-1]):
+        if part == "model" and where[place + 1] in MODELS:
+            del where[place + 1]
+            break
+    if error["type"] == "extra_forbidden":
+        message, remedy = "no such field", "check the spelling"
+    elif error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == METRIC_PATTERN:
+        ranking = ", ".join(f"{name}_K" for name in RANKING_METRICS)
+        message = "no such metric"
+        remedy = f"use one of {', '.join(POINTWISE_METRICS)}, mrr, {ranking} (K: 1 to 999; _full: of all)"
+    elif error["type"] == "union_tag_not_found":
+        where, message = [*where, "kind"], "Field required"
+    elif error["type"] == "union_tag_invalid":
+        where, broken = [*where, "kind"], BROKEN_MODELS.get(str(error["ctx"]["tag"]))
+        message, remedy = (broken, "") if broken else ("no such model", f"use one of {', '.join(MODELS)}")
+    return FieldProblem(".".join(where), message, remedy)
+
+
+def parse_dataset(document: Any, where: str = "dataset") -> DatasetSpec:
+    """Return the dataset that a mapping of its fields describes.
+
+    Args:
+        document: The fields, as a YAML file has them.
+        where: What an error names as its place.
+
+    Raises:
+        SpecError: A field is unknown, missing, or outside its bounds.
+
+    Example:
+        >>> from trainer.spec import parse_dataset
+        >>> features = {"user": {"type": "id"}, "item": {"type": "id"}}
+        >>> label = {"column": "click"}
+        >>> dataset = parse_dataset({"name": "log", "uri": "log.parquet", "features": features, "label": label})
+        >>> sorted(dataset.features)
+        ['item', 'user']
+    """
+    return _parse(DatasetSpec, document, where)
+
+
+def parse_job(document: Any, where: str = "job") -> JobSpec:
+    """Return the job that a mapping of its fields describes.
+
+    Args:
+        document: The fields, as a YAML file or the REST interface has them.
+        where: What an error names as its place.
+
+    Raises:
+        SpecError: A field is unknown, missing, or outside its bounds.
+
+    Example:
+        >>> from trainer.spec import parse_job
+        >>> fields = {"name": "ctr", "dataset": {"name": "log"}, "model": {"kind": "dcnv2", "embedding_dim": 8}}
+        >>> job = parse_job(fields)
+        >>> job.model.kind, job.epochs
+        ('dcnv2', 1)
+        >>> parse_job(fields | {"epochs": 0})
+        Traceback (most recent call last):
+        ...
+        trainer.spec.problems.SpecError: job: epochs: Input should be greater than or equal to 1
+    """
+    return _parse(JobSpec, document, where)
+
+
+def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None]:
+    """Return the dataset and the job that a YAML file holds; either may be absent.
+
+    Raises:
+        SpecError: A document is not a valid spec, or the file is not valid YAML.
+
+    Example:
+        >>> from trainer.spec import load_documents
+        >>> dataset, job = load_documents("examples/clicklog.yaml")
+        >>> dataset.name, job.model.kind
+        ('clicklog', 'dnn')
+    """
+    where = str(path)
+    try:
+        found = yaml_documents.load_all(Path(path).read_text("utf-8"))
+        documents = [document for document in found if document is not None]
+    except OSError as error:
+        raise SpecError(where, [FieldProblem("", f"cannot be read: {error.strerror or error}")]) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(where, [FieldProblem("", f"is not YAML: {error}")]) from None
+    dataset: DatasetSpec | None = None
+    job: JobSpec | None = None
+    for document in documents:
+        if not isinstance(document, dict):
+            raise SpecError(where, [FieldProblem("", "a spec is a mapping of fields; see examples/")])
+        if "model" in document or "spec_version" in document:
+            if job is not None:
+                raise SpecError(where, [FieldProblem("", "holds two jobs: one per file")])
+            job = parse_job(document, where)
+        else:
+            if dataset is not None:
+                raise SpecError(where, [FieldProblem("", "holds two datasets: one per file")])
+            dataset = parse_dataset(document, where)
+    if dataset is None and job is None:
+        raise SpecError(where, [FieldProblem("", "is empty")])
+    return dataset, job
+
+
+SpecType = TypeVar("SpecType", bound=Spec)
+
+
+def _parse(kind: type[SpecType], document: Any, where: str) -> SpecType:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise SpecError(where, problems_of(error.errors(include_url=False))) from None
