@@ -216,7 +216,7 @@ class Demo:
         outcome = publish_candidate(
             store, COLLECTION,
             ItemVectors(current.ids, np.array(current.vectors)[shuffled]),
-            self.broken_settings(), job_id=None, parent_version=current.version, model=manifest["model"],
+            self.broken_settings(), job_id=None, parent_version=current.version, model=manifest.extra["model"],
         )  # fmt: skip
         require(outcome.status == "held", f"a refresh with shuffled ids was {outcome.status}, not held")
         served = self.client.version(COLLECTION)["version"]

@@ -24,6 +24,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from embeddings.store import Store, open_store
+from service import DEFAULT_PORT
 from service.api import middleware, openapi_examples, openapi_links, routes
 from service.core import errors, logs, tenants
 from service.core.database import Database
@@ -250,7 +251,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 def serve(
     settings: Settings,
     host: str = "127.0.0.1",
-    port: int = 8080,
+    port: int = DEFAULT_PORT,
     role: Role | None = None,
     executor: Executor | None = None,
     num_workers: int = 1,

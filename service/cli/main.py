@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service import DEFAULT_PORT
 from service.cli import advise, gate, model, output, recipe, vectors
 from service.cli.datasets import datasets
 from service.cli.keys import keys
@@ -211,7 +212,7 @@ def delete(job_id: JobId) -> None:
 def serve(
     role: Annotated[str, typer.Option(help="all, api, scheduler or vectors.")] = "all",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = DEFAULT_PORT,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes, with --role vectors.")] = 1,
 ) -> None:
     """Start the service; the dashboard is at `/`."""

@@ -13,7 +13,9 @@ from urllib.parse import quote
 
 import httpx
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+from service import DEFAULT_PORT
+
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 RESEND_SECONDS = (0.5, 1.0, 2.0)

@@ -11,7 +11,7 @@ from typing import Any
 from trainer.checkpoint.format import Checkpoint, CheckpointError, FormatVersionError, checkpoints_in, latest_valid
 from trainer.runs.directory import Run
 from trainer.runs.protocol import EXIT_FILE
-from trainer.spec.checks.regularizers import LOWER_IS_BETTER
+from trainer.spec.evaluation import LOWER_IS_BETTER
 
 LAST, BEST = "last", "best"
 

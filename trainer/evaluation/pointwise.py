@@ -34,6 +34,7 @@ from trainer.metrics.frequency import NUM_BUCKETS
 from trainer.metrics.intervals import bootstrap
 from trainer.metrics.streaming import at_owners, packed_rows, pieces
 from trainer.spec import Intervals
+from trainer.spec.losses import LOSSES
 
 GATHER_ROWS = 2_000_000
 """A split of at most so many rows is gathered (docs/adr/0032 has the measurement)."""
@@ -65,7 +66,7 @@ class Rows:
 
 def predictions(scores: npt.NDArray[np.floating], loss: str) -> npt.NDArray[np.float64]:
     """Return what a score predicts of the label: the probability of 1 where it is a logit, else the label itself."""
-    return sigmoid(scores) if loss == "bce" else np.asarray(scores, np.float64)
+    return sigmoid(scores) if LOSSES[loss].is_logit else np.asarray(scores, np.float64)
 
 
 # --- gathered --------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from embeddings.durable_files import write_json
 from embeddings.optim.registry import KINDS
 from trainer.distributed.build import build, choose_alpha, default_alpha
 from trainer.spec import JobSpec
-from trainer.spec.checks.regularizers import LOWER_IS_BETTER
+from trainer.spec.evaluation import LOWER_IS_BETTER
 from trainer.spec.regularizers import EarlyStopping
 from trainer.training.loop import Hooks, Trainer, dense_optimizer
 from trainer.training.regularizers.early_stopping import decide

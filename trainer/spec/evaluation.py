@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints, model_validator
 
 from trainer.spec.base import Column, Spec, later
 
-POINTWISE_METRICS = (
-    "auc", "logloss", "gauc", "normalized_entropy", "ece", "ece_equal_width", "calibration", "rmse", "mae",
-    "frequency_buckets",
-)  # fmt: skip
+
+class PointwiseMetric(NamedTuple):
+    """A metric that needs no ranking, as jobs name it."""
+
+    of_any_score: bool = False
+    """Whether it needs of a score nothing but its order."""
+    of_values: bool = False
+    """Whether it compares predictions with real-valued labels."""
+    lower_is_better: bool = False
+
+
+POINTWISE: dict[str, PointwiseMetric] = {
+    "auc": PointwiseMetric(of_any_score=True),
+    "logloss": PointwiseMetric(lower_is_better=True),
+    "gauc": PointwiseMetric(of_any_score=True),
+    "normalized_entropy": PointwiseMetric(lower_is_better=True),
+    "ece": PointwiseMetric(lower_is_better=True),
+    "ece_equal_width": PointwiseMetric(lower_is_better=True),
+    "calibration": PointwiseMetric(),
+    "rmse": PointwiseMetric(of_values=True, lower_is_better=True),
+    "mae": PointwiseMetric(of_values=True, lower_is_better=True),
+    "frequency_buckets": PointwiseMetric(of_any_score=True),
+}
+"""Computed in trainer.evaluation.pointwise."""
+POINTWISE_METRICS = tuple(POINTWISE)
+ORDER_METRICS = tuple(name for name, metric in POINTWISE.items() if metric.of_any_score)
+VALUE_METRICS = tuple(name for name, metric in POINTWISE.items() if metric.of_values)
+LOWER_IS_BETTER = frozenset(name for name, metric in POINTWISE.items() if metric.lower_is_better) | {"loss", "mse"}
 RANKING_METRICS = ("hit_rate", "ndcg", "precision", "recall")
 DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
 METRIC_PATTERN = (

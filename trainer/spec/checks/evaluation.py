@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.spec.evaluation import DEFAULT_METRICS, ranking_parts
+from trainer.spec.evaluation import DEFAULT_METRICS, VALUE_METRICS, ranking_parts
 from trainer.spec.losses import LOSSES
 from trainer.spec.models.base import FocalSpec
 from trainer.spec.problems import FieldProblem
@@ -16,8 +16,6 @@ from trainer.spec.problems import FieldProblem
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
-
-_OF_VALUES = ("rmse", "mae")
 
 
 def loss_of(job: JobSpec) -> str:
@@ -147,9 +145,11 @@ def _value_problems(job: JobSpec, column: str) -> Iterator[FieldProblem]:
     if job.evaluation.metrics == DEFAULT_METRICS:
         return
     for name in job.evaluation.metrics:
-        if name not in _OF_VALUES:
+        if name not in VALUE_METRICS:
             yield FieldProblem(
-                "evaluation.metrics", f"a real-valued label has no {name}", f"use {' and '.join(_OF_VALUES)}, or {rule}"
+                "evaluation.metrics",
+                f"a real-valued label has no {name}",
+                f"use {' and '.join(VALUE_METRICS)}, or {rule}",
             )
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
 
-LOWER_IS_BETTER = ("logloss", "rmse", "mse", "mae", "normalized_entropy", "ece", "ece_equal_width", "loss")
-
 
 def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     """Yield what of ``regularizers`` the job's model, optimizer or kernel has no use for."""
@@ -164,9 +162,11 @@ def _method_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(f"{where}.label_samples", "labels are drawn for the output Hessian alone", "leave it out")
     if method.explicit in ("output_hessian", "identity") and kind == "bpr":
         yield FieldProblem(f"{where}.explicit", "bpr's loss is of two outputs", "use loss_jacobian")
-    if method.explicit == "output_hessian" and spec.model.loss == "focal":
+    if method.explicit == "output_hessian" and kind != "bpr" and not LOSSES[loss_of(spec)].has_output_hessian:
         yield FieldProblem(
-            f"{where}.explicit", "focal's second derivative depends on the label", "use loss_jacobian or identity"
+            f"{where}.explicit",
+            f"the second derivative of {loss_of(spec)} depends on the label",
+            "use loss_jacobian or identity",
         )
     if method.label_samples is not None and spec.model.loss == "mse":
         yield FieldProblem(f"{where}.label_samples", "mse has no labels to draw", "leave it out")

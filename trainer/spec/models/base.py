@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, model_validator
 
 from trainer.spec.base import Spec, later
+from trainer.spec.losses import LOSSES
 from trainer.spec.models.size import ModelSize, tower_size
 from trainer.spec.problems import FieldProblem
 
@@ -29,6 +30,12 @@ OF_PRODUCTS = Init(kind="hash", std=0.1)
 """For rows that are in products with each other: from zeros they would never learn."""
 
 
+if TYPE_CHECKING:
+    LossName = str
+else:
+    LossName = Literal[tuple(LOSSES)]
+
+
 class ModelSpec(Spec):
     """A kind of model, as a job names it. ``embedding_dim``: columns of a vector; ``init``: its initial values.
 
@@ -39,7 +46,7 @@ class ModelSpec(Spec):
     kind: str
     embedding_dim: int = Field(default=16, ge=1, le=4096)
     init: Init | None = None
-    loss: Literal["bce", "mse", "bpr", "sampled_softmax", "focal", "top1"] = "bce"
+    loss: LossName = "bce"
 
     losses: ClassVar[tuple[str, ...]] = ("bce",)
     """What ``loss`` can name; ``bce``, its default, stands for a model's own."""

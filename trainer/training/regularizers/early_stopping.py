@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainer.spec.checks.regularizers import LOWER_IS_BETTER
+from trainer.spec.evaluation import LOWER_IS_BETTER
 from trainer.spec.regularizers import EarlyStopping
 
 PREFERRED = ("auc", "rmse", "logloss")

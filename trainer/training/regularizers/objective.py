@@ -16,7 +16,7 @@ from trainer.training.regularizers.draws import CounterDraws
 from trainer.training.regularizers.dropout import DropoutObjective, Objective
 from trainer.training.regularizers.laplacian import LaplacianPenalty
 from trainer.training.regularizers.layers import hidden_layers
-from trainer.training.regularizers.outputs import BinaryCrossEntropy, OutputLoss, SquaredError
+from trainer.training.regularizers.outputs import OUTPUT_LOSSES
 from trainer.training.regularizers.rows import RowsOnce, rows_once
 
 if TYPE_CHECKING:
@@ -78,9 +78,6 @@ def _dropout(job: JobSpec, model: nn.Module, rows: RowsOnce) -> DropoutObjective
     where = dropout_layers(job)
     layers: list[nn.Module] = [rows.vectors] if where != "hidden" else []
     layers += hidden_layers(model) if where != "embeddings" else []
-    return DropoutObjective(model, layers, job.regularizers.dropout, job.regularizers.dropout_method, output_loss(job))
-
-
-def output_loss(job: JobSpec) -> OutputLoss:
-    """Return the model's loss as a function of its outputs."""
-    return SquaredError() if job.model.loss == "mse" else BinaryCrossEntropy()
+    method = job.regularizers.dropout_method
+    output = OUTPUT_LOSSES[job.model.loss]() if method is not None and method.explicit == "output_hessian" else None
+    return DropoutObjective(model, layers, job.regularizers.dropout, method, output)

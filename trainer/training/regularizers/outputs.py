@@ -96,6 +96,10 @@ class SquaredError:
         raise ValueError("squared error has no distribution of labels: its Hessian is 2 I, leave label_samples out")
 
 
+OUTPUT_LOSSES: dict[str, type[OutputLoss]] = {"bce": BinaryCrossEntropy, "mse": SquaredError}
+"""Those of trainer.spec.losses with ``has_output_hessian``."""
+
+
 def identity(outputs: Tensor) -> list[Factor]:
     """Return the factors of the identity in the place of H_out (section 5.2)."""
     return [Factor(column, 1.0) for column in _columns(outputs)]

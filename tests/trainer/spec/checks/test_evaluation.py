@@ -54,7 +54,7 @@ def test_some_metrics_are_available_for_every_model(kind):
         ({"model": {"kind": "bpr"}, "evaluation": {"metrics": ["ece"]}}, "bpr trained by bpr has no ece: use auc"),
         (
             {"model": {"kind": "dnn", "loss": "mse"}, "evaluation": {"metrics": ["calibration"]}},
-            "dnn trained by mse has no calibration: use auc, gauc, rmse, mae",
+            "dnn trained by mse has no calibration: use auc, gauc, frequency_buckets, rmse, mae",
         ),
         ({"model": {"kind": "sasrec"}, "evaluation": {"metrics": ["gauc"]}}, "sasrec ranks and has no gauc: use auc"),
         (

@@ -461,7 +461,7 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
         ({"regularizers": {"label_smoothing": 0.1}, "model": {"kind": "bpr"}}, "no class labels"),
         (
             {"regularizers": {"dropout": 0.1, "dropout_method": ALGORITHM_2}, "model": DNN | {"loss": "focal"}},
-            "focal's second derivative depends on the label",
+            "the second derivative of focal depends on the label",
         ),
         ({"regularizers": {"meda": True}, "init_from": {"job": "x"}}, "warm start"),
         (
