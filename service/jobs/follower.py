@@ -85,8 +85,8 @@ class Follower:
     async def _give_up(self, row: JobRow, said: int, error: dict[str, str], retryable: bool) -> None:
         """End an attempt that does not end itself.
 
-        It loses its lease first, here and (before any signal, in ``_release``) in its run directory: should it wake up
-        meanwhile, it cannot write anything any more.
+        It loses its lease first, here and (before any signal, in ``Reaper.release``) in its run directory: should it
+        wake up meanwhile, it cannot write anything any more.
         """
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, row["id"])

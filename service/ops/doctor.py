@@ -222,10 +222,16 @@ def check_data_roots() -> Iterator[Check]:
 
 def check_ray() -> Iterator[Check]:
     """Check the cluster that EVENKEEL_RAY_ADDRESS names; runs need no Ray without it."""
-    if os.environ.get("EVENKEEL_EXECUTOR", "").strip() not in ("", "local"):
+    executor = os.environ.get("EVENKEEL_EXECUTOR", "").strip() or "local"
+    if executor == "ray_jobs":
         from service.ops.doctor_cluster import check_ray_jobs
 
         yield from check_ray_jobs()
+        return
+    if executor != "local":
+        yield Check(
+            "executor", "warn", f"{executor} is not known here", "see that its cluster answers by its own tools"
+        )
         return
     address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip()
     if not address:

@@ -1,4 +1,4 @@
-"""docs/development/architecture.md lists what of FBGEMM and TorchRec a training step runs: profiled, and read from the
+"""docs/development/torchrec.md lists what of FBGEMM and TorchRec a training step runs: profiled, and read from the
 imports.
 
 An operator or a name that appears or vanishes is a change of the production path: say so in the document.
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "development" / "architecture.md"
+DOCUMENT = ROOT / "docs" / "development" / "torchrec.md"
 PLANS = {
     "bags": (
         "table_wise", "row_wise", "column_wise", "data_parallel", "table_row_wise", "table_column_wise", "grid",
@@ -25,7 +25,7 @@ OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 
 def table_after(heading: str) -> list[dict[str, str]]:
     """The rows of the first table under a heading, by column."""
-    text = DOCUMENT.read_text("utf-8").split(f"### {heading}\n", 1)[1]
+    text = DOCUMENT.read_text("utf-8").split(f"## {heading}\n", 1)[1]
     lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE).group(0).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]

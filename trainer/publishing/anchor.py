@@ -27,6 +27,7 @@ from embeddings.store import open_store
 from embeddings.vectors.item_vectors import MISSING, chunks, keys_of
 from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.warm_start import check_fits, inherited_alpha
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.prepare.plan import NEGATIVE_SUFFIX
 from trainer.distributed.materialize import stored_rows
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from trainer.training.regularizers.rows import RowsOnce
 
 ANCHOR_FILE = "anchor.npy"
-FIRST_LIVE_ROW = 2
 CHUNK_ROWS = 1 << 16
 
 Floats = npt.NDArray[np.float32]
@@ -81,7 +81,7 @@ def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> st
                 np.float32
             )
             num_anchored += int(lengthened.any(axis=1).sum())
-            targets[FIRST_LIVE_ROW + part.start : FIRST_LIVE_ROW + part.stop] = lengthened
+            targets[NUM_SPECIAL_ROWS + part.start : NUM_SPECIAL_ROWS + part.stop] = lengthened
         if parent is not None:
             basis = _turned(targets, run.job, data, table, parent)
         targets.flush()

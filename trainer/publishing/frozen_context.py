@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from trainer.checkpoint.format import Checkpoint
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.distributed.materialize import stored_rows
 from trainer.distributed.sharded_model import ShardedModel
 from trainer.spec import JobSpec
 
-FIRST_LIVE_ROW = 2
 CHUNK_ROWS = 1 << 18
 
 
@@ -43,7 +43,7 @@ def is_frozen(job: JobSpec, data: Any) -> bool:
     """
     if job.publish is None or job.publish.frozen_context is None:
         return False
-    return any((data.parent_rows(name)[FIRST_LIVE_ROW:] >= 0).any() for name in data.tables)
+    return any((data.parent_rows(name)[NUM_SPECIAL_ROWS:] >= 0).any() for name in data.tables)
 
 
 def context_tables(job: JobSpec, data: Any) -> dict[str, int]:

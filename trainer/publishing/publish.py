@@ -21,6 +21,7 @@ from embeddings.vectors.item_vectors import ItemVectors, keys_of
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 from trainer.checkpoint.warm_start import id_maps
 from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import id_keys
 from trainer.distributed.dynamic_tables import codes_of, taken_rows
 from trainer.distributed.materialize import CHUNK_ROWS, stored_rows
@@ -28,7 +29,6 @@ from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.uplink import fence
 
-FIRST_LIVE_ROW = 2
 NORM_FLOOR = 1e-12
 
 
@@ -98,11 +98,13 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     order = np.argsort(keys, kind="stable")
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
-    rows_of_ids = np.arange(FIRST_LIVE_ROW, FIRST_LIVE_ROW + len(ids)) if taken is None else taken[FIRST_LIVE_ROW:]
+    rows_of_ids = (
+        np.arange(NUM_SPECIAL_ROWS, NUM_SPECIAL_ROWS + len(ids)) if taken is None else taken[NUM_SPECIAL_ROWS:]
+    )
     vectors = _scratch(run.directory, (len(ids), dim))
     norms = np.empty(len(vectors), dtype=np.float32)
     last = np.empty(len(vectors), dtype=np.int64)
-    for start in range(FIRST_LIVE_ROW, checkpoint.tables[table], CHUNK_ROWS):
+    for start in range(NUM_SPECIAL_ROWS, checkpoint.tables[table], CHUNK_ROWS):
         count = min(CHUNK_ROWS, checkpoint.tables[table] - start)
         first, end = np.searchsorted(rows_of_ids, (start, start + count))
         if first == end:

@@ -474,7 +474,7 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
             "dynamic tables have ttl_steps: leave init_from.retire_after_runs out",
         ),
         ({"evaluation": {"metrics": ["auc", "frequency_buckets"]}}, "frequency_buckets is of items with rows"),
-        ({"sse": {"recent": {"probability": 0.1, "graph": "alike"}}}, "sse.recent.graph: table 'item' grows"),
+        ({"sse": {"recent": {"probability": 0.1, "graph": "alike"}}}, "sse.recent.graph: table 'item' is dynamic"),
     ],
 )
 def test_what_has_no_meaning_is_refused(log, changes, message):

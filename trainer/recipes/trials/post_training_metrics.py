@@ -10,10 +10,10 @@ import numpy as np
 
 from trainer.checkpoint.format import Checkpoint, checkpoints_in, latest_valid
 from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.distributed.materialize import read_rows
 from trainer.runs.directory import Run
 
-FIRST_LIVE_ROW = 2
 Measure = Callable[[Run, Path], dict[str, Any]]
 """``measure(run, file of arrays)``: figures that JSON can hold."""
 
@@ -36,7 +36,7 @@ def item_vectors(run: Run, kept: Path) -> dict[str, Any]:
         kept,
         ids=np.asarray(data.vocabulary(table)),
         steps=np.array([checkpoint.step for checkpoint in taken]),
-        vectors=np.stack([rows[FIRST_LIVE_ROW:, :dim] for rows in vectors]),
+        vectors=np.stack([rows[NUM_SPECIAL_ROWS:, :dim] for rows in vectors]),
     )
     return {"steps_per_epoch": data.steps_per_epoch}
 
