@@ -119,7 +119,7 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
     # Fields that came after the parent's version have their defaults.
     parent_settings, settings = parse_model(parent.extra["job"]["model"]), job.model
     # The constant of mf, which is the parent's, is that of its loss.
-    free = _FREE_OF_MODEL if settings.kind == "mf" else (*_FREE_OF_MODEL, "loss")
+    free = _FREE_OF_MODEL if settings.has_constant_of_loss else (*_FREE_OF_MODEL, "loss")
     fields = type(settings).model_fields if settings.kind == parent_settings.kind else ("kind",)
     for field in fields:
         if field not in free and getattr(settings, field) != getattr(parent_settings, field):

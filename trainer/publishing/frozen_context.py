@@ -50,7 +50,7 @@ def context_tables(job: JobSpec, data: Any) -> dict[str, int]:
     """Return, by table, the first column that is context: that and those after it."""
     assert job.publish is not None
     items = next(key.table for key in data.keys if key.name == job.publish.feature)
-    if job.model.kind == "item2vec":
+    if job.model.has_both_sides_in_rows:
         return {items: job.model.embedding_dim}
     return dict.fromkeys((name for name in data.tables if name != items), 0)
 
@@ -184,7 +184,7 @@ class FrozenRows:
     """The frozen rows of a job; ``data`` (trainer.data.batches.prepared.PreparedData) says which ids the parent had."""
 
     def __init__(self, job: JobSpec, data: Any):
-        self._dim, self._own_half = job.model.embedding_dim, job.model.kind == "item2vec"
+        self._dim, self._own_half = job.model.embedding_dim, job.model.has_both_sides_in_rows
         tables = context_tables(job, data)
         masks = {name: torch.from_numpy(data.parent_rows(name) >= 0) for name in tables}
         self._masks = {key.name: masks[key.table] for key in data.keys if key.table in tables}

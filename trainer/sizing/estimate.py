@@ -46,7 +46,7 @@ def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
         for name, feature in dataset.features.items()
         if feature.type != "dense"
     }
-    return found | ({"item__negative": 1.0} if job.model.kind == "bpr" else {})
+    return found | ({"item__negative": 1.0} if job.model.draws_partner else {})
 
 
 def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]]:

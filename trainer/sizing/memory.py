@@ -268,7 +268,7 @@ def _lookups(job: JobSpec, rows: Iterable[str], ids_per_example: Mapping[str, fl
     """Return the bytes of a batch's ids, and of what they give: of the latter a part at a time, but the gradient."""
     ids = sum(ids_per_example.values())
     at_once, whole = max(_part_size(job), EVALUATION_BATCH_SIZE), max(job.batch_size, EVALUATION_BATCH_SIZE)
-    outputs = ids if job.model.kind == "din" else len(ids_per_example)
+    outputs = ids if job.model.keeps_rows_of_lists else len(ids_per_example)
     blocks = ((BLOCKS_PER_FEATURE - 1) * at_once + whole) * outputs * _widest(job, rows) * FLOAT_BYTES
     return int(whole * ids * WORDS_PER_ID * ID_BYTES) + int(blocks)
 
@@ -300,7 +300,7 @@ def _in_batch_scores(job: JobSpec) -> int:
 
     They are the scores of a rank's samples against all, their logarithms, and the gradient.
     """
-    if job.model.kind != "two_tower" or job.model.loss != "sampled_softmax":
+    if not job.model.is_softmax_of_batch:
         return 0
     return 3 * -(-job.batch_size // job.resources.num_workers) * job.batch_size * FLOAT_BYTES
 

@@ -35,7 +35,7 @@ def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
         for name, feature in features.items()
         if feature.type != "dense"
     ]
-    if job.model.kind == "bpr":
+    if job.model.draws_partner:
         item = features["item"]
         keys.append(Key("item" + NEGATIVE_SUFFIX, item.shares or "item", False, item.pooling))
     return tuple(keys)

@@ -65,7 +65,7 @@ class DataPlan:
 
     @property
     def is_bpr(self) -> bool:
-        return self.job.model.kind == "bpr"
+        return self.job.model.draws_partner
 
     @property
     def is_sequence(self) -> bool:

@@ -291,7 +291,7 @@ def dataset_fingerprint(plan: DataPlan) -> str:
 def _fingerprint(plan: DataPlan, base: WarmStart) -> str:
     digests = {table: _digest(ids) for table, ids in sorted(base.vocabulary.items())}
     job = plan.job
-    relevant = [job.model.kind == "bpr", job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
+    relevant = [job.model.draws_partner, job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
     relevant.append(sorted(plan.graphs))
     if plan.is_sequence:
         relevant.append(_sequence_settings(job))

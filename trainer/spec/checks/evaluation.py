@@ -43,13 +43,13 @@ def evaluation_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if loss not in losses and loss != "bce":
         remedy = f"use {' or '.join(losses)}" if losses else "leave it out"
         yield FieldProblem("model.loss", f"{kind} has no {loss}", remedy)
-    elif kind == "two_tower" and loss == "sampled_softmax" and spec.micro_batches > 1:
+    elif spec.model.is_softmax_of_batch and spec.micro_batches > 1:
         yield FieldProblem(
             "micro_batches",
             "sampled_softmax takes its negatives from the whole batch",
             "use 1, or a smaller batch_size",
         )
-    elif kind == "two_tower" and loss == "sampled_softmax" and spec.regularizers.label_smoothing:
+    elif spec.model.is_softmax_of_batch and spec.regularizers.label_smoothing:
         yield FieldProblem(
             "regularizers.label_smoothing", "sampled_softmax of two_tower has no class labels to smooth", "leave it 0"
         )

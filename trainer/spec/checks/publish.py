@@ -47,10 +47,10 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(where, "regularizers.meda begins frozen rows anew with each epoch", "leave one of them out")
     if spec.optimizer.first_touch == "literal":
         yield FieldProblem(where, "with optimizer.first_touch literal frozen rows would decay", "use keep")
-    if kind == "item2vec" and KINDS[spec.optimizer.kind].takes("first_touch"):
+    if spec.model.has_both_sides_in_rows and KINDS[spec.optimizer.kind].takes("first_touch"):
         yield FieldProblem(
             where,
-            f"a row of item2vec holds both sides, and {spec.optimizer.kind} decays it as a whole",
+            f"a row of {kind} holds both sides, and {spec.optimizer.kind} decays it as a whole",
             "use optimizer.kind adam, adagrad or sgd",
         )
     if spec.model.mixes_batch:

@@ -110,9 +110,11 @@ def sse_problems(spec: JobSpec) -> Iterator[FieldProblem]:
                 f"sse.{feature}.rho", "it is the weight of neighbours in a graph", "name the graph, or leave rho out"
             )
     on = {feature for feature, sse in spec.sse.items() if sse.probability > 0}
-    if spec.model.kind == "bpr" and {"item", "label"} <= on:
+    if spec.model.draws_partner and {"item", "label"} <= on:
         yield FieldProblem(
-            "sse.label.probability", "the items of bpr are its labels", "give sse.item or sse.label, not both"
+            "sse.label.probability",
+            f"the items of {spec.model.kind} are its labels",
+            "give sse.item or sse.label, not both",
         )
 
 

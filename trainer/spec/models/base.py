@@ -56,6 +56,14 @@ class ModelSpec(Spec):
     """Whether it reads the features user and item alone, whatever else a dataset has."""
     reads_sequences: ClassVar[bool] = False
     """Whether it reads users' items in order, user and item alone, and ranks what comes next."""
+    draws_partner: ClassVar[bool] = False
+    """Whether each example is a pair of an item and a drawn one, which is looked up beside it."""
+    keeps_rows_of_lists: ClassVar[bool] = False
+    """Whether the rows of lists reach it one by one."""
+    has_both_sides_in_rows: ClassVar[bool] = False
+    """Whether a row of items is an input vector and, behind it, an output vector."""
+    has_constant_of_loss: ClassVar[bool] = False
+    """Whether it keeps a constant that only the loss it was trained by explains."""
     learns_products: ClassVar[bool] = False
     """Whether its scores are products of rows alone, which never learn from zeros."""
     learns_products_without_numbers: ClassVar[bool] = False
@@ -110,6 +118,11 @@ class ModelSpec(Spec):
     def history_length(self) -> int:
         """How many of a user's last items a sequence model reads when it ranks what comes next."""
         return 0
+
+    @property
+    def is_softmax_of_batch(self) -> bool:
+        """Whether its loss is a softmax over the items of the whole batch."""
+        return False
 
     @property
     def mixes_batch(self) -> bool:
@@ -198,6 +211,11 @@ class TowerSpec(ModelSpec):
     @property
     def num_hidden(self) -> int:
         return len(self.hidden)
+
+    @property
+    def is_softmax_of_batch(self) -> bool:
+        """Whether its loss is a softmax over the items of the whole batch."""
+        return False
 
     @property
     def mixes_batch(self) -> bool:

@@ -19,6 +19,8 @@ class DINSpec(ClickSpec):
     """DIN: ``attention_hidden`` layers of the attention unit, and their activation."""
 
     kind: Literal["din"]
+
+    keeps_rows_of_lists = True
     attention_hidden: tuple[Size, ...] = later((36,), max_length=16)
     attention_activation: Literal["dice", "prelu", "relu"] = later("dice")
 

@@ -44,6 +44,8 @@ class BPRSpec(PairSpec, DrawingSpec):
 
     kind: Literal["bpr"]
 
+    draws_partner = True
+
     losses = ("bpr",)
 
     def table_columns(self, table: str) -> int:
@@ -57,6 +59,8 @@ class MFSpec(PairSpec):
     """
 
     kind: Literal["mf"]
+
+    has_constant_of_loss = True
     biases: bool = later(True)
 
     losses = ("bce", "mse")

@@ -56,6 +56,8 @@ class Item2VecSpec(SequenceSpec):
     """
 
     kind: Literal["item2vec"]
+
+    has_both_sides_in_rows = True
     window: int = Field(default=3, ge=1, le=100)
 
     losses = ()

@@ -34,6 +34,10 @@ class TwoTowerSpec(TowerSpec):
         width = num_features * dim + num_dense
         return self.tower(width - dim, dim) + ModelSize(1, dim, 0, 0, dim)
 
+    @property
+    def is_softmax_of_batch(self) -> bool:
+        return self.loss == "sampled_softmax"
+
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from pair_fit_problems(self.kind, dataset)
         joined = [name for name, one in dataset.features.items() if one.join is not None and one.join.on == "item"]
