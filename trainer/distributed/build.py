@@ -31,7 +31,7 @@ from trainer.models.sse_labels import target_configs
 from trainer.sizing.memory import sequence_ids, table_rows
 from trainer.sizing.memory_limit import table_budget
 from trainer.spec import JobSpec
-from trainer.spec.checks.evaluation import loss_of, loss_settings_of
+from trainer.spec.losses import loss_of, loss_settings_of
 from trainer.spec.lr_schedule import schedule_of
 
 BACKENDS: dict[str, Backend | None] = {"evenkeel": None, "fbgemm": "fbgemm"}

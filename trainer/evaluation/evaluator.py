@@ -26,9 +26,9 @@ from trainer.metrics.ranking import Ranking
 from trainer.runs.events import TABLES
 from trainer.sizing.memory import EVALUATION_BATCH_SIZE as BATCH_SIZE
 from trainer.spec import JobSpec
-from trainer.spec.checks.evaluation import loss_of, ranks_catalogue
-from trainer.spec.evaluation import DEFAULT_METRICS, ranking_parts
-from trainer.spec.losses import LOSSES
+from trainer.spec.checks.evaluation import ranks_catalogue
+from trainer.spec.evaluation import DEFAULT_METRICS, VALUE_METRICS, ranking_parts
+from trainer.spec.losses import LOSSES, loss_of
 
 NORM_ROWS_AT_ONCE = 1 << 16
 
@@ -41,7 +41,7 @@ def wanted_metrics(job: JobSpec, is_value: bool) -> tuple[str, ...]:
         return tuple(name for name in dict.fromkeys(wanted) if not (sequence and name == "logloss"))
     if sequence:
         return ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
-    return ("rmse", "mae") if is_value and loss == "mse" else LOSSES[loss].default_metrics
+    return VALUE_METRICS if is_value and LOSSES[loss].of_values else LOSSES[loss].default_metrics
 
 
 class Evaluator:

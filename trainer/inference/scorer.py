@@ -20,8 +20,7 @@ from trainer.inference.parquet_scoring import chunk_of
 from trainer.inference.top_items import TopItems
 from trainer.metrics.classification import sigmoid
 from trainer.spec import JobSpec
-from trainer.spec.checks.evaluation import loss_of
-from trainer.spec.losses import LOSSES
+from trainer.spec.losses import LOSSES, loss_of
 
 BATCH_ROWS = 8192
 # Of users whose next items are ranked among all: their scores are [b, a piece of the catalogue].

@@ -24,7 +24,7 @@ from trainer.recipes.pages.section import Findings, Panel, Section, Verdict, ver
 from trainer.recipes.trials.run_trial import kept_path
 from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_job
-from trainer.spec.checks.evaluation import loss_of
+from trainer.spec.losses import loss_of
 from trainer.spec.problems import FieldProblem
 
 CHANGED, QUICK_CHANGED = (4, 256), (64,)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainer.spec.evaluation import DEFAULT_METRICS, ORDER_METRICS, POINTWISE_METRICS, VALUE_METRICS
+
+if TYPE_CHECKING:
+    from trainer.spec.job import JobSpec
 
 
 class Loss(NamedTuple):
@@ -21,6 +26,10 @@ class Loss(NamedTuple):
     """Whether its second derivative by the score is the same for every label (regularizers.outputs of training)."""
     of_classes: bool = False
     """Whether its labels are classes, which can be smoothed."""
+    of_values: bool = False
+    """Whether it learns real-valued labels."""
+    settings: Mapping[str, str] = MappingProxyType({})
+    """Fields of a model by the arguments of the loss that they are (trainer.models.losses)."""
     of_labels: bool = False
     """Whether each row has a label of its own, and so a loss of its own outside of training too."""
 
@@ -36,10 +45,33 @@ LOSSES: dict[str, Loss] = {
         of_labels=True,
     ),
     "mse": Loss(
-        (*ORDER_METRICS, *VALUE_METRICS), ("auc", "rmse"), ("prediction",), has_output_hessian=True, of_labels=True
+        (*ORDER_METRICS, *VALUE_METRICS),
+        ("auc", "rmse"),
+        ("prediction",),
+        has_output_hessian=True,
+        of_values=True,
+        of_labels=True,
     ),
-    "focal": Loss(ORDER_METRICS, ("auc",), ("score",), of_classes=True, of_labels=True),
+    "focal": Loss(
+        ORDER_METRICS,
+        ("auc",),
+        ("score",),
+        of_classes=True,
+        of_labels=True,
+        settings={"gamma": "focal_gamma", "alpha": "focal_alpha"},
+    ),
     "sampled_softmax": Loss(ORDER_METRICS, ("auc",), ("score",)),
     "bpr": Loss(("auc", "logloss", "gauc", "frequency_buckets"), DEFAULT_METRICS, ("score",)),
     "top1": Loss(("auc",), ("auc",), ("score",)),
 }
+
+
+def loss_of(job: JobSpec) -> str:
+    """Return the loss that the job's model is trained with; that of item2vec, which has no other name, is ``bce``."""
+    own = job.model.losses == ("bpr",)
+    return "bpr" if own else job.model.loss
+
+
+def loss_settings_of(job: JobSpec) -> dict[str, float | None]:
+    """Return the arguments of that loss other than scores and labels (trainer.models.losses)."""
+    return {argument: getattr(job.model, field) for argument, field in LOSSES[loss_of(job)].settings.items()}

@@ -26,7 +26,7 @@ from trainer.models.base import Batch, RankingModel
 from trainer.recipes.generalization.parameters import Point
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec
-from trainer.spec.checks.evaluation import loss_of
+from trainer.spec.losses import loss_of
 
 SAMPLE_ROWS = 4096
 EVALUATED_AT_ONCE = 8192

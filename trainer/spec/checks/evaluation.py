@@ -9,26 +9,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.spec.evaluation import DEFAULT_METRICS, VALUE_METRICS, ranking_parts
-from trainer.spec.losses import LOSSES
-from trainer.spec.models.base import FocalSpec
+from trainer.spec.losses import LOSSES, loss_of
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
-
-
-def loss_of(job: JobSpec) -> str:
-    """Return the loss that the job's model is trained with; that of item2vec, which has no other name, is ``bce``."""
-    own = job.model.losses == ("bpr",)
-    return "bpr" if own else job.model.loss
-
-
-def loss_settings_of(job: JobSpec) -> dict[str, float | None]:
-    """Return the arguments of that loss other than scores and labels (trainer.models.losses)."""
-    if loss_of(job) != "focal" or not isinstance(job.model, FocalSpec):
-        return {}
-    return {"gamma": job.model.focal_gamma, "alpha": job.model.focal_alpha}
 
 
 def ranks_catalogue(job: JobSpec) -> bool:
@@ -53,10 +39,10 @@ def evaluation_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(
             "regularizers.label_smoothing", "sampled_softmax of two_tower has no class labels to smooth", "leave it 0"
         )
-    for name in ("focal_gamma", "focal_alpha"):
+    for owner, name in ((owner, name) for owner, one in LOSSES.items() for name in one.settings.values()):
         field = type(spec.model).model_fields.get(name)
-        if loss != "focal" and field is not None and getattr(spec.model, name) != field.default:
-            yield FieldProblem(f"model.{name}", f"{loss} has none", "use loss focal, or leave it out")
+        if loss != owner and field is not None and getattr(spec.model, name) != field.default:
+            yield FieldProblem(f"model.{name}", f"{loss} has none", f"use loss {owner}, or leave it out")
     if kind == "two_tower" and loss != "bce" and "label" in spec.sse and spec.sse["label"].probability:
         yield FieldProblem("sse.label", f"{loss} has no class labels to flip", "leave it out, or use loss bce")
     yield from _metric_problems(spec)
@@ -129,12 +115,12 @@ def _value_problems(job: JobSpec, column: str) -> Iterator[FieldProblem]:
     """Yield the settings that cannot be used with a real-valued label."""
     kind = job.model.kind
     rule = f"use label: {{rule: '{column} >= ...'}}"
-    if "mse" not in job.model.losses:
+    if not any(LOSSES[loss].of_values for loss in job.model.losses):
         yield FieldProblem(
             "model.kind", f"{kind} cannot learn a real-valued label", f"{rule}, or a model with loss mse such as mf"
         )
         return
-    if job.model.loss != "mse":
+    if not LOSSES[job.model.loss].of_values:
         yield FieldProblem("model.loss", "a real-valued label needs mse", f"set model.loss: mse, or {rule}")
     if "label" in job.sse and job.sse["label"].probability:
         yield FieldProblem("sse.label", "a real-valued label has no classes to flip", f"leave it out, or {rule}")

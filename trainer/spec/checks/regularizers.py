@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.spec.checks.evaluation import loss_of
-from trainer.spec.losses import LOSSES
+from trainer.spec.losses import LOSSES, loss_of
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
