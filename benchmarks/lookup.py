@@ -1,5 +1,7 @@
 """Lookup and pooling: ``plain`` (rows as stored) and ``training`` (AdamAR: decay and idle momentum at read).
 
+``dense bfloat16``: dense moments that are stored in half as many bytes (``state_dtype`` of a job's table).
+
 The peer of both is FBGEMM's plain lookup of as many rows: what reading them as of now costs on top is in the ratio.
 """
 
@@ -31,11 +33,13 @@ def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
     with torch.no_grad():
         times = interleave(draw, call(tables), call(peer), iterations=iterations)
     yield line("plain", str(workload), "fbgemm", times, equal="outputs")
-    for moments, optimizer in {
-        "dense": AdamAR(1e-3, alpha=1e-5),
-        "lazy": AdamAR(1e-3, alpha=1e-5, moments="lazy"),
-    }.items():
-        tables = peers.ours(workload, optimizer)
+    dense, lazy = AdamAR(1e-3, alpha=1e-5), AdamAR(1e-3, alpha=1e-5, moments="lazy")
+    for moments, optimizer, state_dtype in (
+        ("dense", dense, torch.float32),
+        ("dense bfloat16", dense, torch.bfloat16),
+        ("lazy", lazy, torch.float32),
+    ):
+        tables = peers.ours(workload, optimizer, state_dtype=state_dtype)
         peers.train(tables, draw, NUM_STEPS)
         times = interleave(draw, call(tables), call(peer), iterations=iterations)
         yield line("training", f"{workload} adam_ar {moments}", "fbgemm", times, equal="rows read")

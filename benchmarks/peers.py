@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from trainer.models.registry import DNN
 
 
-def ours(workload: Workload, optimizer: RowOptimizer, sse: float | None = None) -> EmbeddingTables:
+def ours(workload: Workload, optimizer: RowOptimizer, sse: float | None = None, **options: Any) -> EmbeddingTables:
     """Return our tables with normal rows; ``sse``: the swap probability of every feature."""
-    return EmbeddingTables(table_configs(workload), optimizer, sse=swaps(workload, sse))
+    return EmbeddingTables(table_configs(workload), optimizer, sse=swaps(workload, sse), **options)
 
 
 def table_configs(workload: Workload) -> list[TableConfig]:
