@@ -14,6 +14,7 @@ from trainer.models.fm import FM
 from trainer.models.gru4rec import GRU4Rec
 from trainer.models.item2vec import Item2Vec
 from trainer.models.mf import MF
+from trainer.models.pnn import PNN
 from trainer.models.sasrec import SASRec
 from trainer.models.two_tower import TwoTower
 from trainer.models.wide_deep import WideDeep
@@ -30,6 +31,7 @@ MODELS: Registry[type[RankingModel]] = Registry(
         "xdeepfm": XDeepFM,
         "dcnv2": DCNv2,
         "dlrm": DLRM,
+        "pnn": PNN,
         "wukong": Wukong,
         "autoint": AutoInt,
         "finalmlp": FinalMLP,

@@ -15,7 +15,7 @@ from torchrec import KeyedJaggedTensor
 from tests.model_specs import model_spec, table_columns
 from tests.models import make_model
 
-KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "finalmlp", "din")
+KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "pnn", "wukong", "autoint", "finalmlp", "din")
 TOWERS = tuple(kind for kind in KINDS if kind != "fm")
 WIDE = (16, 8)  # so wide that ReLU leaves something of every sample
 VARIANTS = [
@@ -113,6 +113,11 @@ def dlrm(model, vectors, weights, x):
     return mlp(model.top, torch.cat([*seen, torch.stack(dots)]))[0]
 
 
+def pnn(model, vectors, weights, x):
+    dots = [(v * w).sum() for v, w in itertools.combinations(vectors, 2)]
+    return mlp(model.tower, torch.cat([*vectors, x, torch.stack(dots)]))[0]
+
+
 def layer_norm(layer, x):
     mean = sum(x) / len(x)
     variance = sum((value - mean) ** 2 for value in x) / len(x)
@@ -194,7 +199,7 @@ def din(model, vectors, weights, x, *, history, target):
 
 PLAIN = {
     "dnn": dnn, "fm": fm, "wide_deep": wide_deep, "deepfm": deepfm, "xdeepfm": xdeepfm, "dcnv2": dcnv2, "dlrm": dlrm,
-    "wukong": wukong, "autoint": autoint, "finalmlp": finalmlp, "din": din,
+    "pnn": pnn, "wukong": wukong, "autoint": autoint, "finalmlp": finalmlp, "din": din,
 }  # fmt: skip
 
 
@@ -265,6 +270,7 @@ COUNTS = [
         2 * (2 * 16 * 2 + 16) + linear(16, *H) + (16 + 3 + 1),
         2 * (2 * 19 * 2 + 19) + linear(19, *H) + (19 + 3 + 1),
     ),
+    ("pnn", {}, linear(F * D + F * (F - 1) // 2, *H, 1), linear(F * D + F * (F - 1) // 2 + N, *H, 1)),
     ("dlrm", {}, linear(F * (F - 1) // 2, *H, 1), linear(N, *H, D) + linear(D + (F + 1) * F // 2, *H, 1)),
     (
         "wukong", {"interaction_layers": 2, "fm_vectors": 3, "linear_vectors": 2, "fm_rank": 3, "fm_hidden": (5,)},

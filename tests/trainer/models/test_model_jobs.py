@@ -27,7 +27,7 @@ from trainer.spec import SpecError, parse_dataset, parse_job
 # A training of each kind of model.
 pytestmark = pytest.mark.slow
 
-CLICK = ("fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "wukong", "autoint", "finalmlp", "din")
+CLICK = ("fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "pnn", "wukong", "autoint", "finalmlp", "din")
 SMALL = {
     "xdeepfm": {"cin_layers": [6, 4]},
     "wukong": {"fm_vectors": 4, "linear_vectors": 4, "fm_rank": 4, "fm_hidden": [8]},

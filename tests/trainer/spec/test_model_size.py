@@ -28,6 +28,7 @@ KINDS = (
     "xdeepfm",
     "dcnv2",
     "dlrm",
+    "pnn",
     "wukong",
     "autoint",
     "finalmlp",

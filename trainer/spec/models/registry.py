@@ -16,6 +16,7 @@ from trainer.spec.models.dnn import DeepFMSpec, DNNSpec, WideDeepSpec
 from trainer.spec.models.finalmlp import FinalMLPSpec
 from trainer.spec.models.fm import FMSpec
 from trainer.spec.models.pairs import BPRSpec, MFSpec
+from trainer.spec.models.pnn import PNNSpec
 from trainer.spec.models.sequences import GRU4RecSpec, Item2VecSpec, SASRecSpec
 from trainer.spec.models.two_tower import TwoTowerSpec
 from trainer.spec.models.wukong import WukongSpec
@@ -32,6 +33,7 @@ MODEL_SPECS: tuple[type[ModelSpec], ...] = (
     XDeepFMSpec,
     DCNv2Spec,
     DLRMSpec,
+    PNNSpec,
     WukongSpec,
     AutoIntSpec,
     FinalMLPSpec,

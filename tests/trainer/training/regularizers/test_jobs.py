@@ -407,7 +407,8 @@ def test_dropout_of_factors_leaves_biases_alone(make_run, small):
 
 
 @pytest.mark.parametrize(
-    "kind", ["fm", "wide_deep", "deepfm", "xdeepfm", "wukong", "dlrm", "dcnv2", "autoint", "finalmlp", "two_tower"]
+    "kind",
+    ["fm", "wide_deep", "deepfm", "xdeepfm", "wukong", "dlrm", "pnn", "dcnv2", "autoint", "finalmlp", "two_tower"],
 )
 def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
     """And fm, which has none, its rows."""
