@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.csv
@@ -25,17 +26,18 @@ class CsvReader(TextReader):
     name = "CSV"
     suffixes = (".csv", ".csv.gz")
     remedy = "correct that row: a header line, comma-separated, the same number of fields in each row, UTF-8"
+    delimiter: ClassVar[str] = ","
 
     def read_schema(self, path: FilePath) -> pa.Schema:
         """Return the columns of the header, with the types of the first block."""
-        return _open(path, None, {}).schema
+        return self._open(path, None, {}).schema
 
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
         """Read the file once, and once more for each column in which a value does not fit the type taken so far."""
         types: dict[str, pa.DataType] = {}
         while True:
             try:
-                batches = _open(path, columns, types)
+                batches = self._open(path, columns, types)
                 types = {field.name: field.type for field in batches.schema}
                 for _ in batches:
                     pass
@@ -51,7 +53,7 @@ class CsvReader(TextReader):
         return types
 
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        for batch in _open(path, columns, {name: self.column_type(name) for name in columns}):
+        for batch in self._open(path, columns, {name: self.column_type(name) for name in columns}):
             for start in range(0, batch.num_rows, chunk_rows):
                 yield batch.slice(start, chunk_rows)
 
@@ -59,19 +61,20 @@ class CsvReader(TextReader):
         match = _FAILED_COLUMN.search(str(error))
         return self.schema(path).names[int(match[1])] if match else None
 
-
-def _open(path: FilePath, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]) -> pa.csv.CSVStreamingReader:
-    return pa.csv.open_csv(
-        text_of(path),
-        read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
-        parse_options=pa.csv.ParseOptions(newlines_in_values=False),
-        convert_options=pa.csv.ConvertOptions(
-            include_columns=columns,
-            column_types={name: kind for name, kind in types.items() if not pa.types.is_null(kind)},
-            null_values=[""],
-            strings_can_be_null=True,
-        ),
-    )
+    def _open(
+        self, path: FilePath, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]
+    ) -> pa.csv.CSVStreamingReader:
+        return pa.csv.open_csv(
+            text_of(path),
+            read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+            parse_options=pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=False),
+            convert_options=pa.csv.ConvertOptions(
+                include_columns=columns,
+                column_types={name: kind for name, kind in types.items() if not pa.types.is_null(kind)},
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
 
 
 def _wider(kind: pa.DataType) -> pa.DataType:

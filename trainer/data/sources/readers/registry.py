@@ -11,6 +11,7 @@ from trainer.data.sources.readers.feather import FeatherReader
 from trainer.data.sources.readers.json_lines import JsonLinesReader
 from trainer.data.sources.readers.orc import OrcReader
 from trainer.data.sources.readers.parquet import ParquetReader
+from trainer.data.sources.readers.tsv import TsvReader
 
 _OUTSIDE, BROKEN_READERS = load_all("evenkeel.readers")
 """Readers of other packages, and why a package's cannot be imported, by name."""
@@ -18,6 +19,7 @@ _OUTSIDE, BROKEN_READERS = load_all("evenkeel.readers")
 READERS: tuple[type[Reader], ...] = (
     ParquetReader,
     CsvReader,
+    TsvReader,
     JsonLinesReader,
     FeatherReader,
     OrcReader,

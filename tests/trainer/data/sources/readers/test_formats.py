@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.dataset as pads
 import pyarrow.feather
 import pyarrow.orc
@@ -57,6 +59,14 @@ def write_lines(table: pa.Table, path: Path) -> None:
     path.write_bytes(gzip.compress(text) if path.name.endswith(".gz") else text)
 
 
+def write_tabs(table: pa.Table, path: Path) -> None:
+    if "tags" in table.column_names:
+        place = table.column_names.index("tags")
+        table = table.set_column(place, "tags", pc.binary_join(table["tags"], "|"))
+    with pa.output_stream(path) as stream:
+        pa.csv.write_csv(table, stream, pa.csv.WriteOptions(delimiter="\t"))
+
+
 def write_feather(table: pa.Table, path: Path) -> None:
     pa.feather.write_feather(table, path, chunksize=97)
 
@@ -67,6 +77,8 @@ WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
     "rows.feather": write_feather,
     "rows.arrow": write_feather,
     "rows.orc": pa.orc.write_table,
+    "rows.tsv": write_tabs,
+    "rows.tsv.gz": write_tabs,
 }
 every_format = pytest.mark.parametrize("name", WRITERS)
 
@@ -120,7 +132,8 @@ def test_a_manifest_is_proposed_and_profiled(name, dataset_spec, tmp_path):
     WRITERS[name](rows_table(), tmp_path / name)
     assert sorted(column_names(tmp_path / name)) == sorted(rows_table().column_names)
     document = infer(tmp_path / name)
-    assert document["features"]["tags"] == {"type": "id_list"}
+    # Text does not say that it is a list.
+    assert document["features"]["tags"] == {"type": "id" if ".tsv" in name else "id_list"}
     assert profile(dataset_spec(tmp_path / name, **FIELDS))["rows"] == 400
 
 
@@ -130,6 +143,25 @@ def test_a_file_that_was_cut(name, says, tmp_path):
     (tmp_path / name).write_bytes((tmp_path / "whole").read_bytes()[:900])
     with pytest.raises(DataError, match=f"cannot be read as {says}"):
         column_names(tmp_path / name)
+
+
+def test_fields_of_a_tsv_file_hold_commas_and_quoted_tabs(tmp_path):
+    (tmp_path / "rows.tsv").write_text('user\titem\nNA\t1,5\n"a\tb"\t2\n\t3\n')
+    (chunk,) = Source(str(tmp_path / "rows.tsv")).stream(["user", "item"])
+    assert chunk.batch.to_pydict() == {"user": ["NA", "a\tb", None], "item": ["1,5", "2", "3"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("user\titem\n1\t2\n1\n", "cannot be read as TSV: .*Expected 2 columns, got 1.*tab-separated"),
+        ("user,item\n1,2\n", "no column 'user'"),
+    ],
+)
+def test_a_bad_tsv_file(text, says, tmp_path):
+    (tmp_path / "rows.tsv").write_text(text)
+    with pytest.raises(DataError, match=says):
+        Source(str(tmp_path / "rows.tsv")).require(["user"])
 
 
 def test_a_feather_file_damaged_in_the_middle(tmp_path):
