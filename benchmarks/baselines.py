@@ -57,7 +57,7 @@ class _Blocks:
 class TorchModel:
     """A model on one process whose embeddings are trained by torch.optim.Adam on dense gradients, or are frozen.
 
-    Implements trainer.training.loop.Model.
+    Has what a training loop asks of a trainer.distributed.sharded_model.ShardedModel on one rank.
     """
 
     def __init__(self, module: nn.Module, embeddings: _Pooled, job: JobSpec):

@@ -27,10 +27,10 @@ def fsync_path(path: Path) -> None:
 
 def fsync_tree(folder: Path) -> None:
     """Sync every file and folder below ``folder``, and itself."""
-    for place, _, names in os.walk(folder):
+    for directory, _, names in os.walk(folder):
         for name in names:
-            fsync_path(Path(place) / name)
-        fsync_path(Path(place))
+            fsync_path(Path(directory) / name)
+        fsync_path(Path(directory))
 
 
 def make_directory(path: Path) -> None:
@@ -66,19 +66,19 @@ def appearing(path: Path, *, durable: bool = True, fence: Callable[[], None] | N
         >>> (Path(directory) / "report.txt").read_text()
         'whole'
     """
-    place = temporary_beside(path)
+    temporary = temporary_beside(path)
     try:
-        yield place
+        yield temporary
         if durable:
-            fsync_tree(place) if place.is_dir() else fsync_path(place)
+            fsync_tree(temporary) if temporary.is_dir() else fsync_path(temporary)
         if fence is not None:
             fence()
-        os.rename(place, path)
+        os.rename(temporary, path)
     finally:
-        if place.is_dir():
-            shutil.rmtree(place, ignore_errors=True)
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
         else:
-            place.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     if durable:
         fsync_path(path.parent)
 
@@ -100,8 +100,8 @@ def write_file(
         durable: As of :func:`appearing`.
         fence: As of :func:`appearing`.
     """
-    with appearing(path, durable=durable, fence=fence) as place:
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with appearing(path, durable=durable, fence=fence) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
 

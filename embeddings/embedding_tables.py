@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from embeddings.kernels.cpu import CpuKernel
-from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds, FeatureDescriptor, Kernel, Layout, Record, Swaps
+from embeddings.kernels.layout import Bounds, FeatureDescriptor, Kernel, Layout, Record, Swaps
 from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
 from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients, deferred_update_coefficients
@@ -54,6 +54,10 @@ class EmbeddingTables(torch.nn.Module):
         birth_step: the steps completed when rows and state were initial. Rows count their steps, and the optimizer its
             own, from there; saved and restored with ``completed_steps``.
 
+    Raises:
+        ValueError: no table, names that are not unique, ``sse`` of a feature that no table has or whose rows are split,
+            or types, a device and a backend that do not go together.
+
     Example:
         >>> import torch
         >>> from embeddings import EmbeddingTables, TableConfig
@@ -85,19 +89,6 @@ class EmbeddingTables(torch.nn.Module):
         super().__init__()
         if not tables:
             raise ValueError("EmbeddingTables needs at least one table")
-        for name, given in (("dtype", dtype), ("state_dtype", state_dtype or dtype)):
-            if given not in COMPUTE_DTYPES:
-                raise ValueError(f"{name} must be one of {', '.join(map(str, COMPUTE_DTYPES))}, not {given}")
-        if state_dtype is not None and torch.float64 in (dtype, state_dtype) and dtype != state_dtype:
-            raise ValueError(
-                f"state_dtype {state_dtype} beside rows of {dtype}: rows of torch.float64 have state of torch.float64, "
-                "all others state of 32 or 16 bits; leave state_dtype out for that of the output"
-            )
-        if state_dtype == torch.float16 and optimizer.betas is not None:
-            raise ValueError(
-                f"state_dtype torch.float16 cannot hold {type(optimizer).__name__}'s v: squares below 6e-8 become 0, "
-                "and rows are then moved by m or g / eps; use torch.bfloat16 or torch.float32"
-            )
         if bounds not in ("fatal", "ignore"):
             raise ValueError(f"bounds must be 'fatal' or 'ignore', not '{bounds}'")
         self.optimizer = optimizer
@@ -132,7 +123,7 @@ class EmbeddingTables(torch.nn.Module):
             if slot.name in sse and not table.whole and not sse_outside:
                 raise ValueError(
                     f"feature '{slot.name}': the rows of table '{table.name}' are split, so SSE can't swap inside the "
-                    "lookup: call embeddings.sse.swap before ids are distributed, and pass sse_outside=True"
+                    "lookup: call embeddings.kernels.swap.swap before ids are distributed, and pass sse_outside=True"
                 )
         if sse_outside or all(config.probability == 0.0 for config in sse.values()):
             return None
@@ -197,7 +188,8 @@ class EmbeddingTables(torch.nn.Module):
             empty bag gives 0. Without pooling [n, dim]: a row for each id, zeros for padding.
 
         Raises:
-            ValueError: an id outside its table (unless ``bounds`` is ``ignore``), or shapes and types that do not fit.
+            ValueError: an id outside its table (unless ``bounds`` is ``ignore``; on a GPU the next :meth:`step` raises
+                it), or shapes and types that do not fit.
         """
         batch_size = self._check_input(indices, offsets, per_sample_weights)
         output: torch.Tensor = _Lookup.apply(
@@ -296,7 +288,9 @@ class EmbeddingTables(torch.nn.Module):
         :meth:`discard`.
 
         Raises:
-            ValueError: ``k`` does not follow ``completed_steps``, or does not fit last_update_step, which is int32.
+            ValueError: ``k`` does not follow ``completed_steps``, or does not fit last_update_step, which is int32; on
+                a GPU also a bad id of a lookup before.
+            MemoryError: there is none to sort the ids of the step.
         """
         if k != self.completed_steps + 1:
             raise ValueError(f"step {k} does not follow {self.completed_steps} completed steps")
@@ -325,7 +319,7 @@ class EmbeddingTables(torch.nn.Module):
         return self.layout.weight(self._number(name))
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """Return the optimizer state of table ``name``, views.
+        """Return the optimizer state of table ``name``, views; raise ValueError for another name.
 
         The state is m and v, or v, or sum, [rows, dim], and last_update_step int32 [rows]. RowwiseAdagrad's sum and
         RowwiseAdam's v are [rows].
@@ -343,7 +337,7 @@ class EmbeddingTables(torch.nn.Module):
         directions are made of these rows. Reading changes nothing.
 
         Raises:
-            ValueError: a row outside the table.
+            ValueError: no such table, or a row outside it.
         """
         t = self._number(name)
         count = self.layout.tables[t].row_count
@@ -358,20 +352,20 @@ class EmbeddingTables(torch.nn.Module):
         """Replace the stored rows and the optimizer state of a table; set ``completed_steps`` beside it.
 
         Raises:
-            ValueError: the state has other parts than this optimizer's, or a part has another shape.
+            ValueError: no such table, a state of other parts than this optimizer's, or a part of another shape.
         """
         t = self._number(name)
-        mine: dict[str, Any] = {"weight": self.weight(name), **self.state(name)}
+        local: dict[str, Any] = {"weight": self.weight(name), **self.state(name)}
         given: dict[str, Any] = {"weight": weight, **state}
-        if set(mine) != set(given):
-            raise ValueError(f"table '{name}': state must hold {sorted(mine)}, not {sorted(given)}")
-        for part, target in mine.items():
+        if set(local) != set(given):
+            raise ValueError(f"table '{name}': state must hold {sorted(local)}, not {sorted(given)}")
+        for part, target in local.items():
             if target.shape != given[part].shape:
                 raise ValueError(
                     f"table '{self.layout.tables[t].name}': {part} must have shape {list(target.shape)}, "
                     f"not {list(given[part].shape)}"
                 )
-        for part, target in mine.items():
+        for part, target in local.items():
             target.copy_(given[part])
         self._may_be_ahead = True
 
@@ -382,7 +376,7 @@ class EmbeddingTables(torch.nn.Module):
         backward recorded of them would be applied to the new id.
 
         Raises:
-            ValueError: a row outside the table.
+            ValueError: no such table, or a row outside it.
         """
         t = self._number(name)
         table = self.layout.tables[t]

@@ -35,8 +35,8 @@ class Registry(dict[str, Kind]):
             OutsidePackageError: It cannot be imported.
         """
         for entry in entry_points(group=self.group, name=name):
-            found: Kind = load(entry)
-            return found
+            kind: Kind = load(entry)
+            return kind
         raise KeyError(name)
 
 

@@ -14,17 +14,15 @@ from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import Pooling, TableConfig
+from embeddings.tables.element_types import ELEMENT_TYPES, ElementType
 
 # Elements in a cache line of the narrowest type.
 _LINE = 16
 
 
 # Types of stored rows, and the type in which they are summed, moved and returned.
-COMPUTE_DTYPES = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float32,
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
+COMPUTE_DTYPES: dict[torch.dtype, torch.dtype] = {
+    getattr(torch, name): getattr(torch, one.compute) for name, one in ELEMENT_TYPES.items()
 }
 Bounds = Literal["fatal", "ignore"]
 
@@ -137,6 +135,7 @@ class Layout:
         device: torch.device | None = None,
         bounds: Bounds = "fatal",
     ) -> None:
+        _check_types(dtype, state_dtype, optimizer)
         self.tables, self.optimizer, self.seed, self.dtype = tuple(tables), optimizer, seed, dtype
         self.compute_dtype = COMPUTE_DTYPES[dtype]
         self.state_dtype = state_dtype or self.compute_dtype
@@ -234,6 +233,29 @@ class Layout:
             setattr(twin, name, getattr(self, name).to(twin.device, copy=True))
         memo[id(self)] = twin
         return twin
+
+
+def _check_types(dtype: torch.dtype, state_dtype: torch.dtype | None, optimizer: RowOptimizer) -> None:
+    of_rows = [one for one in COMPUTE_DTYPES if _element(one).in_rows]
+    for name, given, known in (("dtype", dtype, of_rows), ("state_dtype", state_dtype or dtype, [*COMPUTE_DTYPES])):
+        if given not in known:
+            raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, not {given}")
+    if state_dtype is None:
+        return
+    if torch.float64 in (dtype, state_dtype) and dtype != state_dtype:
+        raise ValueError(
+            f"state_dtype {state_dtype} beside rows of {dtype}: rows of torch.float64 have state of torch.float64, "
+            "all others state of 32 or 16 bits; leave state_dtype out for that of the output"
+        )
+    if optimizer.keeps_mean_square and not _element(state_dtype).holds_mean_squares:
+        raise ValueError(
+            f"state_dtype {state_dtype} cannot hold {type(optimizer).__name__}'s v: small squares become 0, "
+            "and rows are then moved by m or g / eps; use torch.bfloat16 or torch.float32"
+        )
+
+
+def _element(dtype: torch.dtype) -> ElementType:
+    return ELEMENT_TYPES[str(dtype).removeprefix("torch.")]
 
 
 def _descriptors(tables: Sequence[TableConfig]) -> tuple[FeatureDescriptor, ...]:

@@ -41,6 +41,7 @@ class Adam(RowOptimizer):
     eps_inside_root: bool = field(default=False, kw_only=True)
     rule: ClassVar[str] = "adam"
     state_names: ClassVar[tuple[str, ...]] = ("m", "v", "last_update_step")
+    keeps_mean_square: ClassVar[bool] = True
 
     def apply_rule(self, rows: TouchedRows) -> None:
         m, v = rows.faded("m", self.beta1, rows.grad), rows.faded("v", self.beta2, rows.square)

@@ -76,6 +76,7 @@ class RowOptimizer:
     ``rule`` is the name of the update in the compiled kernels; :meth:`apply_rule` is the same update in plain torch.
     ``state_names`` are the tensors kept for each row; ``last_update_step`` is the step of its last touch, 0 = never.
     ``row_state_names`` are those of them that hold one number for each row, not one for each of its elements.
+    ``keeps_mean_square`` says whether ``v`` is among them, a running mean of squares, which float16 cannot hold.
 
     Args:
         learning_rate: eta where the schedule's factor is 1.
@@ -89,6 +90,7 @@ class RowOptimizer:
     rule: ClassVar[str]
     state_names: ClassVar[tuple[str, ...]] = ("last_update_step",)
     row_state_names: ClassVar[tuple[str, ...]] = ()
+    keeps_mean_square: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.learning_rate < float("inf"):

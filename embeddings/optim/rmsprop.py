@@ -37,6 +37,7 @@ class RMSprop(RowOptimizer):
     eps_inside_root: bool = field(default=False, kw_only=True)
     rule: ClassVar[str] = "rmsprop"
     state_names: ClassVar[tuple[str, ...]] = ("v", "last_update_step")
+    keeps_mean_square: ClassVar[bool] = True
 
     def apply_rule(self, rows: TouchedRows) -> None:
         v = rows.faded("v", self.beta2, rows.square)

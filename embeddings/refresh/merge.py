@@ -61,14 +61,14 @@ class Plan:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def pick(self, found: Array, carried: Array | None) -> Array:
+    def pick(self, fresh: Array, carried: Array | None) -> Array:
         """Return one column of the version, from the candidate's column and the parent's."""
         if carried is None or not (self.found_rows < 0).any():
-            return found[self.found_rows]
-        column = np.empty(len(self), dtype=found.dtype)
+            return fresh[self.found_rows]
+        column = np.empty(len(self), dtype=fresh.dtype)
         is_carried = self.found_rows < 0
         column[is_carried] = carried[self.parent_rows[is_carried]]
-        column[~is_carried] = found[self.found_rows[~is_carried]]
+        column[~is_carried] = fresh[self.found_rows[~is_carried]]
         return column
 
 

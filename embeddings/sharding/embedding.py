@@ -79,10 +79,10 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
             # TorchRec cannot cut the output of no samples into features: it is given one without ids.
             for sharding in ctx.sharding_contexts:
                 sharding.features_before_input_dist = _one_sample(sharding.features_before_input_dist)
-        found = super().output_dist(ctx, output)
+        awaitable = super().output_dist(ctx, output)
         if empty:
-            found.callbacks.append(_no_samples)
-        return found
+            awaitable.callbacks.append(_no_samples)
+        return awaitable
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         return self.output_dist(ctx, self.compute(ctx, input))
@@ -93,8 +93,8 @@ def _one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(features.keys(), features.values(), lengths=lengths, stride=1)
 
 
-def _no_samples(found: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-    return {name: JaggedTensor(part.values(), lengths=part.lengths()[:0]) for name, part in found.items()}
+def _no_samples(sequences: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+    return {name: JaggedTensor(part.values(), lengths=part.lengths()[:0]) for name, part in sequences.items()}
 
 
 class SequenceSharder(SharderOfTables, EmbeddingCollectionSharder):

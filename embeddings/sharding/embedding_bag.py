@@ -81,13 +81,13 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
 
     def _find_split_means(self) -> dict[str, tuple[str, TableConfig]]:
         """Return (feature, table) by the name of its block, for mean features of tables whose rows are split."""
-        found = {}
+        means = {}
         for sharding in self._embedding_shardings:
             if isinstance(sharding, OurSharding) and sharding.kind.rows_over:
                 for name, feature, table in sharding.blocks():
                     if pooling_of(self.settings.tables[table], feature) == "mean":
-                        found[name] = (feature, self.settings.tables[table])
-        return found
+                        means[name] = (feature, self.settings.tables[table])
+        return means
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
         features = self._checked(ctx, features)
@@ -99,8 +99,8 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
 
     def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
         ctx.check.count()
-        found: list[Tensor] = super().compute(ctx, dist_input)
-        return found
+        pooled: list[Tensor] = super().compute(ctx, dist_input)
+        return pooled
 
     def output_dist(self, ctx: Any, output: list[Tensor]) -> Any:
         return self._with_means(super().output_dist(ctx, output), ctx)

@@ -119,6 +119,6 @@ class HostSummingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor
         assert sharding_ctx is not None
         sizes, local_size = sharding_ctx.batch_size_per_rank, dist.get_world_size(self._on_host)
         # The exchange of ids has put the samples of one place on all hosts side by side.
-        by_place = [sizes[place::local_size] for place in range(local_size)]
-        summed = sum_over_ranks(local_embs, [sum(part) for part in by_place], self._on_host)
-        return NoWait(self._over_hosts.exchange(summed, by_place[dist.get_rank(self._on_host)]))
+        by_local_rank = [sizes[local_rank::local_size] for local_rank in range(local_size)]
+        summed = sum_over_ranks(local_embs, [sum(part) for part in by_local_rank], self._on_host)
+        return NoWait(self._over_hosts.exchange(summed, by_local_rank[dist.get_rank(self._on_host)]))

@@ -107,9 +107,9 @@ class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
 
     def forward(self, features: KeyedJaggedTensor, vbe_output: Any = None, vbe_output_offsets: Any = None) -> Tensor:
         parts = features.split(self._num_features) if len(self._parts) > 1 else [features]
-        found = [tables(*self._inputs(part)) for tables, part in zip(self._parts, parts, strict=True)]
+        outputs = [tables(*self._inputs(part)) for tables, part in zip(self._parts, parts, strict=True)]
         # Bags stand side by side, sequences one after another.
-        return found[0] if len(found) == 1 else torch.cat(found, dim=0 if self._is_sequence else 1)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=0 if self._is_sequence else 1)
 
     def _inputs(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, Tensor | None]:
         weights = features.weights_or_none() if self._config.is_weighted else None

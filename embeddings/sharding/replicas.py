@@ -68,15 +68,15 @@ def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
     gathered = [torch.empty_like(sizes) for _ in range(world_size)]
     dist.all_gather(gathered, sizes, group=group)
     lengths = [dict(zip(parts, row.tolist(), strict=True)) for row in gathered]
-    found: list[dict[str, Tensor]] = [{} for _ in range(world_size)]
+    by_rank: list[dict[str, Tensor]] = [{} for _ in range(world_size)]
     for dtype in sorted({value.dtype for value in parts.values()}, key=str):
         same = {name: value for name, value in parts.items() if value.dtype == dtype}
         counts = [[row[name] * math.prod(value.shape[1:]) for name, value in same.items()] for row in lengths]
         flat = torch.cat([value.reshape(-1) for value in same.values()])
         for rank, piece in enumerate(_gather_flat(flat, [sum(row) for row in counts], group)):
             for (name, value), elements in zip(same.items(), piece.split(counts[rank]), strict=True):
-                found[rank][name] = elements.view(lengths[rank][name], *value.shape[1:])
-    return [record._replace(**values) for values in found]
+                by_rank[rank][name] = elements.view(lengths[rank][name], *value.shape[1:])
+    return [record._replace(**values) for values in by_rank]
 
 
 def _gather_flat(local: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, ...]:

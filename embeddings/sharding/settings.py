@@ -169,7 +169,7 @@ def check_collection(
     Raises:
         ValueError: they are not.
     """
-    found = {
+    collected = {
         config.name: (
             config.num_embeddings,
             config.embedding_dim,
@@ -178,13 +178,13 @@ def check_collection(
         )
         for config in configs
     }
-    wanted = {
+    configured = {
         name: (tables[name].num_rows, tables[name].dim, set(tables[name].features), "none" not in tables[name].pooling)
-        for name in found
+        for name in collected
         if name in tables
     }
-    if found != wanted:
-        differ = sorted(name for name in found if found[name] != wanted.get(name))
+    if collected != configured:
+        differ = sorted(name for name in collected if collected[name] != configured.get(name))
         raise ValueError(
             f"the model's embeddings and the table configs differ in tables {differ}: build the model's with "
             "embedding_bag_collection (pooled) or embedding_collection (pooling none) of embeddings.sharding"

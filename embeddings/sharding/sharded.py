@@ -214,11 +214,11 @@ class ModelTables(RowsOfRank):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        found = {name: part for name, part in model.named_modules() if isinstance(part, ShardedTables)}
-        if not found:
+        collections = {name: part for name, part in model.named_modules() if isinstance(part, ShardedTables)}
+        if not collections:
             raise ValueError("the model holds no sharded tables")
-        self._collections = list(found.values())
-        self.paths = tuple(found)
+        self._collections = list(collections.values())
+        self.paths = tuple(collections)
         self.settings = self._collections[0].settings
         self.module_sharding_plan = {
             name: sharding for part in self._collections for name, sharding in part.module_sharding_plan.items()

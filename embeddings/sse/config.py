@@ -16,6 +16,9 @@ class SSEConfig:
     ``restart``, in [0.01, 1], it becomes a row that a random walk over neighbours visits which returns to it with this
     probability at each step, as often as the walk is there; 1 is a uniform neighbour.
 
+    Raises:
+        ValueError: a number outside its range, ``rho`` or ``restart`` without a graph, or both.
+
     Example:
         >>> import numpy as np
         >>> from embeddings import SSEConfig

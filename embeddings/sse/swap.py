@@ -11,12 +11,20 @@ A walk with restart (section 3.1): on a hit, row j becomes row k != j with a pro
 there a random walk over neighbours that returns to j with probability c before each step. Drawn, that is a walk that
 stops with probability c after each step, but never at j, where it would only begin anew; c = 1 is a uniform neighbour.
 
-The draw of one id is fixed bit for bit: Philox4x32-10 with key (seed, crc32(table)) and counter
-(step, sample >> 2, crc32(feature) & 0xffff0000 | position & 0xffff, stream), word ``sample & 3`` of the result, where
-``sample`` is the index in the global batch and ``position`` the index in the sample's list. A number below n is drawn
-by multiply-shift, n above 2^22 with the word of the same stream + 2^31 as the low half.
+Every draw is fixed bit for bit: Philox4x32-10 with key (seed, crc32(table)) and counter
+(step, index, crc32(feature) & 0xffff0000 | position & 0xffff, stream), where ``position`` is the index in a sample's
+list.
 
-* Stream 0 decides: a hit if word < p0 2^32.
+Which samples hit is drawn as distances, for each position and each block of 2^s samples (s: :func:`block_shift`;
+``index`` = sample >> s, ``sample`` being that in the global batch) anew: the first hit is so far behind sample -1 of
+the block, each other one so far behind the one before, until the block ends. Distance n is the number of words of
+:func:`distance_thresholds` that are not above word ``n & 3`` of stream 2^30 + n >> 2, plus 1: geometric, so that each
+sample hits with probability p0, independently. A block has 256 samples, or as many as make two hits likely if those
+are fewer: at p0 = .01 its 256 samples take three or four words.
+
+The other draws are those of a hit alone: ``index`` = sample >> 2, word ``sample & 3`` of the result. A number below n
+is drawn by multiply-shift, n above 2^22 with the word of the same stream + 2^31 as the low half.
+
 * Stream 2^29, for a row of a graph: a neighbour if word < rho d / Z 2^32
 (:meth:`embeddings.sse.graph.Graph.thresholds`).
 * Stream 1 gives the new row: the neighbour at that place of the ascending list of d, or else that of the other N - 1
@@ -34,6 +42,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -44,14 +53,43 @@ from embeddings.sse.graph import Graph, pack_graphs
 from embeddings.tables.config import TableConfig
 from embeddings.tables.philox import LOW_WORD_STREAM, lane, philox4x32, table_key, uniform_below
 
-HIT_STREAM = 0
 ROW_STREAM = 1
 NEIGHBOUR_STREAM = 1 << 29
+DISTANCE_STREAM = 1 << 30
+# Samples of the longest block; a rank whose slice starts inside one walks through what is before.
+LONGEST_BLOCK = 256
 
 
 def hit_threshold(probability: float) -> int:
     """Return the 32-bit word below which a word is a hit: ceil(p0 2^32), so that word < p0 2^32 exactly."""
     return math.ceil(probability * 2.0**32)
+
+
+def block_shift(probability: float) -> int:
+    """Return the number of bits of a sample's place in its block.
+
+    Blocks are so short that fewer than three hits are expected in one: whoever walks to a sample of a list that is
+    alone at its position draws no more for it.
+    """
+    shift = LONGEST_BLOCK.bit_length() - 1
+    while shift > 0 and probability * (1 << shift) >= 3.0:
+        shift -= 1
+    return shift
+
+
+@cache
+def distance_thresholds(probability: float) -> np.ndarray:
+    """Return for d = 1, ..., 256 the 32-bit word below which the next hit is at most d away, uint64 [256].
+
+    (1 - (1 - p0)^d) 2^32, rounded. It is computed here alone, in whole numbers, so that kernels compare integers and
+    agree bit for bit.
+    """
+    numerator, denominator = probability.as_integer_ratio()
+    missed, whole, thresholds = 1, 1, []
+    for _ in range(LONGEST_BLOCK):
+        missed, whole = missed * (denominator - numerator), whole * denominator
+        thresholds.append((((whole - missed) << 33) // whole + 1) >> 1)
+    return np.array(thresholds, dtype=np.uint64)
 
 
 def feature_word(feature: str) -> int:
@@ -97,10 +135,11 @@ def swap_in_numpy(
 class SwapDraws(NamedTuple):
     """The arrays that compiled swaps of several features need.
 
-    The last three are those of :class:`embeddings.sse.graph.PackedGraphs`. ``words``, uint64 [F, 9]: hit threshold (0:
-    nothing is swapped), third counter word, key (2), number of other live rows, first live row, where the feature's
-    graph starts in ``offsets`` plus 1 (0: no graph), its thresholds in ``thresholds``, and the threshold below which a
-    walk ends (0: no walk).
+    The last three are those of :class:`embeddings.sse.graph.PackedGraphs`, and behind the thresholds of graphs are
+    those of distances. ``words``, uint64 [F, 10]: where in ``thresholds`` the feature's distances start plus 1 (0:
+    nothing is swapped), third counter word, key (2), number of other live rows, first live row, where its graph starts
+    in ``offsets`` plus 1 (0: no graph), its thresholds in ``thresholds``, the threshold below which a walk ends (0: no
+    walk), and :func:`block_shift`.
     """
 
     words: np.ndarray
@@ -112,18 +151,24 @@ class SwapDraws(NamedTuple):
 def swap_draws(features: Sequence[tuple[TableConfig, str, SSEConfig]], seed: int) -> SwapDraws:
     """Return for all (table, feature, config) what their compiled swaps need."""
     graphs: list[tuple[Graph, float, int] | None] = []
-    words = np.zeros((len(features), 9), dtype=np.uint64)
+    words = np.zeros((len(features), 10), dtype=np.uint64)
+    probabilities: dict[float, int] = {}
     for f, (table, feature, config) in enumerate(features):
         others = max(0, table.num_rows - table.first_live_row - 1)
-        threshold = hit_threshold(config.probability) if others else 0
-        words[f, :6] = (threshold, feature_word(feature), *table_key(seed, table.name), others, table.first_live_row)
-        asks_graph = config.asks_graph and threshold > 0
+        swaps = others > 0 and config.probability > 0.0
+        place = probabilities.setdefault(config.probability, len(probabilities)) + 1 if swaps else 0
+        words[f, :6] = (place, feature_word(feature), *table_key(seed, table.name), others, table.first_live_row)
+        asks_graph = config.asks_graph and swaps
+        words[f, 9] = block_shift(config.probability)
         words[f, 8] = hit_threshold(config.restart) if asks_graph and config.restart is not None else 0
         graphs.append((config.graph, config.rho, others) if asks_graph else None)  # type: ignore[arg-type]  # not None then
     packed = pack_graphs(graphs)
+    swapping = words[:, 0] > 0
+    words[swapping, 0] = len(packed.thresholds) + 1 + LONGEST_BLOCK * (words[swapping, 0] - 1)
     words[:, 6] = packed.starts[:, 0] + 1
     words[:, 7] = np.maximum(packed.starts[:, 1], 0)
-    return SwapDraws(words, packed.offsets, packed.neighbours, packed.thresholds)
+    thresholds = np.concatenate([packed.thresholds, *map(distance_thresholds, probabilities)])
+    return SwapDraws(words, packed.offsets, packed.neighbours, thresholds)
 
 
 def swap_ids(
@@ -157,7 +202,7 @@ def swap_ids(
 
     # An id outside the table counts as padding where bounds are ignored.
     live = np.flatnonzero((ids >= first) & (ids < table.num_rows))
-    hits = live[words(live, HIT_STREAM) < np.uint64(hit_threshold(config.probability))]
+    hits = live[_is_hit(samples[live], counters[live], config.probability, step, key)]
     graph = config.graph if config.asks_graph else None
     if graph is not None and config.restart is not None:
         hits = _walk(swapped, hits, graph, config.restart, words, below)
@@ -171,6 +216,27 @@ def swap_ids(
         hits = hits[graph.has_edges(ids[hits], swapped[hits])]
         stream += 1
     return swapped
+
+
+def _is_hit(
+    samples: np.ndarray, counters: np.ndarray, probability: float, step: int, key: tuple[int, int]
+) -> np.ndarray:
+    """Return which of the samples hit, bool [n]; ``counters`` are their third counter words."""
+    thresholds, shift = distance_thresholds(probability), block_shift(probability)
+    length = 1 << shift
+    places = (samples.astype(np.uint64) >> np.uint64(shift) << np.uint64(32)) | counters
+    places, block_of = np.unique(places, return_inverse=True)
+    blocks, positions = places >> np.uint64(32), places & np.uint64(0xFFFFFFFF)
+    hits = np.zeros((len(blocks), length), dtype=bool)
+    walking, at, call = np.arange(len(blocks)), np.full(len(blocks), -1), 0
+    while len(walking):
+        for word in philox4x32((step, blocks[walking], positions[walking], DISTANCE_STREAM + call), key):
+            at[walking] += 1 + np.searchsorted(thresholds, word, side="right")
+            inside = walking[at[walking] < length]
+            hits[inside, at[inside]] = True
+        walking, call = walking[at[walking] < length], call + 1
+    found: np.ndarray = hits[block_of, samples % length]
+    return found
 
 
 def _swap_for_neighbours(

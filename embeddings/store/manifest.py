@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.store.files import CorruptStore, FileEntry
+from embeddings.store.view_entry import ViewEntry
 
 MANIFEST_FILE = "manifest.json"
 
@@ -54,7 +55,7 @@ class VersionManifest:
     id_type: str
     alignment: Mapping[str, Any]
     gate: tuple[Mapping[str, Any], ...]
-    views: tuple[Mapping[str, Any], ...]
+    views: tuple[ViewEntry, ...]
     files: tuple[FileEntry, ...]
     erasures: tuple[Mapping[str, Any], ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -69,8 +70,9 @@ class VersionManifest:
         extra = {name: value for name, value in document.items() if name not in _FIELDS}
         known = {name: document[name] for name in document if name in _FIELDS}
         try:
-            for name in ("gate", "views", "erasures"):
+            for name in ("gate", "erasures"):
                 known[name] = tuple(known.get(name, ()))
+            known["views"] = tuple(ViewEntry.from_json(view, where) for view in known.get("views", ()))
             known["files"] = tuple(FileEntry(**entry) for entry in known["files"])
             return cls(**known, extra=extra)
         except (KeyError, TypeError) as error:
@@ -79,8 +81,9 @@ class VersionManifest:
     def to_json(self) -> dict[str, Any]:
         """Return the document that the manifest was made from, names in order as on disk; a copy."""
         document = {name: getattr(self, name) for name in _FIELDS}
-        for name in ("gate", "views", "erasures"):
+        for name in ("gate", "erasures"):
             document[name] = list(document[name])
+        document["views"] = [view.public() for view in self.views]
         document["files"] = [dict(sorted(file._asdict().items())) for file in self.files]
         if not self.erasures:
             del document["erasures"]

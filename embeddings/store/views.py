@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from embeddings.store.files import (
 )
 from embeddings.store.manifest import VersionManifest
 from embeddings.store.version import VersionReader, matrix_of, read_arrow, verify_file, write_arrow
+from embeddings.store.view_entry import ViewDefinition, ViewEntry
 from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors, keys_of
 from embeddings.vectors.lazy_rows import Rows, Vectors
 
@@ -67,7 +69,7 @@ def define_view(
     sigma: float = DEFAULT_SIGMA,
     seed: int = 0,
     frequencies: str = "orthogonal",
-) -> dict[str, Any]:
+) -> ViewDefinition:
     """Return a view's parameters with the defaults of its kind filled in.
 
     Raises:
@@ -81,14 +83,10 @@ def define_view(
         defined = feature_map(kind).define(dim_in, dim=dim, sigma=sigma, seed=seed, frequencies=frequencies)
     except ValueError as error:
         raise ValueError(f"view {name}: {error}") from None
-    return {
-        "name": name, "kind": kind, "dim": defined.dim, "sigma": defined.sigma, "seed": defined.seed,
-        "frequencies": defined.frequencies,
-    }  # fmt: skip
-
-
-def _parameters_of(view: dict[str, Any], dim_in: int) -> MapParameters:
-    return MapParameters(dim_in, view["dim"], view["sigma"], view["seed"], view["frequencies"])
+    return ViewDefinition(
+        name=name, kind=kind, dim=defined.dim, sigma=defined.sigma, seed=defined.seed,
+        frequencies=defined.frequencies, dim_in=dim_in,
+    )  # fmt: skip
 
 
 class ViewRegistry:
@@ -97,8 +95,8 @@ class ViewRegistry:
     def __init__(self, directory: Path, collection: str):
         self._directory = directory
         self._collection = collection
-        self._features: dict[tuple[Any, ...], tuple[FeatureMap, Array | None]] = {}
-        self._entries: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._features: dict[tuple[str, MapParameters, str | None], tuple[FeatureMap, Array | None]] = {}
+        self._entries: dict[Path, tuple[tuple[int, ...], ViewEntry]] = {}
         self._stored: OrderedDict[Path, Array] = OrderedDict()
         self._damaged: dict[Path, tuple[int, ...] | None] = {}
         self._lock = threading.Lock()
@@ -116,8 +114,8 @@ class ViewRegistry:
         """Return whether ``name`` is among ``names``."""
         return any((self._directory / name).glob("g*.json"))
 
-    def get(self, name: str, generation: int) -> dict[str, Any]:
-        """Return the view's entry for an anchor generation, not to be changed; raise UnknownView."""
+    def get(self, name: str, generation: int) -> ViewEntry:
+        """Return the view's entry for an anchor generation; raise UnknownView."""
         path = self._entry_path(name, generation)
         mark = _mark(path)
         if mark is not None:
@@ -126,7 +124,7 @@ class ViewRegistry:
                 known = self._entries.get(path)
             if known is not None and known[0] == mark:
                 return known[1]
-            entry = read_document(path)
+            entry = _read_entry(path)
             if entry is not None:
                 with self._lock:
                     self._entries[path] = (mark, entry)
@@ -140,14 +138,12 @@ class ViewRegistry:
             f"collection '{self._collection}' has no view '{name}' (there are: {', '.join(self.names()) or 'none'})"
         )
 
-    def all(self, generation: int) -> list[dict[str, Any]]:
+    def all(self, generation: int) -> list[ViewEntry]:
         """Return entries of every view that is defined for the generation, by name."""
-        entries = (read_document(self._entry_path(name, generation)) for name in self.names())
+        entries = (_read_entry(self._entry_path(name, generation)) for name in self.names())
         return [entry for entry in entries if entry is not None]
 
-    def create(
-        self, parameters: dict[str, Any], dim_in: int, generation: int, *, materialized: bool = False
-    ) -> dict[str, Any]:
+    def create(self, defined: ViewDefinition, generation: int, *, materialized: bool = False) -> ViewEntry:
         """Add the entry of a view for a generation and return it; where the same one exists, return that.
 
         The existing one gets ``materialized`` as it is asked for now, which changes no value that is served.
@@ -155,46 +151,44 @@ class ViewRegistry:
         Raises:
             ViewExists: the existing one differs.
         """
-        path = self._entry_path(parameters["name"], generation)
-        existing = self.same(parameters, dim_in, generation)
+        path = self._entry_path(defined.name, generation)
+        existing = self.same(defined, generation)
         if existing is not None:
-            if existing["materialized"] != materialized:
-                existing["materialized"] = materialized
-                replace_document(path, existing)
+            if existing.materialized != materialized:
+                existing = replace(existing, materialized=materialized)
+                replace_document(path, existing.to_json())
             return existing
         make_directory(path.parent)
         sweep(path.parent)
-        entry = {
-            **parameters,
-            "collection": self._collection,
-            "dim_in": dim_in,
-            "anchor_generation": generation,
-            "materialized": materialized,
-            "created_at": utc_now(),
-            "sha256": None,
-            "file": None,
-        }
-        drawn = feature_map(parameters["kind"]).draw(_parameters_of(parameters, dim_in))
-        if drawn is not None:
+        matrix, file = feature_map(defined.kind).draw(defined.parameters), None
+        if matrix is not None:
             material = path.with_suffix(".arrow")
             material.unlink(missing_ok=True)
-            entry["file"] = write_arrow(material, matrix_batch(drawn))._asdict()
-            entry["sha256"] = digest(drawn)
-        replace_document(path, entry)
+            file = write_arrow(material, matrix_batch(matrix))
+        entry = ViewEntry(
+            **asdict(defined),
+            collection=self._collection,
+            anchor_generation=generation,
+            materialized=materialized,
+            created_at=utc_now(),
+            sha256=None if matrix is None else digest(matrix),
+            file=file,
+        )
+        replace_document(path, entry.to_json())
         return entry
 
-    def same(self, parameters: dict[str, Any], dim_in: int, generation: int) -> dict[str, Any] | None:
-        """Return the entry that a view of these parameters has already, None for a new one.
+    def same(self, defined: ViewDefinition, generation: int) -> ViewEntry | None:
+        """Return the entry that a view of this definition has already, None for a new one.
 
         Raises:
             ViewExists: its name is that of another view.
         """
-        name = parameters["name"]
-        existing = read_document(self._entry_path(name, generation))
+        name = defined.name
+        existing = _read_entry(self._entry_path(name, generation))
         if existing is None:
             return None
-        differing = [key for key in PARAMETERS if existing[key] != parameters[key]]
-        if differing or existing["dim_in"] != dim_in:
+        differing = [key for key in PARAMETERS if getattr(existing, key) != getattr(defined, key)]
+        if differing or existing.dim_in != defined.dim_in:
             raise ViewExists(
                 f"view '{name}' exists with other {', '.join(differing) or 'vectors'}: its consumers rely on it; "
                 "take another name, or delete it first"
@@ -220,7 +214,7 @@ class ViewRegistry:
             for path in self._directory.iterdir():
                 sweep(path)
 
-    def features(self, entry: dict[str, Any]) -> FeatureMap:
+    def features(self, entry: ViewEntry) -> FeatureMap:
         """Return the map of an entry, from its published U, whose sha256 is checked.
 
         Raises:
@@ -229,27 +223,27 @@ class ViewRegistry:
         """
         return self._features_and_matrix(entry)[0]
 
-    def _features_and_matrix(self, entry: dict[str, Any]) -> tuple[FeatureMap, Array | None]:
-        key = _features_key(entry)
+    def _features_and_matrix(self, entry: ViewEntry) -> tuple[FeatureMap, Array | None]:
+        key = entry.map_key
         with self._lock:
             if key not in self._features:
                 matrix = self._published_matrix(entry)
-                features = feature_map(entry["kind"]).load(_parameters_of(entry, entry["dim_in"]), matrix)
+                features = feature_map(entry.kind).load(entry.parameters, matrix)
                 self._features[key] = features, matrix
             return self._features[key]
 
-    def _published_matrix(self, entry: dict[str, Any]) -> Array | None:
-        if entry["file"] is None:
+    def _published_matrix(self, entry: ViewEntry) -> Array | None:
+        if entry.file is None:
             return None
-        directory = self._entry_path(entry["name"], entry["anchor_generation"]).parent
-        matrix = read_matrix(verify_file(directory, FileEntry(**entry["file"])))
-        if digest(matrix) != entry["sha256"]:
+        directory = self._entry_path(entry.name, entry.anchor_generation).parent
+        matrix = read_matrix(verify_file(directory, entry.file))
+        if digest(matrix) != entry.sha256:
             raise ValueError(
-                f"the frequencies have sha256 {digest(matrix)}, published was {entry['sha256']}: fetch them again"
+                f"the frequencies have sha256 {digest(matrix)}, published was {entry.sha256}: fetch them again"
             )
         return matrix
 
-    def write_into(self, directory: Path, views: Sequence[dict[str, Any]], items: ItemVectors) -> list[FileEntry]:
+    def write_into(self, directory: Path, views: Sequence[ViewEntry], items: ItemVectors) -> list[FileEntry]:
         """Write what a version keeps of ``views`` beside its ``items``, and return the manifest's entries of the files.
 
         It keeps a copy of each U, and the rows of materialized views.
@@ -258,13 +252,13 @@ class ViewRegistry:
         for view in views:
             features, matrix = self._features_and_matrix(view)
             if matrix is not None:
-                files.append(write_arrow(directory / f"frequencies-{view['name']}.arrow", matrix_batch(matrix)))
-            if view["materialized"] and features.computes:
-                rows = Featurized(features, view["dim"], items.vectors)
-                files.append(write_streamed(directory / _rows_file(view["name"]), {}, ROWS_COLUMN, rows))
+                files.append(write_arrow(directory / f"frequencies-{view.name}.arrow", matrix_batch(matrix)))
+            if view.materialized and features.computes:
+                rows = Featurized(features, view.dim, items.vectors)
+                files.append(write_streamed(directory / _rows_file(view.name), {}, ROWS_COLUMN, rows))
         return files
 
-    def lookup(self, entry: dict[str, Any], reader: VersionReader, directory: Path, ids: Any) -> tuple[Array, Array]:
+    def lookup(self, entry: ViewEntry, reader: VersionReader, directory: Path, ids: Any) -> tuple[Array, Array]:
         """Return (status uint8 [n], phi float32 [n, dim]) of ``ids`` in a version, whose files are in ``directory``.
 
         They are read from the version's rows where the view is materialized there and they are whole, else computed. A
@@ -291,15 +285,15 @@ class ViewRegistry:
         with self._lock:
             self._stored.clear()
 
-    def is_cached(self, entry: dict[str, Any], manifest: VersionManifest, directory: Path) -> bool:
+    def is_cached(self, entry: ViewEntry, manifest: VersionManifest, directory: Path) -> bool:
         """Return whether :meth:`lookup` needs nothing of this view that is not in memory or mapped."""
         file = _file_of_rows(entry, manifest)
         with self._lock:
             if file is not None:
                 return directory / file.name in self._stored
-            return entry["file"] is None or _features_key(entry) in self._features
+            return entry.file is None or entry.map_key in self._features
 
-    def _stored_rows(self, entry: dict[str, Any], manifest: VersionManifest, directory: Path) -> Array | None:
+    def _stored_rows(self, entry: ViewEntry, manifest: VersionManifest, directory: Path) -> Array | None:
         """Return mapped rows of a view in a version, None where the version has none of this very view."""
         file = _file_of_rows(entry, manifest)
         if file is None:
@@ -316,12 +310,10 @@ class ViewRegistry:
             if path in self._damaged and self._damaged[path] == mark:
                 return None
         try:
-            rows = read_rows(verify_file(directory, file), (manifest.rows, entry["dim"]))
+            rows = read_rows(verify_file(directory, file), (manifest.rows, entry.dim))
         except CorruptStore as error:
             # The vectors they were computed from are there, and give the same.
-            logger.error(
-                "view '%s': %s: its rows are computed from the version's vectors meanwhile", entry["name"], error
-            )
+            logger.error("view '%s': %s: its rows are computed from the version's vectors meanwhile", entry.name, error)
             with self._lock:
                 self._damaged[path] = mark
             return None
@@ -348,27 +340,24 @@ def _mark(path: Path) -> tuple[int, ...] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _features_key(entry: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what tells maps apart that are in memory."""
-    return (entry["sha256"], entry["dim_in"], *(entry[name] for name in PARAMETERS))
+def _read_entry(path: Path) -> ViewEntry | None:
+    document = read_document(path)
+    return None if document is None else ViewEntry.from_json(document, path)
 
 
 def _rows_file(name: str) -> str:
     return f"view-{name}.arrow"
 
 
-def _file_of_rows(entry: dict[str, Any], manifest: VersionManifest) -> FileEntry | None:
+def _file_of_rows(entry: ViewEntry, manifest: VersionManifest) -> FileEntry | None:
     """Return the manifest's entry of the file in which a version has the rows of this very view.
 
     None where it has none.
     """
-    name = entry["name"]
-    written = next((view for view in manifest.views if view["name"] == name), None)
-    if written is None or not written["materialized"]:
+    written = next((view for view in manifest.views if view.name == entry.name), None)
+    if written is None or not written.materialized or written.map_key != entry.map_key:
         return None
-    if any(written[name] != entry[name] for name in ("sha256", *PARAMETERS)):
-        return None
-    return manifest.file(_rows_file(name))
+    return manifest.file(_rows_file(entry.name))
 
 
 class Featurized(Rows):

@@ -20,6 +20,9 @@ INITS = ("zero", "normal", "hash")
 class InitConfig:
     """Initial rows: ``zero``; ``normal`` with ``std``, a function of the row number; ``hash``, of the row's key.
 
+    Raises:
+        ValueError: another kind, or a ``std`` that is negative or not finite.
+
     Example:
         >>> from embeddings import InitConfig
         >>> InitConfig("hash", std=0.1)  # an id begins at the same values in every run
@@ -51,6 +54,9 @@ class TableConfig:
     With ``grows`` live rows are zeros until they are given to an id
     (:meth:`embeddings.embedding_tables.EmbeddingTables.renew`), which then has the initial values of its key; no
     ``row_keys``, no SSE.
+
+    Raises:
+        ValueError: settings that do not go together, naming the table and the setting.
 
     Example:
         >>> from embeddings import InitConfig, TableConfig

@@ -314,8 +314,8 @@ def find_rows(keys: Array, queries: Array) -> Array:
     if not len(keys) or not len(queries):
         return np.full(len(queries), -1, dtype=np.int64)
     if keys.dtype.kind != queries.dtype.kind:
-        wanted, given = ("integers", "strings") if keys.dtype.kind == "i" else ("strings", "integers")
-        raise ItemIdError(f"the ids here are {wanted}, those asked for are {given}")
+        expected, given = ("integers", "strings") if keys.dtype.kind == "i" else ("strings", "integers")
+        raise ItemIdError(f"the ids here are {expected}, those asked for are {given}")
     rows = np.searchsorted(keys, queries)
     rows[rows == len(keys)] = 0
     return np.where(keys[rows] == queries, rows, -1)

@@ -69,7 +69,7 @@ class CpuKernel:
         faults = np.zeros((len(layout.descriptors), 2), dtype=np.int64)
         tables, deferred_call = self._all_tables(), self._deferred(deferred)
         call = native.LookupCall(
-            tables=pointer(tables), idle=deferred_call and pointer(deferred_call.struct),
+            tables=pointer(tables), deferred=deferred_call and pointer(deferred_call.struct),
             swaps=drawn and pointer(drawn), batch=batch.struct, output=output.data_ptr(),
             used=used.data_ptr() if drawn else None,
             faults=faults.ctypes.data, ignore_bounds=layout.bounds == "ignore",
@@ -94,7 +94,7 @@ class CpuKernel:
         batch = _Batch(rows, torch.arange(len(rows) + 1, dtype=rows.dtype), None, len(rows))
         faults = np.zeros((1, 2), dtype=np.int64)
         call = native.LookupCall(
-            tables=pointer(tables), idle=deferred_call and pointer(deferred_call.struct), batch=batch.struct,
+            tables=pointer(tables), deferred=deferred_call and pointer(deferred_call.struct), batch=batch.struct,
             output=output.data_ptr(), faults=faults.ctypes.data,
             num_threads=num_threads(len(rows) * dim * self._real.itemsize),
         )  # fmt: skip
@@ -133,7 +133,7 @@ class CpuKernel:
         described = (native.Record * len(batches))(*(native.Record(b.struct, grad.data_ptr()) for b in batches))
         tables, deferred_call = self._all_tables(), self._deferred(deferred)
         call = native.UpdateCall(
-            tables=pointer(tables), idle=deferred_call and pointer(deferred_call.struct), records=described,
+            tables=pointer(tables), deferred=deferred_call and pointer(deferred_call.struct), records=described,
             num_records=len(batches), scratch=self._scratch.handle,
             num_threads=num_threads(self._num_bytes(num_ids)),
         )  # fmt: skip
@@ -178,7 +178,7 @@ class CpuKernel:
             row_values=layout.row_values.data_ptr() if layout.row_names else None,
             last_steps=layout.last_steps.data_ptr(), features=features, tables=firsts, num_features=len(features),
             num_tables=len(firsts), total_dim=total_dim, pooled=pooled,
-            weight_type=native.ELEMENT_TYPES[layout.dtype], state_type=native.ELEMENT_TYPES[layout.state_dtype],
+            weight_type=native.type_number(layout.dtype), state_type=native.type_number(layout.state_dtype),
             any_mean=any(descriptor.mean for descriptor in layout.descriptors),
         )  # fmt: skip
 
@@ -216,11 +216,11 @@ class CpuKernel:
             (deferred.momentum_drift, deferred.eps_term, deferred.lookahead_correction, deferred.correction_eps)
         ):
             near[:, column] = values
-        struct = native.Idle(
+        struct = native.DeferredUpdate(
             decay=self._decay[1].ctypes.data, near=near.ctypes.data, log_sums=deferred.log_sums.ctypes.data,
             completed=deferred.completed_steps, num_decay=len(deferred.decay), num_near=len(near),
             num_log_sums=len(deferred.log_sums), log_now=deferred.log_now, log_slope=deferred.log_slope,
-            lead_moved=deferred.lookahead, lead_floor=deferred.lookahead_eps, from_start=deferred.from_start,
+            lookahead=deferred.lookahead, lookahead_eps=deferred.lookahead_eps, from_start=deferred.from_start,
             eps_inside_root=deferred.eps_inside_root, momentum=deferred.momentum,
         )  # fmt: skip
         return _Described(struct, (self._decay[1], near, deferred.log_sums))

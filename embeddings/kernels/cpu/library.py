@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from embeddings.kernels.cpu.build import library_path
+from embeddings.tables.element_types import ELEMENT_TYPES
 
-ELEMENT_TYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 BAD_ID, BAD_OFFSETS = 1, 2
 
 
@@ -39,11 +39,11 @@ class Batch(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Idle(ctypes.Structure):
+class DeferredUpdate(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("decay", "near", "log_sums")),
         *((name, c_int64) for name in ("completed", "num_decay", "num_near", "num_log_sums")),
-        *((name, c_double) for name in ("log_now", "log_slope", "lead_moved", "lead_floor")),
+        *((name, c_double) for name in ("log_now", "log_slope", "lookahead", "lookahead_eps")),
         *((name, c_int32) for name in ("from_start", "eps_inside_root", "momentum")),
     ]
 
@@ -57,7 +57,7 @@ class Swaps(ctypes.Structure):
 
 class LookupCall(ctypes.Structure):
     _fields_ = [
-        ("tables", POINTER(Tables)), ("idle", POINTER(Idle)), ("swaps", POINTER(Swaps)), ("batch", Batch),
+        ("tables", POINTER(Tables)), ("deferred", POINTER(DeferredUpdate)), ("swaps", POINTER(Swaps)), ("batch", Batch),
         *((name, c_void_p) for name in ("output", "used", "faults")),
         ("ignore_bounds", c_int32), ("num_threads", c_int32),
     ]  # fmt: skip
@@ -77,8 +77,8 @@ class Step(ctypes.Structure):
 
 class UpdateCall(ctypes.Structure):
     _fields_ = [
-        ("tables", POINTER(Tables)), ("idle", POINTER(Idle)), ("step", POINTER(Step)), ("records", POINTER(Record)),
-        ("num_records", c_int64), ("scratch", c_void_p), ("num_threads", c_int32),
+        ("tables", POINTER(Tables)), ("deferred", POINTER(DeferredUpdate)), ("step", POINTER(Step)),
+        ("records", POINTER(Record)), ("num_records", c_int64), ("scratch", c_void_p), ("num_threads", c_int32),
     ]  # fmt: skip
 
 
@@ -150,3 +150,18 @@ def rule_number(name: str) -> int:
             f"the cpu kernel has no update rule '{name}': add it to src/update.h, or use backend reference"
         )
     return number
+
+
+def type_number(dtype: torch.dtype) -> int:
+    """Return the number of a type of elements (``ElementType`` in src/interface.h).
+
+    Raises:
+        ValueError: The compiled kernels have no such type; they would take it for float32.
+    """
+    known = ELEMENT_TYPES.get(str(dtype).removeprefix("torch."))
+    if known is None or known.cpu_number is None:
+        raise ValueError(
+            f"the cpu kernel has no elements of {dtype}: add them to src/interface.h, src/elements.h and "
+            "embeddings/tables/element_types.py, or use backend reference"
+        )
+    return known.cpu_number

@@ -64,13 +64,13 @@ def lookup(
     looked_up = indices
     if SWAP:
         looked_up = used
-        threshold = tl.load(draws + feature * DRAW_WORDS)
+        swaps = tl.load(draws + feature * DRAW_WORDS)
         for start in range(0, longest, POSITIONS):
             position = start + tl.arange(0, POSITIONS)[None, :]
             live = position < length[:, None]
             at = first[:, None] + position
             ids = tl.load(indices + at, mask=live, other=0).to(tl.int64)
-            if threshold > 0:
+            if swaps > 0:
                 ids = swap(
                     ids, live & (ids >= 0) & (ids < num_rows), tl.zeros_like(ids) + (sample_offset + sample)[:, None],
                     tl.zeros_like(ids) + position, step.to(tl.uint32), draws + feature * DRAW_WORDS,

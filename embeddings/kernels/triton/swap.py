@@ -5,13 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.philox import below, one_word
-from embeddings.sse.swap import HIT_STREAM, NEIGHBOUR_STREAM, ROW_STREAM
+from embeddings.kernels.triton.philox import below, four_words, one_word
+from embeddings.sse.swap import DISTANCE_STREAM, LONGEST_BLOCK, NEIGHBOUR_STREAM, ROW_STREAM
 
-_HIT_STREAM, _ROW_STREAM = tl.constexpr(HIT_STREAM), tl.constexpr(ROW_STREAM)
-_NEIGHBOUR_STREAM = tl.constexpr(NEIGHBOUR_STREAM)
+_DISTANCE_STREAM, _ROW_STREAM = tl.constexpr(DISTANCE_STREAM), tl.constexpr(ROW_STREAM)
+_NEIGHBOUR_STREAM, _LONGEST = tl.constexpr(NEIGHBOUR_STREAM), tl.constexpr(LONGEST_BLOCK)
+_LEVELS = tl.constexpr(LONGEST_BLOCK.bit_length() - 1)
 # Words for each feature in embeddings.sse.SwapDraws.words.
-DRAW_WORDS = tl.constexpr(9)
+DRAW_WORDS = tl.constexpr(10)
 
 
 @triton.jit
@@ -23,13 +24,12 @@ def swap(ids, live, samples, positions, step, draws, graph_offsets, neighbours, 
     ``graph_offsets``, ``neighbours`` and ``thresholds`` are the rest of SwapDraws. GRAPH: whether any feature of the
     launch has a graph.
     """
-    threshold, place = tl.load(draws), tl.load(draws + 1).to(tl.uint32)
+    distances, place = thresholds + tl.load(draws) - 1, tl.load(draws + 1).to(tl.uint32)
     key0, key1 = tl.load(draws + 2).to(tl.uint32), tl.load(draws + 3).to(tl.uint32)
     first_live = tl.load(draws + 5)
     group, lane = (samples >> 2).to(tl.uint32), samples & 3
     place = place | (positions & 0xFFFF).to(tl.uint32)
-    word = one_word(step, group, place, _HIT_STREAM, key0, key1, lane)
-    hit = live & (ids >= first_live) & (word.to(tl.int64) < threshold)
+    hit = _hits(live & (ids >= first_live), samples, step, place, key0, key1, distances, tl.load(draws + 9))
     # Most tiles have no hit at the usual probabilities: they skip the other draws.
     if tl.max(hit.to(tl.int32)) > 0:
         others = tl.zeros_like(ids) + tl.load(draws + 4)
@@ -62,6 +62,41 @@ def swap(ids, live, samples, positions, step, draws, graph_offsets, neighbours, 
             stream += 1
         ids = swapped
     return ids
+
+
+@triton.jit
+def _hits(live, samples, step, place, key0, key1, distances, shift):
+    """Return which of the ids that are ``live`` hit.
+
+    Each walks from hit to hit of its block and position until it is reached or passed. ``distances`` points to
+    embeddings.sse.swap.distance_thresholds, a block has 2^shift samples.
+    """
+    block = (samples >> shift).to(tl.uint32)
+    sample = samples - (samples >> shift << shift)
+    at, hit = tl.zeros_like(samples) - 1, live & False
+    stream = tl.full([], _DISTANCE_STREAM, tl.uint32)
+    while tl.max((live & (at < sample)).to(tl.int32)) > 0:
+        w0, w1, w2, w3 = four_words(step, block, place, stream, key0, key1)
+        at = _next_hit(at, w0, distances)
+        hit = hit | (live & (at == sample))
+        at = _next_hit(at, w1, distances)
+        hit = hit | (live & (at == sample))
+        at = _next_hit(at, w2, distances)
+        hit = hit | (live & (at == sample))
+        at = _next_hit(at, w3, distances)
+        hit = hit | (live & (at == sample))
+        stream += 1
+    return hit
+
+
+@triton.jit
+def _next_hit(at, word, distances):
+    """Return the hit behind ``at``: one more than the thresholds not above the word, found by bisection."""
+    word, count = word.to(tl.int64), tl.zeros_like(at)
+    for level in tl.static_range(1, _LEVELS + 1):
+        is_behind = tl.load(distances + count + (_LONGEST >> level) - 1) <= word
+        count += tl.where(is_behind, _LONGEST >> level, 0)
+    return at + 1 + count + (tl.load(distances + count) <= word).to(tl.int64)
 
 
 @triton.jit

@@ -64,14 +64,14 @@ class Carried(GateCheck):
     def measure(comparison: Comparison) -> dict[str, float]:
         previous = comparison.served
         is_carried = ~comparison.renewed
-        found = previous.statuses == FOUND
-        lost = found & is_carried
+        had_vector = previous.statuses == FOUND
+        lost = had_vector & is_carried
         metrics = {
             "carried": int(np.count_nonzero(is_carried)) / max(_num_served(comparison), 1),
-            "newly_carried": ratio(np.count_nonzero(lost), np.count_nonzero(found)),
+            "newly_carried": ratio(np.count_nonzero(lost), np.count_nonzero(had_vector)),
         }
-        if previous.counts is not None and previous.counts[found].any():
-            metrics["newly_carried_traffic"] = ratio(previous.counts[lost].sum(), previous.counts[found].sum())
+        if previous.counts is not None and previous.counts[had_vector].any():
+            metrics["newly_carried_traffic"] = ratio(previous.counts[lost].sum(), previous.counts[had_vector].sum())
         return metrics
 
 

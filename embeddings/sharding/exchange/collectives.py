@@ -34,8 +34,8 @@ def all_to_all(
         return [own]
     shared = host_memory(group) if own.device.type == "cpu" else None
     if shared is not None:
-        found = shared.exchange(what, *(own[:0] if number == rank else part for number, part in enumerate(parts)))
-        return [own if number == rank else tensors[rank] for number, tensors in enumerate(found)]
+        by_rank = shared.exchange(what, *(own[:0] if number == rank else part for number, part in enumerate(parts)))
+        return [own if number == rank else tensors[rank] for number, tensors in enumerate(by_rank)]
     sizes, flat = [math.prod(shape) for shape in shapes], [joined(part).reshape(-1) for part in parts]
     received = own.new_empty(sum(sizes))
     dist.all_to_all_single(received, torch.cat(flat), sizes, [len(part) for part in flat], group=group)

@@ -43,9 +43,9 @@ class IdExchange(nn.Module):
         sent = [lengths, features.values(), torch.tensor(starts)] + ([] if weights is None else [weights])
         first, last = self._ends[rank], self._ends[rank + 1]
         # Everybody sees all and takes its own: copied once, and not again for every rank.
-        found = shared.exchange("ids", *sent)
-        places = [of_rank[2][first : last + 1].tolist() for of_rank in found]
-        by_rank = [found[number] for number in self._order]
+        gathered = shared.exchange("ids", *sent)
+        places = [of_rank[2][first : last + 1].tolist() for of_rank in gathered]
+        by_rank = [gathered[number] for number in self._order]
         pieces = [
             (number, slice(places[number][feature], places[number][feature + 1]))
             for feature in range(last - first)
@@ -54,10 +54,10 @@ class IdExchange(nn.Module):
         bags = torch.cat([of_rank[0][first:last] for of_rank in by_rank], dim=1)
         received = KeyedJaggedTensor(
             keys=features.keys()[first:last],
-            values=_joined([found[number][1][piece] for number, piece in pieces], features.values()),
+            values=_joined([gathered[number][1][piece] for number, piece in pieces], features.values()),
             weights=None
             if weights is None
-            else _joined([found[number][3][piece] for number, piece in pieces], weights),
+            else _joined([gathered[number][3][piece] for number, piece in pieces], weights),
             lengths=bags.view(-1),
             stride=bags.shape[1],
         )
@@ -65,8 +65,8 @@ class IdExchange(nn.Module):
             Received(
                 received,
                 sent=[starts[end] - starts[start] for start, end in itertools.pairwise(self._ends)],
-                received=[place[-1] - place[0] for place in places],
-                batch_sizes=[of_rank[0].shape[1] for of_rank in found],
+                received=[bounds[-1] - bounds[0] for bounds in places],
+                batch_sizes=[of_rank[0].shape[1] for of_rank in gathered],
             )
         )
 
@@ -96,7 +96,7 @@ def _order(world_size: int, stagger: int) -> list[int]:
     All ranks of one place on their hosts come first, then those of the next.
     """
     on_host = world_size // stagger
-    return [place + on_host * host for place in range(on_host) for host in range(stagger)]
+    return [local_rank + on_host * host for local_rank in range(on_host) for host in range(stagger)]
 
 
 def _joined(pieces: list[Tensor], like: Tensor) -> Tensor:

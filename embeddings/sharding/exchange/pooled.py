@@ -33,10 +33,10 @@ class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
         self._group, self._dim_by_rank, self._dims = group, list(dim_by_rank), list(dims)
         self._set_order(order)
 
-    def sort(self, names: Sequence[str], wanted: Sequence[str]) -> None:
-        """Put blocks in the order of ``wanted``; ``names`` are those of the blocks, rank by rank."""
-        place = {name: number for number, name in enumerate(wanted)}
-        self._set_order(sorted(self._order, key=lambda block: place[names[block]]))
+    def sort(self, names: Sequence[str], order: Sequence[str]) -> None:
+        """Put blocks in ``order``; ``names`` are those of the blocks, rank by rank."""
+        position = {name: number for number, name in enumerate(order)}
+        self._set_order(sorted(self._order, key=lambda block: position[names[block]]))
 
     def forward(self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None) -> NoWait[Tensor]:
         assert sharding_ctx is not None
@@ -45,8 +45,8 @@ class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
     def exchange(self, local_embs: Tensor, batch_sizes: list[int]) -> Tensor:
         if len(self._dim_by_rank) == 1 and self._sources == [(0, 0, self._dim_by_rank[0])]:
             return local_embs
-        found: Tensor = PooledExchange.apply(local_embs, batch_sizes, self)
-        return found
+        pooled: Tensor = PooledExchange.apply(local_embs, batch_sizes, self)
+        return pooled
 
     def _set_order(self, order: Sequence[int]) -> None:
         self._order = list(order)
@@ -72,8 +72,8 @@ class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
     def _send(self, pooled: Tensor, batch_sizes: list[int]) -> Tensor:
         local = batch_sizes[dist.get_rank(self._group)]
         shapes = [(local, dim) for dim in self._dim_by_rank]
-        found = all_to_all("pooled", pooled.split(batch_sizes), shapes, self._group)
-        return torch.cat([found[rank][:, start:end] for rank, start, end in self._sources], dim=1)
+        received = all_to_all("pooled", pooled.split(batch_sizes), shapes, self._group)
+        return torch.cat([received[rank][:, start:end] for rank, start, end in self._sources], dim=1)
 
     def _send_back(self, grad: Tensor, batch_sizes: list[int]) -> Tensor:
         local = self._dim_by_rank[dist.get_rank(self._group)]
@@ -97,10 +97,10 @@ class PooledExchange(torch.autograd.Function):
 
 def _merged(runs: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return the runs (where, start, end), joined where one goes on where the one before ended."""
-    found: list[tuple[int, int, int]] = []
+    merged: list[tuple[int, int, int]] = []
     for where, start, end in runs:
-        if found and found[-1][0] == where and found[-1][2] == start:
-            found[-1] = (where, found[-1][1], end)
+        if merged and merged[-1][0] == where and merged[-1][2] == start:
+            merged[-1] = (where, merged[-1][1], end)
         else:
-            found.append((where, start, end))
-    return found
+            merged.append((where, start, end))
+    return merged

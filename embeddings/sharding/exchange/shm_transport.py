@@ -120,9 +120,9 @@ class HostMemory:
             else:
                 torch.cat(list(part), dim=1, out=target)
         self._tell(json.dumps((self._number, what, places)).encode(), handed_over)
-        found = [local if peer is None else self._read(rank, peer, what) for rank, peer in enumerate(self._peers)]
+        received = [local if peer is None else self._read(rank, peer, what) for rank, peer in enumerate(self._peers)]
         self._number += 1
-        return found
+        return received
 
     def close(self) -> None:
         for peer in self._peers:
@@ -243,15 +243,15 @@ def _connect(group: dist.ProcessGroup) -> HostMemory | None:
         peers, problem = _peers(rank, listener, [address for _, address in hosts])
     problems: list[Any] = [None] * world_size
     dist.all_gather_object(problems, problem, group=group)
-    found = [f"rank {number}: {text}" for number, text in enumerate(problems) if text is not None]
-    if not found:
+    failures = [f"rank {number}: {text}" for number, text in enumerate(problems) if text is not None]
+    if not failures:
         return HostMemory(rank, peers, _timeout_seconds(group))
     for peer in peers:
         if peer is not None:
             peer.close()
     if rank == 0:
         warnings.warn(
-            f"ranks of this host cannot share memory ({'; '.join(found)}), so they exchange through gloo, which is "
+            f"ranks of this host cannot share memory ({'; '.join(failures)}), so they exchange through gloo, which is "
             f"slower ({SWITCH}=0 if that is meant)",
             stacklevel=2,
         )

@@ -101,8 +101,8 @@ def sum_over_ranks(partial_sums: Tensor, batch_sizes: list[int], group: dist.Pro
     """Sum partial sums [samples of all ranks of ``group``, D] over ranks, and return sums [own samples, D]."""
     if len(batch_sizes) == 1:
         return partial_sums
-    found: Tensor = SumExchange.apply(partial_sums, batch_sizes, group)
-    return found
+    sums: Tensor = SumExchange.apply(partial_sums, batch_sizes, group)
+    return sums
 
 
 class SumExchange(torch.autograd.Function):

@@ -261,7 +261,7 @@ def _manifest_after(before: VersionManifest, file: FileEntry, remaining: ItemVec
         rows=len(remaining),
         carried=num_carried(remaining),
         files=(file, *(other for other in before.files if other.name.startswith(_WITHOUT_ROWS))),
-        views=tuple({**view, "materialized": False} for view in before.views),
+        views=tuple(replace(view, materialized=False) for view in before.views),
         erasures=(*before.erasures, {"at": utc_now(), "rows": num_rows}),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from embeddings.rff import RandomFourierFeatures
@@ -11,6 +11,7 @@ from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirect
 from embeddings.store.collection.reader import CollectionReader
 from embeddings.store.collection.siblings import Siblings
 from embeddings.store.files import UnknownView, ViewExists, disk_errors
+from embeddings.store.view_entry import ViewEntry
 from embeddings.store.views import ViewRegistry, define_view
 from embeddings.vectors.item_vectors import Array
 
@@ -32,11 +33,11 @@ class CollectionViews:
         """Return the views that can be fetched at a version, by name; none before the first version."""
         if version == "current" and self._files.pointer.read().version is None:
             return []
-        return [public_view(view) for view in self._registry.all(self._reader.anchor_generation(version))]
+        return [view.public() for view in self._registry.all(self._reader.anchor_generation(version))]
 
     def get(self, name: str, version: str) -> dict[str, Any]:
         """Return a view at a version."""
-        return public_view(self._entry(name, version))
+        return self._entry(name, version).public()
 
     def names(self) -> list[str]:
         """Return names of views in any anchor generation."""
@@ -50,7 +51,7 @@ class CollectionViews:
     def has(self, name: str, anchor_generation: int) -> bool:
         """Return whether a view is defined for an anchor generation."""
         self._files.follow()
-        return name in {view["name"] for view in self._registry.all(anchor_generation)}
+        return name in {view.name for view in self._registry.all(anchor_generation)}
 
     # --- defining --------------------------------------------------------------------------------------------------
 
@@ -71,17 +72,17 @@ class CollectionViews:
         with disk_errors(self._files.path):
             self._files.prepare()
             with self._files.writing():
-                view = self._registry.create(defined, dim_in, anchor_generation, materialized=materialized)
-                return public_view(view)
+                view = self._registry.create(defined, anchor_generation, materialized=materialized)
+                return view.public()
 
     def preview(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
         """Return what :meth:`create` would make, and whether it is there just so."""
         dim_in, anchor_generation = self._current_coordinates()
         defined = define_view(name, dim_in, **parameters)
         self._check_name(name)
-        known = self._registry.same(defined, dim_in, anchor_generation)
-        later = {"materialized": materialized, "dim_in": dim_in, "anchor_generation": anchor_generation}
-        return {**defined, "collection": self._files.name, **later}, known is not None
+        known = self._registry.same(defined, anchor_generation)
+        later = {"materialized": materialized, "anchor_generation": anchor_generation}
+        return {**asdict(defined), "collection": self._files.name, **later}, known is not None
 
     def delete(self, name: str) -> None:
         """Remove a view in every anchor generation."""
@@ -108,7 +109,7 @@ class CollectionViews:
         entry = self._entry(name, version)
         features = self._registry.features(entry)
         if not isinstance(features, RandomFourierFeatures):
-            raise ValueError(f"view '{name}' is {entry['kind']}: it has no frequencies")
+            raise ValueError(f"view '{name}' is {entry.kind}: it has no frequencies")
         return features
 
     def transform(self, name: str, h: Array, version: str) -> Array:
@@ -129,13 +130,8 @@ class CollectionViews:
             with contextlib.suppress(UnknownView):
                 entry = self._registry.get(name, reader.manifest.anchor_generation)
                 if self._registry.is_cached(entry, reader.manifest, self._files.versions / reader.version):
-                    return entry
+                    return entry.public()
         return None
 
-    def _entry(self, name: str, version: str) -> dict[str, Any]:
+    def _entry(self, name: str, version: str) -> ViewEntry:
         return self._registry.get(name, self._reader.anchor_generation(version))
-
-
-def public_view(view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a view without the entry of its file."""
-    return {name: value for name, value in view.items() if name != "file"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from embeddings.durable_files import fsync_path, write_file
 from embeddings.store.collection.directory import CollectionDirectory
 from embeddings.store.collection.erasure import Erasure
-from embeddings.store.collection.views import public_view
 from embeddings.store.files import FileEntry, Workspace, disk_errors, encode_document
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
 from embeddings.store.version import (
@@ -24,6 +23,7 @@ from embeddings.store.version import (
     write_arrow,
     write_items,
 )
+from embeddings.store.view_entry import ViewEntry
 from embeddings.store.views import ROTATION_FILE, ViewRegistry, matrix_batch, utc_now
 from embeddings.vectors.item_vectors import Array, ItemVectors
 
@@ -103,7 +103,7 @@ class CollectionWriter:
         new: NewVersion,
         items: ItemVectors,
         alignment: Mapping[str, Any] | None,
-        views: Sequence[Mapping[str, Any]],
+        views: Sequence[ViewEntry],
         files: Sequence[FileEntry],
     ) -> VersionManifest:
         return VersionManifest(
@@ -122,7 +122,7 @@ class CollectionWriter:
             id_type="int64" if items.keys.dtype.kind == "i" else "string",
             alignment=dict(alignment or {}),
             gate=tuple(dict(check) for check in new.gate),
-            views=tuple(public_view(view) for view in views),
+            views=tuple(replace(view, file=None) for view in views),
             files=tuple(files),
             extra=dict(new.extra or {}),
         )

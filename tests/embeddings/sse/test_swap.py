@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from embeddings.optim import SGD
 from embeddings.sse import StochasticSharedEmbedding
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
-from embeddings.sse.swap import swap_ids
+from embeddings.sse.swap import distance_thresholds, swap_ids
 from embeddings.tables.config import TableConfig
 
 
@@ -29,7 +31,7 @@ def draw(ids, *, num_rows=12, offsets=None, feature="item", **settings):
 
 
 def test_vector_of_our_own():
-    """Fixes key, counter layout, lanes and multiply-shift: a change of any of them changes recorded runs."""
+    """Fixes key, counter layout, distances, lanes and multiply-shift: a change of any of them changes recorded runs."""
     ids = torch.tensor([2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1, 0])
     assert draw(ids, probability=0.5, seed=2024, step=3, sample_offset=6).tolist() == VECTOR
     offsets = torch.tensor([0, 3, 3, 8, 12])
@@ -38,21 +40,21 @@ def test_vector_of_our_own():
     assert draw(big, num_rows=2**24, probability=0.5, seed=2024, step=3).tolist() == VECTOR_OF_TWO_WORDS
 
 
-VECTOR = [2, 3, 10, 11, 10, 11, 8, 9, 10, 9, 1, 0]
-VECTOR_OF_LISTS = [4, 3, 2, 5, 10, 2, 8, 9, 8, 11, 1, 0]
+VECTOR = [2, 3, 10, 5, 10, 7, 10, 9, 10, 9, 1, 0]
+VECTOR_OF_LISTS = [2, 3, 4, 7, 10, 7, 6, 7, 10, 9, 1, 0]
 VECTOR_OF_TWO_WORDS = [
-    2154397,
+    2000000,
     14867061,
-    4000000,
-    12636912,
-    6000000,
-    5934083,
+    8940599,
+    5000000,
+    7602438,
+    7000000,
     8000000,
     9000000,
     14312125,
-    16624889,
+    11000000,
     13436014,
-    15073007,
+    13000000,
 ]
 
 
@@ -68,17 +70,48 @@ def test_chi_square_against_equation_5():
     assert stats.chisquare(counts[2:], expected).pvalue > 1e-4
 
 
-def test_lanes_and_positions_are_independent():
-    """Hits of samples that share a Philox call, and of positions of one list, are uncorrelated."""
+def test_samples_positions_and_steps_are_independent():
+    """Hits of samples beside one another, of positions of one list, and of steps are uncorrelated."""
     num_samples, length = 40_000, 4
     ids = torch.full((num_samples * length,), 3)
     offsets = torch.arange(num_samples + 1) * length
     hits = (draw(ids, num_rows=2**20, offsets=offsets) != 3).numpy().reshape(num_samples, length)
     positions = np.corrcoef(hits.T)
-    lanes = np.corrcoef(hits[:, 0].reshape(-1, 4).T)
-    # Standard errors are .005 and .01.
+    samples = np.corrcoef(hits[:, 0].reshape(-1, 4).T)
+    later = (draw(ids, num_rows=2**20, offsets=offsets, step=2) != 3).numpy()
+    # Standard errors are .005, .01 and .0025.
     assert np.abs(positions - np.eye(4)).max() < 0.02
-    assert np.abs(lanes - np.eye(4)).max() < 0.04
+    assert np.abs(samples - np.eye(4)).max() < 0.04
+    assert abs(np.corrcoef(hits.ravel(), later)[0, 1]) < 0.01
+
+
+def test_distances_are_geometric_across_blocks_too():
+    """Distances between hits, and where in a block of 256 they are: chi-square; a p-value below 1e-4 is a fault."""
+    probability, num_samples = 0.01, 2560 * 256
+    drawn = draw(torch.full((num_samples,), 3), num_rows=2**20, probability=probability)
+    hits = np.flatnonzero(drawn.numpy() != 3)
+    assert stats.chisquare(np.bincount(hits % 256, minlength=256)).pvalue > 1e-4
+    longest = 400
+    distances = np.bincount(np.minimum(np.diff(hits), longest), minlength=longest + 1)[1:]
+    expected = stats.geom.pmf(np.arange(1, longest + 1), probability)
+    expected[-1] = stats.geom.sf(longest - 1, probability)
+    # Few are long: what the chi-square distribution needs is five of a kind.
+    kinds = np.minimum(np.arange(longest) // 8, 40)
+    counts = (np.bincount(kinds, weights=each) for each in (distances, expected * (len(hits) - 1)))
+    assert stats.chisquare(*counts).pvalue > 1e-4
+    assert abs(len(hits) - probability * num_samples) < 5 * (probability * num_samples) ** 0.5
+
+
+@given(probability=st.floats(0.0, 1.0) | st.sampled_from([1e-300, 2.0**-41, 2.0**-40, 1e-9, 0.01, 1 - 2.0**-53]))
+def test_thresholds_of_distances_are_exact(probability):
+    """(1 - (1 - p)^d) 2^32 to the nearest whole number, by fractions; a word of 2^32 - 1 is below that of p = 1."""
+    thresholds = distance_thresholds(probability)
+    assert len(thresholds) == 256
+    for d in (1, 2, 7, 256):
+        exact = (1 - (1 - Fraction(probability)) ** d) * 2**32
+        assert abs(int(thresholds[d - 1]) - exact) <= Fraction(1, 2)
+    assert not np.diff(thresholds.astype(np.int64)).min() < 0
+    assert (probability < 1.0) or (thresholds == 2**32).all()
 
 
 def test_above_two_to_the_22_every_row_can_be_drawn():
@@ -335,15 +368,19 @@ def test_steps_features_and_seeds_draw_differently():
         assert not torch.equal(base, other)
 
 
-@given(cut=st.integers(0, 40), lengths=st.lists(st.integers(0, 5), min_size=40, max_size=40))
-def test_slices_of_a_batch_draw_what_the_batch_draws(cut, lengths):
-    """Ranks hold contiguous slices: with their sample offset they swap as one rank would."""
+@given(
+    cut=st.integers(0, 40),
+    lengths=st.lists(st.integers(0, 5), min_size=40, max_size=40),
+    sample_offset=st.integers(200, 300),
+)
+def test_slices_of_a_batch_draw_what_the_batch_draws(cut, lengths, sample_offset):
+    """Ranks hold contiguous slices: with their sample offset they swap as one would, also inside a block of 256."""
     offsets = torch.tensor([0, *np.cumsum(lengths).tolist()])
     ids = torch.arange(int(offsets[-1])) % 10 + 2
-    whole = draw(ids, offsets=offsets)
+    whole = draw(ids, offsets=offsets, sample_offset=sample_offset)
     at = int(offsets[cut])
-    first = draw(ids[:at], offsets=offsets[: cut + 1])
-    second = draw(ids[at:], offsets=offsets[cut:], sample_offset=cut)
+    first = draw(ids[:at], offsets=offsets[: cut + 1], sample_offset=sample_offset)
+    second = draw(ids[at:], offsets=offsets[cut:], sample_offset=sample_offset + cut)
     assert torch.equal(torch.cat([first, second]), whole)
 
 
@@ -384,10 +421,10 @@ def test_compiled_swaps_equal_reference_bitwise(num_rows):
 
 
 @given(
-    lengths=st.lists(st.integers(0, 5), min_size=1, max_size=200),
+    lengths=st.lists(st.integers(0, 5), min_size=1, max_size=300),
     num_rows=st.sampled_from([1, 3, 40, 2**22 + 10]),
-    probability=st.sampled_from([0.0, 0.3, 1.0]),
-    sample_offset=st.integers(0, 2**31),
+    probability=st.sampled_from([0.0, 1e-12, 0.01, 0.3, 1.0]) | st.floats(0.0, 1.0),
+    sample_offset=st.integers(0, 2**31) | st.sampled_from([1, 255, 256, 257, 511]),
     step=st.integers(1, 2**32 - 1),
 )
 def test_compiled_swaps_of_one_feature_equal_reference_bitwise(lengths, num_rows, probability, sample_offset, step):

@@ -10,7 +10,9 @@ import pytest
 
 from embeddings.rff.feature_map import FeatureMap
 from embeddings.rff.registry import FEATURE_MAPS
-from embeddings.store import Collection, UnknownView, open_store
+from embeddings.store import Collection, CorruptStore, UnknownView, open_store
+from embeddings.store.files import encode_document, read_document, replace_document
+from embeddings.store.view_entry import ViewEntry
 from embeddings.store.views import define_view
 from embeddings.vectors.item_vectors import ItemVectors
 from embeddings.vectors.lazy_rows import Array
@@ -181,7 +183,7 @@ def test_a_small_view_is_created_in_silence(collection: Collection) -> None:
 
 
 def test_an_identity_view_has_no_parameters() -> None:
-    assert define_view("raw", 4, kind="identity")["sigma"] is None
+    assert define_view("raw", 4, kind="identity").sigma is None
 
 
 def test_what_a_killed_deletion_left_is_removed(collection: Collection) -> None:
@@ -193,3 +195,35 @@ def test_what_a_killed_deletion_left_is_removed(collection: Collection) -> None:
     assert collection.view_names() == []
     publish(collection, seed=2)
     assert list(views.iterdir()) == []
+
+
+def test_an_entry_keeps_the_bytes_of_its_file_and_what_another_release_wrote(collection: Collection) -> None:
+    publish(collection)
+    for kind in ("rff", "identity"):
+        collection.create_view(kind, kind=kind)
+        path = collection.directory / "views" / kind / "g0001.json"
+        document = read_document(path)
+        assert document is not None
+        assert encode_document(ViewEntry.from_json(document, path).to_json()) == path.read_bytes()
+        document["pooled"] = {"by": "week"}
+        replace_document(path, document)
+        assert collection.view(kind)["pooled"] == {"by": "week"}
+        collection.create_view(kind, kind=kind, materialized=True)
+        assert read_document(path) == {**document, "materialized": True}
+    version = publish(collection)
+    manifest = read_document(collection.directory / "versions" / version / "manifest.json")
+    assert manifest is not None
+    assert manifest["views"] == collection.views()
+
+
+@pytest.mark.parametrize("field", ["kind", "materialized"])
+def test_an_entry_that_lacks_a_field_is_named(collection: Collection, field: str) -> None:
+    publish(collection)
+    collection.create_view("v")
+    path = collection.directory / "views" / "v" / "g0001.json"
+    document = read_document(path)
+    assert document is not None
+    del document[field]
+    replace_document(path, document)
+    with pytest.raises(CorruptStore, match=rf"g0001.json: is no entry of a view \(.*{field}.*restore it from a backup"):
+        collection.view("v")

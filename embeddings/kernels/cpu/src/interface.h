@@ -39,18 +39,18 @@ struct Batch {
 };
 
 // embeddings.optim.deferred_update.DeferredUpdateCoefficients in the type of sums; null where reading a row corrects nothing.
-struct Idle {
+struct DeferredUpdate {
   const void* decay;      // [num_decay], its last entry holds for every later age
-  const void* near;       // [num_near, 4]: moved, floor, taken, taken_floor by age
+  const void* near;       // [num_near, 4]: momentum_drift, eps_term, lookahead_correction, correction_eps by age
   const double* log_sums; // [num_log_sums], or none
   int64_t completed, num_decay, num_near, num_log_sums;
-  double log_now, log_slope, lead_moved, lead_floor;
+  double log_now, log_slope, lookahead, lookahead_eps;
   int32_t from_start, eps_inside_root, momentum;
 };
 
 // Swaps of Stochastic Shared Embeddings: embeddings.sse.SwapDraws.
 struct SwapWords {
-  uint64_t threshold, place, key0, key1, num_others, first_live, graph_start, threshold_start, stop;
+  uint64_t distances, place, key0, key1, num_others, first_live, graph_start, threshold_start, stop, block_shift;
 };
 
 struct Swaps {
@@ -64,7 +64,7 @@ struct Swaps {
 
 struct LookupCall {
   const Tables* tables;
-  const Idle* idle;
+  const DeferredUpdate* deferred;
   const Swaps* swaps;
   Batch batch;
   void* output;     // [batch_size, total_dim], without pooling [num_ids, dim]
@@ -89,7 +89,7 @@ struct Step {
 
 struct UpdateCall {
   const Tables* tables;
-  const Idle* idle;
+  const DeferredUpdate* deferred;
   const Step* step;
   const Record* records;
   int64_t num_records;

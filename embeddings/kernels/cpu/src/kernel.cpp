@@ -62,10 +62,10 @@ int32_t with_memory(Function&& function) {
 template <class W, class S, int DIM>
 void look_up_as(const LookupCall& call) {
   const bool rowwise = call.tables->row_values != nullptr;
-  if (!call.idle) look_up<W, S, DIM, Reading::STORED>(call);
-  else if (!call.idle->momentum) look_up<W, S, DIM, Reading::DECAYED>(call);
-  else if (rowwise) look_up<W, S, DIM, Reading::MOVED_ROWWISE>(call);
-  else look_up<W, S, DIM, Reading::MOVED>(call);
+  if (!call.deferred) look_up<W, S, DIM, Reading::STORED>(call);
+  else if (!call.deferred->momentum) look_up<W, S, DIM, Reading::DECAYED>(call);
+  else if (rowwise) look_up<W, S, DIM, Reading::MOMENTUM_ROWWISE>(call);
+  else look_up<W, S, DIM, Reading::MOMENTUM>(call);
 }
 
 template <class Real>
@@ -112,7 +112,7 @@ EVENKEEL_API void evenkeel_swap(const SwapCall* call) {
   const int64_t batch_size = call->batch.batch_size, num_blocks = (batch_size + MAX_SAMPLES - 1) / MAX_SAMPLES;
   for_tasks(call->num_threads, num_blocks, [&](int64_t block, int) {
     const int64_t start = block * MAX_SAMPLES, end = std::min(start + MAX_SAMPLES, batch_size);
-    swap_block(bags, call->used, bags.one_each(start, end), 0, start, end, *call->swaps, *call->swaps->features);
+    swap_block(bags, call->used, 0, start, end, *call->swaps, *call->swaps->features);
   });
 }
 

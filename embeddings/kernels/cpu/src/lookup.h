@@ -1,4 +1,4 @@
-// The lookup: check, swap, read with what idle rows are owed, and pool, block of samples by block of samples.
+// The lookup: check, swap, read with deferred updates, and pool, block of samples by block of samples.
 #pragma once
 
 #include "rows.h"
@@ -34,29 +34,29 @@ inline FoundFault find_fault(const Bags& bags, int64_t num_ids, int64_t num_rows
   return {NO_FAULT, 0};
 }
 
-// What is read of a row: it alone; it with its decay; with the momentum that its idle steps took, one v for each
+// What is read of a row: it alone; it with its decay; with the momentum of its deferred updates, one v for each
 // element or one for the row.
-enum class Reading { STORED, DECAYED, MOVED, MOVED_ROWWISE };
+enum class Reading { STORED, DECAYED, MOMENTUM, MOMENTUM_ROWWISE };
 
 template <class W, class S, int DIM, Reading READING>
 struct Reader {
   using Real = typename Sums<W>::type;
   static constexpr int LENGTH = DIM;
-  static constexpr bool HAS_IDLE = READING != Reading::STORED;
-  static constexpr bool HAS_MOMENTUM = READING >= Reading::MOVED;
-  static constexpr bool ROWWISE = READING == Reading::MOVED_ROWWISE;
+  static constexpr bool HAS_DEFERRED = READING != Reading::STORED;
+  static constexpr bool HAS_MOMENTUM = READING >= Reading::MOMENTUM;
+  static constexpr bool ROWWISE = READING == Reading::MOMENTUM_ROWWISE;
   static constexpr int64_t VECTORS = ROWWISE ? 1 : 2;
 
   const Feature& feature;
-  const Idle* idle;
+  const DeferredUpdate* deferred;
   int64_t dim;
   const W* weights;
   const S* vectors;
   const S* row_values;
   const int32_t* last_steps;
 
-  Reader(const Tables& tables, const Feature& feature, const Idle* idle)
-      : feature(feature), idle(idle), dim(length<DIM>(feature.dim)),
+  Reader(const Tables& tables, const Feature& feature, const DeferredUpdate* deferred)
+      : feature(feature), deferred(deferred), dim(length<DIM>(feature.dim)),
         weights(static_cast<const W*>(tables.weights) + feature.weight_base),
         vectors(static_cast<const S*>(tables.vectors) + feature.vector_base),
         row_values(static_cast<const S*>(tables.row_values) + feature.step_base),
@@ -66,7 +66,7 @@ struct Reader {
 
   EVENKEEL_INLINE void warm_up(const int64_t* ids, int64_t first, int64_t end) const {
     for (int64_t i = first; i < std::min(first + AHEAD, end); ++i) prefetch<false>(weights + ids[i] * n(), n());
-    if constexpr (HAS_IDLE)
+    if constexpr (HAS_DEFERRED)
       for (int64_t i = first; i < std::min(first + 2 * AHEAD, end); ++i) prefetch<false>(last_steps + ids[i], 1);
   }
 
@@ -76,27 +76,27 @@ struct Reader {
     prefetch<false>(weights + ahead * n(), n());
     if constexpr (HAS_MOMENTUM) {
       // Only a row touched lately reads its moments: its last step, fetched before, tells.
-      if (is_live(feature, ahead) && idle->completed - last_steps[ahead] < idle->num_near) {
+      if (is_live(feature, ahead) && deferred->completed - last_steps[ahead] < deferred->num_near) {
         prefetch<false>(vectors + ahead * VECTORS * n(), VECTORS * n());
         if constexpr (ROWWISE) prefetch<false>(row_values + ahead, 1);
       }
     }
-    if constexpr (HAS_IDLE)
+    if constexpr (HAS_DEFERRED)
       if (i + 2 * AHEAD < end) prefetch<false>(last_steps + ids[i + 2 * AHEAD], 1);
   }
 
   template <class How>
   void read(Real* out, int64_t row, Real factor) const {
     const W* w = weights + row * n();
-    if constexpr (!HAS_IDLE) return read_scaled<DIM, How>(out, w, factor, dim);
-    const Correction<Real> now = correction<Real>(*idle, last_steps[row]);
+    if constexpr (!HAS_DEFERRED) return read_scaled<DIM, How>(out, w, factor, dim);
+    const Correction<Real> now = correction<Real>(*deferred, last_steps[row]);
     const Real scale = factor * now.decay;
     if constexpr (HAS_MOMENTUM) {
       if (now.moves()) {
-        const Loss<Real> loss(now, factor, idle->eps_inside_root);
+        const Loss<Real> loss(now, factor, deferred->eps_inside_root);
         const S* m = vectors + row * VECTORS * n();
         if constexpr (ROWWISE) return read_shifted<DIM, How>(out, w, m, scale, loss(Real(load(row_values[row]))), dim);
-        else return read_moved<DIM, How>(out, w, m, scale, loss, dim);
+        else return read_with_momentum<DIM, How>(out, w, m, scale, loss, dim);
       }
     }
     read_scaled<DIM, How>(out, w, scale, dim);
@@ -119,7 +119,7 @@ void look_up_block(const LookupCall& call, const Reader& reader, int64_t f, int6
   const bool single = bags.one_each(first_bag, end_bag);
   const int64_t* ids = bags.ids;
   if (call.swaps) {
-    swap_block(bags, call.used, single, first_feature_bag, start, end, *call.swaps, call.swaps->features[f]);
+    swap_block(bags, call.used, first_feature_bag, start, end, *call.swaps, call.swaps->features[f]);
     ids = call.used;
   }
   const Real* scales = static_cast<const Real*>(call.batch.weights);
@@ -162,7 +162,7 @@ void look_up(const LookupCall& call) {
   const int64_t num_blocks = (batch_size + size - 1) / size;
   for_tasks(call.num_threads, tables.num_features * num_blocks, [&](int64_t task, int) {
     const int64_t f = task / num_blocks, start = task % num_blocks * size;
-    const Reader<W, S, DIM, READING> reader(tables, tables.features[f], call.idle);
+    const Reader<W, S, DIM, READING> reader(tables, tables.features[f], call.deferred);
     look_up_block(call, reader, f, start, std::min(start + size, batch_size));
   });
 }

@@ -19,23 +19,3 @@ inline Words philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t
   }
   return {{c0, c1, c2, c3}};
 }
-
-// Counters (c0, c1 + g, c2, c3) for g in [0, PHILOX_GROUPS) at once: words[lane][g].
-constexpr int PHILOX_GROUPS = 8;
-
-inline void philox_groups(
-    uint32_t (&words)[4][PHILOX_GROUPS], uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
-  uint32_t(&a)[PHILOX_GROUPS] = words[0], (&b)[PHILOX_GROUPS] = words[1];
-  uint32_t(&c)[PHILOX_GROUPS] = words[2], (&d)[PHILOX_GROUPS] = words[3];
-  for (int g = 0; g < PHILOX_GROUPS; ++g) a[g] = c0, b[g] = c1 + g, c[g] = c2, d[g] = c3;
-  for (int round = 0; round < 10; ++round, k0 += PHILOX_W0, k1 += PHILOX_W1) {
-#pragma omp simd
-    for (int g = 0; g < PHILOX_GROUPS; ++g) {
-      const uint64_t p0 = PHILOX_M0 * a[g], p1 = PHILOX_M1 * c[g];
-      a[g] = uint32_t(p1 >> 32) ^ b[g] ^ k0;
-      b[g] = uint32_t(p1);
-      c[g] = uint32_t(p0 >> 32) ^ d[g] ^ k1;
-      d[g] = uint32_t(p0);
-    }
-  }
-}

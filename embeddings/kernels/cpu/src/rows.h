@@ -2,7 +2,7 @@
 #pragma once
 
 #include "elements.h"
-#include "idle.h"
+#include "deferred_update.h"
 
 #define EVENKEEL_SIMD _Pragma("omp simd")
 
@@ -45,7 +45,7 @@ EVENKEEL_INLINE void read_shifted(Real* __restrict out, const W* __restrict w, c
 
 // out = factor w - loss(v) m, the state being [m | v]
 template <int DIM, class How, class Real, class W, class S>
-EVENKEEL_INLINE void read_moved(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Loss<Real> loss, int64_t dim) {
+EVENKEEL_INLINE void read_with_momentum(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Loss<Real> loss, int64_t dim) {
   const int64_t n = length<DIM>(dim);
   const S* __restrict v = m + n;
   if (loss.eps.inside == 0) {

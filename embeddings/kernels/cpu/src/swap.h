@@ -6,7 +6,8 @@
 #include "bags.h"
 #include "philox.h"
 
-constexpr uint32_t HIT_STREAM = 0, ROW_STREAM = 1, NEIGHBOUR_STREAM = 1u << 29;
+constexpr uint32_t ROW_STREAM = 1, NEIGHBOUR_STREAM = 1u << 29, DISTANCE_STREAM = 1u << 30;
+constexpr int64_t LONGEST_BLOCK = 256;
 
 struct Draw {
   uint32_t step, group, place, lane, key0, key1;
@@ -49,54 +50,48 @@ inline int64_t new_row(int64_t row, const Draw& draw, const Swaps& swaps, const 
   }
 }
 
-// Swaps the bags [start, end) of one feature, whose first bag is first_bag, from bags.ids into used. `single`: each of
-// them has one id. Rows outside [first live row, number of rows) stay: one unsigned comparison finds both.
+// How many samples that stay are before the next hit: thresholds [LONGEST_BLOCK] not above the word, by bisection
+// without a branch.
+inline int64_t samples_before_hit(const uint64_t* thresholds, uint32_t word) {
+  int64_t count = 0;
+#pragma GCC unroll 8
+  for (int64_t half = LONGEST_BLOCK / 2; half; half /= 2) count += thresholds[count + half - 1] <= word ? half : 0;
+  return count + (thresholds[count] <= word);
+}
+
+// Swaps the bags [start, end) of one feature, whose first bag is first_bag, from bags.ids into used. Rows outside [first
+// live row, number of rows) stay: one unsigned comparison finds both.
 inline void swap_block(
-    const Bags& bags, int64_t* used, bool single, int64_t first_bag, int64_t start, int64_t end, const Swaps& swaps,
+    const Bags& bags, int64_t* used, int64_t first_bag, int64_t start, int64_t end, const Swaps& swaps,
     const SwapWords& words) {
   const uint32_t step = uint32_t(swaps.step), key0 = uint32_t(words.key0), key1 = uint32_t(words.key1);
-  const uint32_t place = uint32_t(words.place);
   const int64_t first_id = bags.offsets[first_bag + start], end_id = bags.offsets[first_bag + end];
   std::copy(bags.ids + first_id, bags.ids + end_id, used + first_id);
-  if (words.threshold == 0) return;
-  // Not above the threshold less 1: the threshold itself may be 2^32.
-  const uint32_t highest = uint32_t(words.threshold - 1);
-  const auto hit = [&](int64_t i, int64_t sample, uint32_t at) {
-    const int64_t row = bags.ids[i];
-    if (uint64_t(row - int64_t(words.first_live)) > words.num_others) return;
-    const Draw draw{step, uint32_t(sample >> 2), at, uint32_t(sample & 3), key0, key1};
-    used[i] = new_row(row, draw, swaps, words);
-  };
+  if (words.distances == 0) return;
+  const uint64_t* distances = swaps.thresholds + words.distances - 1;
   const int64_t first_sample = swaps.sample_offset + start, end_sample = swaps.sample_offset + end;
-  uint32_t drawn[4][PHILOX_GROUPS];
-  if (single) {
-    // A draw for four samples, eight draws at a time. Only those that hit are looked at one by one.
-    for (int64_t group = first_sample >> 2; group * 4 < end_sample; group += PHILOX_GROUPS) {
-      philox_groups(drawn, step, uint32_t(group), place, HIT_STREAM, key0, key1);
-      uint32_t any = 0;
-#pragma omp simd reduction(| : any)
-      for (int j = 0; j < 4 * PHILOX_GROUPS; ++j) any |= uint32_t((&drawn[0][0])[j] <= highest);
-      if (!any) continue;
-      for (int j = 0; j < 4 * PHILOX_GROUPS; ++j) {
-        const int64_t sample = 4 * group + j;
-        if (drawn[j & 3][j >> 2] <= highest && sample >= first_sample && sample < end_sample)
-          hit(first_id + sample - first_sample, sample, place);
-      }
-    }
-    return;
-  }
-  for (int64_t group = first_sample >> 2; group * 4 < end_sample; ++group) {
-    const int64_t low = std::max(group * 4, first_sample), high = std::min(group * 4 + 4, end_sample);
-    const auto bag_of = [&](int64_t sample) { return first_bag + sample - swaps.sample_offset; };
+  const int64_t shift = int64_t(words.block_shift), length = int64_t(1) << shift;
+  const auto offset_of = [&](int64_t sample) { return bags.offsets[first_bag + sample - swaps.sample_offset]; };
+  for (int64_t block = first_sample >> shift; block << shift < end_sample; ++block) {
+    const int64_t block_start = block << shift;
+    const int64_t low = std::max(block_start, first_sample), high = std::min(block_start + length, end_sample);
     int64_t longest = 0;
     for (int64_t sample = low; sample < high; ++sample)
-      longest = std::max(longest, bags.offsets[bag_of(sample) + 1] - bags.offsets[bag_of(sample)]);
+      longest = std::max(longest, offset_of(sample + 1) - offset_of(sample));
     for (int64_t position = 0; position < longest; ++position) {
-      const uint32_t at = place | uint32_t(position & 0xFFFF);
-      const Words four = philox(step, uint32_t(group), at, HIT_STREAM, key0, key1);
-      for (int64_t sample = low; sample < high; ++sample) {
-        const int64_t i = bags.offsets[bag_of(sample)] + position;
-        if (i < bags.offsets[bag_of(sample) + 1] && four.lane[sample & 3] <= highest) hit(i, sample, at);
+      const uint32_t place = uint32_t(words.place) | uint32_t(position & 0xFFFF);
+      Words four{};
+      int64_t sample = block_start - 1;
+      for (uint32_t n = 0;; ++n) {
+        if (n % 4 == 0) four = philox(step, uint32_t(block), place, DISTANCE_STREAM + n / 4, key0, key1);
+        sample += 1 + samples_before_hit(distances, four.lane[n % 4]);
+        if (sample >= high) break;
+        if (sample < low) continue;
+        const int64_t i = offset_of(sample) + position;
+        if (i >= offset_of(sample + 1)) continue;
+        const int64_t row = bags.ids[i];
+        if (uint64_t(row - int64_t(words.first_live)) > words.num_others) continue;
+        used[i] = new_row(row, {step, uint32_t(sample >> 2), place, uint32_t(sample & 3), key0, key1}, swaps, words);
       }
     }
   }

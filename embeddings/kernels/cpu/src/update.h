@@ -1,4 +1,4 @@
-// The update: each touched row is read, moved by its optimizer and written, by one thread.
+// The update: each touched row is read, updated by its optimizer and written, by one thread.
 #pragma once
 
 #include "sort.h"
@@ -30,7 +30,7 @@ inline void draw_words(uint32_t* words, uint64_t step, uint64_t row, const Featu
   }
 }
 
-// A row, its state and its gradient. `keep`: what its decay leaves; `idle`: what its idle steps took; `fade1`, `fade2`:
+// A row, its state and its gradient. `keep`: what its decay leaves; `deferred`: what its deferred updates took; `fade1`, `fade2`:
 // what they and this step leave of its moments.
 template <class W, class S, class Real>
 struct Row {
@@ -39,7 +39,7 @@ struct Row {
   S* __restrict value;
   const Real* __restrict g;
   const uint32_t* __restrict words;
-  Correction<Real> idle;
+  Correction<Real> deferred;
   Real keep, fade1, fade2;
   int64_t dim;
 };
@@ -63,7 +63,7 @@ struct Sgd {
   explicit Sgd(const UpdateCall& call) : rate(Real(call.step->rate)) {}
 
   template <int DIM, class W, class S>
-  void operator()(const Row<W, S, Real>& row) const { descend<DIM>(row, row.keep * row.idle.decay, rate); }
+  void operator()(const Row<W, S, Real>& row) const { descend<DIM>(row, row.keep * row.deferred.decay, rate); }
 };
 
 template <class Real>
@@ -76,7 +76,7 @@ struct RowwiseAdagrad {
   void operator()(const Row<W, S, Real>& row) const {
     const Real sum = Real(load(*row.value)) + mean_square(row.g, row.dim);
     store(*row.value, sum);
-    descend<DIM>(row, row.keep * row.idle.decay, rate / (std::sqrt(sum) + eps));
+    descend<DIM>(row, row.keep * row.deferred.decay, rate / (std::sqrt(sum) + eps));
   }
 };
 
@@ -92,7 +92,7 @@ struct SquaredGradients {
 
   template <int DIM, class W, class S>
   void operator()(const Row<W, S, Real>& row) const {
-    const Real keep = row.keep * row.idle.decay, fade = AVERAGES ? row.fade2 : Real(1);
+    const Real keep = row.keep * row.deferred.decay, fade = AVERAGES ? row.fade2 : Real(1);
     EVENKEEL_SIMD
     for (int64_t i = 0; i < length<DIM>(row.dim); ++i) {
       const Real g = row.g[i], sum = fade * Real(load(row.vectors[i])) + gain * g * g;
@@ -113,15 +113,15 @@ struct AdamPace {
       : gain1(Real(1 - call.step->beta1)), gain2(Real(1 - call.step->beta2)),
         rate(Real(call.step->rate / unbiased(call.step->beta1, call))),
         root(Real(1 / std::sqrt(unbiased(call.step->beta2, call)))),
-        ahead(Real(call.idle ? call.idle->lead_moved : 0)),
+        ahead(Real(call.deferred ? call.deferred->lookahead : 0)),
         eps(Real(call.step->eps_inside_root ? call.step->eps * unbiased(call.step->beta2, call) : call.step->eps),
             call.step->eps_inside_root),
-        ahead_eps(Real(call.idle ? call.idle->lead_floor : 1), call.step->eps_inside_root),
+        ahead_eps(Real(call.deferred ? call.deferred->lookahead_eps : 1), call.step->eps_inside_root),
         inside(call.step->eps_inside_root) {}
 
   static double unbiased(double beta, const UpdateCall& call) { return 1 - std::pow(beta, double(call.step->step)); }
 
-  // What m is multiplied by and taken from the row. Both terms in one division, as in reading.
+  // What m is multiplied by and subtracted from the row. Both terms in one division, as in reading.
   template <bool AHEAD_TOO, bool INSIDE>
   Real pace(Real v) const {
     const Real bare = std::sqrt(INSIDE ? v + eps.inside : v), now = root * bare + eps.outside;
@@ -136,7 +136,7 @@ struct Adam {
   static constexpr int VECTORS = 2;
   AdamPace<Real> pace;
   bool momentum;
-  explicit Adam(const UpdateCall& call) : pace(call), momentum(call.idle && call.idle->momentum) {}
+  explicit Adam(const UpdateCall& call) : pace(call), momentum(call.deferred && call.deferred->momentum) {}
 
   template <int DIM, class W, class S>
   void operator()(const Row<W, S, Real>& row) const {
@@ -148,16 +148,16 @@ struct Adam {
   template <int DIM, bool INSIDE, class W, class S>
   void move(const Row<W, S, Real>& row) const {
     if (!momentum) move<DIM, INSIDE, false, false>(row);
-    else if (!row.idle.moves()) move<DIM, INSIDE, true, false>(row);
+    else if (!row.deferred.moves()) move<DIM, INSIDE, true, false>(row);
     else move<DIM, INSIDE, true, true>(row);
   }
 
-  template <int DIM, bool INSIDE, bool AHEAD_TOO, bool MOVED, class W, class S>
+  template <int DIM, bool INSIDE, bool AHEAD_TOO, bool HAS_DRIFT, class W, class S>
   void move(const Row<W, S, Real>& row) const {
     const int64_t n = length<DIM>(row.dim);
-    const Real factor = row.keep * row.idle.decay, fade1 = row.fade1, fade2 = row.fade2;
+    const Real factor = row.keep * row.deferred.decay, fade1 = row.fade1, fade2 = row.fade2;
     const Real gain1 = pace.gain1, gain2 = pace.gain2;
-    const Loss<Real> loss(row.idle, row.keep, INSIDE);
+    const Loss<Real> loss(row.deferred, row.keep, INSIDE);
     W* __restrict w = row.w;
     S* __restrict ms = row.vectors;
     S* __restrict vs = row.vectors + n;
@@ -166,7 +166,7 @@ struct Adam {
     for (int64_t i = 0; i < n; ++i) {
       const Real g = gs[i], m = Real(load(ms[i])), v = Real(load(vs[i]));
       Real theta = factor * load(w[i]);
-      if constexpr (MOVED) theta -= (INSIDE ? loss(v) : loss.outside(v)) * m;
+      if constexpr (HAS_DRIFT) theta -= (INSIDE ? loss(v) : loss.outside(v)) * m;
       const Real first = fade1 * m + gain1 * g, second = fade2 * v + gain2 * g * g;
       store(ms[i], first);
       store(vs[i], second);
@@ -185,10 +185,10 @@ struct RowwiseAdam {
   template <int DIM, class W, class S>
   void operator()(const Row<W, S, Real>& row) const {
     const Real before = Real(load(*row.value));
-    const Real share = row.idle.moves() ? Loss<Real>(row.idle, row.keep, pace.inside)(before) : Real(0);
+    const Real share = row.deferred.moves() ? Loss<Real>(row.deferred, row.keep, pace.inside)(before) : Real(0);
     const Real after = row.fade2 * before + pace.gain2 * mean_square(row.g, row.dim);
     store(*row.value, after);
-    const Real step = pace.template pace<true, true>(after), factor = row.keep * row.idle.decay;
+    const Real step = pace.template pace<true, true>(after), factor = row.keep * row.deferred.decay;
     EVENKEEL_SIMD
     for (int64_t i = 0; i < length<DIM>(row.dim); ++i) {
       const Real m = Real(load(row.vectors[i])), first = row.fade1 * m + pace.gain1 * row.g[i];
@@ -247,11 +247,11 @@ void update_rows(const UpdateCall& call, const Entries& entries, Scratch& scratc
       }
       const int64_t last = last_steps[r];
       last_steps[r] = int32_t(step.step);
-      const int64_t idle = last > 0 || step.from_start ? step.step - 1 - last : 0;
+      const int64_t num_skipped = last > 0 || step.from_start ? step.step - 1 - last : 0;
       Row<W, S, Real> row{weights + r * dim, vectors + r * width, values + r, g, words, {}, 0, 1, 1, dim};
-      if (call.idle) row.idle = correction<Real>(*call.idle, last);
-      row.keep = Real((1 - std::min(1.0, step.alpha * double(idle))) * step.keep);
-      const int64_t passed = step.fading ? idle + 1 : 1;
+      if (call.deferred) row.deferred = correction<Real>(*call.deferred, last);
+      row.keep = Real((1 - std::min(1.0, step.alpha * double(num_skipped))) * step.keep);
+      const int64_t passed = step.fading ? num_skipped + 1 : 1;
       if (passed < step.num_fades) row.fade1 = fades[2 * passed], row.fade2 = fades[2 * passed + 1];
       else row.fade1 = Real(std::pow(step.beta1, double(passed))), row.fade2 = Real(std::pow(step.beta2, double(passed)));
       if constexpr (is_half<W>) draw_words(words, uint64_t(step.step), uint64_t(r), table, dim);

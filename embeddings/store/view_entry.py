@@ -1,0 +1,97 @@
+"""What is known of a feature view: how it was defined, and its entry for an anchor generation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from embeddings.rff.feature_map import MapParameters
+from embeddings.store.files import CorruptStore, FileEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewDefinition:
+    """A view as somebody asks for it, the defaults of its kind filled in.
+
+    Attributes:
+        name: of the view.
+        kind: of its feature map.
+        dim: output coordinates.
+        sigma: of the map; None for a kind that reads none, as in the two below.
+        seed: of the map.
+        frequencies: how the map's matrix is drawn.
+        dim_in: coordinates of the vectors.
+    """
+
+    name: str
+    kind: str
+    dim: int
+    sigma: float | None
+    seed: int | None
+    frequencies: str | None
+    dim_in: int
+
+    @property
+    def parameters(self) -> MapParameters:
+        """The parameters of its feature map."""
+        return MapParameters(self.dim_in, self.dim, self.sigma, self.seed, self.frequencies)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewEntry(ViewDefinition):
+    """A view of one anchor generation, as its file and the manifests of versions have it.
+
+    Attributes:
+        collection: name of its collection.
+        anchor_generation: the generation whose coordinates it takes.
+        materialized: whether versions are written with its rows.
+        created_at: RFC 3339, UTC.
+        sha256: of the map's matrix U; None for a map without one.
+        file: that of U, beside the entry; None for a map without one, and in manifests.
+        extra: every other field, as it is in the document.
+    """
+
+    collection: str
+    anchor_generation: int
+    materialized: bool
+    created_at: str
+    sha256: str | None
+    file: FileEntry | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], where: Path) -> ViewEntry:
+        """Return the entry of a document.
+
+        Raises:
+            CorruptStore: a field that every entry has is not there.
+        """
+        extra = {name: value for name, value in document.items() if name not in _FIELDS}
+        known = {name: document[name] for name in document if name in _FIELDS}
+        try:
+            if known.get("file") is not None:
+                known["file"] = FileEntry(**known["file"])
+            return cls(**known, extra=extra)
+        except TypeError as error:
+            raise CorruptStore(f"{where}: is no entry of a view ({error}): restore it from a backup") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that the entry was made from, names in order as on disk; a copy."""
+        file = None if self.file is None else self.file._asdict()
+        return dict(sorted({**self.public(), "file": file}.items()))
+
+    def public(self) -> dict[str, Any]:
+        """Return :meth:`to_json` without the file, as users and manifests have it."""
+        document = {name: getattr(self, name) for name in _FIELDS if name != "file"}
+        return dict(sorted({**document, **copy.deepcopy(dict(self.extra))}.items()))
+
+    @property
+    def map_key(self) -> tuple[str, MapParameters, str | None]:
+        """What tells feature maps apart: entries with the same one compute the same of the same vectors."""
+        return self.kind, self.parameters, self.sha256
+
+
+_FIELDS = frozenset(one.name for one in fields(ViewEntry)) - {"extra"}
