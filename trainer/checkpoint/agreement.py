@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from safetensors import SafetensorError
 
+from trainer.storage.base import StorageError
+
 Result = TypeVar("Result")
 
 
@@ -30,7 +32,7 @@ def attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | 
         return function(*arguments), None
     except (OSError, SafetensorError) as error:
         return None, f"{error}: free space in this folder, or give one that every rank can write"
-    except ValueError as error:
+    except (ValueError, StorageError) as error:
         return None, str(error)
     except Exception as error:  # Whatever it is: the other ranks wait to hear of it.
         return None, f"{type(error).__name__}: {error}"

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint.format import CheckpointError, TableShard, save
+from trainer.storage.folders import Folders
 
 STAGED_COPIES = 1
 """How often a rank's rows and state lie in memory a second time once it has saved in the background."""
@@ -68,6 +69,7 @@ class BackgroundSaver:
         attached: Mapping[str, Path] | None = None,
         keep_last: int = 3,
         fence: Callable[[], None] = lambda: None,
+        folders: Folders | None = None,
     ) -> None:
         """Take a copy of everything and return.
 
@@ -84,6 +86,7 @@ class BackgroundSaver:
         keywords = {
             "step": step, "tables": staged, "dense": parts, "extra": copy.deepcopy(dict(extra)),
             "attached": dict(attached or {}), "keep_last": keep_last, "group": self._group, "fence": fence,
+            "folders": folders,
         }  # fmt: skip
         self._thread = threading.Thread(
             target=self._write, args=(Path(directory), keywords), name="evenkeel-checkpoint", daemon=True

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import uuid
 import warnings
@@ -30,17 +29,16 @@ from torch import Tensor
 from embeddings.durable_files import fsync_path
 from trainer.checkpoint.agreement import CheckpointError, FormatVersionError, agree, attempt, from_rank_0, rank_and_size
 from trainer.checkpoint.coverage import check_cover
+from trainer.checkpoint.names import new_name, newest_first, replaced_by
+from trainer.checkpoint.stored import MANIFEST_FILE, View, put_files, put_record
 from trainer.runs.directory import WRITING
+from trainer.storage.folders import Folders
 
 # 1 knew neither columns nor attached files. It was never released, and is refused.
 FORMAT_VERSION = 2
-MANIFEST_FILE = "manifest.json"
 DENSE_FILE = "dense.safetensors"
 # A table is written in pieces of about this size, so that saving needs little memory beside the table itself.
 PIECE_BYTES = 256 * 2**20
-
-# A step saved once more (a resume comes by it again) gets a suffix, so that no rename has to replace anything.
-_NAME = re.compile(r"^step-(\d{12})(?:\.(\d+))?$")
 
 
 @dataclass(frozen=True)
@@ -85,11 +83,12 @@ def save(
     keep_last: int = 3,
     group: dist.ProcessGroup | None = None,
     fence: Callable[[], None] = lambda: None,
+    folders: Folders | None = None,
 ) -> Path:
     """Write the checkpoint of ``step`` under ``directory``. Collective. A keyword for each part of a checkpoint.
 
     Args:
-        directory: a folder that all ranks see.
+        directory: a folder that all ranks see, or where ``folders`` is given one of this host.
         step: number of the step that the checkpoint is of.
         tables: this rank's rows.
         dense: dense tensors by name, taken from rank 0.
@@ -100,9 +99,10 @@ def save(
         group: the ranks that save; None: all of them.
         fence: called on rank 0 before anything is made and before the checkpoint gets its name: what it raises ends the
             save.
+        folders: where the checkpoint goes in a run storage; None: it stays in ``directory``.
 
     Returns:
-        The path of the checkpoint.
+        The path of the checkpoint; in a run storage the one that its view will have.
 
     Raises:
         CheckpointError: on every rank if any rank failed; the previous checkpoints are then untouched.
@@ -112,30 +112,49 @@ def save(
     directory = Path(directory)
     rank, _ = rank_and_size(group)
     where = f"checkpoint of step {step} in {directory} could not be written"
-    name = from_rank_0(attempt(_make_temporary, directory, fence) if rank == 0 else None, where, group)
+    name = from_rank_0(attempt(_make_temporary, directory, fence, folders) if rank == 0 else None, where, group)
     temporary = directory / name
     try:
-        written = agree(attempt(_write_shards, temporary, rank, tables), where, group)
-    except CheckpointError:
+        written = agree(attempt(_write_rank, temporary, rank, tables, folders), where, group)
+        outcome = None
         if rank == 0:
+            shards = [entry for entries in written for entry in entries or ()]
+            contents = _Contents(step, shards, dense, extra, attached or {})
+            outcome = attempt(_finish, temporary, contents, keep_last, fence, folders)
+        return directory / from_rank_0(outcome, where, group)
+    finally:
+        # Where all went well it has another name, or lies in the storage.
+        if rank == 0 or folders is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if rank == 0:
-        shards = [entry for entries in written for entry in entries or ()]
-        outcome = attempt(_finish, temporary, _Contents(step, shards, dense, extra, attached or {}), keep_last, fence)
-        if outcome[1] is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-    return directory / from_rank_0(outcome if rank == 0 else None, where, group)
 
 
-def _make_temporary(directory: Path, fence: Callable[[], None]) -> str:
+def _make_temporary(directory: Path, fence: Callable[[], None], folders: Folders | None) -> str:
     fence()
     directory.mkdir(parents=True, exist_ok=True)
+    if folders is not None:
+        folders.sweep()
     for stale in directory.glob(WRITING + "*"):
         shutil.rmtree(stale)
     name = WRITING + uuid.uuid4().hex
     (directory / name).mkdir()
     return name
+
+
+def _write_rank(
+    temporary: Path, rank: int, tables: Sequence[TableShard], folders: Folders | None
+) -> list[dict[str, Any]]:
+    """Write this rank's rows, and put them into the storage; return one manifest entry per file."""
+    if folders is None:
+        return _write_shards(temporary, rank, tables)
+    # On this host perhaps no other rank has made it.
+    temporary.mkdir(parents=True, exist_ok=True)
+    entries = _write_shards(temporary, rank, tables)
+    put_files(folders, _token(temporary), temporary, entries)
+    return entries
+
+
+def _token(temporary: Path) -> str:
+    return temporary.name.removeprefix(WRITING)
 
 
 def _write_shards(folder: Path, rank: int, tables: Sequence[TableShard]) -> list[dict[str, Any]]:
@@ -190,12 +209,14 @@ class _Contents(NamedTuple):
     attached: Mapping[str, Path]
 
 
-def _finish(temporary: Path, contents: _Contents, keep_last: int, fence: Callable[[], None]) -> str:
-    """Write dense tensors, attached files and manifest, and rename; return the name that the checkpoint got."""
+def _finish(
+    temporary: Path, contents: _Contents, keep_last: int, fence: Callable[[], None], folders: Folders | None
+) -> str:
+    """Write dense tensors, attached files and manifest, and let the checkpoint appear; return the name that it got."""
     step = contents.step
     check_cover(contents.shards)
     dense = {name: value.clone() for name, value in contents.dense.items()}
-    body = {
+    body: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "step": step,
         "extra": dict(contents.extra),
@@ -207,21 +228,21 @@ def _finish(temporary: Path, contents: _Contents, keep_last: int, fence: Callabl
         file.write(_manifest_bytes(body))
         file.flush()
         os.fsync(file.fileno())
+    if folders is not None:
+        token = _token(temporary)
+        put_files(folders, token, temporary, [body["dense"], *body["attached"]])
+        return put_record(folders, temporary, token, step, _entries(body), keep_last, fence)
     fsync_path(temporary)
-    suffixes = [
-        int(match[2] or 0)
-        for path in checkpoints_in(temporary.parent)
-        if (match := _NAME.match(path.name)) and int(match[1]) == step
-    ]
-    final = temporary.parent / (f"step-{step:012d}" + (f".{max(suffixes) + 1}" if suffixes else ""))
+    names = [path.name for path in checkpoints_in(temporary.parent)]
+    final = temporary.parent / new_name(step, names)
     # Chosen before the rename: a process that is stopped after it, and wakes when another attempt has gone on from this
     # checkpoint, must not take what that one wrote for steps that it has turned back from itself.
-    replaced = _replaced_by(final, keep_last)
+    replaced = replaced_by(final.name, names, keep_last)
     fence()
     os.rename(temporary, final)
     fsync_path(final.parent)
-    for path in replaced:
-        shutil.rmtree(path, ignore_errors=True)
+    for name in replaced:
+        shutil.rmtree(final.parent / name, ignore_errors=True)
     return final.name
 
 
@@ -229,13 +250,6 @@ def _attach(path: Path, source: Path) -> dict[str, Any]:
     # A hard link would cost nothing, but one damaged file would then damage every checkpoint.
     shutil.copyfile(source, path)
     return _entry(path)
-
-
-def _replaced_by(newest: Path, keep_last: int) -> list[Path]:
-    """Return what goes once ``newest`` is there: checkpoints of later steps, and the oldest."""
-    found = sorted([*checkpoints_in(newest.parent), newest], key=_order, reverse=True)
-    position = found.index(newest)
-    return [*found[:position], *found[position + keep_last :]]
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -276,6 +290,7 @@ class Checkpoint:
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
+        self._view = View.of(self.path)
         self._body = _read_manifest(self.path)
         self.step = self._body["step"]
         self.extra = self._body["extra"]
@@ -294,6 +309,9 @@ class Checkpoint:
         Raises:
             CheckpointError: naming the first file that is missing, truncated or changed.
         """
+        if self._view is not None:
+            self._view.verify()
+            return
         for entry in _entries(self._body):
             path = self.path / entry["file"]
             try:
@@ -310,7 +328,7 @@ class Checkpoint:
     def attached(self, name: str) -> Path | None:
         """Return the path of the file that was attached under this name, None if there was none."""
         known = {entry["file"] for entry in self._body["attached"]}
-        return self.path / name if name in known else None
+        return self._file(name) if name in known else None
 
     def read_rows(
         self,
@@ -341,7 +359,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path}: table '{table}' has {dim} columns, asked for [{column_start}, {column_end})"
             )
-        found = self._empty(shards, row_end - row_start, column_end - column_start)
+        found = self._empty(shards, row_start, row_end, column_end - column_start)
         for shard in shards:
             first, last = max(row_start, shard["row_start"]), min(row_end, shard["row_start"] + shard["row_count"])
             left = max(column_start, shard["column_start"])
@@ -361,9 +379,14 @@ class Checkpoint:
         weight = found.pop("weight")
         return weight, {name.removeprefix("state."): value for name, value in found.items()}
 
-    def _empty(self, shards: Sequence[Mapping[str, Any]], num_rows: int, num_columns: int) -> dict[str, Tensor]:
-        """Return a tensor for the weight and each state of a table, of the stored dtype."""
-        whole = next(shard for shard in shards if shard["column_start"] == 0)
+    def _empty(
+        self, shards: Sequence[Mapping[str, Any]], row_start: int, row_end: int, num_columns: int
+    ) -> dict[str, Tensor]:
+        """Return a tensor for the weight and each state of rows of a table, of the stored dtype."""
+        left = [shard for shard in shards if shard["column_start"] == 0]
+        # A file that is read anyway, where there is one.
+        read = (one for one in left if one["row_start"] < row_end and row_start < one["row_start"] + one["row_count"])
+        whole, num_rows = next(read, left[0]), row_end - row_start
         with self._open(whole["file"]) as file:
             stored = {name: file.get_slice(name)[0:0] for name in file.keys()}  # noqa: SIM118 - not a mapping
         return {
@@ -376,9 +399,15 @@ class Checkpoint:
         with self._open(self._body["dense"]["file"]) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
+    def _file(self, name: str) -> Path:
+        if self._view is not None:
+            self._view.fetch(name)
+        return self.path / name
+
     def _open(self, name: str) -> Any:
+        path = self._file(name)
         try:
-            return safe_open(self.path / name, framework="pt")
+            return safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{self.path / name} cannot be read: {error}") from None
 
@@ -407,13 +436,7 @@ def checkpoints_in(directory: Path) -> list[Path]:
     """Return the checkpoints by step, newest first."""
     if not directory.is_dir():
         return []
-    return sorted((path for path in directory.iterdir() if _NAME.match(path.name)), key=_order, reverse=True)
-
-
-def _order(path: Path) -> tuple[int, int]:
-    match = _NAME.match(path.name)
-    assert match is not None
-    return int(match[1]), int(match[2] or 0)
+    return [directory / name for name in newest_first(path.name for path in directory.iterdir())]
 
 
 def _entries(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.format import Checkpoint, CheckpointError, FormatVersionError, checkpoints_in, latest_valid
+from trainer.checkpoint.stored import show
 from trainer.runs.directory import Run
 from trainer.runs.protocol import EXIT_FILE
 from trainer.spec.evaluation import LOWER_IS_BETTER
@@ -25,6 +26,7 @@ def pick(run: Run, which: str = LAST) -> tuple[Checkpoint, list[str]]:
     Raises:
         CheckpointError: with the remedy, where there is none such.
     """
+    show(run.folders(run.checkpoints), run.checkpoints)
     steps = sorted({_step(path) for path in checkpoints_in(run.checkpoints)})
     if not steps:
         raise CheckpointError(
@@ -42,6 +44,17 @@ def pick(run: Run, which: str = LAST) -> tuple[Checkpoint, list[str]]:
     if not found:
         raise CheckpointError(f"{run.checkpoints} holds no checkpoint of step {which}: there are {_words(steps)}")
     return _whole(found[0]), []
+
+
+def newest_of(run: Run, directory: Path) -> Checkpoint | None:
+    """Return the newest checkpoint of ``run.checkpoints`` or ``run.best`` whose every byte is as written, or None.
+
+    Raises:
+        FormatVersionError: one is of another format.
+        StorageError: the run's storage is away.
+    """
+    show(run.folders(directory), directory)
+    return latest_valid(directory)
 
 
 def _last(run: Run) -> tuple[Checkpoint, list[str]]:
@@ -63,7 +76,7 @@ def _best(run: Run) -> Checkpoint:
     Raises:
         CheckpointError: it is not there: another would be taken for it.
     """
-    kept_apart = latest_valid(run.best)
+    kept_apart = newest_of(run, run.best)
     if kept_apart is not None:
         return kept_apart
     last, _ = _last(run)

@@ -15,41 +15,51 @@ import torch
 
 from embeddings.optim.registry import KINDS
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
+from trainer.checkpoint.stored import show
 from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, open_numeric
 from trainer.data.prepare.drift import PROFILE_FILE, open_profile
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec, Table
+from trainer.spec.base import May
 from trainer.spec.models.registry import parse_model
+from trainer.spec.stored import read
+from trainer.storage.folders import Folders
+from trainer.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData
 
 
-# What a warm start may change of the model: no weight depends on it.
-_FREE_OF_MODEL = (
-    "init", "window", "negatives", "negative_distribution", "negative_power", "focal_gamma", "focal_alpha",
-)  # fmt: skip
+PARENT = "parent"
+"""Of a run's directory: views of stored checkpoints that it starts from."""
 
 
 def parent_checkpoint(run: Run) -> Checkpoint | None:
     """Return the checkpoint that the run starts from, if any.
 
-    ``init_checkpoint`` names it, or a folder of checkpoints, of which the newest valid one is taken.
+    ``init_checkpoint`` names it, or a folder of checkpoints, here or in a run storage, of which the newest valid one is
+    taken.
 
     Raises:
         CheckpointError: with the remedy, where there is none.
+        StorageError: the storage is away.
     """
     if run.init_checkpoint is None:
         return None
     path = Path(run.init_checkpoint)
+    if "://" in run.init_checkpoint:
+        uri, _, prefix = run.init_checkpoint.rpartition("/")
+        path = run.directory / PARENT
+        show(Folders(open_storage(uri), prefix), path)
     if (path / "manifest.json").exists():
         checkpoint: Checkpoint | None = Checkpoint(path)
     else:
         checkpoint = latest_valid(path)
     if checkpoint is None:
         raise CheckpointError(
-            f"init_from: {path} holds no valid checkpoint: name a job that has one, or leave init_from out"
+            f"init_from: {run.init_checkpoint} holds no valid checkpoint: name a job that has one, or leave init_from "
+            "out"
         )
     return checkpoint
 
@@ -117,9 +127,11 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
         ValueError: naming the field.
     """
     # Fields that came after the parent's version have their defaults.
-    parent_settings, settings = parse_model(parent.extra["job"]["model"]), job.model
+    stored_job = parent.extra["job"]
+    parent_settings, settings = parse_model(read(stored_job, JobSpec, "model")), job.model
+    free = settings.fields_that(May.DIFFER_ON_WARM_START)
     # The constant of mf, which is the parent's, is that of its loss.
-    free = _FREE_OF_MODEL if settings.has_constant_of_loss else (*_FREE_OF_MODEL, "loss")
+    free |= set() if settings.has_constant_of_loss else {"loss"}
     fields = type(settings).model_fields if settings.kind == parent_settings.kind else ("kind",)
     for field in fields:
         if field not in free and getattr(settings, field) != getattr(parent_settings, field):
@@ -129,7 +141,7 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
             )
     for name in data.tables:
         stored, asked = (Table.model_validate(each) for each in (
-            parent.extra["job"].get("tables", {}).get(name, {}), job.tables.get(name, Table()),
+            read(stored_job, JobSpec, "tables").get(name, {}), job.tables.get(name, Table()),
         ))  # fmt: skip
         for field in Table.model_fields:
             if getattr(stored, field) != getattr(asked, field):
@@ -157,7 +169,7 @@ def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
             f"optimizer.kind: the parent's rows were trained with {parent['optimizer']} and keep its state, "
             f"the job asks for {job.optimizer.kind}: use the same, or leave init_from out"
         )
-    _check_deferred_updates(job, parent["job"]["optimizer"])
+    _check_deferred_updates(job, read(parent["job"], JobSpec, "optimizer"))
     alpha = parent["alpha"]
     if alpha is None:
         return None

@@ -13,6 +13,7 @@ from embeddings.optim import RowOptimizer
 from embeddings.optim.registry import KINDS
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, Pooling, TableConfig
+from embeddings.tables.element_types import DEFAULT_TYPE
 from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.plan import NEGATIVE_SUFFIX
@@ -64,8 +65,8 @@ def build(
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
         dtype=dtype,
-        dtypes=_half({name: table.dtype for name, table in job.tables.items()}),
-        state_dtypes=_half({name: table.state_dtype for name, table in job.tables.items()}),
+        dtypes=_stored({name: table.dtype for name, table in job.tables.items()}),
+        state_dtypes=_stored({name: table.state_dtype for name, table in job.tables.items()}),
     )
     rows = {table.name: table.num_rows for table in tables}
     graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
@@ -92,9 +93,9 @@ def model_of(
     return model
 
 
-def _half(dtypes: Mapping[str, str]) -> dict[str, torch.dtype]:
-    """Return what a job stores in half precision; the rest has the type that :func:`build` is asked for."""
-    return {name: getattr(torch, dtype) for name, dtype in dtypes.items() if dtype != "float32"}
+def _stored(types: Mapping[str, str]) -> dict[str, torch.dtype]:
+    """Return what a job stores otherwise than by default; the rest has the type that :func:`build` is asked for."""
+    return {name: getattr(torch, one) for name, one in types.items() if one != DEFAULT_TYPE}
 
 
 def _default_plan(tables: list[TableConfig]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,13 @@ from trainer.data.columns.jagged import Jagged
 from trainer.spec import JobSpec
 
 if TYPE_CHECKING:
+    from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
+    from trainer.distributed.sharded_state import ShardedState
 
 TOMBSTONE_RUNS = 30
 """For so many runs publishers are told of an id that lost its row: one of them has to publish."""
 
-AnyBatch = TypeVar("AnyBatch")
 Int64s = npt.NDArray[np.int64]
 
 
@@ -53,7 +54,7 @@ class DynamicRows:
         ids: by table, the map from ids to rows: row e + 2 is entry e.
     """
 
-    def __init__(self, job: JobSpec, data: PreparedData, sharded: Any) -> None:
+    def __init__(self, job: JobSpec, data: PreparedData, sharded: ShardedState) -> None:
         settings = {name: table.id_map for name, table in job.tables.items()}
         self.ids = {name: DynamicIdMap(one) for name, one in settings.items() if one is not None}
         self._data, self._sharded = data, sharded
@@ -72,7 +73,7 @@ class DynamicRows:
         self._order = data.order()
         self._columns = {key.name: data.checked_column("train", key) for keys in self._keys.values() for key in keys}
 
-    def admit(self, parts: tuple[AnyBatch, ...], position: int, step: int) -> tuple[AnyBatch, ...]:
+    def admit(self, parts: tuple[Batch, ...], position: int, step: int) -> tuple[Batch, ...]:
         """Return this rank's part of a batch with rows for codes.
 
         Ids of the whole batch get rows, others may lose theirs.
@@ -85,7 +86,7 @@ class DynamicRows:
         if not self.ids:
             return parts
         epoch, inside = divmod(position, self._data.steps_per_epoch)
-        start, size = inside * self._data.batch_size, parts[0].global_size  # type: ignore[attr-defined]
+        start, size = inside * self._data.batch_size, parts[0].global_size
         samples = self._order.rows(epoch, start, start + size)
         for table, ids in self.ids.items():
             codes = np.concatenate([self._codes(key.name, samples) for key in self._keys[table]])
@@ -96,11 +97,11 @@ class DynamicRows:
         taken = {table: _taken(ids.ids()[0]) for table, ids in self.ids.items()}
         return tuple(self._swapped(part, step, taken) for part in rows)
 
-    def known(self, batch: AnyBatch) -> AnyBatch:
+    def known(self, batch: Batch) -> Batch:
         """Return a batch with rows for codes, those of unknown ids where there are none; nothing changes."""
         if not self.ids:
             return batch
-        features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
+        features = batch.features
         values, ends = features.values().numpy().copy(), features.offset_per_key()
         for number, name in enumerate(features.keys()):
             table = self._tables[name]
@@ -111,12 +112,12 @@ class DynamicRows:
                 part[is_live] = np.where(entries < 0, UNKNOWN_ROW, entries + FIRST_ROW)
         return _with_values(batch, values)
 
-    def _swapped(self, batch: AnyBatch, step: int, taken: Mapping[str, Int64s]) -> AnyBatch:
+    def _swapped(self, batch: Batch, step: int, taken: Mapping[str, Int64s]) -> Batch:
         """Apply SSE to features of dynamic tables.
 
         It swaps among the ids that have a row, ``taken`` by table, as if there were no others.
         """
-        features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
+        features = batch.features
         values, offsets, stride = features.values().numpy().copy(), features.offsets(), features.stride()
         for number, name in enumerate(features.keys()):
             if name in self._sse:
@@ -126,24 +127,24 @@ class DynamicRows:
                 places = swap(
                     torch.from_numpy(np.searchsorted(rows, part)), bounds, table=TableConfig(table, len(rows), 1, name),
                     feature=name, config=self._sse[name], seed=self._seed, step=step,
-                    sample_offset=batch.sample_offset,  # type: ignore[attr-defined]
+                    sample_offset=batch.sample_offset,
                 )  # fmt: skip
                 part[:] = rows[places.numpy()]
         return _with_values(batch, values)
 
     def in_words(self) -> str:
         """Return how full the tables are; "" where none is dynamic."""
-        found = [
+        sentences = [
             f"{name}: {len(ids):,} of {ids.settings.capacity:,} rows taken"
             + (f", {ids.num_refused:,} occurrences found none free" if ids.num_refused else "")
             for name, ids in self.ids.items()
         ]
-        return "; ".join(found)
+        return "; ".join(sentences)
 
     def _codes(self, name: str, samples: Int64s) -> Int64s:
         column = self._columns[name]
-        found = column.take(samples).values if isinstance(column, Jagged) else column[samples]
-        return found.astype(np.int64)
+        codes = column.take(samples).values if isinstance(column, Jagged) else column[samples]
+        return codes.astype(np.int64)
 
     def _renew(self, table: str, given: Assigned) -> None:
         if not len(given.new_entries):
@@ -161,14 +162,14 @@ class DynamicRows:
 
         They are, of each dynamic table, the state of its ids, and the ids that have a row, in the order of their rows.
         """
-        found: dict[str, Path] = {}
+        written: dict[str, Path] = {}
         for table, ids in self.ids.items():
             directory.mkdir(parents=True, exist_ok=True)
             files = {name: directory / name for name in (state_file(table), id_map_file(table))}
             save_file(ids.state(), files[state_file(table)])
             self._id_map(table).write(files[id_map_file(table)])
-            found |= files
-        return found
+            written |= files
+        return written
 
     def _id_map(self, table: str) -> IdMap:
         """Return the ids that have a row, and tombstones.
@@ -208,13 +209,13 @@ def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[
     Raises:
         CheckpointError: one is missing.
     """
-    found = {}
+    by_table = {}
     for table in tables:
         path = checkpoint.attached(state_file(table))
         if path is None:
             raise CheckpointError(f"{checkpoint.path}: table '{table}' did not grow when it was written")
-        found[table] = load_file(path)
-    return found
+        by_table[table] = load_file(path)
+    return by_table
 
 
 def codes_of(data: PreparedData, table: str, keys: npt.NDArray[np.uint64]) -> Int64s:
@@ -240,10 +241,10 @@ def _taken(entries: Int64s) -> Int64s:
     return np.concatenate([np.arange(FIRST_ROW), entries + FIRST_ROW])
 
 
-def _with_values(batch: AnyBatch, values: Int64s) -> AnyBatch:
+def _with_values(batch: Batch, values: Int64s) -> Batch:
     """Return the batch with other rows in the same bags."""
-    features: KeyedJaggedTensor = batch.features  # type: ignore[attr-defined]
-    found = KeyedJaggedTensor(
+    features = batch.features
+    changed = KeyedJaggedTensor(
         keys=features.keys(),
         values=torch.from_numpy(values),
         weights=features.weights_or_none(),
@@ -251,4 +252,4 @@ def _with_values(batch: AnyBatch, values: Int64s) -> AnyBatch:
         offsets=features.offsets(),
         stride=features.stride(),
     )
-    return replace(batch, features=found)  # type: ignore[type-var]
+    return replace(batch, features=changed)

@@ -48,10 +48,10 @@ def read_rows(job: JobSpec, checkpoint: Checkpoint, table: str) -> Iterator[tupl
         count = min(CHUNK_ROWS, num_rows - start)
         rows = None if taken is None else taken[np.searchsorted(taken, start) : np.searchsorted(taken, start + count)]
         if rows is None or len(rows):
-            wanted = None if rows is None else torch.from_numpy(rows - start)
-            found = stored_rows(job, checkpoint, table, start, count).read(table, wanted)
-            yield done, found
-            done += len(found)
+            chosen = None if rows is None else torch.from_numpy(rows - start)
+            values = stored_rows(job, checkpoint, table, start, count).read(table, chosen)
+            yield done, values
+            done += len(values)
 
 
 class ReadTables(nn.Module):
@@ -92,12 +92,12 @@ class ReadTables(nn.Module):
         if features.keys() != names:
             places = {name: number for number, name in enumerate(features.keys())}
             features = features.permute([places[name] for name in names])
-        found = self.tables(features.values(), features.offsets(), features.weights_or_none())
+        values = self.tables(features.values(), features.offsets(), features.weights_or_none())
         if not self.tables.layout.pooled:
             ends = features.offset_per_key()
             by_name: Mapping[str, JaggedTensor] = features.to_dict()
             return {
-                name: JaggedTensor(found[ends[number] : ends[number + 1]], lengths=by_name[name].lengths())
+                name: JaggedTensor(values[ends[number] : ends[number + 1]], lengths=by_name[name].lengths())
                 for number, name in enumerate(names)
             }
-        return KeyedTensor(keys=names, length_per_key=[self._dims[name] for name in names], values=found)
+        return KeyedTensor(keys=names, length_per_key=[self._dims[name] for name in names], values=values)

@@ -260,7 +260,7 @@ def _placed(model: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Mo
 class _NoWrapper(DataParallelWrapper):
     """Wrapper that leaves dense parameters alone: DDP would average, and hide the order of its sums."""
 
-    def wrap(self, dmp: Any, env: Any, device: Any) -> None:
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         pass
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,10 @@ from trainer.checkpoint.agreement import agree
 from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, save
 from trainer.checkpoint.row_signature import deferred_update_fields, differences, row_signature
+from trainer.storage.folders import Folders
+
+if TYPE_CHECKING:
+    from trainer.models.base import RankingModel
 
 # Rows of a table are gathered and loaded in chunks of this many.
 _CHUNK_ROWS = 1 << 18
@@ -42,7 +46,7 @@ class ShardedState:
         tables: the table configs by name.
     """
 
-    def __init__(self, module: nn.Module, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
+    def __init__(self, module: RankingModel, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
         self.module = module
         self.tables = dict(tables)
         self._group = group
@@ -135,6 +139,7 @@ class ShardedState:
         keep_last: int = 3,
         saver: BackgroundSaver | None = None,
         fence: Callable[[], None] = lambda: None,
+        folders: Folders | None = None,
     ) -> Path | None:
         """Write a checkpoint of ``completed_steps``, and return its path. Collective.
 
@@ -151,6 +156,7 @@ class ShardedState:
             "attached": attached,
             "keep_last": keep_last,
             "fence": fence,
+            "folders": folders,
         }
         if saver is not None:
             saver.save(directory, **arguments)
@@ -221,8 +227,8 @@ class ShardedState:
                     first = int(parents[into[0]])
                     taken = parents[into] - first
                     count = int(taken[-1]) + 1
-                found = checkpoint.read_rows(piece.name, first, count, piece.column_start, piece.column_count)
-                _put(piece, rows, found, taken, into)
+                stored = checkpoint.read_rows(piece.name, first, count, piece.column_start, piece.column_count)
+                _put(piece, rows, stored, taken, into)
         self._load_dense(checkpoint.read_dense(), dense_optimizer)
         self._completed_steps = int(checkpoint.extra["completed_steps"])
         self._birth_step = int(checkpoint.extra.get("birth_step", 0))
@@ -236,8 +242,8 @@ class ShardedState:
         if (given != local) if parent_rows is None else (given.keys() != local.keys()):
             raise CheckpointError(f"it holds tables {given}, the model has {local}")
         for name, parents in (parent_rows or {}).items():
-            kept = parents[parents >= 0]
-            ascending = bool((kept[1:] > kept[:-1]).all()) and (not len(kept) or int(kept[-1]) < given[name])
+            known = parents[parents >= 0]
+            ascending = bool((known[1:] > known[:-1]).all()) and (not len(known) or int(known[-1]) < given[name])
             if len(parents) != local[name] or not ascending:
                 raise CheckpointError(
                     f"parent_rows of table '{name}' must have {local[name]} entries that ascend below {given[name]}"
@@ -276,8 +282,8 @@ class ShardedState:
 
     def _steps(self) -> dict[str, int]:
         """Return completed steps, and after how many rows were initial, where that is not 0 (MEDA)."""
-        found = {"completed_steps": self._completed_steps}
-        return found | ({"birth_step": self._birth_step} if self._birth_step else {})
+        steps = {"completed_steps": self._completed_steps}
+        return steps | ({"birth_step": self._birth_step} if self._birth_step else {})
 
     def _dense_tensors(self) -> list[tuple[str, Tensor]]:
         """Return (name, tensor) of parameters and buffers outside the tables."""
@@ -290,13 +296,13 @@ class ShardedState:
         Its hyperparameters are the job's, not the checkpoint's.
         """
         names = {id(parameter): name for name, parameter in self.dense_parameters()}
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 if not isinstance(value, Tensor):
                     raise TypeError(f"{type(optimizer).__name__} keeps '{key}' as {type(value).__name__}, not a tensor")
-                found[f"{_OPTIMIZER}{names[id(parameter)]}/{key}"] = value
-        return found
+                tensors[f"{_OPTIMIZER}{names[id(parameter)]}/{key}"] = value
+        return tensors
 
     def _of_tables(self, name: str) -> bool:
         return any(name.startswith(f"{path}.") or path == "" for path in self._sharded.paths)
@@ -318,12 +324,12 @@ def _place_of(piece: LocalPiece) -> tuple[int, int, int, int]:
 def _put(
     piece: LocalPiece,
     rows: slice,
-    found: tuple[Tensor, dict[str, Tensor]],
+    stored: tuple[Tensor, dict[str, Tensor]],
     taken: Tensor | None,
     into: Tensor | None,
 ) -> None:
     """Write the read rows into ``rows`` of the piece; with ``taken`` some of them, into the rows ``into`` of those."""
-    weight, state = found
+    weight, state = stored
     local = {"weight": piece.tables.weight(piece.name), **piece.tables.state(piece.name)}
     given = {"weight": weight, **state}
     if local.keys() != given.keys():

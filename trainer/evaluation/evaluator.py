@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,27 +19,32 @@ from trainer.data.batches.sequence_batches import MAX_BATCH
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.full_ranking import Ranks, catalogue_ranks, single_bags
-from trainer.evaluation.pointwise import GATHER_ROWS, Rows, gathered, intervals, streamed
+from trainer.evaluation.pointwise import GATHER_ROWS, gathered, intervals, streamed
 from trainer.metrics.classification import mean
 from trainer.metrics.frequency import NUM_BUCKETS, bucket_rows, frequency_buckets
 from trainer.metrics.intervals import bootstrap
+from trainer.metrics.pointwise import Rows
 from trainer.metrics.ranking import Ranking
-from trainer.runs.events import TABLES
 from trainer.sizing.memory import EVALUATION_BATCH_SIZE as BATCH_SIZE
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import ranks_catalogue
-from trainer.spec.evaluation import DEFAULT_METRICS, VALUE_METRICS, ranking_parts
+from trainer.spec.evaluation import DEFAULT_METRICS, TABLES, VALUE_METRICS, metrics_of_items, ranking_parts
 from trainer.spec.losses import LOSSES, loss_of
+
+if TYPE_CHECKING:
+    from trainer.data.batches.batch import Batch
+    from trainer.data.batches.prepared import PreparedData
+    from trainer.models.base import RankingModel
 
 NORM_ROWS_AT_ONCE = 1 << 16
 
 
-def wanted_metrics(job: JobSpec, is_value: bool) -> tuple[str, ...]:
+def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
     """Return the names of ``evaluation.metrics``, or, left out, what the model has."""
-    wanted, loss = job.evaluation.metrics, loss_of(job)
+    asked, loss = job.evaluation.metrics, loss_of(job)
     sequence = job.model.reads_sequences
-    if wanted != DEFAULT_METRICS:
-        return tuple(name for name in dict.fromkeys(wanted) if not (sequence and name == "logloss"))
+    if asked != DEFAULT_METRICS:
+        return tuple(name for name in dict.fromkeys(asked) if not (sequence and name == "logloss"))
     if sequence:
         return ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
     return VALUE_METRICS if is_value and LOSSES[loss].of_values else LOSSES[loss].default_metrics
@@ -51,7 +57,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, job: JobSpec, data: Any, model: Any, device: torch.device | None = None, *,
+        self, job: JobSpec, data: PreparedData, model: RankingModel, device: torch.device | None = None, *,
         gather_rows: int = GATHER_ROWS, dynamic_rows: DynamicRows | None = None,
     ):  # fmt: skip
         self.job, self.data, self.model, self._dynamic_rows = job, data, model, dynamic_rows
@@ -60,50 +66,49 @@ class Evaluator:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if initialized else (0, 1)
         self._group = dist.distributed_c10d._get_default_group() if self.world_size > 1 else None
         self._gather_rows = gather_rows
-        self.wanted = wanted_metrics(job, getattr(data, "label_dtype", np.dtype(np.uint8)).kind == "f")
+        self.metrics = metric_names(job, data.label_dtype.kind == "f")
+        self._is_logit = LOSSES[loss_of(job)].is_logit
         self._sequence = job.model.reads_sequences
         self._batch_size = min(BATCH_SIZE, MAX_BATCH) if self._sequence else BATCH_SIZE
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, Any]:
-        """Return the wanted figures of the whole split on rank 0, {} elsewhere; a figure without a value is None."""
-        found = self._next_items(split) if self._sequence else self._scored(split)
+        """Return the figures asked for of the whole split on rank 0, {} elsewhere; a figure without a value is None."""
+        measured = self._next_items(split) if self._sequence else self._scored(split)
         if ranks_catalogue(self.job):
-            found |= self._ranked(split)
+            measured |= self._ranked(split)
         if self.rank != 0:
             return {}
-        order = [name for wanted in self.wanted for name in (wanted, f"{wanted}_low", f"{wanted}_high")]
-        figures = {name: found[name] for name in order if name in found}
+        order = [name for metric in self.metrics for name in (metric, f"{metric}_low", f"{metric}_high")]
+        figures = {name: measured[name] for name in order if name in measured}
         shown = {name: value if name in TABLES else _finite(value) for name, value in figures.items()}
-        return {**shown, **{name: found[name] for name in ("examples", "users") if name in found}}
+        return {**shown, **{name: measured[name] for name in ("examples", "users") if name in measured}}
 
     # --- rows with a score -------------------------------------------------------------------------------------------
 
     def _scored(self, split: str) -> dict[str, Any]:
-        wanted = [name for name in self.wanted if ranking_parts(name) is None]
+        names = [name for name in self.metrics if ranking_parts(name) is None]
         rows, places = self._rows(split)
-        num_rows, loss, asked = self.data.num_examples[split], loss_of(self.job), self.job.evaluation.intervals
-        found: dict[str, Any] = {"examples": num_rows}
+        num_rows, asked = self.data.num_examples[split], self.job.evaluation.intervals
+        figures: dict[str, Any] = {"examples": num_rows}
         if num_rows > self._gather_rows:
-            found |= streamed(wanted, rows, loss, self._group)
+            figures |= streamed(names, rows, self._group)
         else:
             whole = self._in_order(rows, places)
             if whole is not None:
-                found |= gathered(wanted, whole, loss)
+                figures |= gathered(names, whole)
                 if asked is not None:
-                    found |= _ends(intervals(wanted, whole, loss, asked, self.job.seed))
-        if "calibration" in found:
-            found["calibration"] = _bins(found["calibration"])
-        if "frequency_buckets" in wanted:
+                    figures |= _ends(intervals(names, whole, asked, self.job.seed))
+        if "frequency_buckets" in names:
             counts, buckets, norms = self._norms()
-            if "frequency_buckets" in found:
-                found["frequency_buckets"] = bucket_rows(counts, buckets, norms, *found["frequency_buckets"])
-        return found
+            if "frequency_buckets" in figures:
+                figures["frequency_buckets"] = bucket_rows(counts, buckets, norms, *figures["frequency_buckets"])
+        return figures
 
     def _rows(self, split: str) -> tuple[Rows, npt.NDArray[np.int64]]:
         """Return this rank's rows, and the place of each in the split."""
         users = self.data.user_codes(split) if self._needs_users else None
-        buckets = self._buckets() if "frequency_buckets" in self.wanted else None
+        buckets = self._buckets() if metrics_of_items(self.metrics) else None
         parts: list[tuple[npt.NDArray[Any], ...]] = []
         for places, batch, (scores, labels) in self._evaluated(split):
             part: list[npt.NDArray[Any]] = [places, scores.astype(np.float32), labels.astype(np.float32)]
@@ -114,15 +119,13 @@ class Evaluator:
                 part.append(buckets[batch.features["item"].values().cpu().numpy()])
             parts.append(tuple(part))
         places, scores, labels, own_users, own_buckets = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return (
-            Rows(scores, labels, None if users is None else own_users, None if buckets is None else own_buckets),
-            places,
-        )
+        rows = Rows(scores, labels, is_logit=self._is_logit)
+        rows = rows if users is None else replace(rows, users=own_users)
+        return rows if buckets is None else replace(rows, buckets=own_buckets), places
 
     @property
     def _needs_users(self) -> bool:
-        asked = self.job.evaluation.intervals
-        return "gauc" in self.wanted or (asked is not None and asked.by == "user")
+        return self.job.evaluation.needs_users
 
     def _in_order(self, rows: Rows, places: npt.NDArray[np.int64]) -> Rows | None:
         """Return all ranks' rows in the order of the split on rank 0, None elsewhere."""
@@ -133,7 +136,7 @@ class Evaluator:
         scores, labels, users, buckets = (None if column is None else column[order] for column in columns[1:])
         assert scores is not None
         assert labels is not None
-        return Rows(scores, labels, users, buckets)
+        return Rows(scores, labels, users, buckets, self._is_logit)
 
     def _gathered(self, columns: list[Any]) -> list[Any] | None:
         """Return the columns (or None) of all ranks below each other on rank 0, None elsewhere."""
@@ -145,40 +148,40 @@ class Evaluator:
             return None
         return [None if part[0] is None else np.concatenate(part) for part in zip(*everyone, strict=True)]
 
-    def _evaluated(self, split: str) -> Iterator[tuple[npt.NDArray[np.int64], Any, tuple[npt.NDArray[Any], ...]]]:
+    def _evaluated(self, split: str) -> Iterator[tuple[npt.NDArray[np.int64], Batch, tuple[npt.NDArray[Any], ...]]]:
         """Yield (places in the split, batch, what the model gives of it) of this rank's slice of every batch."""
         catalogue = self.model.catalogue(self.data, self.device)
         for batch in self.data.eval_batches(split, BATCH_SIZE, self.rank, self.world_size):
             start = batch.step * self._batch_size + batch.sample_offset
             known = batch if self._dynamic_rows is None else self._dynamic_rows.known(batch)
-            found = tuple(part.cpu().numpy() for part in self.model.evaluate(known.on(self.device), catalogue))
-            yield start + np.arange(len(batch)), batch, found
+            outputs = tuple(part.cpu().numpy() for part in self.model.evaluate(known.on(self.device), catalogue))
+            yield start + np.arange(len(batch)), batch, outputs
 
     # --- examples ranked alone ---------------------------------------------------------------------------------------
 
     def _next_items(self, split: str) -> dict[str, Any]:
-        parts = [(places, *found) for places, _, found in self._evaluated(split)]
+        parts = [(places, *outputs) for places, _, outputs in self._evaluated(split)]
         columns = self._gathered([np.concatenate(part) for part in zip(*parts, strict=True)])
         if columns is None:
             return {}
         order = np.argsort(columns[0])
         rank, below, full = (column[order].astype(np.float64) for column in columns[1:])
         units = self._by_unit(Ranking.of_single(rank), Ranking.of_single(full))
-        if "auc" in self.wanted:
+        if "auc" in self.metrics:
             units["auc"] = below
         return {**self._means(units), "examples": len(rank)}
 
     # --- all items ranked for each user ------------------------------------------------------------------------------
 
     def _ranked(self, split: str) -> dict[str, Any]:
-        parts = [parts for name in self.wanted if (parts := ranking_parts(name)) is not None]
+        parts = [parts for name in self.metrics if (parts := ranking_parts(name)) is not None]
         ranks = catalogue_ranks(
             self.model, self.data, split,
             largest_k=max((k for _, k, full in parts if full and k is not None), default=1),
             sampled=any(not full for _, _, full in parts),
             rank=self.rank, world_size=self.world_size, device=self.device,
         )  # fmt: skip
-        names = [name for name in self.wanted if ranking_parts(name) is not None]
+        names = [name for name in self.metrics if ranking_parts(name) is not None]
         if ranks is None:
             return dict.fromkeys(names, math.nan)
         columns = self._gathered(list(ranks))
@@ -192,23 +195,23 @@ class Evaluator:
         return {**self._means(self._by_unit(alone, full)), "users": len(all_ranks.num_relevant)}
 
     def _by_unit(self, sampled: Ranking | None, full: Ranking) -> dict[str, npt.NDArray[np.float64]]:
-        """Return the wanted figures for each user or example."""
-        found = {}
-        for name in self.wanted:
+        """Return the figures asked for for each user or example."""
+        by_name = {}
+        for name in self.metrics:
             parts = ranking_parts(name)
             ranking = full if parts is not None and parts[2] else sampled
             if parts is not None and ranking is not None:
-                found[name] = ranking.values(*parts[:2])
-        return found
+                by_name[name] = ranking.values(*parts[:2])
+        return by_name
 
     def _means(self, units: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, Any]:
-        found: dict[str, Any] = {name: mean(values) for name, values in units.items()}
+        figures: dict[str, Any] = {name: mean(values) for name, values in units.items()}
         asked = self.job.evaluation.intervals
         if asked is not None:
             settings: dict[str, Any] = {"replicates": asked.replicates, "seed": self.job.seed, "level": asked.level}
             for name, values in units.items():
-                found |= _ends(bootstrap(partial(_mean_of, name, values), len(values), **settings))
-        return found
+                figures |= _ends(bootstrap(partial(_mean_of, name, values), len(values), **settings))
+        return figures
 
     # --- frequency buckets -------------------------------------------------------------------------------------------
 
@@ -239,30 +242,23 @@ class Evaluator:
         for start in range(0, -(-len(seen) // self.world_size), NORM_ROWS_AT_ONCE):
             rows = local[start : start + NORM_ROWS_AT_ONCE]
             looked_up = self.model.embeddings(single_bags(names, "item", rows).to(self.device))
-            found = looked_up["item"].values() if self.model.is_sequence else looked_up.to_dict()["item"]
-            norms = found[:, : self.job.model.embedding_dim].double().norm(dim=1).cpu().numpy()
+            vectors = looked_up["item"].values() if self.model.is_sequence else looked_up.to_dict()["item"]
+            norms = vectors[:, : self.job.model.embedding_dim].double().norm(dim=1).cpu().numpy()
             sums += np.bincount(buckets[rows], norms, NUM_BUCKETS + 1)
         if self._group is not None:
             sums = all_reduce("norms by frequency", torch.from_numpy(sums), self._group).numpy()
         return counts, buckets, sums
 
 
-def _ends(found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+def _ends(bounds: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     ends: dict[str, float] = {}
-    for name, (low, high) in found.items():
+    for name, (low, high) in bounds.items():
         ends |= {f"{name}_low": low, f"{name}_high": high}
     return ends
 
 
 def _mean_of(name: str, values: npt.NDArray[np.float64], times: npt.NDArray[np.int64]) -> dict[str, float]:
     return {name: mean(values, times)}
-
-
-def _bins(curve: Any) -> list[dict[str, float]]:
-    return [
-        {"rows": float(rows), "prediction": float(prediction), "share": float(share)}
-        for rows, prediction, share in zip(*curve, strict=True)
-    ]
 
 
 def _finite(value: Any) -> float | None:

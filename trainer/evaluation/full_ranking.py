@@ -10,7 +10,7 @@ SCORES_AT_ONCE scores (trainer.sizing.memory has the arithmetic).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,10 @@ from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.split import SPLIT_SEED
 from trainer.metrics.ranking import rank_of
 from trainer.sizing.memory import RANKED_SCORES, RANKED_USERS
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
+    from trainer.models.base import RankingModel
 
 SCORES_AT_ONCE = RANKED_SCORES
 USERS_AT_ONCE = RANKED_USERS
@@ -54,7 +58,7 @@ class Ranks(NamedTuple):
 class HeldOut:
     """Relevant items and what is left out, for this rank's share of a split's users."""
 
-    def __init__(self, data: Any, split: str, rank: int, world_size: int):
+    def __init__(self, data: PreparedData, split: str, rank: int, world_size: int):
         keys = {key.name: key for key in data.keys}
         self.user_key, self.item_key = keys["user"], keys["item"]
         self._seen, self.items = data.seen_items
@@ -72,8 +76,8 @@ class HeldOut:
             excluded.append(self._of_own(*self._positives("validation")[:2]))
         relevant, number = self._numbered(users, places)
         self._excluded = sorted_unique(np.concatenate(excluded))
-        kept = ~np.isin(relevant, self._excluded)
-        self.relevant, self.numbers = relevant[kept], number[kept]
+        is_shown = ~np.isin(relevant, self._excluded)
+        self.relevant, self.numbers = relevant[is_shown], number[is_shown]
         misses = np.bincount(np.searchsorted(self.users, self._own(unknown)), minlength=len(self.users))
         self.num_relevant = np.bincount(self.relevant // len(self.items), minlength=len(self.users)) + misses
 
@@ -86,8 +90,8 @@ class HeldOut:
         users = np.asarray(data.column(split, self.user_key)).astype(np.int64)
         places = self._position[np.asarray(data.column(split, self.item_key))]
         known = (np.asarray(data.labels(split)) == 1) & (users >= NUM_SPECIAL_ROWS)
-        found = known & (places >= 0)
-        return users[found], places[found], users[known & (places < 0)]
+        is_candidate = known & (places >= 0)
+        return users[is_candidate], places[is_candidate], users[known & (places < 0)]
 
     def _own(self, users: Int64s) -> Int64s:
         return users[np.isin(users, self.users)]
@@ -135,8 +139,8 @@ class HeldOut:
 
 @torch.no_grad()
 def catalogue_ranks(
-    model: Any, data: Any, split: str, *, largest_k: int, sampled: bool, rank: int = 0, world_size: int = 1,
-    device: torch.device | None = None,
+    model: RankingModel, data: PreparedData, split: str, *, largest_k: int, sampled: bool,
+    rank: int = 0, world_size: int = 1, device: torch.device | None = None,
 ) -> Ranks | None:  # fmt: skip
     """Return the ranks of this rank's users; None on every rank where the catalogue is too large. Collective.
 
@@ -161,7 +165,7 @@ def catalogue_ranks(
         padded = queries.new_zeros(size, queries.shape[1])
         padded[: len(own)] = queries
         scores = (padded @ candidates.T)[: len(own)]
-        user, place, number = held.relevant_of(first, last)
+        user, candidate, number = held.relevant_of(first, last)
         against = None
         if unseen is not None:
             drawn = words(key, 0, number, NUM_EVALUATION_NEGATIVES)
@@ -169,10 +173,10 @@ def catalogue_ranks(
             negatives = unseen.draw(owners, drawn.reshape(-1)).reshape(drawn.shape)
             rows = torch.from_numpy(user).to(device)
             others = scores[rows[:, None], torch.from_numpy(negatives).to(device)]
-            against = rank_of(scores[rows, torch.from_numpy(place).to(device)], others).cpu().numpy()
+            against = rank_of(scores[rows, torch.from_numpy(candidate).to(device)], others).cpu().numpy()
         left_out = tuple(torch.from_numpy(part).to(device) for part in held.excluded(first, last))
         scores[left_out] = -torch.inf
-        order, ranks = ranks_of_relevant(scores, user, place, largest_k)
+        order, ranks = ranks_of_relevant(scores, user, candidate, largest_k)
         if against is not None:
             against = against[order].astype(np.float64)
         parts.append((own[user[order]], ranks, *(() if against is None else (against,))))
@@ -183,18 +187,20 @@ def catalogue_ranks(
 
 
 def ranks_of_relevant(
-    scores: Tensor, user: Int64s, place: Int64s, largest_k: int
+    scores: Tensor, user: Int64s, candidate: Int64s, largest_k: int
 ) -> tuple[Int64s, npt.NDArray[np.float64]]:
     """Return the order in which relevant items are ranked, by user and then best first, and their ranks [m].
 
     Args:
         scores: [users, candidates], -inf what is left out.
         user: user of each relevant item [m], ascending.
-        place: candidate of each relevant item [m].
+        candidate: candidate of each relevant item [m].
         largest_k: ranks of a user's items behind one that has a rank of at least this are not counted: inf.
     """
-    target = scores[torch.from_numpy(user).to(scores.device), torch.from_numpy(place).to(scores.device)].cpu().numpy()
-    order = np.lexsort((place, -target.astype(np.float64), user))  # NaN last
+    target = (
+        scores[torch.from_numpy(user).to(scores.device), torch.from_numpy(candidate).to(scores.device)].cpu().numpy()
+    )
+    order = np.lexsort((candidate, -target.astype(np.float64), user))  # NaN last
     user, target = user[order], target[order]
     starts = np.flatnonzero(np.r_[True, user[1:] != user[:-1]]) if len(user) else np.empty(0, np.int64)
     lengths = np.diff(np.append(starts, len(user)))
@@ -227,7 +233,7 @@ def _num_below(rows: Tensor, goal: Tensor) -> Int64s:
         return np.count_nonzero(rows.numpy() < goal[:, None].numpy(), axis=1)
 
 
-def _item_side(model: Any, data: Any, held: HeldOut, device: torch.device) -> Tensor | None:
+def _item_side(model: RankingModel, data: PreparedData, held: HeldOut, device: torch.device) -> Tensor | None:
     parts: list[Tensor] = []
     for start in range(0, len(held.items), ROWS_AT_ONCE):
         part = model.item_side(_bags(data, "item", held.items[start : start + ROWS_AT_ONCE], device))
@@ -237,7 +243,7 @@ def _item_side(model: Any, data: Any, held: HeldOut, device: torch.device) -> Te
     return torch.cat(parts)
 
 
-def _bags(data: Any, name: str, rows: Int64s, device: torch.device) -> KeyedJaggedTensor:
+def _bags(data: PreparedData, name: str, rows: Int64s, device: torch.device) -> KeyedJaggedTensor:
     return single_bags([key.name for key in data.keys], name, rows).to(device)
 
 

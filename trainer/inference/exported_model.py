@@ -34,6 +34,7 @@ class Exported(RowScorer):
     Histories are read from a column of the feature's name: an export has no rows to look them up in.
 
     Args:
+        directory: the folder of the export.
         sha256: that of the manifest, as ``evenkeel export`` printed it; left out, only that the files are those of the
             manifest beside them.
         k: items for each user, for a sequence model.
@@ -111,22 +112,22 @@ def pooled(
     if not isinstance(rows, Jagged):
         return np.asarray(vectors[rows])
     lengths = rows.lengths
-    found = np.zeros((len(lengths), vectors.shape[1]), dtype=np.float32)
+    out = np.zeros((len(lengths), vectors.shape[1]), dtype=np.float32)
     filled = lengths > 0
     if filled.any():
-        found_rows = vectors[rows.values] if weights is None else vectors[rows.values] * weights[:, None]
-        sums = np.add.reduceat(found_rows, rows.offsets[:-1][filled], axis=0)
-        found[filled] = sums / lengths[filled, None].astype(np.float32) if pooling == "mean" else sums
-    return found
+        list_rows = vectors[rows.values] if weights is None else vectors[rows.values] * weights[:, None]
+        sums = np.add.reduceat(list_rows, rows.offsets[:-1][filled], axis=0)
+        out[filled] = sums / lengths[filled, None].astype(np.float32) if pooling == "mean" else sums
+    return out
 
 
 def padded(vectors: Float32s, rows: Jagged, length: int) -> Float32s:
     """Return the rows of lists [b, length, dim], the oldest first, zeros behind."""
     lengths = rows.lengths
-    found = np.zeros((len(lengths), length, vectors.shape[1]), dtype=np.float32)
+    out = np.zeros((len(lengths), length, vectors.shape[1]), dtype=np.float32)
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    found[owner, np.arange(len(rows.values)) - rows.offsets[:-1][owner]] = vectors[rows.values]
-    return found
+    out[owner, np.arange(len(rows.values)) - rows.offsets[:-1][owner]] = vectors[rows.values]
+    return out
 
 
 class _Table:

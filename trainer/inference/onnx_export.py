@@ -31,20 +31,20 @@ class Given:
     It gives blocks [b, dim] by feature, or rows of every id with lengths.
     """
 
-    def __init__(self, found: Mapping[str, Any]):
-        self._found = dict(found)
+    def __init__(self, blocks: Mapping[str, Any]):
+        self._blocks = dict(blocks)
 
     def keys(self) -> list[str]:
-        return list(self._found)
+        return list(self._blocks)
 
     def values(self) -> Tensor:
-        return torch.cat(list(self._found.values()), dim=1)
+        return torch.cat(list(self._blocks.values()), dim=1)
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(self._found)
+        return dict(self._blocks)
 
     def __getitem__(self, name: str) -> Any:
-        return self._found[name]
+        return self._blocks[name]
 
 
 class Lists:
@@ -115,8 +115,8 @@ class DensePart(nn.Module):
         given = dict(zip(self.inputs, inputs, strict=True))
         dense = given.pop(DENSE, None)
         # The embeddings are an identity here: what the model looks up is what it is given.
-        found = Given(self._rows(given) if self.layout == "rows" else self._blocks(given))
-        return self.model(found, dense) if dense is not None else self.model(found)
+        looked_up = Given(self._rows(given) if self.layout == "rows" else self._blocks(given))
+        return self.model(looked_up, dense) if dense is not None else self.model(looked_up)
 
     def _blocks(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
         first = next(iter(given.values()))
@@ -141,20 +141,20 @@ class DensePart(nn.Module):
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator)
 
-        found = []
+        inputs = []
         for number, (name, columns) in enumerate(self.features.items()):
             if self.layout == "sequence":
                 lengths = torch.arange(rows) % (self.length + 1)
-                found.append(
+                inputs.append(
                     draw(rows, self.length, columns) * (torch.arange(self.length) < lengths[:, None])[:, :, None]
                 )
-                found.append(lengths)
+                inputs.append(lengths)
             elif name in self.lists:
                 lengths = (torch.arange(rows) + number) % 4
-                found += [draw(int(lengths.sum()), columns), lengths]
+                inputs += [draw(int(lengths.sum()), columns), lengths]
             else:
-                found.append(draw(rows, columns))
-        return tuple([*found, draw(rows, self.model.num_dense)] if self.model.num_dense else found)
+                inputs.append(draw(rows, columns))
+        return tuple([*inputs, draw(rows, self.model.num_dense)] if self.model.num_dense else inputs)
 
     def dynamic(self) -> dict[str, dict[int, str]]:
         """Return by input what of its shape may be any number: the rows, and the ids of all lists of a feature."""
@@ -220,8 +220,8 @@ def onnx_difference(part: DensePart, model: bytes, rows: Sequence[int] = (1, 7))
             expected = part(*inputs)
         given: dict[str, Any] = {name: value.numpy() for name, value in zip(part.inputs, inputs, strict=True)}
         used = {one.name for one in session.get_inputs()}
-        found = torch.from_numpy(session.run(None, {name: given[name] for name in used})[0])
-        if found.shape != expected.shape:
+        actual = torch.from_numpy(session.run(None, {name: given[name] for name in used})[0])
+        if actual.shape != expected.shape:
             return float("inf")
-        worst = max(worst, float(((found - expected).abs() / expected.abs().clamp(min=1.0)).max()))
+        worst = max(worst, float(((actual - expected).abs() / expected.abs().clamp(min=1.0)).max()))
     return worst

@@ -86,15 +86,15 @@ def score_files(
     began, output = time.monotonic(), Path(output)
     source = Source(str(rows))
     there = source.column_names()
-    kept = _kept(source, there, keep, scorer.outputs)
+    columns = _kept(source, there, keep, scorer.outputs)
     read = scorer.columns(there, source.uri)
-    source.require([*read, *kept])
+    source.require([*read, *columns])
     summary = Summary(str(output))
-    with _appearing(output) as place:
+    with _appearing(output) as temporary:
         for file in source.files:
-            path = place if source.is_file else place.joinpath(*file.parts).with_suffix(".parquet")
+            path = temporary if source.is_file else temporary.joinpath(*file.parts).with_suffix(".parquet")
             path.parent.mkdir(parents=True, exist_ok=True)
-            _score_file(scorer, source, file, path, read, kept, summary, told)
+            _score_file(scorer, source, file, path, read, columns, summary, told)
             summary.files += 1
     summary.seconds = time.monotonic() - began
     return summary
@@ -106,12 +106,12 @@ def _score_file(
     file: SourceFile,
     path: Path,
     read: Sequence[str],
-    kept: Sequence[str],
+    columns: Sequence[str],
     summary: Summary,
     told: Callable[[int], Any],
 ) -> None:
     # What its folder's name says already is not written into a file.
-    stored = [name for name in kept if name not in dict(file.partitions)]
+    stored = [name for name in columns if name not in dict(file.partitions)]
     schema = pa.schema(
         [*(pa.field(name, source.column_type(name)) for name in stored),
          *(pa.field(name, type_) for name, type_ in scorer.outputs.items())]
@@ -146,15 +146,15 @@ def _kept(source: Source, there: Sequence[str], keep: Sequence[str] | None, outp
             where=source.uri,
             remedy="correct --columns",
         )
-    kept = list(dict.fromkeys(there if keep is None else keep))
-    taken = [name for name in kept if name in outputs]
+    columns = list(dict.fromkeys(there if keep is None else keep))
+    taken = [name for name in columns if name in outputs]
     if taken:
         raise DataError(
             f"has a column {', '.join(map(repr, taken))} itself",
             where=source.uri,
             remedy="name the columns to keep with --columns, without it",
         )
-    return kept
+    return columns
 
 
 @contextlib.contextmanager
@@ -168,8 +168,8 @@ def _appearing(output: Path) -> Iterator[Path]:
         raise DataError(
             f"cannot be made: {error.strerror}", where=str(output.parent), remedy="give another --output"
         ) from None
-    with appearing(output, durable=False) as place:
-        yield place
+    with appearing(output, durable=False) as temporary:
+        yield temporary
 
 
 def chunk_of(rows: pa.Table | pa.RecordBatch, name: str = "rows") -> Chunk:

@@ -57,6 +57,7 @@ class Predictor(RowScorer):
     Scores are what evaluation computes. Memory: float32 rows of all tables.
 
     Args:
+        run_dir: the run's directory.
         checkpoint: ``last``, ``best`` or a step (:func:`trainer.checkpoint.select.pick`).
         k: items for each user, for a sequence model.
 

@@ -80,13 +80,13 @@ class RowScorer(ABC):
 
     def _next_items(self, coded: EncodedRows) -> list[pa.Array]:
         assert self._top is not None
-        length, found = self.job.model.history_length, []
+        length, parts = self.job.model.history_length, []
         for start in range(0, coded.num_rows, RANKED_ROWS):
             part = coded.part(start, min(start + RANKED_ROWS, coded.num_rows))
             had = part.rows["item"]
             assert isinstance(had, Jagged)
-            found.append(self._top.of(self._forward(part.replaced(item=had.last(length))), had))
-        columns: list[list[Any]] = [list(column) for column in zip(*found, strict=True)] or [[], []]
+            parts.append(self._top.of(self._forward(part.replaced(item=had.last(length))), had))
+        columns: list[list[Any]] = [list(column) for column in zip(*parts, strict=True)] or [[], []]
         return [
             pa.concat_arrays([pa.array([], type_), *column])
             for type_, column in zip(self.outputs.values(), columns, strict=True)

@@ -52,16 +52,16 @@ class TopItems:
             again = _best(scores, self.k)
             scores, rows = np.take_along_axis(scores, again, 1), np.take_along_axis(rows, again, 1)
         known = np.bincount(owner[had.values >= NUM_SPECIAL_ROWS], minlength=len(queries)) > 0
-        kept = np.isfinite(scores) & known[:, None]
-        offsets = pa.array(np.append(0, np.cumsum(kept.sum(axis=1))), pa.int32())
-        ids = self.ids.take(pa.array(rows[kept] - NUM_SPECIAL_ROWS))
-        return pa.ListArray.from_arrays(offsets, ids), pa.ListArray.from_arrays(offsets, pa.array(scores[kept]))
+        is_answer = np.isfinite(scores) & known[:, None]
+        offsets = pa.array(np.append(0, np.cumsum(is_answer.sum(axis=1))), pa.int32())
+        ids = self.ids.take(pa.array(rows[is_answer] - NUM_SPECIAL_ROWS))
+        return pa.ListArray.from_arrays(offsets, ids), pa.ListArray.from_arrays(offsets, pa.array(scores[is_answer]))
 
 
 def _best(scores: Float32s, k: int) -> npt.NDArray[np.int64]:
     """Return the columns of the k highest scores of each row, the highest first."""
     if scores.shape[1] <= k:
         return np.argsort(-scores, axis=1, kind="stable")
-    found = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
-    order = np.argsort(-np.take_along_axis(scores, found, 1), axis=1, kind="stable")
-    return np.take_along_axis(found, order, 1)
+    best = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
+    order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
+    return np.take_along_axis(best, order, 1)

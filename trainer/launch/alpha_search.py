@@ -100,12 +100,12 @@ class _Kept(dict[int, float]):
     """Scores by exponent, the same on every rank, in a file of rank 0's."""
 
     def __init__(self, path: Path, fence: Callable[[], None]):
-        found: list[Any] = [{}]
+        trials: list[Any] = [{}]
         if _rank() == 0 and path.exists():
-            found = [{int(n): float(value) for n, value in json.loads(path.read_text("utf-8")).items()}]
+            trials = [{int(n): float(value) for n, value in json.loads(path.read_text("utf-8")).items()}]
         if _world_size() > 1:
-            dist.broadcast_object_list(found, 0)
-        super().__init__(found[0])
+            dist.broadcast_object_list(trials, 0)
+        super().__init__(trials[0])
         self._path, self._fence = path, fence
 
     def __setitem__(self, n: int, value: float) -> None:
@@ -131,16 +131,16 @@ def _validation(
     trainer = Trainer(job, data, sharded, dense_optimizer(job, sharded), hooks=hooks, device=device)
     trainer.splits = ("validation",)
     trainer.train()
-    found: list[Any] = [None]
+    outcome: list[Any] = [None]
     if trainer.rank == 0:
         decision = decide(watched, [metrics for metrics in trainer.history if metrics["epoch"] == job.epochs])
-        found = [(decision.metric, decision.best if decision.best_epoch else None)]
+        outcome = [(decision.metric, decision.best if decision.best_epoch else None)]
     if trainer.world_size > 1:
-        dist.broadcast_object_list(found, 0)
+        dist.broadcast_object_list(outcome, 0)
     del trainer, sharded
     # Rows are held in cycles, and the next model needs their memory.
     gc.collect()
-    metric, value = found[0]
+    metric, value = outcome[0]
     return metric, value
 
 

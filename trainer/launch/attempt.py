@@ -12,9 +12,12 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint.async_writer import BackgroundSaver
-from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
+from trainer.checkpoint.format import Checkpoint, CheckpointError
+from trainer.checkpoint.select import newest_of
+from trainer.checkpoint.stored import described, make_view
 from trainer.checkpoint.warm_start import check_fits, id_map_files, inherited_alpha, parent_checkpoint, rows_of_parent
 from trainer.data.batches.prepared import PreparedData
+from trainer.data.prepare.stored import fetch_prepared
 from trainer.distributed.build import build
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.launch.alpha_search import first_alpha
@@ -23,6 +26,7 @@ from trainer.models import bpr
 from trainer.publishing import frozen_context
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec
+from trainer.storage.base import StorageError
 from trainer.training.loop import Hooks, Position, Resumed, Trainer, dense_optimizer
 from trainer.training.progress import Reporter
 
@@ -51,6 +55,7 @@ class Attempt:
 
     def __init__(self, run: Run, reporter: Reporter, saver: BackgroundSaver | None, device: torch.device):
         self.run, self.job, self.reporter, self.saver, self.device = run, run.job, reporter, saver, device
+        fetch_prepared(run.folders(run.data), run.data)
         self.data = PreparedData.open(run.data)
         self.start = _find_start(run)
         self.alpha = self._choose_alpha()
@@ -98,7 +103,7 @@ class Attempt:
         Raises:
             CheckpointError: there is none.
         """
-        best = _agreed(lambda: latest_valid(self.run.best))
+        best = _agreed(self.run, lambda: newest_of(self.run, self.run.best))
         if best is None:
             raise CheckpointError(f"{self.run.best} holds no valid checkpoint of the best epoch: retry the job")
         extra = self.sharded.load_from(best, dense_optimizer=self.optimizer, verify=False)
@@ -158,7 +163,7 @@ class Attempt:
             attached |= self.dynamic_rows.write(self.run.growing)
         self.sharded.save(
             folder, dense_optimizer=self.optimizer, extra=extra, attached=attached, keep_last=keep_last,
-            saver=saver, fence=self.run.fence,
+            saver=saver, fence=self.run.fence, folders=self.run.folders(folder),
         )  # fmt: skip
 
     def _announce(self) -> None:
@@ -180,11 +185,11 @@ class Attempt:
 
 
 def _find_start(run: Run) -> Start:
-    own = _agreed(lambda: latest_valid(run.checkpoints))
-    return Start(own, None if own is not None else _agreed(lambda: parent_checkpoint(run)))
+    own = _agreed(run, lambda: newest_of(run, run.checkpoints))
+    return Start(own, None if own is not None else _agreed(run, lambda: parent_checkpoint(run)))
 
 
-def _agreed(find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
     """Return the checkpoint that rank 0 finds, on every rank.
 
     Rank 0 reads every byte and the others take its result, so that all start from one even if a newer one is written
@@ -192,19 +197,28 @@ def _agreed(find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
 
     Raises:
         CheckpointError: on every rank.
+        StorageError: on every rank.
     """
-    answer: list[Any] = [None, None]
+    answer: list[Any] = [None, None, None]
     if dist.get_rank() == 0:
         try:
             checkpoint = find()
-            answer = [None if checkpoint is None else str(checkpoint.path), None]
-        except CheckpointError as error:
-            answer = [None, error]
+            if checkpoint is not None:
+                # On another host the run's directory may have another name.
+                path = checkpoint.path
+                inside = path.is_relative_to(run.directory)
+                answer = [str(path.relative_to(run.directory) if inside else path), described(path), None]
+        except (CheckpointError, StorageError) as error:
+            answer = [None, None, error]
     dist.broadcast_object_list(answer, 0)
-    path, problem = answer
+    place, view, problem = answer
     if problem is not None:
         raise problem
-    return None if path is None else Checkpoint(path)
+    if place is None:
+        return None
+    if view is not None:
+        make_view(view, run.directory / place)
+    return Checkpoint(run.directory / place)
 
 
 def _opening(start: Start, position: Position, alpha: float | None) -> str:

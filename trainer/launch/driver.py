@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.durable_files import write_file, write_json
-from trainer.runs import tracing
+from trainer.runs import openlineage, tracing
 from trainer.runs.directory import LOCK_FILE, Run
 from trainer.runs.events import EventWriter, phase, utc_now
 from trainer.runs.failures import Cancelled, Failure, LeaseLostError, cause, classify
@@ -28,6 +28,7 @@ from trainer.runs.uplink import reporting
 from trainer.sizing.gpus import check_gpus, known_gpu_bytes
 
 HEARTBEAT_SECONDS = 5.0
+_LINEAGE_ENDS = {"succeeded": "COMPLETE", "failed": "FAIL", "cancelled": "ABORT"}
 
 StartRanks = Callable[[Run], None]
 """Runs ``trainer.launch.worker.train_rank`` on every rank and returns when all are done; raises if any failed."""
@@ -52,8 +53,12 @@ def execute(run: Run, start_ranks: StartRanks) -> int:
     """
     with _lock(run.directory):
         run.fence()
-        with reporting(run), contextlib.closing(EventWriter(run.directory, run.attempt)) as events:
-            attempt = _Attempt(run, events)
+        with (
+            reporting(run),
+            openlineage.telling(run) as tell,
+            contextlib.closing(EventWriter(run.directory, run.attempt)) as events,
+        ):
+            attempt = _Attempt(run, events, tell)
             try:
                 with (
                     _heartbeat(attempt),
@@ -93,11 +98,13 @@ class _Attempt:
 
     run: Run
     events: EventWriter
+    tell: openlineage.Tell
     interruptible: bool
+    publication: dict[str, Any] | None = None
     failure: str | None = None
 
-    def __init__(self, run: Run, events: EventWriter):
-        self.run, self.events = run, events
+    def __init__(self, run: Run, events: EventWriter, tell: openlineage.Tell):
+        self.run, self.events, self.tell = run, events, tell
         self.interruptible = True
 
     def lead(self, start_ranks: StartRanks) -> int:
@@ -112,6 +119,7 @@ class _Attempt:
                 with self._phase("prepare"):
                     self._prepare_data()
                 self.events.write("lineage", **lineage_of(self.run))
+                self.tell("RUNNING")
                 with tracing.span("train"):
                     self._ranks(start_ranks)
                 with self._phase("publish"):
@@ -134,13 +142,16 @@ class _Attempt:
             yield
 
     def _prepare_data(self) -> None:
-        from trainer.checkpoint.format import latest_valid
+        from trainer.checkpoint.select import newest_of
         from trainer.checkpoint.warm_start import id_maps, numeric_features, parent_checkpoint, profile_of_rows
         from trainer.data.batches.prepared import PreparedData
         from trainer.data.prepare.preparation import prepare
+        from trainer.data.prepare.stored import fetch_prepared, put_prepared
 
         run = self.run
-        if PreparedData.fingerprint_of(run.data) is not None and latest_valid(run.checkpoints) is not None:
+        # What an attempt on another host has prepared.
+        fetch_prepared(run.folders(run.data), run.data)
+        if PreparedData.fingerprint_of(run.data) is not None and newest_of(run, run.checkpoints) is not None:
             # A run goes on with the rows it began with, whatever has become of the files.
             return
         parent = parent_checkpoint(run)
@@ -158,6 +169,7 @@ class _Attempt:
             from trainer.publishing.anchor import write_targets
 
             self._info(write_targets(run, PreparedData.open(run.data), parent))
+        put_prepared(run.folders(run.data), run.data)
 
     def _check_memory(self) -> None:
         """Check, now that the rows are counted and before anything is built, that the run fits in memory.
@@ -193,7 +205,8 @@ class _Attempt:
         self._check_cancel()
         self.interruptible = False
         self.events.write("state", state="publishing")
-        self.events.write("publication", **publish(self.run))
+        self.publication = publish(self.run)
+        self.events.write("publication", **self.publication)
 
     def _info(self, message: str, **figures: Any) -> None:
         print(message, flush=True)
@@ -248,6 +261,7 @@ class _Attempt:
     def _end(self, state: str, failure: Failure | None = None) -> int:
         with _as_far_as_the_disk_allows():
             self.events.write("state", state=state)
+        self.tell(_LINEAGE_ENDS[state], publication=self.publication, error=self.failure)
         return _exit(self.run.directory, self.run.attempt, state, failure, self.run.fence)
 
 

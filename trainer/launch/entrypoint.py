@@ -27,6 +27,7 @@ from trainer.runs.protocol import (
 )
 from trainer.runs.run_process import await_name
 from trainer.runs.uplink import fetch_run
+from trainer.runs.working_directory import working_directory
 
 PROCESS_NAME = "evenkeel-run"
 """As `ps -o comm` and `top` have it; its ranks are called evenkeel-rank0 and so on."""
@@ -35,8 +36,13 @@ _PR_SET_CHILD_SUBREAPER, _PR_SET_NAME = 36, 15
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.launch.entrypoint", description=__doc__)
-    parser.add_argument("--run-dir", required=True, type=Path, help="the run directory, with run.json in it")
-    directory = parser.parse_args(arguments).run_dir.resolve()
+    parser.add_argument(
+        "--run-dir", type=Path, help="the run directory, with run.json in it (default: one of this host's cache)"
+    )
+    given = parser.parse_args(arguments).run_dir
+    if given is None and RUN_ID_VARIABLE not in os.environ:
+        parser.error(f"give --run-dir, or the run's id as {RUN_ID_VARIABLE}")
+    directory = (given or working_directory(os.environ[RUN_ID_VARIABLE], "driver")).resolve()
     if not await_name(directory):
         print(f"{directory}: who launched this process died before it could say so: it leaves", file=sys.stderr)
         return EXIT_RETRYABLE

@@ -81,12 +81,12 @@ def show_marker(directory: Path) -> None:
     """
     fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5)
-    place = ctypes.string_at(start, end - start).rindex(b"\0" + os.fsencode(RUN_DIR_VARIABLE) + b"=") + 1
+    offset = ctypes.string_at(start, end - start).rindex(b"\0" + os.fsencode(RUN_DIR_VARIABLE) + b"=") + 1
     marker = os.fsencode(f"{RUN_DIR_VARIABLE}={directory}")
-    if len(marker) >= end - start - place:
+    if len(marker) >= end - start - offset:
         raise ValueError(f"{directory}: no room for it in the environment of this process")
-    ctypes.memset(start + place, 0, end - start - place)
-    ctypes.memmove(start + place, marker, len(marker))
+    ctypes.memset(start + offset, 0, end - start - offset)
+    ctypes.memmove(start + offset, marker, len(marker))
 
 
 if __name__ == "__main__":

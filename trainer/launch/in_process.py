@@ -56,6 +56,19 @@ def train(
     """Run the job to its end and return the exit code (trainer.runs.run_process).
 
     Must be called on the main thread.
+
+    Args:
+        dataset: the dataset.
+        job: the job, checked against it.
+        run_dir: where the run keeps its files, and goes on if it has begun; left out: a new folder under EVENKEEL_HOME.
+        store: URL of the feature store to publish to; left out: EVENKEEL_STORE_URL, else the one under EVENKEEL_HOME.
+        init: the run directory or checkpoints to warm-start from.
+
+    Raises:
+        RunBusyError: another process leads ``run_dir``.
+        ValueError: the job has ``init_from``, and ``init`` is left out.
+        StoreError: the store cannot be read.
+        OSError: the run directory cannot be written.
     """
     from trainer.launch.driver import check_free, execute
     from trainer.launch.light_imports import import_torchrec
@@ -103,8 +116,10 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, Job
     """Return the file's dataset and job, the job with ``a.b=value`` (YAML values) applied.
 
     Raises:
-        SpecError: the file is no valid spec.
+        SpecError: the file is no valid spec, or holds no dataset or no job.
+        InvalidFieldsError: the job does not fit the dataset.
         ValueError: a change is not PATH=VALUE.
+        OSError: the file cannot be read.
     """
     dataset, job = load_documents(path)
     missing = [name for name, document in (("dataset", dataset), ("job", job)) if document is None]
@@ -122,7 +137,7 @@ def apply_change(document: dict[str, Any], change: str) -> None:
     """Apply ``optimizer.kind=adam`` and the like in place.
 
     Raises:
-        ValueError: ``change`` is not PATH=VALUE.
+        ValueError: ``change`` is not PATH=VALUE, the value is not YAML, or a field on the way has no fields.
     """
     path, equals, value = change.partition("=")
     if not equals or not path:
@@ -136,7 +151,10 @@ def apply_change(document: dict[str, Any], change: str) -> None:
         if not isinstance(child, dict):
             raise ValueError(f"--set {change}: '{name}' is not a part with fields")
         target = child
-    target[last] = yaml.safe_load(value)
+    try:
+        target[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {change}: the value is not YAML ({' '.join(str(error).split())}): quote it") from None
 
 
 def _checkpoints(init: Path) -> Path:

@@ -7,15 +7,17 @@ host.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.launch.driver import RanksFailed
-from trainer.runs.directory import THIS_CLUSTER, Run, choose_backend
+from trainer.launch.rank_link import linked_rank, log_of, start_driver_end
+from trainer.runs.directory import RUN_FILE, THIS_CLUSTER, Run, choose_backend
 from trainer.runs.events import EventWriter, phase
 from trainer.runs.failures import Cancelled, ResourceError
 from trainer.runs.protocol import LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
@@ -47,9 +49,12 @@ def start_ranks(run: Run) -> None:
         for number, handler in handlers.items():
             signal.signal(number, handler)  # ray.init takes SIGTERM for itself
         _check_resources(run)
+        # Kept: the actor ends with what refers to it.
+        link = None if run.storage is None else start_driver_end(run)
+        document = None if link is None else json.loads((run.directory / RUN_FILE).read_text("utf-8"))
         trainer = TorchTrainer(
             _rank,
-            train_loop_config={"directory": str(run.directory)},
+            train_loop_config={"directory": str(run.directory), "document": document},
             torch_config=TorchConfig(backend=choose_backend(run.job.resources.gpus_per_worker)),
             scaling_config=ScalingConfig(
                 num_workers=run.job.resources.num_workers,
@@ -73,19 +78,31 @@ def start_ranks(run: Run) -> None:
         ray.shutdown()
 
 
-def _rank(config: dict[str, str]) -> None:
-    # What a rank says goes straight into the run's log: through Ray it comes late, prefixed, between Ray's own lines.
-    log = os.open(Path(config["directory"]) / LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+def _rank(config: dict[str, Any]) -> None:
+    import ray
+    from ray.train import get_context
+
+    from trainer.launch.worker import train_rank
+
+    gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
+    if config["document"] is None:
+        _speak_into(Path(config["directory"]) / LOG_FILE)
+        train_rank(config["directory"], gpus)
+        return
+    rank = get_context().get_world_rank()
+    with linked_rank(config["document"], rank) as directory:
+        _speak_into(log_of(directory, rank))
+        train_rank(str(directory), gpus)
+
+
+def _speak_into(path: Path) -> None:
+    """Let what this rank says go straight into a log: through Ray it comes late, prefixed, between Ray's own lines."""
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     # Ray's workers log at level INFO, and FBGEMM has a line for each of its libraries.
     logging.getLogger().setLevel(logging.WARNING)
-    import ray
-
-    from trainer.launch.worker import train_rank
-
-    train_rank(config["directory"], [str(gpu) for gpu in ray.get_gpu_ids()])
 
 
 def _connect(run: Run) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 from trainer.checkpoint.format import Checkpoint
 from trainer.spec import JobSpec, Publish, SpecError, parse_job
+from trainer.spec.base import May
 
-# What may differ between attempts that go on from each other.
-_FREE = {"name", "labels", "retries", "resources", "sharding", "checkpoint", "publish", "epochs"}
-# What of publish training depends on all the same.
-_PUBLISH, _TRAINED_WITH = "publish.", {"anchor", "frozen_context"}
+_FREE = JobSpec.fields_that(May.DIFFER_ON_RESUME)
+_TRAINED_WITH = Publish.fields_that(May.CHANGE_TRAINING)
+_PUBLISH = "publish."  # before the name of each of these in the identity
 
 
 def identity_of(job: JobSpec) -> dict[str, Any]:
@@ -44,5 +44,5 @@ def _completed(identity: dict[str, Any], job: JobSpec) -> dict[str, Any]:
         completed = identity_of(parse_job(document | {name: getattr(job, name) for name in _FREE}))
     except SpecError:
         return identity
-    kept = {name: part for name, part in completed.items() if not name.startswith(_PUBLISH)}
-    return kept | {names.get(name, name): part for name, part in of_publish.items()}
+    others = {name: part for name, part in completed.items() if not name.startswith(_PUBLISH)}
+    return others | {names.get(name, name): part for name, part in of_publish.items()}

@@ -75,9 +75,11 @@ def use_device(job: JobSpec, gpus: Sequence[str] = ()) -> torch.device:
     Raises:
         ResourceError: there is none.
     """
-    wanted = job.resources.gpus_per_worker
+    gpus_per_worker = job.resources.gpus_per_worker
     try:
-        name = device_of_rank(wanted, int(os.environ.get("LOCAL_RANK", "0")), machine_gpus() if wanted else (), gpus)
+        name = device_of_rank(
+            gpus_per_worker, int(os.environ.get("LOCAL_RANK", "0")), machine_gpus() if gpus_per_worker else (), gpus
+        )
     except ValueError as error:
         raise ResourceError(str(error)) from None
     device = torch.device(name)

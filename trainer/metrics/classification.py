@@ -55,9 +55,9 @@ def auc_by_group(
 
     Rows of a negative group are left out. ``scores`` (none NaN), ``labels`` (0 or 1) and ``groups`` are [n].
     """
-    kept = np.asarray(groups) >= 0
-    scores, groups = np.asarray(scores, np.float64)[kept], np.asarray(groups, np.int64)[kept]
-    positive = (np.asarray(labels) > 0.5)[kept]
+    has_group = np.asarray(groups) >= 0
+    scores, groups = np.asarray(scores, np.float64)[has_group], np.asarray(groups, np.int64)[has_group]
+    positive = (np.asarray(labels) > 0.5)[has_group]
     if not len(groups):
         return np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64)
     order = np.lexsort((scores, groups))

@@ -44,8 +44,8 @@ class Ranking(NamedTuple):
         return Ranking(np.asarray(ranks, np.float64), np.arange(count), np.ones(count, np.int64))
 
     def _sums(self, gains: npt.NDArray[Any]) -> Float64s:
-        found: Float64s = np.bincount(self.users, gains, len(self.num_relevant)).astype(np.float64)
-        return found
+        sums: Float64s = np.bincount(self.users, gains, len(self.num_relevant)).astype(np.float64)
+        return sums
 
     def precision(self, k: int) -> Float64s:
         """Return [u]: relevant items among the first k, divided by k, also where fewer than k are relevant."""
@@ -81,5 +81,5 @@ class Ranking(NamedTuple):
         """
         if np.isnan(self.ranks).any():
             return np.full(len(self.num_relevant), np.nan)
-        found: Float64s = getattr(self, metric)(*(() if k is None else (k,)))
-        return found
+        figures: Float64s = getattr(self, metric)(*(() if k is None else (k,)))
+        return figures

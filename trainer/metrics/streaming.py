@@ -21,10 +21,41 @@ import torch.distributed as dist
 
 from embeddings.sharding.exchange.collectives import all_gather, all_reduce, all_to_all
 from trainer.metrics.counts import Counts, Int64s
+from trainer.metrics.pointwise import Rows
 
 PIECE_ROWS = 1 << 20
 _UPPER = 1 << 16
 _UPPER_SHIFT = 17  # the lower half of the key, and the label
+
+
+class RankGroup:
+    """What the ranks that share a split do together; ``group``: None for one rank alone. Every method is collective."""
+
+    def __init__(self, group: dist.ProcessGroup | None):
+        self._group = group
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums over ranks of float64 numbers."""
+        if self._group is None:
+            return list(numbers)
+        return all_reduce("sums over a split", torch.tensor(numbers, dtype=torch.float64), self._group).tolist()
+
+    def pieces(self, rows: Rows) -> Iterator[Counts]:
+        """Yield :func:`pieces` of all ranks' rows, ``rows`` being this rank's."""
+        return pieces(packed_rows(rows.scores, rows.labels), self._group)
+
+    def rows_by_user(self, rows: Rows) -> Rows:
+        """Return the rows of some of the users, all that any rank has of each; rows without a user may be missing."""
+        if self._group is None:
+            return rows
+        known = rows.known_users >= 0
+        users = rows.known_users[known].astype(np.int64)
+        columns = np.stack(
+            [rows.scores[known].view(np.int32), rows.labels[known].view(np.int32), users], dtype=np.int64
+        )
+        received = at_owners("rows of users", columns, users, self._group)
+        scores, labels = (received[row].astype(np.int32).view(np.float32) for row in (0, 1))
+        return Rows(scores, labels, received[2].astype(np.int32), is_logit=rows.is_logit)
 
 
 def packed_rows(scores: npt.NDArray[np.float32], labels: npt.NDArray[np.floating]) -> Int64s:
@@ -55,8 +86,8 @@ def pieces(packed: Int64s, group: dist.ProcessGroup | None, piece_rows: int = PI
         everyone = all_reduce("scores of a split", torch.from_numpy(everyone), group).numpy()
     for first, last in _cuts(everyone, piece_rows):
         local = np.stack(_run_lengths(packed[edges[first] : edges[last]]))
-        found = [local] if group is None else _on_rank_0("rows of a piece", local, group)
-        yield _merged(found)
+        parts = [local] if group is None else _on_rank_0("rows of a piece", local, group)
+        yield _merged(parts)
 
 
 def _cuts(rows: Int64s, piece_rows: int) -> Iterator[tuple[int, int]]:
@@ -111,5 +142,5 @@ def at_owners(what: str, columns: Int64s, keys: Int64s, group: dist.ProcessGroup
     cut = np.ascontiguousarray(columns[:, order])
     parts = [torch.from_numpy(np.ascontiguousarray(p)) for p in np.split(cut, np.cumsum(sizes)[:-1], axis=1)]
     shapes = [(len(columns), int(size)) for size in everyone[:, dist.get_rank(group)]]
-    found = [part.numpy() for part in all_to_all(what, parts, shapes, group)]
-    return np.concatenate(found, axis=1)
+    received = [part.numpy() for part in all_to_all(what, parts, shapes, group)]
+    return np.concatenate(received, axis=1)

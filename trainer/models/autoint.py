@@ -5,7 +5,7 @@ Song et al., AutoInt: Automatic Feature Interaction Learning via Self-Attentive 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from trainer.models.ctr_base import ClickModel, NumericFields
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.autoint import AutoIntSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class AutoInt(ClickModel):
@@ -43,7 +46,7 @@ class AutoInt(ClickModel):
             output = nn.Linear(num_fields * heads * units, 1, bias=self.tower is None, dtype=torch.float32)
         self.output = output.to(inputs.dtype)
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         fields = self.vectors(features)
         if self.numeric is not None and dense is not None:
             fields = torch.cat([fields, self.numeric(dense)], dim=1)

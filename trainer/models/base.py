@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +15,10 @@ from trainer.data.batches.keys import Key
 from trainer.spec.models.base import ModelSpec
 
 if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor, KeyedTensor
+
+    from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
-
-
-class Batch(Protocol):
-    """The fields of a batch (trainer.data) that a model reads.
-
-    ``features`` is a KeyedJaggedTensor; ``labels`` [b] in {0, 1}; ``dense`` [b, n], the n numeric features after their
-    transforms, None where the dataset has none.
-    """
-
-    @property
-    def features(self) -> Any: ...
-
-    @property
-    def dense(self) -> Tensor | None: ...
-
-    @property
-    def labels(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -69,9 +55,9 @@ class RankingModel(nn.Module):
     targets: ClassVar[tuple[str, ...]] = ()
     """Features whose ids are what the loss is about, the label side of SSE; empty where that is a class, ``labels``."""
     loss_kind: str = "bce"
-    """The loss that the job names (trainer.spec.checks.evaluation.loss_of), for models that have several."""
+    """The loss that the job names (trainer.spec.losses.loss_of), for models that have several."""
     loss_settings: Mapping[str, float | None] = MappingProxyType({})
-    """What that loss takes beside scores and labels (trainer.spec.checks.evaluation.loss_settings_of)."""
+    """What that loss takes beside scores and labels (trainer.spec.losses.loss_settings_of)."""
 
     def __init__(self, embeddings: nn.Module, spec: ModelSpec, inputs: ModelInputs):
         super().__init__()
@@ -102,14 +88,14 @@ class RankingModel(nn.Module):
         """
         return self.scores(batch), batch.labels
 
-    def user_side(self, features: Any) -> Tensor:
+    def user_side(self, features: KeyedJaggedTensor) -> Tensor:
         """Return the user's factor of the score, [b, d], from features of which only ``user`` is not empty.
 
         It is for a model that ranks all items for a user (``ranks_all_items`` of its spec).
         """
         raise NotImplementedError
 
-    def item_side(self, features: Any) -> Tensor:
+    def item_side(self, features: KeyedJaggedTensor) -> Tensor:
         """Return the item's factor of the score, [b, d], from features of which only ``item`` is not empty.
 
         <user side, item side> is the score up to a term that is the same for all items of a user.
@@ -153,7 +139,7 @@ def with_dense(rows: Tensor, dense: Tensor | None) -> Tensor:
     return rows if dense is None else torch.cat([rows, dense.to(rows.dtype)], dim=1)
 
 
-def pooled_rows(pooled: Any, features: Sequence[str]) -> Tensor:
+def pooled_rows(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
     """Return the named blocks of a KeyedTensor side by side, [b, sum of dims].
 
     Their order does not depend on the sharding plan.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from trainer.models.base import Batch, ModelInputs, RankingModel
+from trainer.models.base import ModelInputs, RankingModel
 from trainer.spec.models.pairs import BPRSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
+
+    from trainer.data.batches.batch import Batch
 
 USER, ITEM, NEGATIVE = "user", "item", "item__negative"
 
@@ -30,7 +35,7 @@ class BPR(RankingModel):
         if missing:
             raise ValueError(f"bpr needs the features user, item and item__negative: {sorted(missing)} missing")
 
-    def forward(self, features: Any) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Return scores of the batch's items, [b]: positives in training, the labelled items in evaluation."""
         return self._scores(features)[0]
 
@@ -38,15 +43,15 @@ class BPR(RankingModel):
         positive, negative = self._scores(batch.features)
         return -logsigmoid(positive - negative)
 
-    def user_side(self, features: Any) -> Tensor:
+    def user_side(self, features: KeyedJaggedTensor) -> Tensor:
         user = self.embeddings(features).to_dict()[USER]
         return torch.cat([user, torch.ones_like(user[:, :1])], dim=1)
 
-    def item_side(self, features: Any) -> Tensor:
+    def item_side(self, features: KeyedJaggedTensor) -> Tensor:
         row: Tensor = self.embeddings(features).to_dict()[ITEM]
         return row
 
-    def _scores(self, features: Any) -> tuple[Tensor, Tensor]:
+    def _scores(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         blocks = self.embeddings(features).to_dict()
         user = blocks[USER]
         positive, negative = (

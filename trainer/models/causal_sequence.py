@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Batch, ModelInputs
+from trainer.models.base import ModelInputs
 from trainer.models.layers.dropout import keep_mask
 from trainer.models.losses import sampled_loss
 from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, by_owner, owners, padded
 from trainer.spec.models.sequences import PieceSpec
+
+if TYPE_CHECKING:
+    from torchrec import JaggedTensor
+
+    from trainer.data.batches.batch import Batch
 
 Drop = Callable[[Tensor, int], Tensor]
 """``drop(x, site)``: x [b, l, dim] after dropout at a place of the model, or x itself."""
@@ -59,23 +64,23 @@ class CausalSequenceModel(NextItemModel):
     def candidates(self, rows: Tensor) -> Tensor:
         return rows
 
-    def _states(self, rows: Any, batch: Any) -> Tensor:
+    def _states(self, rows: Mapping[str, JaggedTensor], batch: Batch) -> Tensor:
         """Return F of every item read, [number of ids, d]; with dropout where the model trains."""
         lengths, values = rows[ITEM].lengths(), rows[ITEM].values()
         if not len(values):
             # A rank without a sample: a part of the graph all the same, so that backward finds it.
             return self.finished(values)
         owner = owners(lengths)
-        place = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[owner]
-        return self.finished(self._hidden(padded(values, lengths), lengths, batch)[owner, place])
+        position = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[owner]
+        return self.finished(self._hidden(padded(values, lengths), lengths, batch)[owner, position])
 
-    def _hidden(self, items: Tensor, lengths: Tensor, batch: Any) -> Tensor:
+    def _hidden(self, items: Tensor, lengths: Tensor, batch: Batch | None) -> Tensor:
         """Return :meth:`hidden`, with dropout where there is a ``batch`` and the model trains."""
         columns = torch.arange(items.shape[1], device=items.device)
         positions = (self.length - lengths[:, None] + columns).clamp(max=self.length - 1)
         return self.hidden(items, positions, self._dropout(batch, positions))
 
-    def _dropout(self, batch: Any, positions: Tensor) -> Drop:
+    def _dropout(self, batch: Batch | None, positions: Tensor) -> Drop:
         if batch is None or not self.training or not self.dropout:
             return lambda x, site: x
         where = {"seed": self.seed, "step": batch.step, "sample_offset": batch.sample_offset}

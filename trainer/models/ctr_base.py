@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Batch, ModelInputs, RankingModel, pooled_rows
+from trainer.models.base import ModelInputs, RankingModel, pooled_rows
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.models.losses import pointwise_loss
 from trainer.spec.models.base import FirstOrderSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
+
+    from trainer.data.batches.batch import Batch
 
 
 class ClickModel(RankingModel):
@@ -21,11 +26,11 @@ class ClickModel(RankingModel):
         super().__init__(embeddings, spec, inputs)
         self.width = len(self.features) * self.dim + self.num_dense  # of all fields and numbers side by side
 
-    def vectors(self, features: Any) -> Tensor:
+    def vectors(self, features: KeyedJaggedTensor) -> Tensor:
         """Return the fields' vectors [b, number of fields, dim]."""
         return self._rows(features, self.dim)
 
-    def _rows(self, features: Any, columns: int) -> Tensor:
+    def _rows(self, features: KeyedJaggedTensor, columns: int) -> Tensor:
         rows = pooled_rows(self.embeddings(features), self.features)
         return rows.unflatten(1, (len(self.features), columns))
 
@@ -47,7 +52,7 @@ class FirstOrderModel(ClickModel):
             weights = nn.Linear(self.num_dense, 1, bias=False, dtype=torch.float32) if self.num_dense else None
         self.first_order = None if weights is None else weights.to(inputs.dtype)
 
-    def vectors_and_first_order(self, features: Any, dense: Tensor | None) -> tuple[Tensor, Tensor]:
+    def vectors_and_first_order(self, features: KeyedJaggedTensor, dense: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the fields' vectors [b, number of fields, dim], and the sum of the first-order terms [b]."""
         rows = self._rows(features, self.dim + 1)
         linear = rows[:, :, self.dim].sum(1)

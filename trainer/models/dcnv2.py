@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.dcnv2 import DCNv2Spec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class DCNv2(ClickModel):
@@ -38,7 +41,7 @@ class DCNv2(ClickModel):
             with seeded(inputs.seed, "output"):
                 self.output = nn.Linear(self.width + sizes[-1], 1, dtype=torch.float32).to(inputs.dtype)
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         first = with_dense(self.vectors(features).flatten(1), dense)
         x = first
         for layer in self.cross:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded
 from trainer.models.next_item import owners, sums_by_owner
 from trainer.spec.models.din import DINSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class DIN(ClickModel):
@@ -53,7 +56,7 @@ class DIN(ClickModel):
         self.attention = nn.ModuleDict({f"of_{name}": _attention(spec, inputs, name) for name in self.histories})
         self.tower = tower_of(spec, inputs, [self.width, *spec.hidden, 1])
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         rows = self.embeddings(features)
         blocks = [self._block(name, rows) for name in self.features]
         return self.tower(with_dense(torch.cat(blocks, dim=1), dense)).squeeze(1)

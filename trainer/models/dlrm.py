@@ -5,7 +5,7 @@ Naumov et al., Deep Learning Recommendation Model for Personalization and Recomm
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from trainer.models.base import ModelInputs
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.spec.models.dlrm import DLRMSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class DLRM(ClickModel):
@@ -43,7 +46,7 @@ class DLRM(ClickModel):
         sizes = [self.pairs.shape[1] + (self.dim if self.num_dense else 0), *spec.hidden, 1]
         self.top = tower_of(spec, inputs, sizes)
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features)
         seen = []
         if self.bottom is not None and dense is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -10,6 +10,9 @@ from trainer.models.base import ModelInputs, pooled_rows, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.spec.models.dnn import DNNSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class DNN(ClickModel):
@@ -23,6 +26,6 @@ class DNN(ClickModel):
         super().__init__(embeddings, spec, inputs)
         self.tower = tower_of(spec, inputs, [self.width, *spec.hidden, 1])
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         rows = pooled_rows(self.embeddings(features), self.features)
         return self.tower(with_dense(rows, dense)).squeeze(1)

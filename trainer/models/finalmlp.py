@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.finalmlp import FinalMLPSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class FinalMLP(ClickModel):
@@ -47,7 +50,7 @@ class FinalMLP(ClickModel):
         with seeded(inputs.seed, "fusion"):
             self.fusion = Fusion(layers[0][-1], layers[1][-1], spec.fusion_heads, inputs.dtype)
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features)
         everything = with_dense(vectors.flatten(1), dense)
         first, second = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from trainer.models.base import ModelInputs
 from trainer.models.ctr_base import FirstOrderModel, NumericFields
 from trainer.models.deepfm import pairs
 from trainer.spec.models.fm import FMSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class FM(FirstOrderModel):
@@ -29,7 +32,7 @@ class FM(FirstOrderModel):
         self.bias = nn.Parameter(torch.zeros(1, dtype=inputs.dtype))
         self.numeric = NumericFields(self.dim, inputs) if self.num_dense else None
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)
         if self.numeric is not None and dense is not None:
             vectors = torch.cat([vectors, self.numeric(dense)], dim=1)

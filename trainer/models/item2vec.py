@@ -5,11 +5,15 @@ Barkan and Koenigstein, Item2Vec, MLSP 2016; Mikolov et al., NIPS 2013, equation
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from trainer.models.base import Batch
 from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, owners
+
+if TYPE_CHECKING:
+    from trainer.data.batches.batch import Batch
 
 
 class Item2Vec(NextItemModel):

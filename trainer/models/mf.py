@@ -7,17 +7,20 @@ Embeddings, NeurIPS 2019, section 4.1, refer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Batch, ModelInputs, RankingModel
+from trainer.models.base import ModelInputs, RankingModel
 from trainer.models.bpr import ITEM, USER
 from trainer.models.losses import pointwise_loss
 from trainer.spec.models.pairs import MFSpec
 
 if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
+
+    from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
 
 
@@ -55,20 +58,20 @@ class MF(RankingModel):
         margin = 0.5 / len(labels)
         self.mu.copy_(torch.logit(mean.clamp(margin, 1.0 - margin)) if self.loss_kind == "bce" else mean)
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         blocks = self.embeddings(features).to_dict()
         user, item = blocks[USER], blocks[ITEM]
         products = (user[:, : self.dim] * item[:, : self.dim]).sum(1)
         return self.mu + user[:, self.dim] + item[:, self.dim] + products if self.biases else products
 
-    def user_side(self, features: Any) -> Tensor:
+    def user_side(self, features: KeyedJaggedTensor) -> Tensor:
         user = self.embeddings(features).to_dict()[USER]
         of_item = torch.ones_like(user[:, :1]) if self.biases else torch.zeros_like(user[:, :1])
         return torch.cat([user[:, : self.dim], of_item], dim=1)
 
-    def item_side(self, features: Any) -> Tensor:
+    def item_side(self, features: KeyedJaggedTensor) -> Tensor:
         row: Tensor = self.embeddings(features).to_dict()[ITEM]
         return row
 
     def loss(self, batch: Batch) -> Tensor:
-        return pointwise_loss(self.loss_kind, self(batch.features), batch.labels)
+        return pointwise_loss(self.loss_kind, self(batch.features), batch.labels, **self.loss_settings)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,13 @@ from torch import Tensor, nn
 from trainer.data.batches.sequence_batches import catalogue_features
 from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.metrics import rank_of
-from trainer.models.base import Batch, ModelInputs, RankingModel
+from trainer.models.base import ModelInputs, RankingModel
 from trainer.spec.models.base import ModelSpec
 
 if TYPE_CHECKING:
+    from torchrec import JaggedTensor, KeyedJaggedTensor
+
+    from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
 
 FULL_RANKING_ROWS = 50_000
@@ -45,7 +49,7 @@ class NextItemModel(RankingModel):
         The first ``lengths`` [b] of each sample are its own, the others zeros. Without any: 0.
         """
 
-    def queries(self, rows: Any) -> Tensor:
+    def queries(self, rows: Mapping[str, JaggedTensor]) -> Tensor:
         """Return :meth:`encode` of the looked-up rows of ``item``, [b, dim]."""
         lengths = rows[ITEM].lengths()
         return self.encode(padded(rows[ITEM].values(), lengths), lengths)
@@ -54,7 +58,7 @@ class NextItemModel(RankingModel):
     def candidates(self, rows: Tensor) -> Tensor:
         """Return what a query is multiplied with [n, dim], from looked-up rows of the item table [n, ...]."""
 
-    def forward(self, features: Any) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Return scores of the targets [b], one for each sample."""
         rows = self.embeddings(features)
         return (self.queries(rows) * self.candidates(rows[TARGET].values())).sum(1)
@@ -81,17 +85,18 @@ class NextItemModel(RankingModel):
         negatives = by_owner(self.candidates(rows[NEGATIVE].values()), len(queries))
         scores = torch.einsum("bd,bnd->bn", queries, negatives)
         below = (scores < target[:, None]).double() + 0.5 * (scores == target[:, None]).double()
-        found = rank_of(target, scores), below.mean(1)
+        ranks = rank_of(target, scores), below.mean(1)
         if catalogue is None:
-            return *found, torch.full_like(found[1], torch.nan)
+            return *ranks, torch.full_like(ranks[1], torch.nan)
         everything = queries @ catalogue.T
         ids = batch.features[TARGET].values()
         target = everything.gather(1, ids[:, None])[:, 0]
-        seen = batch.seen  # type: ignore[attr-defined]  # of evaluation batches
+        seen = batch.seen
+        assert seen is not None  # of evaluation batches
         everything[seen[:, 0], seen[:, 1]] = -torch.inf
         everything[:, :2] = -torch.inf  # padding and the unknown id
         everything.scatter_(1, ids[:, None], -torch.inf)
-        return *found, rank_of(target, everything).double()
+        return *ranks, rank_of(target, everything).double()
 
 
 def owners(lengths: Tensor, total: int | None = None) -> Tensor:
@@ -122,9 +127,9 @@ def padded(values: Tensor, lengths: Tensor) -> Tensor:
     l is the longest length, at least 1.
     """
     owner = owners(lengths)
-    place = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[owner]
+    position = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[owner]
     longest = max(1, int(lengths.max())) if len(lengths) else 1
-    return values.new_zeros(len(lengths), longest, values.shape[1]).index_put((owner, place), values)
+    return values.new_zeros(len(lengths), longest, values.shape[1]).index_put((owner, position), values)
 
 
 def by_owner(rows: Tensor, num_owners: int) -> Tensor:

@@ -5,7 +5,7 @@ Qu et al., Product-based Neural Networks for User Response Prediction, ICDM 2016
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from trainer.models.base import ModelInputs, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.spec.models.pnn import PNNSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class PNN(ClickModel):
@@ -32,7 +35,7 @@ class PNN(ClickModel):
         self.pairs = torch.triu_indices(len(self.features), len(self.features), 1)
         self.tower = tower_of(spec, inputs, [self.width + self.pairs.shape[1], *spec.hidden, 1])
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features)
         first, second = self.pairs.to(vectors.device)
         products = (vectors @ vectors.transpose(1, 2))[:, first, second]

@@ -14,12 +14,15 @@ Only training has swapped labels, so its loss is that of the SSE objective (equa
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 from embeddings.kernels.swap import swap_classes
 from embeddings.sse.config import SSEConfig
 from trainer.models.registry import MODELS
 from trainer.spec import JobSpec
+
+if TYPE_CHECKING:
+    from trainer.data.batches.batch import Batch
 
 
 def target_configs(job: JobSpec) -> dict[str, SSEConfig]:
@@ -28,13 +31,13 @@ def target_configs(job: JobSpec) -> dict[str, SSEConfig]:
     return {feature: SSEConfig(probability) for feature in MODELS[job.model.kind].targets} if probability else {}
 
 
-def with_swapped_classes(job: JobSpec, batch: Any, step: int) -> Any:
+def with_swapped_classes(job: JobSpec, batch: Batch, step: int) -> Batch:
     """Return the batch with its class labels after SSE-SE, by the counters of ``(seed, "label"; step, global sample)``.
 
     Args:
         job: its ``seed`` and ``sse.label`` are read; without the latter, and for a model whose outputs are ids of a
             table, the batch is returned as it is.
-        batch: a rank's slice (trainer.data.batches.batch.Batch); its ``labels`` [b] in {0, 1} and ``sample_offset``
+        batch: a rank's slice; its ``labels`` [b] in {0, 1} and ``sample_offset``
             are read.
         step: the step being computed, 1, 2, ...: that of the tables.
     """

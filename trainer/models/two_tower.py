@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Batch, ModelInputs, RankingModel
+from trainer.models.base import ModelInputs, RankingModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.losses import in_batch_softmax, pointwise_loss
 from trainer.spec.models.two_tower import TwoTowerSpec
 
 if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
+
+    from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
 
 ITEM = "item"
@@ -55,29 +58,28 @@ class TwoTower(RankingModel):
         logs = np.log(probabilities, out=np.zeros(len(counts)), where=counts > 0)
         self.log_probabilities = torch.from_numpy(logs).to(self.log_probabilities.dtype)
 
-    def forward(self, features: Any) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
         user, item = self.towers(features)
         return (user * item).sum(1) + self.bias
 
-    def towers(self, features: Any) -> tuple[Tensor, Tensor]:
+    def towers(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         """Return the outputs of the user's tower and the item's row, each [b, dim]."""
         blocks = self.embeddings(features).to_dict()
         return self.tower(torch.cat([blocks[name] for name in self.context], dim=1)), blocks[ITEM]
 
-    def user_side(self, features: Any) -> Tensor:
+    def user_side(self, features: KeyedJaggedTensor) -> Tensor:
         return self.towers(features)[0]
 
-    def item_side(self, features: Any) -> Tensor:
+    def item_side(self, features: KeyedJaggedTensor) -> Tensor:
         return self.towers(features)[1]
 
     def loss(self, batch: Batch) -> Tensor:
         if self.loss_kind != "sampled_softmax":
-            return pointwise_loss(self.loss_kind, self(batch.features), batch.labels)
+            return pointwise_loss(self.loss_kind, self(batch.features), batch.labels, **self.loss_settings)
         ids = batch.features[ITEM].values()
         if self.log_probabilities.device != ids.device:
             self.log_probabilities = self.log_probabilities.to(ids.device)
-        where: Any = batch
         return in_batch_softmax(
             *self.towers(batch.features), batch.labels, self.log_probabilities[ids],
-            where.sample_offset, where.global_size,
+            batch.sample_offset, batch.global_size,
         )  # fmt: skip

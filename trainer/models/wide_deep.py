@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from trainer.models.base import with_dense
 from trainer.models.ctr_base import FirstOrderTowerModel
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class WideDeep(FirstOrderTowerModel):
@@ -21,6 +24,6 @@ class WideDeep(FirstOrderTowerModel):
     of (a + 1) b over neighbouring sizes, and n.
     """
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)
         return linear + self.tower(with_dense(vectors.flatten(1), dense)).squeeze(1)

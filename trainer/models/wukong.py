@@ -5,7 +5,7 @@ Zhang et al., Wukong: Towards a Scaling Law for Large-Scale Recommendation, ICML
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.wukong import WukongSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class Wukong(ClickModel):
@@ -44,7 +47,7 @@ class Wukong(ClickModel):
         self.layers = nn.Sequential(*layers)
         self.tower = tower_of(spec, inputs, [num_vectors * self.dim, *spec.hidden, 1])
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features)
         if self.bottom is not None and dense is not None:
             vectors = torch.cat([vectors, self.bottom(dense.to(vectors.dtype)).unsqueeze(1)], dim=1)

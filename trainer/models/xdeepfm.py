@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from trainer.models.base import ModelInputs, with_dense
 from trainer.models.ctr_base import FirstOrderTowerModel
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.xdeepfm import XDeepFMSpec
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
 
 
 class XDeepFM(FirstOrderTowerModel):
@@ -28,7 +31,7 @@ class XDeepFM(FirstOrderTowerModel):
         super().__init__(embeddings, spec, inputs)
         self.cin = CIN(len(self.features), spec.cin_layers, seed=inputs.seed, dtype=inputs.dtype)
 
-    def forward(self, features: Any, dense: Tensor | None = None) -> Tensor:
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)
         return linear + self.cin(vectors) + self.tower(with_dense(vectors.flatten(1), dense)).squeeze(1)
 

@@ -13,7 +13,7 @@ drawn to the same ones, whatever has become of the version.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from trainer.data.prepare.plan import NEGATIVE_SUFFIX
 from trainer.distributed.materialize import stored_rows
 
 if TYPE_CHECKING:
+    from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
     from trainer.runs.directory import Run
     from trainer.spec import JobSpec
@@ -122,7 +123,7 @@ class AnchorPenalty:
     def __init__(self, settings: Anchor, targets: Floats, feature: str, dim: int):
         self._strength, self._targets, self._feature, self._dim = settings.strength, targets, feature, dim
 
-    def __call__(self, batch: Any, rows: RowsOnce) -> Tensor:
+    def __call__(self, batch: Batch, rows: RowsOnce) -> Tensor:
         """Return the penalty of each sample [b]."""
         looked_up = rows.looked_up(batch.features)
         pooled = isinstance(looked_up, KeyedTensor)
@@ -144,7 +145,7 @@ class AnchorPenalty:
         return self._strength * total
 
 
-def anchor_penalty(job: JobSpec, data: Any) -> AnchorPenalty | None:
+def anchor_penalty(job: JobSpec, data: PreparedData) -> AnchorPenalty | None:
     """Return the penalty of the job, where it has an anchor and its run found targets; else None."""
     if job.publish is None or job.publish.anchor is None:
         return None

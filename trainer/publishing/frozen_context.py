@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -33,10 +33,14 @@ from trainer.distributed.materialize import stored_rows
 from trainer.distributed.sharded_model import ShardedModel
 from trainer.spec import JobSpec
 
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
+    from trainer.models.base import RankingModel
+
 CHUNK_ROWS = 1 << 18
 
 
-def is_frozen(job: JobSpec, data: Any) -> bool:
+def is_frozen(job: JobSpec, data: PreparedData) -> bool:
     """Return whether the job has a frozen context and a parent to take it from.
 
     Its prepared data (trainer.data) know of the parent.
@@ -46,7 +50,7 @@ def is_frozen(job: JobSpec, data: Any) -> bool:
     return any((data.parent_rows(name)[NUM_SPECIAL_ROWS:] >= 0).any() for name in data.tables)
 
 
-def context_tables(job: JobSpec, data: Any) -> dict[str, int]:
+def context_tables(job: JobSpec, data: PreparedData) -> dict[str, int]:
     """Return, by table, the first column that is context: that and those after it."""
     assert job.publish is not None
     items = next(key.table for key in data.keys if key.name == job.publish.feature)
@@ -64,7 +68,7 @@ def begins_fresh(job: JobSpec) -> bool:
     )
 
 
-def begin(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: Any) -> None:
+def begin(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: PreparedData) -> None:
     """Put the parent's context into a run's model before its first step. Collective.
 
     The model is at initial values, or warm-started from ``parent``. A checkpoint of the run's own has it all.
@@ -83,7 +87,7 @@ def begin(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: Any) ->
     sharded.agreed(f"{parent.path} cannot be loaded", take)
 
 
-def _take_context(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: Any) -> None:
+def _take_context(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: PreparedData) -> None:
     """Put the parent's context into the model as its lookups read it, with no state, as if never touched."""
     for name, first_column in context_tables(job, data).items():
         rows_of_parent = torch.from_numpy(data.parent_rows(name).copy())
@@ -183,14 +187,14 @@ def _wait(rows: Any) -> Any:
 class FrozenRows:
     """The frozen rows of a job; ``data`` (trainer.data.batches.prepared.PreparedData) says which ids the parent had."""
 
-    def __init__(self, job: JobSpec, data: Any):
+    def __init__(self, job: JobSpec, data: PreparedData):
         self._dim, self._own_half = job.model.embedding_dim, job.model.has_both_sides_in_rows
         tables = context_tables(job, data)
         masks = {name: torch.from_numpy(data.parent_rows(name) >= 0) for name in tables}
         self._masks = {key.name: masks[key.table] for key in data.keys if key.table in tables}
 
     @contextlib.contextmanager
-    def frozen_in(self, model: Any) -> Iterator[None]:
+    def frozen_in(self, model: RankingModel) -> Iterator[None]:
         """Let the model's lookups of frozen context record nothing within the block."""
         embeddings = model.embeddings
         model.embeddings = FrozenContext(embeddings, self._masks, self._dim, self._own_half).train(model.training)

@@ -18,7 +18,8 @@ import torch
 from embeddings.refresh.publish import publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors, keys_of
-from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
+from trainer.checkpoint.format import Checkpoint, CheckpointError
+from trainer.checkpoint.select import newest_of
 from trainer.checkpoint.warm_start import id_maps
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
@@ -41,7 +42,7 @@ def publish(run: Run) -> dict[str, Any]:
     """
     spec = run.job.publish
     assert spec is not None
-    checkpoint = latest_valid(run.checkpoints)
+    checkpoint = newest_of(run, run.checkpoints)
     if checkpoint is None:
         raise CheckpointError(f"{run.checkpoints} holds no valid checkpoint to publish from: retry the job")
     last_step = run.job.epochs * PreparedData.open(run.data).steps_per_epoch

@@ -110,11 +110,17 @@ def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -
         return Findings()
     lines: list[tuple[str, ...]] = []
     claims: list[Verdict] = []
-    for label, (plain_auc, found) in cases.items():
-        best = max(found, key=lambda one: found[one])
-        lost = found[best] - found[DEFAULT_HALF_LIFE]
+    for label, (plain_auc, auc_by_half_life) in cases.items():
+        best = max(auc_by_half_life, key=lambda one: auc_by_half_life[one])
+        lost = auc_by_half_life[best] - auc_by_half_life[DEFAULT_HALF_LIFE]
         lines.append(
-            (label, f"{best:g}", f"{found[best]:.4f}", f"{lost:.4f}", f"{found[DEFAULT_HALF_LIFE] - plain_auc:+.4f}")
+            (
+                label,
+                f"{best:g}",
+                f"{auc_by_half_life[best]:.4f}",
+                f"{lost:.4f}",
+                f"{auc_by_half_life[DEFAULT_HALF_LIFE] - plain_auc:+.4f}",
+            )
         )
         text = f"{label}: the default's half-life is within {COST:g} of the best after epoch 4"
         claims.append(verdict(text, lost <= COST, f"-{lost:.4f}"))
@@ -123,9 +129,12 @@ def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -
         f"What each case asks for, and the default's half-life of {DEFAULT_HALF_LIFE:g} epochs (validation AUC)",
         ("", "best half-life", "its AUC", "lost by the default", "the default above Adam"),
         tuple(lines),
-        panels=_panels({label: found for label, (_, found) in cases.items()}),
+        panels=_panels({label: auc_by_half_life for label, (_, auc_by_half_life) in cases.items()}),
     )
-    losses = {one: [max(found.values()) - found[one] for _, found in cases.values()] for one in half_lives}
+    losses = {
+        one: [max(auc_by_half_life.values()) - auc_by_half_life[one] for _, auc_by_half_life in cases.values()]
+        for one in half_lives
+    }
     everywhere = Section(
         "one-for-all",
         f"One half-life for all of {len(cases)} cases: AUC lost against the best of each",
@@ -138,10 +147,12 @@ def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -
 def _panels(cases: Mapping[str, Mapping[float, float]]) -> tuple[Panel, ...]:
     """Return one panel for each data set, with a curve for each of its batch sizes."""
     by_name: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for label, found in cases.items():
+    for label, auc_by_half_life in cases.items():
         name, _, batch = label.partition(", ")
-        best = max(found.values())
-        by_name.setdefault(name, {})[batch] = [(half_life, value - best) for half_life, value in found.items()]
+        best = max(auc_by_half_life.values())
+        by_name.setdefault(name, {})[batch] = [
+            (half_life, value - best) for half_life, value in auc_by_half_life.items()
+        ]
     x, y = "half-life of an idle row, epochs", "validation AUC, less the best"
     return tuple(Panel(name, x, y, curves, log="x") for name, curves in by_name.items())
 

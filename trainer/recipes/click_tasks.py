@@ -42,5 +42,5 @@ def write_click_log(rows: Path, log: ClickLog = LOG) -> None:
     """Write ``clicklog/`` under ``rows``, once."""
     if not (rows / "clicklog").exists():
         rows.mkdir(parents=True, exist_ok=True)
-        with appearing(rows / "clicklog", durable=False) as place:
-            generate(log, place)
+        with appearing(rows / "clicklog", durable=False) as temporary:
+            generate(log, temporary)

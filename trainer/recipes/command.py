@@ -25,10 +25,12 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
     "sse": sse.recipe,
     "dropout": dropout.recipe,
     "rff": rff.recipe,
-    "lecture": generalization_report.recipe,
+    "generalization": generalization_report.recipe,
 }
 """``recipe(data, seeds, quick)``; those of MAKE_ROWS take the folder ``rows`` of files that they write."""
-MAKE_ROWS = ("adamar", "alpha", "lecture", "sse")
+MAKE_ROWS = ("adamar", "alpha", "generalization", "sse")
+RENAMED = {"lecture": "generalization"}
+"""Names of before, read for one release more."""
 DATA = Path("../shared/data")
 SEEDS = {"rff": 10}
 """Where it is not 3: the paper's variances are of ten runs."""
@@ -54,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="evenkeel recipe", description=__doc__)
-    parser.add_argument("name", choices=sorted(RECIPES), metavar="NAME", help=", ".join(RECIPES))
-    of = "lecture: the job to report on, as a YAML file with a dataset and a job, or as a run directory"
+    parser.add_argument("name", type=_current_name, choices=sorted(RECIPES), metavar="NAME", help=", ".join(RECIPES))
+    of = "generalization: the job to report on, as a YAML file with a dataset and a job, or as a run directory"
     parser.add_argument("--of", metavar="SPEC", help=of)
     parser.add_argument("--data", type=Path, default=DATA, help=f"folder of the real data sets (default: {DATA})")
     parser.add_argument("--out", type=Path, help="where results are kept (default: EVENKEEL_HOME/recipes/NAME)")
@@ -68,6 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", type=Path, metavar="DIR", help="write each trial as a spec; run nothing")
     parser.add_argument("--report", action="store_true", help="report what has ended so far; run nothing")
     return parser
+
+
+def _current_name(name: str) -> str:
+    if name not in RENAMED:
+        return name
+    print(f"recipe {name} is now {RENAMED[name]}: the old name goes with the next release", file=sys.stderr)
+    return RENAMED[name]
 
 
 def _job(path: Path) -> tuple[DatasetSpec, JobSpec]:
@@ -95,8 +104,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
         write_quick_data(data)
     more: dict[str, Any] = {"rows": out / "rows"} if options.name in MAKE_ROWS else {}
     if options.of is not None:
-        if options.name != "lecture" or options.quick:
-            raise ValueError("--of: recipe lecture takes a job, without --quick; others bring theirs")
+        if options.name != "generalization" or options.quick:
+            raise ValueError("--of: recipe generalization takes a job, without --quick; others bring theirs")
         more["of"] = _job(Path(options.of))
     recipe = RECIPES[options.name](data, seeds, options.quick, **more)
     trials = recipe.part(options.part)

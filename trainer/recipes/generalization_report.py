@@ -1,4 +1,4 @@
-"""``lecture``: the generalization report of a job, of any job or of Adam and AdamAR side by side.
+"""``generalization``: the generalization report of a job, of any job or of Adam and AdamAR side by side.
 
 Mądry, Optimization and Generalization Challenges in Deep Learning, lecture 3 of 6.S979, sections 1, 2 and 5 to 8.
 """
@@ -29,7 +29,7 @@ from trainer.spec.problems import FieldProblem
 
 CHANGED, QUICK_CHANGED = (4, 256), (64,)
 """Rows with another label in the neighbours of the data; a share of them is held out and does not count."""
-BASE, PERMUTED, COINS, NEIGHBOURS = "lecture", "permuted", "coins", "neighbours"
+BASE, PERMUTED, COINS, NEIGHBOURS = "original", "permuted", "coins", "neighbours"
 Record = dict[str, Any]
 _KNOWN_IDS = "the report compares rows of known ids: leave capacity out"
 
@@ -82,7 +82,7 @@ def recipe(
     protocol = _PROTOCOL if why_not is None else f"{_PROTOCOL} Without permuted labels and neighbours: {why_not}"
     kinds: dict[str, str] = {job.model.kind: loss_of(job) for job in jobs.values()}
     tables = tuple(_tables(dataset.name, kinds)) if why_not is None else ()
-    return Recipe("lecture", _TITLE, _SOURCE, protocol, tuple(trials), tables, tuple(claims), prepare, findings)
+    return Recipe("generalization", _TITLE, _SOURCE, protocol, tuple(trials), tables, tuple(claims), prepare, findings)
 
 
 def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list[Claim]]:
@@ -99,7 +99,7 @@ def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list
     }
     jobs = {
         row: documents.job(
-            f"lecture {row}",
+            f"generalization {row}",
             of,
             optimizer=optimizer,
             batch_size=size["batch_size"],
@@ -210,12 +210,12 @@ SHARPNESS = ("lambda_max", "ascent", "noise", "relative lambda_max", "relative a
 
 def _sharpness(measured: Mapping[str, Record], said: str) -> Section:
     lines = []
-    for label, found in measured.items():
-        for how, figures in found["sharpness"].items():
+    for label, record in measured.items():
+        for how, figures in record["sharpness"].items():
             lines.append((label, how, *(f"{figures[name]:.4g}" for name in SHARPNESS)))
     notes = []
-    for label, found in measured.items():
-        rescaling = found.get("rescaling")
+    for label, record in measured.items():
+        rescaling = record.get("rescaling")
         if rescaling is None:
             notes.append(f"{label}: no two linear layers with a ReLU between them: nothing to rescale.")
             continue
@@ -244,9 +244,9 @@ def _sharpness(measured: Mapping[str, Record], said: str) -> Section:
 
 def _spectra(measured: Mapping[str, Record]) -> list[Section]:
     lines, panels = [], []
-    for label, found in measured.items():
+    for label, record in measured.items():
         curves = {}
-        for name, one in found["matrices"].items():
+        for name, one in record["matrices"].items():
             if "values" not in one:
                 continue
             bounds = [
@@ -271,8 +271,8 @@ def _spectra(measured: Mapping[str, Record]) -> list[Section]:
         tuple(panels),
     )  # fmt: skip
     lines, panels = [], []
-    for label, found in measured.items():
-        lost = {name: one["loss"] for name, one in found["matrices"].items() if "loss" in one}
+    for label, record in measured.items():
+        lost = {name: one["loss"] for name, one in record["matrices"].items() if "loss" in one}
         if not lost:
             continue
         lines += [(label, name, *(f"{value:.4f}" for value in losses)) for name, losses in lost.items()]
@@ -294,8 +294,8 @@ def _spectra(measured: Mapping[str, Record]) -> list[Section]:
 def _gradients(measured: Mapping[str, Record]) -> Section:
     lines = [
         (label, name, f"{length:.3g}", NOT_RUN if math.isnan(ratio) else f"{ratio:.3g}")
-        for label, found in measured.items()
-        for name, (length, ratio) in found["gradients"].items()
+        for label, record in measured.items()
+        for name, (length, ratio) in record["gradients"].items()
     ]
     return Section(
         "gradients",
@@ -308,8 +308,8 @@ def _gradients(measured: Mapping[str, Record]) -> Section:
 
 def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[Section]:
     lines = []
-    for label, found in measured.items():
-        one = found.get("bounds")
+    for label, record in measured.items():
+        one = record.get("bounds")
         if one is None:
             continue
         fit, bayes = fits.get(label), one["pac_bayes"]
@@ -357,14 +357,14 @@ def _stability(
             continue
         with np.load(kept_path(base, out)) as file, np.load(kept_path(trial, out)) as other:
             names = [name for name in ("dense", "rows") if name in file]
-            found = distance(
+            distances = distance(
                 file["losses"], other["losses"],
                 {name: file[name] for name in names}, {name: other[name] for name in names},
             )  # fmt: skip
             count = int((file["train_labels"] != other["train_labels"]).sum())
             total = len(file["train_labels"])
-        apart = " / ".join(f"{found.parameters[name]:.4f}" for name in names)
-        figures = (f"{found.epsilon:.4f}", f"{found.mean:.5f}", f"{found.risk:+.6f}", apart)
+        apart = " / ".join(f"{distances.parameters[name]:.4f}" for name in names)
+        figures = (f"{distances.epsilon:.4f}", f"{distances.mean:.5f}", f"{distances.risk:+.6f}", apart)
         lines.append((label, f"{count} of {total}", *figures))
         behind.append(record)
     if not lines:
@@ -386,7 +386,7 @@ def _stability(
 
 
 def _claims(measured: Mapping[str, Record]) -> list[Verdict]:
-    found = []
+    verdicts = []
     for label, one in measured.items():
         if "rescaled" not in one["sharpness"]:
             continue
@@ -395,8 +395,8 @@ def _claims(measured: Mapping[str, Record]) -> list[Verdict]:
         same = one["rescaling"]["largest change of a loss"] < 1e-9
         holds = same and abs(relative - 1) < 0.01 and not 0.5 < ratio < 2
         text = f"{label}: rescaled layers are the same function with another sharpness, and the same relative one"
-        found.append(verdict(text, holds, f"lambda_max times {ratio:.3g}, relative lambda_max times {relative:.4f}"))
-    return found
+        verdicts.append(verdict(text, holds, f"lambda_max times {ratio:.3g}, relative lambda_max times {relative:.4f}"))
+    return verdicts
 
 
 _TITLE = "Generalization report"

@@ -24,13 +24,13 @@ def genre_edges(genres: Mapping[int, str]) -> Edges:
     by_set: dict[frozenset[str], list[int]] = {}
     for movie, text in genres.items():
         by_set.setdefault(frozenset(text.split("|")), []).append(movie)
-    found: Edges = set()
+    edges: Edges = set()
     for left, right in itertools.combinations_with_replacement(by_set, 2):
         if left == right:
-            found.update(itertools.combinations(sorted(by_set[left]), 2))
+            edges.update(itertools.combinations(sorted(by_set[left]), 2))
         elif len(left & right) >= 2:
-            found.update(_ordered(pair) for pair in itertools.product(by_set[left], by_set[right]))
-    return found
+            edges.update(_ordered(pair) for pair in itertools.product(by_set[left], by_set[right]))
+    return edges
 
 
 def title_edges(titles: Mapping[int, str]) -> Edges:

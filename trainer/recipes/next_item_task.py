@@ -73,8 +73,8 @@ def histories(rows: Path, ids: Array, seed: int = 0) -> Histories:
     table = pq.read_table(rows, columns=["user", "item", "pos"])
     user, item, pos = (table[name].to_numpy() for name in table.column_names)
     order = np.argsort(ids)
-    place = np.minimum(np.searchsorted(ids, item, sorter=order), len(ids) - 1)
-    row = np.where(ids[order[place]] == item, order[place], -1)
+    position = np.minimum(np.searchsorted(ids, item, sorter=order), len(ids) - 1)
+    row = np.where(ids[order[position]] == item, order[position], -1)
     by_user = np.lexsort((pos, user))
     starts = np.flatnonzero(np.diff(user[by_user], prepend=-1))
     draw = np.random.Generator(np.random.Philox(seed))
@@ -176,11 +176,11 @@ def judge_runs(runs: Sequence[Array], features: Features, of: Histories, max_epo
     figures = [judge(model, of) for model in models]
 
     def frozen(others: Sequence[Array]) -> tuple[float, ...]:
-        found = []
+        judged = []
         for vectors in others:
             models[0].read(torch.from_numpy(read(vectors)))
-            found.append(judge(models[0], of)[0])
-        return tuple(found)
+            judged.append(judge(models[0], of)[0])
+        return tuple(judged)
 
     recalls, gains = zip(*figures, strict=True)
     return NextItem(recalls, gains, frozen(runs[1:]), frozen(aligned(runs)[1:]))

@@ -14,5 +14,5 @@ from embeddings.durable_files import appearing
 def write_table(table: pa.Table, path: Path, **options: Any) -> None:
     """Write a table; ``options`` of :func:`pyarrow.parquet.write_table`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with appearing(path, durable=False) as place:
-        pq.write_table(table, place, **options)
+    with appearing(path, durable=False) as temporary:
+        pq.write_table(table, temporary, **options)

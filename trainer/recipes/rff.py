@@ -80,14 +80,14 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
             behind.append(record)
         classes = TASTE_CLASSES if quick else first_genres(data / "ml1m_movies.parquet")
         main_dim = QUICK_DIM if quick else MAIN_DIM
-        found = findings(by_dim, classes, main_dim, is_published=not quick)
+        of_vectors = findings(by_dim, classes, main_dim, is_published=not quick)
         if main_dim not in by_dim:
-            return found
+            return of_vectors
         max_epochs = QUICK_CONSUMER_EPOCHS if quick else MAX_EPOCHS
         section, claims = task_2(
             by_dim[main_dim], Path(of.uri), main_dim, out / KEPT, max_epochs, is_published=not quick
         )
-        return Findings((found.sections[0], section, *found.sections[1:]), (*found.claims, *claims))
+        return Findings((of_vectors.sections[0], section, *of_vectors.sections[1:]), (*of_vectors.claims, *claims))
 
     return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), (), (), prepare, findings_of)
 
@@ -119,25 +119,31 @@ def findings(
     is_published: bool,
 ) -> Findings:
     """Return the sections and claims of what has ended: (what runs kept, their records) by dimension."""
-    found, claims = [], []
+    sections, claims = [], []
     if main_dim in by_dim:
         runs, behind = by_dim[main_dim]
         section, judged = _table(runs, classes, main_dim, behind, is_published=is_published)
-        found.append(section)
+        sections.append(section)
         growth, shares = _growth(runs, behind)
-        found += growth
+        sections += growth
         claims += _claims(judged, shares, main_dim, is_published=is_published)
     if by_dim:
-        found.append(_sensitivity(by_dim, classes))
-    return Findings(tuple(found), tuple(claims))
+        sections.append(_sensitivity(by_dim, classes))
+    return Findings(tuple(sections), tuple(claims))
 
 
 def task_2(
-    found: tuple[Runs, list[dict[str, Any]]], rows: Path, dim: int, memory: Path, max_epochs: int, *, is_published: bool
+    collected: tuple[Runs, list[dict[str, Any]]],
+    rows: Path,
+    dim: int,
+    memory: Path,
+    max_epochs: int,
+    *,
+    is_published: bool,
 ) -> tuple[Section, list[Verdict]]:
     """Return the section of task 2 and its claims."""
-    runs, behind = found
-    vectors = [kept["vectors"][-1] for _, kept in sorted(runs.items())]
+    runs, behind = collected
+    vectors = [arrays["vectors"][-1] for _, arrays in sorted(runs.items())]
     of = histories(rows, next(iter(runs.values()))["ids"])
     section, judged = rff_task_2.section_of(vectors, of, dim, behind, memory, max_epochs, is_published=is_published)
     return section, rff_task_2.claims_of(judged, dim, is_published=is_published)
@@ -147,7 +153,7 @@ def _vectors(runs: Runs, classes: Mapping[int, str]) -> tuple[list[Array], Array
     """Return (vectors [n, d] of each run after its last step, classes [n]) of the items that have one."""
     ids = next(iter(runs.values()))["ids"].tolist()
     rows = [row for row, item in enumerate(ids) if item in classes]
-    return [kept["vectors"][-1][rows] for _, kept in sorted(runs.items())], np.array(
+    return [arrays["vectors"][-1][rows] for _, arrays in sorted(runs.items())], np.array(
         [classes[ids[row]] for row in rows]
     )
 
@@ -186,15 +192,15 @@ def _growth(runs: Runs, behind: Sequence[dict[str, Any]]) -> tuple[list[Section]
     """
     if len(runs) < 2:
         return [], {}
-    kept = [one for _, one in sorted(runs.items())]
+    by_seed = [one for _, one in sorted(runs.items())]
     # A run that was stopped and gone on with has a checkpoint more.
-    steps = sorted(set.intersection(*(set(one["steps"].tolist()) for one in kept)))
+    steps = sorted(set.intersection(*(set(one["steps"].tolist()) for one in by_seed)))
     per_epoch = behind[0]["measured"]["steps_per_epoch"]
-    dim = kept[0]["vectors"].shape[-1]
+    dim = by_seed[0]["vectors"].shape[-1]
     curves: dict[str, list[tuple[float, float]]] = {}
     lines = []
     for step in steps:
-        raw = np.stack([one["vectors"][one["steps"].tolist().index(step)] for one in kept]).astype(np.float64)
+        raw = np.stack([one["vectors"][one["steps"].tolist().index(step)] for one in by_seed]).astype(np.float64)
         unit = directions(list(raw))
         turned = directions(aligned(list(unit)))
         phi = np.stack([features_of(dim, 2 * dim, 1.0)(rows) for rows in unit])

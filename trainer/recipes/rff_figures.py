@@ -106,7 +106,7 @@ class LabelTask:
 
         Where ``frozen``, judge also that of the first run on the vectors of the others.
         """
-        accuracy, f1, kept = [], [], []
+        accuracy, f1, held_out = [], [], []
         labels = self._classes[self._held_out]
         first: Callable[[Array], Array] | None = None
         for vectors in runs:
@@ -118,8 +118,8 @@ class LabelTask:
             if first is None:
                 first = predict
             elif frozen:
-                kept.append(float((first(read) == labels).mean()))
-        return Judged(tuple(accuracy), tuple(f1), tuple(kept))
+                held_out.append(float((first(read) == labels).mean()))
+        return Judged(tuple(accuracy), tuple(f1), tuple(held_out))
 
     def _fitted(self, read: Array) -> Callable[[Array], Array]:
         """Return a function to the classes of the held-out items, by what was fitted on the others."""

@@ -100,7 +100,7 @@ def _judged(
     path = memory / f"next-item-{content.hexdigest()[:16]}.json"
     if path.exists():
         return NextItem(**{key: tuple(values) for key, values in json.loads(path.read_text("utf-8")).items()})
-    found = judge_runs(runs, features, of, max_epochs)
+    judged = judge_runs(runs, features, of, max_epochs)
     memory.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(found))
-    return found
+    write_json(path, asdict(judged))
+    return judged

@@ -21,6 +21,8 @@ from embeddings.durable_files import write_json
 from trainer.runs.failures import LeaseLostError
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset, parse_job
 from trainer.spec.problems import FieldProblem, InvalidFieldsError
+from trainer.storage.folders import Folders
+from trainer.storage.opening import open_storage
 
 RUN_FILE = "run.json"
 CANCEL_FILE = "cancel"
@@ -63,6 +65,9 @@ class Run:
     lease: dict[str, Any] | None = None
     report: Report | None = None
     traceparent: str | None = None
+    storage: str | None = None
+    """Where the run's checkpoints and prepared data lie for all hosts, ``s3://BUCKET/PREFIX/RUN``; None: ``directory``
+    is one that all of them see."""
 
     @property
     def cluster(self) -> str | None:
@@ -86,6 +91,10 @@ class Run:
     def best(self) -> Path:
         """The parameters after the best epoch, where the job stops early: a checkpoint of their own."""
         return self.directory / BEST
+
+    def folders(self, directory: Path) -> Folders | None:
+        """Return what of the run's storage ``directory`` (data, checkpoints or best) has here; None without one."""
+        return None if self.storage is None else Folders(open_storage(self.storage), directory.name)
 
     @property
     def failures(self) -> Path:
@@ -187,6 +196,7 @@ def read_run(directory: Path | str) -> Run:
         lease=document.get("lease"),
         report=Report(**document["report"]) if document.get("report") else None,
         traceparent=document.get("traceparent"),
+        storage=document.get("storage"),
     )
 
 
@@ -220,6 +230,7 @@ def write_run(
     lease: dict[str, Any] | None = None,
     report: Report | None = None,
     traceparent: str | None = None,
+    storage: str | None = None,
 ) -> Path:
     """Make the directory and its ``run.json``; return the directory, absolute. A keyword for each entry of the file."""
     folder = Path(directory).resolve()
@@ -238,6 +249,7 @@ def write_run(
             "lease": lease,
             "report": None if report is None else report._asdict(),
             "traceparent": traceparent,
+            "storage": storage,
         },
     )
     return folder

@@ -34,8 +34,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 EVENTS_FILE = "events.jsonl"
-TABLES = ("calibration", "frequency_buckets")
-"""Metrics that are tables."""
 TERMINAL_STATES = ("succeeded", "failed", "cancelled")
 
 

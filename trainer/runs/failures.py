@@ -15,6 +15,7 @@ from typing import Any
 from embeddings.durable_files import write_json
 from trainer.data.errors import DataError
 from trainer.spec import SpecError
+from trainer.storage.base import StorageError
 
 
 class NonFiniteError(ValueError):
@@ -87,6 +88,8 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, ServiceAwayError):
         remedy = "see that EVENKEEL_INTERNAL_URL leads from the cluster to the service; what was trained is kept"
         return Failure("service_away", message, remedy, retryable=True)
+    if isinstance(error, StorageError):
+        return Failure("storage", message, "see the message; what was put before is kept", retryable=True)
     if isinstance(error, LeaseLostError):
         return Failure("given_up", message, "look at the run's newer attempt")
     if isinstance(error, MemoryError):
@@ -125,12 +128,12 @@ def cause(folder: Path, error: BaseException) -> Failure:
 
     It is what a rank recorded, else that a worker died without recording anything.
     """
-    found = []
+    failures = []
     for path in sorted(folder.glob("rank-*.json")):
         fields = json.loads(path.read_text("utf-8"))
-        found.append(Failure(**fields))
-    known = [failure for failure in found if failure.code not in ("peer_lost", "internal")]
-    internal = [failure for failure in found if failure.code == "internal"]
+        failures.append(Failure(**fields))
+    known = [failure for failure in failures if failure.code not in ("peer_lost", "internal")]
+    internal = [failure for failure in failures if failure.code == "internal"]
     for failure in (*known, *internal):
         return failure
     return Failure(

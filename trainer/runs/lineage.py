@@ -55,13 +55,13 @@ def spec_sha256(job: JobSpec) -> str:
 
 def installed_packages() -> dict[str, str]:
     """Return the versions of packages that decide what a training gives, without those that are not installed."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def git_commit(root: Path) -> str | None:

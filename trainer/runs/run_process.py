@@ -166,13 +166,13 @@ def processes(run_dir: Path | str) -> list[psutil.Process]:
             children.setdefault(process.ppid(), []).append(process)
             if os.getsid(process.pid) == session or process.environ().get(RUN_DIR_VARIABLE) == marker:
                 ours.append(process)
-    found: set[psutil.Process] = set()
+    candidates: set[psutil.Process] = set()
     while ours:
         process = ours.pop()
-        if process not in found and process.pid != os.getpid():
-            found.add(process)
+        if process not in candidates and process.pid != os.getpid():
+            candidates.add(process)
             ours += children.get(process.pid, [])
-    return [process for process in found if _runs(process)]
+    return [process for process in candidates if _runs(process)]
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}

@@ -87,22 +87,22 @@ class Standby:
         if alive and self._made_of == (environment, code):
             return
         self._end()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection, self._made_of = ours, (environment, code)
+        local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection, self._made_of = local, (environment, code)
         # Room for a run's directory where /proc shows a process's environment: see show_marker of
         # trainer.launch.fork_server.
         shown = {name: value for name, value in environment.items() if name != RUN_DIR_VARIABLE}
-        with theirs:
+        with remote:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainer.launch.fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", "trainer.launch.fork_server", str(remote.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=shown | {RUN_DIR_VARIABLE: " " * LONGEST_PATH},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[remote.fileno()],
                 start_new_session=True,
             )
-        ours.settimeout(READY_SECONDS)
+        local.settimeout(READY_SECONDS)
         self._heard()
 
     def _heard(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def code_state() -> list[tuple[str, int, int]]:
 
     It has an entry for each of our files, and for each folder of an installed package.
     """
-    found = []
+    files = []
     pending = [*CODE]
     while pending:
         with os.scandir(pending.pop()) as entries:
@@ -136,7 +136,7 @@ def code_state() -> list[tuple[str, int, int]]:
                     if entry.name != "__pycache__":
                         pending.append(Path(entry.path))
                 elif entry.name.endswith((".py", ".so")):
-                    found.append((entry.path, entry.stat().st_mtime_ns, entry.stat().st_size))
+                    files.append((entry.path, entry.stat().st_mtime_ns, entry.stat().st_size))
     installed = sysconfig.get_path("purelib")
-    found.append((installed, os.stat(installed).st_mtime_ns, 0))
-    return sorted(found)
+    files.append((installed, os.stat(installed).st_mtime_ns, 0))
+    return sorted(files)

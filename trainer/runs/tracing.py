@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
 VARIABLE = "EVENKEEL_TRACES"
@@ -30,23 +31,47 @@ def provider() -> TracerProvider | None:
         RuntimeError: traces are asked for and what makes them is not installed, or ``EVENKEEL_TRACES`` is neither 0
             nor 1.
     """
-    asked = os.environ.get(VARIABLE, "").strip()
-    if asked in ("", "0"):
+    if not is_on(VARIABLE):
         return None
-    if asked != "1":
-        raise RuntimeError(f"{VARIABLE} is '{asked}': set it to 0 or 1, or leave it out")
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # type: ignore[import-not-found]
-            OTLPSpanExporter,
-        )
-        from opentelemetry.sdk.resources import Resource
+    with needed_for(VARIABLE):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise RuntimeError(f"{VARIABLE}=1, but {error.name} is not installed: pip install 'evenkeel[otel]'") from None
-    made = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", NAME)}))
+    made = TracerProvider(resource=resource())
     made.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return made
+
+
+def is_on(variable: str) -> bool:
+    """Return whether an environment variable is 1.
+
+    Raises:
+        RuntimeError: it is neither 0 nor 1.
+    """
+    asked = os.environ.get(variable, "").strip()
+    if asked not in ("", "0", "1"):
+        raise RuntimeError(f"{variable} is '{asked}': set it to 0 or 1, or leave it out")
+    return asked == "1"
+
+
+@contextlib.contextmanager
+def needed_for(variable: str) -> Iterator[None]:
+    """Turn an import that fails in the block into an error that says which extra has it.
+
+    Raises:
+        RuntimeError: what ``variable`` asks for is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise RuntimeError(f"{variable}=1, but {error.name} is not installed: pip install 'evenkeel[otel]'") from None
+
+
+def resource(**attributes: str) -> Resource:
+    """Return who it is that reports: OTEL_SERVICE_NAME, or evenkeel."""
+    from opentelemetry.sdk.resources import Resource
+
+    return Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", NAME), **attributes})
 
 
 @functools.cache

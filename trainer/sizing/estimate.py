@@ -41,12 +41,12 @@ def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
     """Return the ids looked up per example and feature: at most, for histories; other lists count as 5."""
     if job.model.reads_sequences:
         return sequence_ids(job)
-    found = {
+    counts = {
         name: float(feature.derive.length) if feature.derive is not None else 5.0 if feature.type == "id_list" else 1.0
         for name, feature in dataset.features.items()
         if feature.type != "dense"
     }
-    return found | ({"item__negative": 1.0} if job.model.draws_partner else {})
+    return counts | ({"item__negative": 1.0} if job.model.draws_partner else {})
 
 
 def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]]:
@@ -57,14 +57,14 @@ def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]
     Raises:
         DataError: a file cannot be read.
     """
-    found = {}
+    sizes = {}
     for name, edges in edge_files(dataset, job).items():
         source = edges.source
         count = source.reader.num_rows()
         if count is None:
             count = sum(len(chunk) for chunk in source.stream(edges.columns))
-        found[name] = edges.table, count
-    return found
+        sizes[name] = edges.table, count
+    return sizes
 
 
 class Estimate(dict[str, Any]):
@@ -110,7 +110,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     step_seconds = _seconds_per_step(job, ids)
     bound = "distinct ids of all splits" if exact else "a bound from file statistics"
     rows = sum(table.rows for table in memory.by_table.values())
-    found = Estimate(
+    estimated = Estimate(
         rows=num_rows,
         tables={
             name: {
@@ -136,17 +136,17 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
             f"seconds per epoch = {steps:,} steps x {step_seconds * 1000:.1f} ms (rough: within a factor of 3)",
         ],
     )
-    found.memory, found.exact = memory, exact
-    return found
+    estimated.memory, estimated.exact = memory, exact
+    return estimated
 
 
-def too_large(job: JobSpec, found: Estimate, machine_bytes: int | None) -> tuple[str, str] | None:
+def too_large(job: JobSpec, estimated: Estimate, machine_bytes: int | None) -> tuple[str, str] | None:
     """Return (what does not fit, with the arithmetic; the remedy), or None.
 
     A bound on rows is no reason to refuse: the run counts them, and refuses then what does not fit. The arguments are
     those of :func:`trainer.sizing.memory_limit.memory_problem`.
     """
-    return memory_problem(job, found.memory, machine_bytes) if found.exact else None
+    return memory_problem(job, estimated.memory, machine_bytes) if estimated.exact else None
 
 
 def _seconds_per_step(job: JobSpec, ids: Mapping[str, float]) -> float:
@@ -177,7 +177,7 @@ def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
         counted += len(chunk)
         for use in uses:
             distinct[use.domain].add(ids_of(chunk, use, plan.kinds[use.domain])[0])
-    return counted, {table: len(found.sorted()) for table, found in distinct.items()}, True
+    return counted, {table: len(ids.sorted()) for table, ids in distinct.items()}, True
 
 
 def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:

@@ -44,7 +44,7 @@ def device_of_rank(
     if not gpus_per_worker:
         return "cpu"
     if assigned:
-        places = [place for place, name in enumerate(visible) if name in assigned]
+        places = [number for number, name in enumerate(visible) if name in assigned]
         if not places:
             raise ValueError(
                 f"rank {local_rank} of this host was given GPU {', '.join(assigned)}, but its process sees "
@@ -90,7 +90,7 @@ def machine_gpus() -> list[str]:
 
 def machine_gpu_bytes() -> int | None:
     """Return the memory of the smallest GPU that a process started here would see; None where there is none."""
-    found = []
+    sizes = []
     names = machine_gpus()
     with _nvml() as library:
         for name in names if library is not None else ():
@@ -99,8 +99,8 @@ def machine_gpu_bytes() -> int | None:
             handle = library.nvmlDeviceGetHandleByIndex_v2 if by_number else library.nvmlDeviceGetHandleByUUID
             known = handle(ctypes.c_uint(int(name)) if by_number else name.encode(), ctypes.byref(device)) == 0
             if known and library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0:
-                found.append(int(memory.total))
-    return min(found, default=None)
+                sizes.append(int(memory.total))
+    return min(sizes, default=None)
 
 
 class _Memory(ctypes.Structure):
@@ -158,32 +158,26 @@ def cluster_gpus(address: str) -> list[int]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise OSError(f"the Ray cluster at {address} cannot be asked for its GPUs: {last}")
-    return [int(found) for found in json.loads(done.stdout.strip().splitlines()[-1])]
+    return [int(count) for count in json.loads(done.stdout.strip().splitlines()[-1])]
 
 
 def gpu_problem(job: JobSpec, ray_address: str | None = None) -> tuple[str, str] | None:
     """Return (what of the job's GPUs is not there, and where; the remedy), or None.
 
-    A job without GPUs asks for nothing, and a cluster behind a dashboard (http://HOST:PORT) is not asked from here: the
-    run does, when it starts there.
+    A job without GPUs asks for nothing.
     """
-    wanted = job.resources.num_workers
-    if not job.resources.gpus_per_worker or is_dashboard(ray_address):
+    num_workers = job.resources.num_workers
+    if not job.resources.gpus_per_worker:
         return None
     if ray_address:
         try:
             nodes = cluster_gpus(ray_address)
         except OSError as error:
             return str(error), "check EVENKEEL_RAY_ADDRESS and the cluster's token"
-        return missing_gpus(wanted, sum(nodes), f"the Ray cluster at {ray_address} ({len(nodes)} nodes)")
-    return missing_gpus(wanted, len(machine_gpus()), "this machine") or torch_problem(
+        return missing_gpus(num_workers, sum(nodes), f"the Ray cluster at {ray_address} ({len(nodes)} nodes)")
+    return missing_gpus(num_workers, len(machine_gpus()), "this machine") or torch_problem(
         importlib.metadata.version("torch")
     )
-
-
-def is_dashboard(ray_address: str | None) -> bool:
-    """Return whether jobs are submitted there, rather than a cluster joined."""
-    return (ray_address or "").startswith(("http://", "https://"))
 
 
 def check_gpus(job: JobSpec, ray_address: str | None = None) -> None:
@@ -197,14 +191,14 @@ def check_gpus(job: JobSpec, ray_address: str | None = None) -> None:
         raise ResourceError(". Remedy: ".join(problem))
 
 
-def missing_gpus(wanted: int, found: int, where: str) -> tuple[str, str] | None:
-    """Return what to say of ``wanted`` ranks with a GPU each where ``found`` are."""
-    if found >= wanted:
+def missing_gpus(num_workers: int, num_gpus: int, where: str) -> tuple[str, str] | None:
+    """Return what to say of ``num_workers`` ranks with a GPU each where there are ``num_gpus``."""
+    if num_gpus >= num_workers:
         return None
     remedy = "set resources.gpus_per_worker to 0 to train on CPU, or run where there is a GPU for each worker"
-    if found:
-        remedy = f"lower resources.num_workers to {found}, or run where there is a GPU for each worker"
-    return f"resources.gpus_per_worker: {wanted} workers need {wanted} GPUs, {where} has {found}", remedy
+    if num_gpus:
+        remedy = f"lower resources.num_workers to {num_gpus}, or run where there is a GPU for each worker"
+    return f"resources.gpus_per_worker: {num_workers} workers need {num_workers} GPUs, {where} has {num_gpus}", remedy
 
 
 def torch_problem(version: str) -> tuple[str, str] | None:

@@ -14,14 +14,14 @@ import psutil
 
 from embeddings.kernels.fbgemm.placement import FOR_TABLES, Placement, place
 from embeddings.optim.registry import KINDS
-from embeddings.tables.shardings import ROW_WISE, SHARDINGS
+from embeddings.tables.element_types import ELEMENT_TYPES
+from embeddings.tables.shardings import ROW_WISE, SHARDINGS, TABLE_WISE
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.models.sequences import SequenceSpec
 from trainer.spec.models.size import ModelSize
 
 FLOAT_BYTES = 4
-VALUE_BYTES = {"float32": FLOAT_BYTES, "float16": 2, "bfloat16": 2}
 STEP_BYTES = 4
 ID_BYTES = 8
 NEIGHBOUR_BYTES = 4
@@ -110,8 +110,8 @@ class RankMemory:
     def total(self) -> int:
         """Bytes in the host's memory."""
         worked_with = 0 if self.on_gpu else self.batches + self.dense
-        kept = self.copies + self.graphs + self.ids + self.exchange + self.kept
-        return self.host_tables + worked_with + kept + self.process
+        held = self.copies + self.graphs + self.ids + self.exchange + self.kept
+        return self.host_tables + worked_with + held + self.process
 
 
 def row_bytes(kind: str, dim: int, stored: Table | None = None) -> int:
@@ -136,19 +136,19 @@ def dynamic_table_bytes(job: JobSpec, counted: Mapping[str, int]) -> int:
     They are places in a hash map, ids with their last steps, counters where they are asked for; and of each id of the
     data its hash.
     """
-    found = 0
+    size = 0
     for name, table in job.tables.items():
         if (growth := table.id_map) is not None and name in counted:
             counters = COUNTERS_PER_ROW_BYTES if growth.admission_threshold > 1 else 0
-            found += growth.capacity * (MAP_ROW_BYTES + counters) + counted[name] * ID_BYTES
-    return found
+            size += growth.capacity * (MAP_ROW_BYTES + counters) + counted[name] * ID_BYTES
+    return size
 
 
 def value_bytes(stored: Table | None) -> tuple[int, int]:
     """Return the bytes of an element of a row, and of its state."""
     if stored is None:
         return FLOAT_BYTES, FLOAT_BYTES
-    return VALUE_BYTES[stored.dtype], VALUE_BYTES[stored.state_dtype]
+    return ELEMENT_TYPES[stored.dtype].num_bytes, ELEMENT_TYPES[stored.state_dtype].num_bytes
 
 
 def graph_bytes(num_rows: int, num_edges: int) -> int:
@@ -229,12 +229,12 @@ def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, Tabl
     whole: list[tuple[int, tuple[int, int]]] = []
     for name, count in rows.items():
         dim = job.model.table_columns(name)
-        sharding = job.sharding.get(name, "table_wise" if workers == 1 else "planner")
+        sharding = job.sharding.get(name, TABLE_WISE.name if workers == 1 else "planner")
         stored = job.tables.get(name)
         shape = _share(count, dim, sharding, workers)
         share = shape[0] * row_bytes(kind, shape[1], stored)
         by_table[name] = TableBytes(count, row_bytes(kind, dim, stored), sharding, share)
-        if sharding == "table_wise":
+        if sharding == TABLE_WISE.name:
             whole.append((share, shape))
             continue
         loads = [load + share for load in loads]
@@ -344,9 +344,9 @@ def _activations(size: ModelSize, samples: int) -> int:
     A batch of evaluation keeps nothing; for it they are what it needs at once. Towers are counted as if it did keep
     them.
     """
-    kept = 3 * samples * size.interaction
+    held = 3 * samples * size.interaction
     at_once = 2 * EVALUATION_BATCH_SIZE * size.widest if size.interaction else 0
-    return (3 * max(samples, EVALUATION_BATCH_SIZE) * size.tower + max(kept, at_once)) * FLOAT_BYTES
+    return (3 * max(samples, EVALUATION_BATCH_SIZE) * size.tower + max(held, at_once)) * FLOAT_BYTES
 
 
 def machine_memory_bytes() -> int:

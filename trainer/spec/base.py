@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -13,6 +15,14 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Column = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class May(Enum):
+    """What else may be said of a field, in the metadata of its type."""
+
+    DIFFER_ON_RESUME = "it may differ between attempts that go on from each other"
+    DIFFER_ON_WARM_START = "it may differ from that of the job whose rows go on: no weight depends on it"
+    CHANGE_TRAINING = "training depends on it, though it is of something else"
 
 
 class Spec(BaseModel):
@@ -39,6 +49,21 @@ class Spec(BaseModel):
             warnings.warn(f"{old} is now {new}: the old name goes with the next release", FutureWarning, stacklevel=2)
             document[new] = document.pop(old)
         return document
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values, which are not validated.
+
+        Raises:
+            KeyError: There is no such field.
+        """
+        for name in update or {}:
+            type(self).model_fields[name]
+        return super().model_copy(update=update, deep=deep)
+
+    @classmethod
+    def fields_that(cls, may: May) -> set[str]:
+        """Return the fields that ``may`` is said of."""
+        return {name for name, field in cls.model_fields.items() if may in field.metadata}
 
 
 def later(default: Any, **constraints: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints, model_validator
@@ -17,26 +19,53 @@ class PointwiseMetric(NamedTuple):
     of_values: bool = False
     """Whether it compares predictions with real-valued labels."""
     lower_is_better: bool = False
+    of_users: bool = False
+    """Whether it needs the user of each row."""
+    of_items: bool = False
+    """Whether it needs the item of each row, and how often that was trained on."""
+    is_table: bool = False
+    """Whether its value is rows of a table, not a number."""
+    chart: str | None = None
+    """What its chart in a job's report is called; None: it has none."""
+
+
+class RankingMetric(NamedTuple):
+    """A metric of ranks at any k, as jobs name it."""
+
+    charts: Mapping[str, str] = MappingProxyType({})
+    """What the charts in a job's report are called, by the metrics of this kind that have one."""
 
 
 POINTWISE: dict[str, PointwiseMetric] = {
-    "auc": PointwiseMetric(of_any_score=True),
+    "auc": PointwiseMetric(of_any_score=True, chart="AUC"),
     "logloss": PointwiseMetric(lower_is_better=True),
-    "gauc": PointwiseMetric(of_any_score=True),
+    "gauc": PointwiseMetric(of_any_score=True, of_users=True, chart="GAUC"),
     "normalized_entropy": PointwiseMetric(lower_is_better=True),
     "ece": PointwiseMetric(lower_is_better=True),
     "ece_equal_width": PointwiseMetric(lower_is_better=True),
-    "calibration": PointwiseMetric(),
-    "rmse": PointwiseMetric(of_values=True, lower_is_better=True),
+    "calibration": PointwiseMetric(is_table=True),
+    "rmse": PointwiseMetric(of_values=True, lower_is_better=True, chart="RMSE"),
     "mae": PointwiseMetric(of_values=True, lower_is_better=True),
-    "frequency_buckets": PointwiseMetric(of_any_score=True),
+    "frequency_buckets": PointwiseMetric(of_any_score=True, of_items=True, is_table=True),
 }
-"""Computed in trainer.evaluation.pointwise."""
+"""Computed by the class of the same name in trainer.metrics.registry."""
+RANKING: dict[str, RankingMetric] = {
+    "ndcg": RankingMetric({"ndcg_10": "NDCG@10"}),
+    "hit_rate": RankingMetric({"hit_rate_10": "hit rate@10"}),
+    "recall": RankingMetric({"recall_20_full": "recall@20 of all items"}),
+    "precision": RankingMetric({"precision_10_full": "precision@10 of all items"}),
+}
+"""Computed by the method of the same name of trainer.metrics.ranking.Ranking."""
 POINTWISE_METRICS = tuple(POINTWISE)
 ORDER_METRICS = tuple(name for name, metric in POINTWISE.items() if metric.of_any_score)
+TABLES = tuple(name for name, metric in POINTWISE.items() if metric.is_table)
 VALUE_METRICS = tuple(name for name, metric in POINTWISE.items() if metric.of_values)
 LOWER_IS_BETTER = frozenset(name for name, metric in POINTWISE.items() if metric.lower_is_better) | {"loss", "mse"}
-RANKING_METRICS = ("hit_rate", "ndcg", "precision", "recall")
+RANKING_METRICS = tuple(sorted(RANKING))
+CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.chart is not None} | {
+    name: chart for metric in RANKING.values() for name, chart in metric.charts.items()
+}
+"""What the charts in a job's report are called, in their order, by the metrics that have one."""
 DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
 METRIC_PATTERN = (
     rf"^({'|'.join(POINTWISE_METRICS)}|mrr(_full)?|({'|'.join(RANKING_METRICS)})_[1-9][0-9]{{0,2}}(_full)?)$"
@@ -59,6 +88,16 @@ def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
     name = metric.removesuffix("_full")
     head, _, k = name.rpartition("_")
     return (head, int(k), name != metric) if k.isdigit() else (name, None, name != metric)
+
+
+def metrics_of_users(metrics: Iterable[str]) -> list[str]:
+    """Return those of the metrics without a ranking that need the user of each row."""
+    return [name for name in metrics if name in POINTWISE and POINTWISE[name].of_users]
+
+
+def metrics_of_items(metrics: Iterable[str]) -> list[str]:
+    """Return those of the metrics without a ranking that need the item of each row."""
+    return [name for name in metrics if name in POINTWISE and POINTWISE[name].of_items]
 
 
 class Split(Spec):
@@ -117,3 +156,8 @@ class Evaluation(Spec):
     metrics: tuple[Metric, ...] = DEFAULT_METRICS
     intervals: Intervals | None = later(None)
     training: bool = later(False)
+
+    @property
+    def needs_users(self) -> bool:
+        by_user = self.intervals is not None and self.intervals.by == "user"
+        return by_user or bool(metrics_of_users(self.metrics))

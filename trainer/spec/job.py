@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from embeddings.dynamic.settings import MAX_ADMISSION_THRESHOLD, MAX_CAPACITY, IdMapSettings
+from embeddings.tables.element_types import DEFAULT_TYPE, JOB_ROW_TYPES, JOB_TYPES
 from embeddings.tables.shardings import SHARDINGS
-from trainer.spec.base import Name, Probability, Spec, later
+from trainer.spec.base import May, Name, Probability, Spec, later
 from trainer.spec.checks import supported
 from trainer.spec.dataset import DatasetSpec
 from trainer.spec.evaluation import Evaluation
@@ -29,7 +30,10 @@ FIRING_DATE = "{firing_date}"
 
 if TYPE_CHECKING:
     ShardingKind = str
+    RowType = str
+    StateType = str
 else:
+    RowType, StateType = Literal[JOB_ROW_TYPES], Literal[JOB_TYPES]
     ShardingKind = Literal[tuple(name for name, sharding in SHARDINGS.items() if sharding.in_jobs)]
 LabelText = Annotated[str, StringConstraints(max_length=255)]
 
@@ -118,8 +122,8 @@ class Table(Spec):
 
     renamed: ClassVar[dict[str, str]] = {"admit_after": "admission_threshold", "when_full": "eviction_policy"}
 
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    state_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    dtype: RowType = DEFAULT_TYPE
+    state_dtype: StateType = DEFAULT_TYPE
     capacity: int | None = later(None, ge=1, le=MAX_CAPACITY)
     admission_threshold: int = later(1, ge=1, le=MAX_ADMISSION_THRESHOLD)
     ttl_steps: int | None = later(None, ge=1)
@@ -173,7 +177,7 @@ class JobSpec(Spec):
     """
 
     spec_version: Literal[1] = 1
-    name: Name
+    name: Annotated[Name, May.DIFFER_ON_RESUME]
     dataset: DatasetRef
     init_from: InitFrom | None = None
     model: Model
@@ -182,23 +186,31 @@ class JobSpec(Spec):
     sse: dict[str, SSE] = {}
     regularizers: Regularizers = Regularizers()
     kernel: Literal["evenkeel", "fbgemm"] = "evenkeel"
-    epochs: int = Field(default=1, ge=1, le=1000)
+    epochs: Annotated[int, May.DIFFER_ON_RESUME] = Field(default=1, ge=1, le=1000)
     batch_size: int = Field(default=2048, ge=1, le=2**22)
     micro_batches: int = Field(default=1, ge=1, le=4096)
     seed: int = Field(default=0, ge=0, lt=2**32)
-    resources: Resources = Resources()
-    sharding: dict[str, ShardingKind] = {}
+    resources: Annotated[Resources, May.DIFFER_ON_RESUME] = Resources()
+    sharding: Annotated[dict[str, ShardingKind], May.DIFFER_ON_RESUME] = {}
     tables: dict[str, Table] = {}
     evaluation: Evaluation = Evaluation()
-    checkpoint: Checkpoint = Checkpoint()
-    retries: int = Field(default=2, ge=0, le=100)
-    labels: dict[Name, LabelText] = {}
-    publish: Publish | None = None
+    checkpoint: Annotated[Checkpoint, May.DIFFER_ON_RESUME] = Checkpoint()
+    retries: Annotated[int, May.DIFFER_ON_RESUME] = Field(default=2, ge=0, le=100)
+    labels: Annotated[dict[Name, LabelText], May.DIFFER_ON_RESUME] = {}
+    publish: Annotated[Publish | None, May.DIFFER_ON_RESUME] = None
 
     @model_validator(mode="after")
     def _available(self) -> JobSpec:
         raise_if_invalid(supported.job_problems(self))
         return self
+
+    def fired_on(self, date: str) -> JobSpec:
+        """Return this job with the date of a firing (YYYY-MM-DD) where its window has ``{firing_date}``."""
+        window = self.dataset.window
+        if window is None or window.start != FIRING_DATE:
+            return self
+        dataset = self.dataset.model_copy(update={"window": window.model_copy(update={"start": date})})
+        return self.model_copy(update={"dataset": dataset})
 
     def against(self, dataset: DatasetSpec) -> JobSpec:
         """Return this job, checked against the dataset it names.

@@ -61,7 +61,7 @@ LOSSES: dict[str, Loss] = {
         settings={"gamma": "focal_gamma", "alpha": "focal_alpha"},
     ),
     "sampled_softmax": Loss(ORDER_METRICS, ("auc",), ("score",)),
-    "bpr": Loss(("auc", "logloss", "gauc", "frequency_buckets"), DEFAULT_METRICS, ("score",)),
+    "bpr": Loss((*ORDER_METRICS, "logloss"), DEFAULT_METRICS, ("score",)),
     "top1": Loss(("auc",), ("auc",), ("score",)),
 }
 

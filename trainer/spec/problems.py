@@ -48,5 +48,5 @@ def raise_if_invalid(problems: Iterable[FieldProblem]) -> None:
     Raises:
         InvalidFieldsError: There is a problem; the message names every one.
     """
-    if found := tuple(problems):
-        raise InvalidFieldsError(found)
+    if given := tuple(problems):
+        raise InvalidFieldsError(given)

@@ -5,12 +5,12 @@ A part of trainer.spec.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from embeddings.rff.registry import FEATURE_MAPS
-from trainer.spec.base import Name, Positive, Spec, later
+from trainer.spec.base import May, Name, Positive, Spec, later
 
 
 class MovingAverage(Spec):
@@ -92,5 +92,5 @@ class Publish(Spec):
     gate: Gate = Gate()
     views: tuple[View, ...] = ()
     expire: Expire | None = Expire()
-    anchor: Anchor | None = later(None)
-    frozen_context: FrozenContext | None = later(None)
+    anchor: Annotated[Anchor | None, May.CHANGE_TRAINING] = later(None)
+    frozen_context: Annotated[FrozenContext | None, May.CHANGE_TRAINING] = later(None)

@@ -36,9 +36,9 @@ def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
 def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
     """Return what users are told of one error; in the path of a model pydantic names the kind, and users do not."""
     where, message, remedy = [str(part) for part in error["loc"]], str(error["msg"]).removeprefix("Value error, "), ""
-    for place, part in enumerate(where[:-1]):
-        if part == "model" and where[place + 1] in MODELS:
-            del where[place + 1]
+    for index, part in enumerate(where[:-1]):
+        if part == "model" and where[index + 1] in MODELS:
+            del where[index + 1]
             break
     if error["type"] == "extra_forbidden":
         message, remedy = "no such field", "check the spelling"
@@ -113,8 +113,8 @@ def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None
     """
     where = str(path)
     try:
-        found = yaml_documents.load_all(Path(path).read_text("utf-8"))
-        documents = [document for document in found if document is not None]
+        parsed = yaml_documents.load_all(Path(path).read_text("utf-8"))
+        documents = [document for document in parsed if document is not None]
     except OSError as error:
         raise SpecError(where, [FieldProblem("", f"cannot be read: {error.strerror or error}")]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

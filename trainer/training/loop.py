@@ -10,9 +10,9 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,7 +33,9 @@ from trainer.training.regularizers.objective import job_objective
 from trainer.training.regularizers.sam import ascended, gradient_squared_norm
 
 if TYPE_CHECKING:
+    from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
+    from trainer.distributed.sharded_model import ShardedModel
 
 PROGRESS_SECONDS = 1.0
 HELD_OUT = ("validation", "test")
@@ -86,35 +88,13 @@ class Hooks:
     load_best: Callable[[Trainer], Position] = lambda trainer: trainer.position
 
 
-class Model(Protocol):
-    """The interface that the loop needs of a model on many ranks.
-
-    It is trainer.distributed.sharded_model.ShardedModel, or a baseline of benchmarks.
-    """
-
-    module: Any
-
-    @property
-    def tables(self) -> Mapping[str, Any]: ...
-
-    def train(self, mode: bool = True) -> Any: ...
-    def eval(self) -> Any: ...
-    def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None: ...
-    def all_reduce_gradients(self) -> None: ...
-    def non_finite_tables(self) -> list[str]: ...
-    def gradient_squared_norm(self) -> float: ...
-    def step_tables(self, k: int, scale: float = 1.0) -> None: ...
-    def discard(self) -> None: ...
-    def dense_parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
-
-
 class Trainer:
     """One rank of a run: its model, its place in the data, and the methods that move it on."""
 
     # what is trained, on what
     job: JobSpec
     data: PreparedData
-    sharded: Model
+    sharded: ShardedModel
     dense_optimizer: torch.optim.Optimizer | None
     splits: tuple[str, ...]
 
@@ -138,7 +118,7 @@ class Trainer:
         self,
         job: JobSpec,
         data: PreparedData,
-        sharded: Model,
+        sharded: ShardedModel,
         dense_optimizer: torch.optim.Optimizer | None,
         *,
         resumed: Resumed | None = None,
@@ -197,43 +177,42 @@ class Trainer:
             self.stop_if_asked()
         self.checkpoint()
 
-    def batches(self) -> Iterator[tuple[Any, ...]]:
+    def batches(self) -> Iterator[tuple[Batch, ...]]:
         """Yield the micro-batches of this rank's part of every batch from ``position`` on, over all epochs left."""
-        upcoming: Iterator[Any] | None = None
+        upcoming: Iterator[Batch] | None = None
         try:
             while self.position.step < self.num_steps and not self.position.stopped:
                 parts, upcoming = upcoming or self._read(*divmod(self.position.step, self.steps_per_epoch)), None
                 with _closed(parts):
-                    while found := self._next(parts):
+                    while micro_batches := self._next(parts):
                         epoch, inside = divmod(self.position.step + 1, self.steps_per_epoch)
                         if not inside and epoch < self.job.epochs:
                             # The next epoch's first batches are made during this one's last step and evaluation.
                             upcoming = self._read(epoch, 0)
                             if isinstance(upcoming, Prefetched):
                                 upcoming.begin()
-                        yield found
+                        yield micro_batches
         finally:
             if upcoming is not None:
                 with _closed(upcoming):
                     pass
 
-    def _read(self, epoch: int, start: int) -> Iterator[Any]:
+    def _read(self, epoch: int, start: int) -> Iterator[Batch]:
         return iter(self.data.train_batches(epoch, start, self.rank, self.world_size, self.job.micro_batches))
 
-    def _next(self, parts: Iterator[Any]) -> tuple[Any, ...]:
+    def _next(self, parts: Iterator[Batch]) -> tuple[Batch, ...]:
         """Return the micro-batches of the next step, () at the end of the epoch; add up the time spent waiting."""
         begun = time.monotonic()
-        found = tuple(itertools.islice(parts, self.job.micro_batches))
+        micro_batches = tuple(itertools.islice(parts, self.job.micro_batches))
         self.waited_seconds += time.monotonic() - begun
-        return found
+        return micro_batches
 
     def reset_tables_if_due(self) -> None:
         """Reset rows and their optimizer's state before the first step of each epoch but the first (MEDA)."""
         if self.job.regularizers.meda and self.position.step and self.position.step % self.steps_per_epoch == 0:
-            sharded: Any = self.sharded
-            sharded.reset_tables()
+            self.sharded.reset_tables()
 
-    def train_step(self, parts: tuple[Any, ...]) -> None:
+    def train_step(self, parts: tuple[Batch, ...]) -> None:
         """Take one step on all ranks, or on none. Gradients add up over the micro-batches of ``parts``."""
         step, size = self.position.first_step + self.position.step + 1, parts[0].global_size
         sam = self.job.regularizers.sam
@@ -256,7 +235,7 @@ class Trainer:
         self.position.loss_count += size
         self._examples += size
 
-    def _gradients(self, step: int, parts: tuple[Any, ...]) -> float:
+    def _gradients(self, step: int, parts: tuple[Batch, ...]) -> float:
         """Compute the gradients of the batch, and return this rank's part of the mean loss.
 
         Dense gradients are summed over ranks, those of rows recorded.
@@ -301,11 +280,11 @@ class Trainer:
 
     def _non_finite_parameters(self) -> list[str]:
         """Return the dense parameters whose gradient is not finite."""
-        found = [(name, p.grad) for name, p in self.sharded.dense_parameters() if p.grad is not None]
+        gradients = [(name, p.grad) for name, p in self.sharded.dense_parameters() if p.grad is not None]
         # One look at all of them: a sum is finite only where its terms are, though it may overflow where they are.
-        if not found or bool(torch.stack([grad.sum() for _, grad in found]).sum().isfinite()):
+        if not gradients or bool(torch.stack([grad.sum() for _, grad in gradients]).sum().isfinite()):
             return []
-        return [f"parameter {name}" for name, grad in found if not bool(torch.isfinite(grad).all())]
+        return [f"parameter {name}" for name, grad in gradients if not bool(torch.isfinite(grad).all())]
 
     def _clip_dense(self, squared_norm: float) -> float:
         """Clip the dense gradient, and return what the tables' gradient is to be multiplied with.
@@ -405,10 +384,10 @@ class Trainer:
         self._saved_step = -1
         if self.rank == 0:
             best_epoch, value = decision.best_epoch, decision.best if decision.best_epoch else None
-            kept = f"; its parameters are those after epoch {best_epoch}" if back else ""
+            restored = f"; its parameters are those after epoch {best_epoch}" if back else ""
             why = f"validation {decision.metric} {value} of epoch {best_epoch} is the best so far"
             self.hooks.emit(
-                "info", message=f"training ends after epoch {epoch}: {why}{kept}", stopped_after_epoch=epoch,
+                "info", message=f"training ends after epoch {epoch}: {why}{restored}", stopped_after_epoch=epoch,
                 best_epoch=best_epoch, metric=decision.metric, value=value,
             )  # fmt: skip
 
@@ -418,17 +397,17 @@ class Trainer:
         Raises:
             ValueError: on every rank, where rank 0 raises it.
         """
-        found: list[Any] = [None]
+        shared: list[Any] = [None]
         if self.rank == 0:
             try:
-                found = [decide(stopping, self.history)]
+                shared = [decide(stopping, self.history)]
             except ValueError as error:
-                found = [error]
+                shared = [error]
         if self.world_size > 1:
-            dist.broadcast_object_list(found, 0)
-        if isinstance(found[0], ValueError):
-            raise found[0]
-        decision: Decision = found[0]
+            dist.broadcast_object_list(shared, 0)
+        if isinstance(shared[0], ValueError):
+            raise shared[0]
+        decision: Decision = shared[0]
         return decision
 
     def evaluate(self, split: str) -> dict[str, Any]:
@@ -450,12 +429,12 @@ class Trainer:
             self.hooks.emit("metric", **fields)
 
 
-def _closed(batches: Iterator[Any]) -> contextlib.AbstractContextManager[Any]:
+def _closed(batches: Iterator[Batch]) -> contextlib.AbstractContextManager[Any]:
     """Return a context that ends what makes batches ahead, where something does."""
     return contextlib.closing(batches) if isinstance(batches, Prefetched) else contextlib.nullcontext()
 
 
-def dense_optimizer(job: JobSpec, sharded: Model) -> torch.optim.Optimizer | None:
+def dense_optimizer(job: JobSpec, sharded: ShardedModel) -> torch.optim.Optimizer | None:
     """Return torch's own optimizer for what is not an embedding table; None where there is nothing (bpr)."""
     parameters = [parameter for _, parameter in sharded.dense_parameters()]
     if not parameters:

@@ -8,7 +8,8 @@ from typing import Any
 from tqdm import tqdm
 
 from trainer.runs.directory import Run
-from trainer.runs.events import TABLES, EventWriter
+from trainer.runs.events import EventWriter
+from trainer.spec.evaluation import TABLES
 
 
 class Reporter:

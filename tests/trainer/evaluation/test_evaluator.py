@@ -13,20 +13,20 @@ import torch
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build
-from trainer.evaluation.evaluator import Evaluator, wanted_metrics
-from trainer.evaluation.pointwise import Rows, gathered, intervals, streamed
+from trainer.evaluation.evaluator import Evaluator, metric_names
+from trainer.evaluation.pointwise import gathered, intervals, streamed
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
 from trainer.metrics import auc, calibration_curve, ece, gauc, logloss, mae, normalized_entropy, rmse
 from trainer.metrics.classification import sigmoid
+from trainer.metrics.pointwise import Rows
+from trainer.metrics.registry import METRICS
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import Intervals, parse_dataset
+from trainer.spec.evaluation import POINTWISE as METRICS_OF_JOBS
 from trainer.training.loop import Trainer, dense_optimizer
 
-POINTWISE = [
-    "auc", "logloss", "gauc", "normalized_entropy", "ece", "ece_equal_width", "calibration", "rmse", "mae",
-    "frequency_buckets",
-]  # fmt: skip
+POINTWISE = list(METRICS_OF_JOBS)
 ALPHA = 1e-4
 
 
@@ -197,6 +197,10 @@ def test_two_ranks_have_the_figures_of_one(run_of, ranks, split_rows, gather_row
         assert alone["auc_low"] < alone["auc"] < alone["auc_high"]
 
 
+def test_each_metric_that_jobs_name_has_its_class():
+    assert list(METRICS) == POINTWISE
+
+
 # --- odd splits ------------------------------------------------------------------------------------------------------
 
 
@@ -216,7 +220,7 @@ def rows_of(scores, labels, users=None):
     ids=["one class", "nan", "no user", "one row"],
 )
 def test_what_has_no_value_is_nan_gathered_and_in_pieces(rows, without_value):
-    for found in (gathered(POINTWISE, rows, "bce"), streamed(POINTWISE, rows, "bce", None)):
+    for found in (gathered(POINTWISE, rows), streamed(POINTWISE, rows, None)):
         assert {
             name for name, value in found.items() if isinstance(value, float) and math.isnan(value)
         } == without_value
@@ -247,8 +251,8 @@ def test_rows_of_one_user_are_drawn_together():
     labels = (rng.random(40) < 0.5)[users].astype(np.float32)
     rows = Rows(np.float32(rng.normal(labels + rng.normal(size=40)[users], 0.1)), labels, users.astype(np.int32))
     asked = Intervals(replicates=200)
-    low, high = intervals(["auc"], rows, "bce", asked, 0)["auc"]
-    wide_low, wide_high = intervals(["auc"], rows, "bce", asked.model_copy(update={"by": "user"}), 0)["auc"]
+    low, high = intervals(["auc"], rows, asked, 0)["auc"]
+    wide_low, wide_high = intervals(["auc"], rows, asked.model_copy(update={"by": "user"}), 0)["auc"]
     assert wide_high - wide_low > 3 * (high - low)
 
 
@@ -258,7 +262,7 @@ def test_users_count_by_their_impressions_in_the_interval_too():
     users = np.repeat(np.arange(40), sizes).astype(np.int32)
     labels = (np.arange(len(users)) % 2).astype(np.float32)
     scores = np.where(users < 20, labels, -labels).astype(np.float32)
-    low, high = intervals(["gauc"], Rows(scores, labels, users), "bce", Intervals(), 0)["gauc"]
+    low, high = intervals(["gauc"], Rows(scores, labels, users), Intervals(), 0)["gauc"]
     assert 0.97 < low < high <= 1.0
 
 
@@ -266,8 +270,8 @@ def test_rows_without_a_user_are_drawn_one_by_one():
     rng = np.random.default_rng(1)
     labels = (rng.random(300) < 0.5).astype(np.float32)
     rows = Rows(np.float32(rng.normal(labels)), labels, np.full(300, -1, np.int32))
-    by_row = intervals(["auc"], rows, "bce", Intervals(), 0)
-    assert intervals(["auc"], rows, "bce", Intervals(by="user"), 0) == by_row
+    by_row = intervals(["auc"], rows, Intervals(), 0)
+    assert intervals(["auc"], rows, Intervals(by="user"), 0) == by_row
 
 
 # --- losses through runs ---------------------------------------------------------------------------------------------
@@ -277,12 +281,12 @@ def test_default_figures_follow_loss_and_label(small):
     def job(**model):
         return small.job(model={"kind": "two_tower", **model})
 
-    assert wanted_metrics(job(), False) == ("auc", "logloss")
-    assert wanted_metrics(job(loss="mse"), False) == ("auc", "rmse")
-    assert wanted_metrics(job(loss="mse"), True) == ("rmse", "mae")
-    assert wanted_metrics(job(loss="sampled_softmax"), False) == ("auc",)
-    assert wanted_metrics(small.job(model={"kind": "bpr"}), False) == ("auc", "logloss")
-    assert wanted_metrics(small.job(model={"kind": "dnn", "loss": "focal"}), False) == ("auc",)
+    assert metric_names(job(), False) == ("auc", "logloss")
+    assert metric_names(job(loss="mse"), False) == ("auc", "rmse")
+    assert metric_names(job(loss="mse"), True) == ("rmse", "mae")
+    assert metric_names(job(loss="sampled_softmax"), False) == ("auc",)
+    assert metric_names(small.job(model={"kind": "bpr"}), False) == ("auc", "logloss")
+    assert metric_names(small.job(model={"kind": "dnn", "loss": "focal"}), False) == ("auc",)
 
 
 @pytest.mark.parametrize("kind", ["mf", "dnn", "two_tower"])

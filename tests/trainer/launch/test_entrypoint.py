@@ -50,6 +50,17 @@ def exit_of(run) -> dict:
     return json.loads((run.directory / EXIT_FILE).read_text())
 
 
+def test_without_a_directory_it_is_that_of_the_run_in_the_cache(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("EVENKEEL_RUN_ID", raising=False)
+    with pytest.raises(SystemExit):
+        main([])
+    assert "give --run-dir, or the run's id as EVENKEEL_RUN_ID" in capsys.readouterr().err
+    monkeypatch.setenv("EVENKEEL_RUN_ID", "of-the-cache")
+    monkeypatch.setenv("EVENKEEL_CACHE", str(tmp_path))
+    assert main([]) == EXIT_FAILED
+    assert f"{tmp_path}/runs/of-the-cache/driver/run.json: cannot be read" in capsys.readouterr().err
+
+
 # --- a run that succeeds ---------------------------------------------------------------------------------------------
 
 
@@ -92,7 +103,7 @@ def test_the_heart_beats_until_the_end(make_run, small, monkeypatch):
     monkeypatch.setattr(driver, "HEARTBEAT_SECONDS", 0.001)
     run = make_run()
     events = EventWriter(run.directory)
-    with driver._heartbeat(driver._Attempt(run, events)):
+    with driver._heartbeat(driver._Attempt(run, events, lambda *told, **more: None)):
         deadline = time.monotonic() + 300
         while len(small.events(run.directory, "heartbeat")) < 3:
             assert time.monotonic() < deadline
@@ -509,6 +520,7 @@ def test_a_warm_start_on_other_ranks_and_another_plan_is_the_same(make_run, smal
         (["optimiser.kind=adam"], "check the spelling"),
         (["epochs"], "not PATH=VALUE"),
         (["epochs.x=1"], "not a part with fields"),
+        (["epochs=["], "--set epochs=.: the value is not YAML"),
         (["publish.feature=history"], "publish.feature"),
     ],
 )

@@ -45,6 +45,14 @@ def test_focal_loss_is_its_formula(alpha):
     assert far.grad.tolist() == [-(alpha or 1.0), 0.0]
 
 
+@pytest.mark.parametrize("kind", ["dnn", "mf", "two_tower"])
+def test_settings_of_a_loss_reach_it_in_every_model_of_labels(lab, kind):
+    model, batch, settings = lab.model(kind), lab.batch(), {"gamma": 1.5, "alpha": 0.3}
+    model.loss_kind, model.loss_settings = "focal", settings
+    expected = focal_loss(model(batch.features), batch.labels, **settings)
+    torch.testing.assert_close(model.loss(batch), expected)
+
+
 def test_gradients_of_the_focal_loss():
     """Also the second ones, which regularizers of dropout ask for."""
     scores, labels = torch.randn(9, dtype=torch.float64, requires_grad=True), torch.rand(9, dtype=torch.float64)

@@ -115,14 +115,14 @@ seed: 5
 @pytest.mark.parametrize(
     ("label", "kind", "tables"),
     [
-        ("{column: click}", "dnn", {"lecture": 1, "permuted": 1, "coins": 1, "neighbours": 2}),
-        ("{value: rating}", "mf, loss: mse", {"lecture": 1, "permuted": 1, "neighbours": 2}),
-        ("{column: click}", "bpr", {"lecture": 1}),
-        ("{column: click}", "item2vec", {"lecture": 1}),
-        ("{negatives: {of: item}}", "dnn", {"lecture": 1}),
+        ("{column: click}", "dnn", {"original": 1, "permuted": 1, "coins": 1, "neighbours": 2}),
+        ("{value: rating}", "mf, loss: mse", {"original": 1, "permuted": 1, "neighbours": 2}),
+        ("{column: click}", "bpr", {"original": 1}),
+        ("{column: click}", "item2vec", {"original": 1}),
+        ("{negatives: {of: item}}", "dnn", {"original": 1}),
     ],
 )
-def test_the_lecture_reports_on_any_job(label: str, kind: str, tables: dict[str, int], tmp_path: Path) -> None:
+def test_generalization_is_reported_of_any_job(label: str, kind: str, tables: dict[str, int], tmp_path: Path) -> None:
     """On one rank, unpublished; what its labels do not allow is left out, and the report says why."""
     (tmp_path / "job.yaml").write_text(
         JOB.replace("publish", "publish" if kind in ("bpr", "item2vec") else "#") % (label, kind)
@@ -130,7 +130,7 @@ def test_the_lecture_reports_on_any_job(label: str, kind: str, tables: dict[str,
     dataset, job = load_documents(tmp_path / "job.yaml")
     assert dataset is not None
     assert job is not None
-    recipe = RECIPES["lecture"](DATA, 1, False, rows=tmp_path, of=(dataset, job))
+    recipe = RECIPES["generalization"](DATA, 1, False, rows=tmp_path, of=(dataset, job))
     found: dict[str, int] = {}
     for trial in recipe.trials:
         found[trial.table] = found.get(trial.table, 0) + 1
@@ -143,8 +143,18 @@ def test_the_lecture_reports_on_any_job(label: str, kind: str, tables: dict[str,
     assert bool(recipe.tables) == (len(tables) > 1)
 
 
-def test_a_job_is_given_to_the_lecture_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_given_to_generalization_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sse", "--of", str(tmp_path), "--list"]) == 1
-    assert "recipe lecture takes a job" in capsys.readouterr().err
-    assert main(["lecture", "--of", str(tmp_path / "none.yaml"), "--list"]) == 1
+    assert "recipe generalization takes a job" in capsys.readouterr().err
+    assert main(["generalization", "--of", str(tmp_path / "none.yaml"), "--list"]) == 1
     assert "none.yaml" in capsys.readouterr().err
+
+
+def test_a_recipe_is_found_by_the_name_of_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--list", "--quick", "--out", str(tmp_path)]
+    assert main(["generalization", *options]) == 0
+    now = capsys.readouterr()
+    assert main(["lecture", *options]) == 0
+    before = capsys.readouterr()
+    assert (before.out, now.err) == (now.out, "")
+    assert "recipe lecture is now generalization" in before.err

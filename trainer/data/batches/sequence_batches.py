@@ -175,12 +175,12 @@ class RankingReader:
     def batch(self, first: int, last: int, sample_offset: int, global_size: int, step: int) -> Batch:
         places = np.asarray(self._places[first:last])
         before, everything = self._sequences.history(self._split, places)
-        kept = np.minimum(before.lengths, self._length)
+        lengths = np.minimum(before.lengths, self._length)
         random = words(self._key, 0, np.arange(first, last), NUM_EVALUATION_NEGATIVES).reshape(-1)
         owners = np.repeat(np.arange(len(places)), NUM_EVALUATION_NEGATIVES)
         negatives = self._unseen.draw(everything, owners, random)
         lists = {
-            ITEM: gather_spans(before.values, before.offsets[1:] - kept, kept),
+            ITEM: gather_spans(before.values, before.offsets[1:] - lengths, lengths),
             TARGET: _singles(self._sequences.items[places]),
             NEGATIVE: _lists(negatives, np.full(len(places), NUM_EVALUATION_NEGATIVES)),
         }

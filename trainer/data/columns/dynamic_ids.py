@@ -111,21 +111,21 @@ def grow(base: IdMap | None, codes: Codes, counts: Int64s, retire_after_runs: in
     seen[code >= 0] = counts[code[code >= 0]] > 0
     last_seen = np.where(seen, run, base.last_seen).astype(np.int32)
     stays = np.ones(len(code), dtype=np.bool_) if retire_after_runs is None else run - last_seen < retire_after_runs
-    kept = np.flatnonzero(stays)
+    stayed = np.flatnonzero(stays)
 
     rows = np.full(len(codes.ids) + 1, UNKNOWN_ROW, dtype=np.int32)
-    known = kept[code[kept] >= 0]
-    rows[code[known]] = np.searchsorted(kept, known) + NUM_SPECIAL_ROWS
+    known = stayed[code[stayed] >= 0]
+    rows[code[known]] = np.searchsorted(stayed, known) + NUM_SPECIAL_ROWS
     new = np.flatnonzero((counts > 0) & (rows[:-1] == UNKNOWN_ROW))
-    rows[new] = np.arange(len(new)) + NUM_SPECIAL_ROWS + len(kept)
+    rows[new] = np.arange(len(new)) + NUM_SPECIAL_ROWS + len(stayed)
 
     added = codes.ids.take(pa.array(new))
-    ids = pa.concat_arrays([base.ids.take(pa.array(kept)) if len(kept) < len(base.ids) else base.ids, added])
+    ids = pa.concat_arrays([base.ids.take(pa.array(stayed)) if len(stayed) < len(base.ids) else base.ids, added])
     retired, retired_in = _tombstones(base, np.flatnonzero(~stays), added, run, retire_after_runs)
     return GrownTable(
-        IdMap(ids, np.concatenate([last_seen[kept], np.full(len(new), run, np.int32)]), run, retired, retired_in),
+        IdMap(ids, np.concatenate([last_seen[stayed], np.full(len(new), run, np.int32)]), run, retired, retired_in),
         rows,
-        np.concatenate([np.arange(NUM_SPECIAL_ROWS), kept + NUM_SPECIAL_ROWS, np.full(len(new), -1)]),
+        np.concatenate([np.arange(NUM_SPECIAL_ROWS), stayed + NUM_SPECIAL_ROWS, np.full(len(new), -1)]),
     )
 
 

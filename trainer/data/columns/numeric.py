@@ -142,9 +142,9 @@ def _quantiles(values: Float64s) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """
     sample = np.asarray(values[:: max(1, -(-len(values) // _SAMPLE_ROWS))])
     shares = np.linspace(0.0, 1.0, NUM_QUANTILES + 1)
-    found = np.quantile(sample[~np.isnan(sample)], shares)
-    distinct, place, counts = np.unique(found, return_inverse=True, return_counts=True)
-    return tuple(distinct.tolist()), tuple((np.bincount(place, shares) / counts).tolist())
+    quantiles = np.quantile(sample[~np.isnan(sample)], shares)
+    distinct, position, counts = np.unique(quantiles, return_inverse=True, return_counts=True)
+    return tuple(distinct.tolist()), tuple((np.bincount(position, shares) / counts).tolist())
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------
@@ -202,18 +202,24 @@ def read_numeric(features: Sequence[Numeric], chunk: Chunk) -> Float64s:
     Raises:
         DataError: at the first bad value.
     """
-    found = np.empty((len(chunk), len(features)), dtype=np.float64)
-    for number, feature in enumerate(features):
-        column = chunk.column(feature.column)
-        values, bad = problems_of(feature, column)
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            value = column[row].as_py()
-            raise DataError(
-                f"feature '{feature.name}' is {value!r}: "
-                + ("missing" if value is None or value != value else "no finite number"),
-                where=chunk.where(feature.column, row),
-                remedy="correct it, remove the row, or set max_bad_rows of the dataset, or missing of the feature",
-            )
-        found[:, number] = values
-    return found
+    return np.stack([read_number(feature, chunk) for feature in features], axis=1)
+
+
+def read_number(feature: Numeric, chunk: Chunk) -> Float64s:
+    """Return values [rows] of one feature, NaN where missing.
+
+    Raises:
+        DataError: at the first bad value.
+    """
+    column = chunk.column(feature.column)
+    values, bad = problems_of(feature, column)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        value = column[row].as_py()
+        raise DataError(
+            f"feature '{feature.name}' is {value!r}: "
+            + ("missing" if value is None or value != value else "no finite number"),
+            where=chunk.where(feature.column, row),
+            remedy="correct it, remove the row, or set max_bad_rows of the dataset, or missing of the feature",
+        )
+    return values

@@ -91,8 +91,8 @@ def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray
     """
     elements, parents = raw_lists(array, split)
     if elements.null_count:
-        kept = pc.is_valid(elements)
-        parents, elements = parents[kept.to_numpy(zero_copy_only=False)], elements.filter(kept)
+        valid = pc.is_valid(elements)
+        parents, elements = parents[valid.to_numpy(zero_copy_only=False)], elements.filter(valid)
     return elements, np.bincount(parents, minlength=len(array)).astype(np.int64)
 
 

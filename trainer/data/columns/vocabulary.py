@@ -2,50 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.columns.jagged import sorted_unique
 from trainer.data.columns.values import Kind
 
 _LOOKUP_SPAN_FACTOR = 8
+_LEAST_MERGE = 1 << 18
+
+Int32s = npt.NDArray[np.int32]
+
+
+def encoded(ids: pa.Array) -> tuple[pa.Array, Int32s]:
+    """Return (distinct ids in order of first appearance, int32 place of each id among them, -1 for null)."""
+    dictionary_encoded = ids.dictionary_encode()
+    places = dictionary_encoded.indices
+    if places.null_count:
+        places = pc.fill_null(places, -1)
+    return dictionary_encoded.dictionary, places.to_numpy(zero_copy_only=False)
 
 
 class DistinctIds:
-    """The distinct ids of a stream; memory follows the number of distinct ids, not of rows."""
+    """The distinct ids of a stream; memory follows the number of distinct ids, not of rows.
 
-    def __init__(self, kind: Kind):
+    Args:
+        kind: integers or strings.
+        take_places: gets, in pieces, for every id that was added its place among the distinct ids in order of first
+            appearance.
+    """
+
+    def __init__(self, kind: Kind, take_places: Callable[[Int32s], object] = lambda places: None):
         self.kind = kind
+        self._take_places = take_places
+        self._distinct = pa.array([], pa.int64() if kind == "int" else pa.large_string())
         self._parts: list[pa.Array] = []
-        self._pending = 0
-        self._merged = 0
+        self._pending = self._num_appended = 0
 
     def add(self, ids: pa.Array) -> None:
         """Add ids as :func:`trainer.data.columns.values.as_ids` gives them; nulls are passed over."""
-        part = self._unique(ids.drop_null() if ids.null_count else ids)
-        self._parts.append(part)
-        self._pending += len(part)
+        self.append(pc.unique(ids.drop_null() if ids.null_count else ids))
+
+    def append(self, ids: pa.Array) -> int:
+        """Add ids without nulls, few of which repeat; return how many were added before, repeated ones counted."""
+        start = self._num_appended
+        self._parts.append(ids)
+        self._num_appended += len(ids)
+        self._pending += len(ids)
         # Merge once the new parts outgrow what is merged: each id is merged a logarithmic number of times.
-        if self._pending > max(self._merged, 1 << 20):
+        if self._pending > max(len(self._distinct), _LEAST_MERGE):
             self._merge()
+        return start
 
     def sorted(self) -> pa.Array:
         """Return all ids in ascending order (strings by UTF-8 bytes), independent of how the stream was cut."""
+        return self.ranked()[0]
+
+    def ranked(self) -> tuple[pa.Array, Int32s]:
+        """Return (:meth:`sorted`, the position in it of each id in order of first appearance)."""
         self._merge()
-        ids = self._parts[0]
-        return ids if self.kind == "int" else ids.take(pc.array_sort_indices(ids))
+        order = pc.array_sort_indices(self._distinct)
+        ranks = np.empty(len(order), dtype=np.int32)
+        ranks[order.to_numpy(zero_copy_only=False)] = np.arange(len(order), dtype=np.int32)
+        return self._distinct.take(order), ranks
 
     def _merge(self) -> None:
-        type_ = pa.int64() if self.kind == "int" else pa.large_string()
-        self._parts = [self._unique(pa.concat_arrays([pa.array([], type_), *self._parts]))]
-        self._merged, self._pending = len(self._parts[0]), 0
-
-    def _unique(self, ids: pa.Array) -> pa.Array:
-        if self.kind == "int":
-            return pa.array(sorted_unique(ids.to_numpy(zero_copy_only=False)), type=pa.int64())
-        return pc.unique(ids)
+        # What is merged comes first, and so its places stay.
+        before = len(self._distinct)
+        self._distinct, places = encoded(pa.concat_arrays([self._distinct, *self._parts]))
+        self._take_places(places[before:])
+        self._parts, self._pending = [], 0
 
 
 class Codes:
@@ -53,32 +83,40 @@ class Codes:
 
     def __init__(self, ids: pa.Array):
         self.ids = ids
-        self._lookup: npt.NDArray[np.int64] | None = None
-        if pa.types.is_int64(ids.type) and len(ids):
-            self._numbers = ids.to_numpy(zero_copy_only=False)
-            self._first = int(self._numbers.min())
-            span = int(self._numbers.max()) - self._first + 1
-            if span <= _LOOKUP_SPAN_FACTOR * len(ids) + 1024:
-                self._lookup = np.full(span, -1, dtype=np.int64)
-                self._lookup[self._numbers - self._first] = np.arange(len(ids))
-            else:
-                self._order = np.argsort(self._numbers, kind="stable")
-                self._sorted = self._numbers[self._order]
+
+    @cached_property
+    def _positions_of_numbers(self) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
+        """Return the function from integers to their positions, -1 for those that are not in ``ids``."""
+        numbers = self.ids.to_numpy(zero_copy_only=False)
+        first = int(numbers.min())
+        span = int(numbers.max()) - first + 1
+        if span <= _LOOKUP_SPAN_FACTOR * len(numbers) + 1024:
+            lookup = np.full(span, -1, dtype=np.int64)
+            lookup[numbers - first] = np.arange(len(numbers))
+
+            def looked_up(asked: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+                # Compare before subtracting: the difference of two int64 may overflow.
+                inside = (asked >= first) & (asked <= first + span - 1)
+                return np.where(inside, lookup[np.where(inside, asked, first) - first], -1)
+
+            return looked_up
+        order = np.argsort(numbers, kind="stable")
+        ascending = numbers[order]
+
+        def searched(asked: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            position = np.minimum(np.searchsorted(ascending, asked), len(ascending) - 1)
+            return np.where(ascending[position] == asked, order[position], -1)
+
+        return searched
 
     def encode(self, ids: pa.Array) -> npt.NDArray[np.int64]:
         """Return int64 positions; -1 for null and for ids that are not in ``ids``."""
-        if len(self.ids) == 0:
+        if len(self.ids) == 0 or len(ids) == 0:
             return np.full(len(ids), -1, dtype=np.int64)
         if not pa.types.is_int64(self.ids.type):
             indices = pc.index_in(ids, value_set=self.ids)
             return pc.fill_null(indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-        valid = ids.is_valid().to_numpy(zero_copy_only=False)
-        numbers = (pc.fill_null(ids, 0) if ids.null_count else ids).to_numpy(zero_copy_only=False)
-        if self._lookup is not None:
-            # Compare before subtracting: the difference of two int64 may overflow.
-            inside = (numbers >= self._first) & (numbers <= self._first + len(self._lookup) - 1)
-            codes = self._lookup[np.where(inside, numbers, self._first) - self._first]
-            return np.where(inside & valid, codes, -1)
-        position = np.minimum(np.searchsorted(self._sorted, numbers), len(self._sorted) - 1)
-        hit = (self._sorted[position] == numbers) & valid
-        return np.where(hit, self._order[position], -1)
+        if ids.null_count == 0:
+            return self._positions_of_numbers(ids.to_numpy(zero_copy_only=False))
+        positions = self._positions_of_numbers(pc.fill_null(ids, 0).to_numpy(zero_copy_only=False))
+        return np.where(ids.is_valid().to_numpy(zero_copy_only=False), positions, -1)

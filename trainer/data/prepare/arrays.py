@@ -52,21 +52,21 @@ class JaggedAppender:
 
     def __init__(self, stem: Path, dtype: npt.DTypeLike):
         self._stem = stem
-        self._values = Appender(stem.with_name(stem.name + ".values.bin"), dtype)
+        self.values = Appender(stem.with_name(stem.name + ".values.bin"), dtype)
         self._offsets = Appender(stem.with_name(stem.name + ".offsets.bin"), OFFSET)
         self._offsets.append(np.zeros(1, dtype=np.int64))
 
     def append(self, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
-        self._offsets.append(self._values.length + np.cumsum(lengths))
-        self._values.append(values)
+        self._offsets.append(self.values.length + np.cumsum(lengths))
+        self.values.append(values)
 
     def close(self) -> None:
-        self._values.close()
+        self.values.close()
         self._offsets.close()
 
     def mapped(self) -> Jagged:
         """Return what was written, memory-mapped; after :meth:`close`."""
-        return map_jagged(self._stem, self._values.dtype)
+        return map_jagged(self._stem, self.values.dtype)
 
 
 def write_array(path: Path, values: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:

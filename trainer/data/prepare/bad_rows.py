@@ -54,15 +54,15 @@ class BadRows:
     def num_bad(self) -> int:
         return sum(self.by_reason.values())
 
-    def good(self, chunk: Chunk, record: bool = False) -> Chunk:
-        """Return the rows that are not bad; ``record`` counts and writes the others down."""
+    def good(self, chunk: Chunk) -> Chunk:
+        """Return the rows that are not bad; count the others, and write them down."""
         bad = np.zeros(len(chunk), dtype=bool)
         for column, reason, mask in self._problems(chunk):
             first = mask & ~bad
-            if record and first.any():
+            if first.any():
                 self._record(chunk, column, reason, np.flatnonzero(first))
             bad |= mask
-        self.num_rows += len(chunk) if record else 0
+        self.num_rows += len(chunk)
         batch = self._with_numbers(chunk)
         if not bad.any():
             return Chunk(chunk.file, chunk.rows, batch)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW, GrownTable
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan
+from trainer.data.prepare.workers import Workers
 
 PROFILE_FILE = "profile.json"
 """Beside prepared data, and under this name in a run's checkpoints."""
@@ -63,7 +64,11 @@ class Comparison:
 
 
 def profile_of(
-    plan: DataPlan, encoded: Encoded, row_counts: Mapping[str, npt.NDArray[np.int64]], label_mean: float
+    plan: DataPlan,
+    encoded: Encoded,
+    row_counts: Mapping[str, npt.NDArray[np.int64]],
+    label_mean: float,
+    workers: Workers,
 ) -> dict[str, Any]:
     """Return what runs are compared by.
 
@@ -71,13 +76,8 @@ def profile_of(
     shares of missing ids of the training rows, and for every numeric feature the shares of all rows between deciles.
     """
     read = {name: str(plan.source.column_type(name)) for name in plan.columns()}
-    numeric = {}
-    for index, feature in enumerate(plan.numeric):
-        values = _sample(encoded.numeric, index)
-        there = values[~np.isnan(values)]
-        edges = np.unique(np.quantile(there, np.linspace(0, 1, _BINS + 1)[1:-1])) if len(there) else np.empty(0)
-        missing = 1.0 - len(there) / max(len(values), 1)
-        numeric[feature.name] = {"edges": edges.tolist(), "shares": _shares(there, edges), "missing": missing}
+    shapes = workers.map(lambda values: _shape_of(_sample(values)), encoded.numeric)
+    numeric = {feature.name: shape for feature, shape in zip(plan.numeric, shapes, strict=True)}
     return {
         "columns": plan.source.column_names(),
         "types": read,
@@ -127,9 +127,9 @@ def drift(
         new[:NUM_SPECIAL_ROWS] = False
         share = float(row_counts[table][new].sum() / max(row_counts[table].sum(), 1))
         comparisons.append(Comparison("new_ids", table, 0.0, share, share > NEW_IDS))
-    for place, feature in enumerate(plan.numeric):
+    for feature, column in zip(plan.numeric, encoded.numeric, strict=True):
         if feature.name in before["numeric"]:
-            values = _sample(encoded.numeric, place)
+            values = _sample(column)
             index = stability_index(before["numeric"][feature.name], values[~np.isnan(values)])
             comparisons.append(Comparison("numeric", feature.name, 0.0, index, index > PSI))
     return sorted(comparisons, key=lambda one: not one.moved)
@@ -173,6 +173,13 @@ def stability_index(before: Mapping[str, Any], values: Float64s) -> float:
     return float(((p - q) * np.log(p / q)).sum())
 
 
+def _shape_of(values: Float64s) -> dict[str, Any]:
+    there = values[~np.isnan(values)]
+    edges = np.unique(np.quantile(there, np.linspace(0, 1, _BINS + 1)[1:-1])) if len(there) else np.empty(0)
+    missing = 1.0 - len(there) / max(len(values), 1)
+    return {"edges": edges.tolist(), "shares": _shares(there, edges), "missing": missing}
+
+
 def _shares(values: Float64s, edges: Float64s) -> list[float]:
     """Return the share of the values in each of the bins that the edges cut, [len(edges) + 1]; [] without values."""
     if not len(values):
@@ -182,6 +189,6 @@ def _shares(values: Float64s, edges: Float64s) -> list[float]:
     return shares
 
 
-def _sample(numeric: Float64s, index: int) -> Float64s:
-    """Return values of one feature from at most so many rows, evenly spaced."""
-    return np.asarray(numeric[:: max(1, -(-len(numeric) // _SAMPLE_ROWS)), index])
+def _sample(values: Float64s) -> Float64s:
+    """Return the values of at most so many rows, evenly spaced."""
+    return np.asarray(values[:: max(1, -(-len(values) // _SAMPLE_ROWS))])

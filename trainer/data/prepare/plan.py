@@ -80,8 +80,7 @@ class DataPlan:
     @property
     def keeps_users(self) -> bool:
         """Whether evaluation needs the user of each held-out example, also of users that were not trained on."""
-        wanted = self.job.evaluation
-        return "gauc" in wanted.metrics or (wanted.intervals is not None and wanted.intervals.by == "user")
+        return self.job.evaluation.needs_users
 
     @property
     def keeps_seen(self) -> bool:

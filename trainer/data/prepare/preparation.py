@@ -33,6 +33,7 @@ from trainer.data.prepare.encode import encode
 from trainer.data.prepare.graphs import write_graphs
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.sequences import Sequences
+from trainer.data.prepare.workers import Workers, num_threads
 from trainer.data.prepare.writing import codes_to_rows, finish_numeric, finish_tables, write_splits
 from trainer.data.sources.locations import read_edges
 from trainer.data.sources.source import Source
@@ -63,6 +64,7 @@ def prepare(
     base_vocabulary: Mapping[str, IdMap] | None = None,
     base_numeric: Sequence[Numeric] | None = None,
     base_profile: Mapping[str, Any] | None = None,
+    threads: int | None = None,
     log: Callable[[str], Any] = lambda message: None,
     fence: Callable[[], None] = lambda: None,
 ) -> PreparedData:
@@ -81,6 +83,7 @@ def prepare(
         base_numeric: the warm start's statistics of numeric features, which stay.
         base_profile: what the warm start's rows were like; this run's are compared with it
             (:mod:`trainer.data.prepare.drift`).
+        threads: how many work on it, of which no byte depends; None: :func:`trainer.data.prepare.workers.num_threads`.
         log: takes messages on the progress.
         fence: called before the rename; what it raises leaves the directory as it was.
 
@@ -101,7 +104,8 @@ def prepare(
     _remove_leftovers(directory)
     work = directory.parent / f".{directory.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.preparing"
     try:
-        _write(plan, work, fingerprint, base, log, _quarantine(plan, directory, work, fence))
+        with Workers(num_threads(job) if threads is None else threads) as workers:
+            _write(plan, work, fingerprint, base, workers, log, _quarantine(plan, directory, work, fence))
         # A machine that goes down must not leave a manifest beside columns that are short or full of zeros.
         fsync_tree(work)
         fence()
@@ -127,24 +131,26 @@ def _write(
     work: Path,
     fingerprint: str,
     base: WarmStart,
+    workers: Workers,
     log: Callable[[str], Any],
     left_out: contextlib.AbstractContextManager[BadRows | None],
 ) -> None:
     scratch = work / "scratch"
     scratch.mkdir(parents=True)
     with left_out as bad_rows:
-        encoded = encode(plan, scratch, bad_rows)
+        encoded = encode(plan, scratch, workers, bad_rows, log)
     if bad_rows is not None:
         log(bad_rows.in_words() + (f"; they are in {work.parent / BAD_ROWS}" if bad_rows.num_bad else ""))
-    writers, seen, sequences = write_splits(plan, encoded, work)
-    grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary)
+    writers, seen, sequences = write_splits(plan, encoded, work, workers)
+    grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary, workers)
     rows_of = {table: one.row_of_code for table, one in grown.items()}
-    unknown_share = codes_to_rows(plan, work, rows_of, log)
+    unknown_share = codes_to_rows(plan, work, rows_of, workers, log)
     seen.write(work, rows_of, row_counts)
-    numeric = finish_numeric(plan, work, base.numeric)
+    numeric = finish_numeric(plan, work, base.numeric, workers)
     if numeric:
         write_numeric(numeric, work / NUMERIC_FILE)
-    profile = profile_of(plan, encoded, row_counts, writers["train"].label_sum / writers["train"].num_examples)
+    label_mean = writers["train"].label_sum / writers["train"].num_examples
+    profile = profile_of(plan, encoded, row_counts, label_mean, workers)
     write_profile(profile, work / PROFILE_FILE)
     moved = None
     if base.profile is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,10 +36,10 @@ from trainer.data.prepare.examples import ExampleRows, Examples, take
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.sequences import SequenceRows
-from trainer.data.prepare.split import DROPPED, SPLIT_NAMES, TRAIN
+from trainer.data.prepare.split import SPLIT_NAMES, TRAIN
+from trainer.data.prepare.workers import Workers
 
 _REMAP_ROWS = 1 << 22
-RAW_NUMBERS = "numeric.raw"
 
 
 class SplitWriter:
@@ -62,14 +63,10 @@ class SplitWriter:
             f.name: Appender(weight_file(directory, f.name), VALUE) for f in plan.trained if is_weighted(f)
         }
         self._pooling = {f.name: f.pooling for f in plan.trained}
-        self._numeric = Appender(directory / RAW_NUMBERS, np.float64) if plan.numeric else None
+        self._numeric = [Appender(_raw_file(directory, one), np.float64) for one in plan.numeric]
 
-    def append(self, examples: Examples, chosen: npt.NDArray[np.int64], numeric: npt.NDArray[np.float64]) -> None:
-        """Append chosen examples; ``numeric``: the values of every row of the data, [rows, numeric features]."""
-        if self._numeric is not None:
-            self._numeric.append(numeric[examples.rows[chosen]].reshape(-1))
-        for name, weights in self._weights.items():
-            weights.append(as_factors(examples.weights[name].take(chosen), self._pooling[name]))
+    def append_rows(self, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
+        """Append chosen examples' labels and users."""
         labels = examples.labels[chosen]
         self.num_examples += len(labels)
         self.num_positives += int((labels == 1).sum())
@@ -82,19 +79,30 @@ class SplitWriter:
             users = examples.features["user"]
             assert not isinstance(users, Jagged)
             self._users.append(users[chosen])
-        for name, appender in self._flat.items():
-            column = take(examples.features[name], chosen)
+
+    def append_numbers(
+        self, index: int, numbers: npt.NDArray[np.float64], examples: Examples, chosen: npt.NDArray[np.int64]
+    ) -> None:
+        """Append chosen examples' values of one numeric feature; ``numbers`` are those of every row of the data."""
+        self._numeric[index].append(numbers[examples.rows[chosen]])
+
+    def append_feature(self, name: str, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
+        """Append chosen examples' ids of one feature, and their weights."""
+        if name in self._weights:
+            weights = as_factors(examples.weights[name].take(chosen), self._pooling[name])
+            self._weights[name].append(weights)
+        column = take(examples.features[name], chosen)
+        if name in self._flat:
             assert not isinstance(column, Jagged)
-            appender.append(column)
-        for name, lists in self._lists.items():
-            column = take(examples.features[name], chosen)
-            # A join may give single ids to an id_list feature: a list of one, or an empty one.
-            if not isinstance(column, Jagged):
-                column = Jagged(column[column >= 0], np.concatenate([[0], np.cumsum(column >= 0)]))
-            lists.append(column.values, column.lengths)
+            self._flat[name].append(column)
+            return
+        # A join may give single ids to an id_list feature: a list of one, or an empty one.
+        if not isinstance(column, Jagged):
+            column = Jagged(column[column >= 0], np.concatenate([[0], np.cumsum(column >= 0)]))
+        self._lists[name].append(column.values, column.lengths)
 
     def close(self) -> None:
-        opened: list[Appender | JaggedAppender | None] = [self._labels, self._users, self._numeric]
+        opened: list[Appender | JaggedAppender | None] = [self._labels, self._users, *self._numeric]
         opened += [*self._flat.values(), *self._lists.values(), *self._weights.values()]
         for appender in opened:
             if appender is not None:
@@ -111,22 +119,16 @@ def code_files(plan: DataPlan, directory: Path) -> dict[str, Path]:
 
 
 def write_splits(
-    plan: DataPlan, encoded: Encoded, directory: Path
+    plan: DataPlan, encoded: Encoded, directory: Path, workers: Workers
 ) -> tuple[dict[str, SplitWriter], SeenPairs, SequenceRows]:
     """Write all examples, still as codes; where a model trains on positives the training split keeps them only."""
     seen, sequences = SeenPairs(plan, encoded), SequenceRows(plan, encoded)
     writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}
-    num_dropped = 0
     try:
         for examples in ExampleRows(plan, encoded).chunks():
             seen.add(examples)
             sequences.add(examples)
-            num_dropped += int((examples.sides == DROPPED).sum())
-            for side, name in enumerate(SPLIT_NAMES):
-                chosen = examples.sides == side
-                if plan.positives_only and side == TRAIN:
-                    chosen &= examples.labels == 1
-                writers[name].append(examples, np.flatnonzero(chosen), encoded.numeric)
+            _append(plan, writers, examples, encoded, workers)
     finally:
         for writer in writers.values():
             writer.close()
@@ -144,6 +146,35 @@ def write_splits(
             remedy="check the label's column or rule; where every row is a positive use label: {negatives: ...}",
         )
     return writers, seen, sequences
+
+
+def _append(
+    plan: DataPlan, writers: Mapping[str, SplitWriter], examples: Examples, encoded: Encoded, workers: Workers
+) -> None:
+    """Append examples to their splits, the columns side by side."""
+    chosen: list[tuple[SplitWriter, npt.NDArray[np.int64]]] = []
+    for side, name in enumerate(SPLIT_NAMES):
+        mine = examples.sides == side
+        if plan.positives_only and side == TRAIN:
+            mine &= examples.labels == 1
+        chosen.append((writers[name], np.flatnonzero(mine)))
+
+    def append_rows() -> None:
+        for writer, places in chosen:
+            writer.append_rows(examples, places)
+
+    def append_feature(name: str) -> None:
+        for writer, places in chosen:
+            writer.append_feature(name, examples, places)
+
+    def append_numbers(index: int) -> None:
+        for writer, places in chosen:
+            writer.append_numbers(index, encoded.numeric[index], examples, places)
+
+    columns: list[Callable[[], None]] = [append_rows]
+    columns += [functools.partial(append_feature, feature.name) for feature in plan.trained]
+    columns += [functools.partial(append_numbers, index) for index in range(len(plan.numeric))]
+    workers.map(lambda append: append(), columns)
 
 
 class SeenPairs:
@@ -203,12 +234,13 @@ def finish_tables(
     encoded: Encoded,
     directory: Path,
     base: Mapping[str, IdMap],
+    workers: Workers,
 ) -> tuple[dict[str, GrownTable], dict[str, npt.NDArray[np.int64]]]:
     """Return per table its rows (those of ``base`` that stay, then new ones), and training occurrences per row."""
-    tables, row_counts = {}, {}
     init_from = plan.job.init_from
     files = code_files(plan, directory / "train")
-    for table in plan.trained_tables:
+
+    def finish(table: str) -> tuple[GrownTable, npt.NDArray[np.int64]]:
         codes = encoded.codes[table]
         counts = np.zeros(len(codes.ids) + 1, dtype=np.int64)  # codes shifted by one: entry 0 counts the missing
         for feature in plan.trained:
@@ -217,30 +249,40 @@ def finish_tables(
                     counts += np.bincount(piece.astype(np.int64) + 1, minlength=len(counts))
         parent = _as_type_of(codes.ids, base[table], table) if table in base else None
         grown = grow(parent, codes, counts[1:], init_from.retire_after_runs if init_from is not None else None)
-        row_counts[table] = np.zeros(grown.num_rows, dtype=np.int64)
-        np.add.at(row_counts[table], grown.row_of_code, np.append(counts[1:], counts[0]))
-        tables[table] = grown
-    return tables, row_counts
+        row_counts = np.zeros(grown.num_rows, dtype=np.int64)
+        np.add.at(row_counts, grown.row_of_code, np.append(counts[1:], counts[0]))
+        return grown, row_counts
+
+    tables = plan.trained_tables
+    found = dict(zip(tables, workers.map(finish, tables), strict=True))
+    return {name: grown for name, (grown, _) in found.items()}, {name: counts for name, (_, counts) in found.items()}
 
 
 def codes_to_rows(
-    plan: DataPlan, directory: Path, rows_of: Mapping[str, npt.NDArray[np.int32]], log: Callable[[str], Any]
+    plan: DataPlan,
+    directory: Path,
+    rows_of: Mapping[str, npt.NDArray[np.int32]],
+    workers: Workers,
+    log: Callable[[str], Any],
 ) -> dict[str, dict[str, float]]:
     """Rewrite every code as its table row, in place; return (and log) the share of unknown per feature and split."""
-    shares: dict[str, dict[str, float]] = {}
-    for name in SPLIT_NAMES:
-        for feature, path in code_files(plan, directory / name).items():
-            planned = plan.feature(feature)
-            assert planned is not None
-            array = map_array(path, CODE, mode="r+")
+
+    def rewrite(feature: FeaturePlan) -> dict[str, float]:
+        shares = {}
+        for name in SPLIT_NAMES:
+            array = map_array(code_files(plan, directory / name)[feature.name], CODE, mode="r+")
             unknown = 0
             for piece in _pieces(array):
-                piece[:] = rows_of[planned.table][piece]
-                unknown += int((piece == UNKNOWN_ROW).sum())
-            shares.setdefault(feature, {})[name] = unknown / len(array) if len(array) else 0.0
-    for feature, by_split in shares.items():
+                rows = rows_of[feature.table][piece]
+                piece[:] = rows
+                unknown += int(np.count_nonzero(rows == UNKNOWN_ROW))
+            shares[name] = unknown / len(array) if len(array) else 0.0
+        return shares
+
+    found = {feature.name: one for feature, one in zip(plan.trained, workers.map(rewrite, plan.trained), strict=True)}
+    for feature, by_split in found.items():
         log(f"unknown ids of {feature}: " + ", ".join(f"{name} {share:.2%}" for name, share in by_split.items()))
-    return shares
+    return found
 
 
 def _pieces(array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
@@ -259,7 +301,9 @@ def _as_type_of(ids: pa.Array, base: IdMap, table: str) -> IdMap:
     return replace(base, ids=as_ids(base.ids, kind, where), retired=as_ids(base.retired, kind, where))
 
 
-def finish_numeric(plan: DataPlan, directory: Path, base: Sequence[Numeric] | None) -> tuple[Numeric, ...]:
+def finish_numeric(
+    plan: DataPlan, directory: Path, base: Sequence[Numeric] | None, workers: Workers
+) -> tuple[Numeric, ...]:
     """Write the numbers as the model reads them, ``NUMBERS`` of each split.
 
     Statistics are those of the training split, or of a warm start.
@@ -270,10 +314,10 @@ def finish_numeric(plan: DataPlan, directory: Path, base: Sequence[Numeric] | No
     if not plan.numeric:
         return ()
     where = f"dataset '{plan.dataset.name}', training split"
-    width = len(plan.numeric)
     if base is None:
-        train = _raw_numbers(directory / "train", width)
-        features = tuple(fitted(feature, train[:, index], where) for index, feature in enumerate(plan.numeric))
+        features = tuple(
+            workers.map(lambda one: fitted(one, _raw_numbers(directory / "train", one), where), plan.numeric)
+        )
     else:
         features = tuple(base)
         asked = [(one.name, one.transform, one.missing) for one in plan.numeric]
@@ -283,21 +327,25 @@ def finish_numeric(plan: DataPlan, directory: Path, base: Sequence[Numeric] | No
                 where=f"dataset '{plan.dataset.name}'",
                 remedy="use the same transforms, or start without init_from",
             )
+    piece_rows = max(1, _REMAP_ROWS // len(features))
     for name in SPLIT_NAMES:
-        raw = _raw_numbers(directory / name, width)
+        raw = [_raw_numbers(directory / name, one) for one in plan.numeric]
         numbers = Appender(directory / name / NUMBERS, VALUE)
-        for start in range(0, len(raw), _REMAP_ROWS // width):
-            piece = np.asarray(raw[start : start + _REMAP_ROWS // width])
-            numbers.append(
-                np.stack([one.apply(piece[:, index]) for index, one in enumerate(features)], axis=1).reshape(-1)
-            )
+        for start in range(0, len(raw[0]), piece_rows):
+            pieces = [(one, column[start : start + piece_rows]) for one, column in zip(features, raw, strict=True)]
+            numbers.append(np.stack(workers.map(lambda one: one[0].apply(one[1]), pieces), axis=1).reshape(-1))
         numbers.close()
-        (directory / name / RAW_NUMBERS).unlink()
+        for one in plan.numeric:
+            _raw_file(directory / name, one).unlink()
     return features
 
 
-def _raw_numbers(directory: Path, width: int) -> npt.NDArray[np.float64]:
-    return map_array(directory / RAW_NUMBERS, np.float64).reshape(-1, width)
+def _raw_file(directory: Path, feature: Numeric) -> Path:
+    return directory / f"{feature.name}.raw"
+
+
+def _raw_numbers(directory: Path, feature: Numeric) -> npt.NDArray[np.float64]:
+    return map_array(_raw_file(directory, feature), np.float64)
 
 
 def _in_words(features: Sequence[Numeric]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from trainer.data.errors import DataError
+from trainer.spec.uri_schemes import is_object, split
 
-S3 = "s3://"
 _CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 30.0, 3
 
 
@@ -37,11 +37,12 @@ class ObjectPath:
     ``key`` is BUCKET/KEY.
     """
 
+    scheme: str
     key: str
     status: Stat
 
     def __str__(self) -> str:
-        return S3 + self.key
+        return f"{self.scheme}://{self.key}"
 
     @property
     def name(self) -> str:
@@ -57,10 +58,6 @@ class ObjectPath:
 
 
 FilePath = Path | ObjectPath
-
-
-def is_object(uri: str) -> bool:
-    return uri.startswith(S3)
 
 
 def local_path(uri: str) -> Path:
@@ -82,7 +79,7 @@ def opened(path: FilePath) -> Any:
     if isinstance(path, Path):
         return path
     with reaching(str(path)):
-        return _objects().open_input_file(path.key)
+        return FILE_SYSTEMS[path.scheme]().open_input_file(path.key)
 
 
 def read_edges(path: FilePath, num_bytes: int) -> bytes:
@@ -108,16 +105,18 @@ def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
         if root.is_file():
             return True, [((root.name,), root)]
         return False, [(path.relative_to(root).parts, path) for path in root.rglob("*") if path.is_file()]
-    key = uri.removeprefix(S3).strip("/")
+    scheme, key = split(uri)
+    key = key.strip("/")
     with reaching(uri):
-        info = _objects().get_file_info(key)
+        objects = FILE_SYSTEMS[scheme]()
+        info = objects.get_file_info(key)
         if info.type == pafs.FileType.File:
-            return True, [((info.base_name,), _object(info))]
-        below = _objects().get_file_info(pafs.FileSelector(key, recursive=True, allow_not_found=True))
+            return True, [((info.base_name,), _object(scheme, info))]
+        below = objects.get_file_info(pafs.FileSelector(key, recursive=True, allow_not_found=True))
     files = [one for one in below if one.type == pafs.FileType.File]
     if not files:
         raise _nothing(uri)
-    return False, [(tuple(one.path[len(key) + 1 :].split("/")), _object(one)) for one in files]
+    return False, [(tuple(one.path[len(key) + 1 :].split("/")), _object(scheme, one)) for one in files]
 
 
 @contextlib.contextmanager
@@ -136,15 +135,15 @@ def reaching(where: str) -> Iterator[None]:
         ) from error
 
 
-def _object(info: pafs.FileInfo) -> ObjectPath:
-    return ObjectPath(info.path, Stat(info.size, info.mtime_ns or 0))
+def _object(scheme: str, info: pafs.FileInfo) -> ObjectPath:
+    return ObjectPath(scheme, info.path, Stat(info.size, info.mtime_ns or 0))
 
 
 def _nothing(where: str) -> DataError:
     return DataError("there is no such file or directory", where=where, remedy="correct uri, or put the data there")
 
 
-def _objects() -> pafs.FileSystem:
+def _s3() -> pafs.FileSystem:
     return _connected(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
 
 
@@ -160,3 +159,7 @@ def _connected(endpoint: str) -> pafs.FileSystem:
         retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
         **options,
     )
+
+
+FILE_SYSTEMS: dict[str, Callable[[], pafs.FileSystem]] = {"s3": _s3}
+"""By scheme, how each object storage is reached."""

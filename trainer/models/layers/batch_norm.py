@@ -49,11 +49,11 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            found, mean, variance, count = _Normalise.apply(x, self.eps)
+            out, mean, variance, count = _Normalise.apply(x, self.eps)
             self._follow(mean, variance, int(count))
         else:
-            found = (x - self.running_mean) * torch.rsqrt(self.running_variance + self.eps)
-        return found if self.weight is None or self.bias is None else found * self.weight + self.bias
+            out = (x - self.running_mean) * torch.rsqrt(self.running_variance + self.eps)
+        return out if self.weight is None or self.bias is None else out * self.weight + self.bias
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor, count: int) -> None:
@@ -85,10 +85,10 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, None]:
         normalised, scale, count = ctx.saved_tensors
-        wide, found = gradient.double(), normalised.double()
-        sums = _over_ranks(torch.cat([wide.sum(0), (wide * found).sum(0)]))
+        wide, normalised64 = gradient.double(), normalised.double()
+        sums = _over_ranks(torch.cat([wide.sum(0), (wide * normalised64).sum(0)]))
         mean, projected = (sums / count.clamp(min=1)).chunk(2)
-        return (scale * (wide - mean - found * projected)).to(gradient.dtype), None
+        return (scale * (wide - mean - normalised64 * projected)).to(gradient.dtype), None
 
 
 def _over_ranks(sums: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def pac_bayes(
         num_draws: number of draws of noise for each sigma.
         seed: of the noise.
     """
-    found = []
+    bounds = []
     for sigma in SIGMAS:
         generator = torch.Generator().manual_seed(seed)
         drawn = []
@@ -102,5 +102,5 @@ def pac_bayes(
                 drawn.append(wrong(losses().numpy()))
         divergence = squared_distance / (2.0 * sigma**2)
         gap = pac_bayes_gap(divergence, num_rows, tried=len(SIGMAS))
-        found.append(PacBayes(sigma, divergence, statistics.fmean(drawn), gap))
-    return min(found, key=lambda one: one.bound)
+        bounds.append(PacBayes(sigma, divergence, statistics.fmean(drawn), gap))
+    return min(bounds, key=lambda one: one.bound)

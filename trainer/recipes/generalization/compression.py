@@ -33,7 +33,7 @@ def truncated_losses(
     As ``all``, also with all of them at once. ``matrices`` are [n, d] each, changed in place and put back.
     """
     groups = {name: [name] for name in matrices} | {"all": list(matrices)}
-    found: dict[str, list[float]] = {}
+    losses: dict[str, list[float]] = {}
     for group, names in groups.items():
         for share in shares:
             with restored([matrices[name] for name in names]), torch.no_grad():
@@ -42,5 +42,5 @@ def truncated_losses(
                     if rank < len(spectra[name].values):
                         matrix = matrices[name]
                         matrix.copy_((matrix.double() @ spectra[name].projector(rank)).to(matrix.dtype))
-                found.setdefault(group, []).append(loss())
-    return found
+                losses.setdefault(group, []).append(loss())
+    return losses

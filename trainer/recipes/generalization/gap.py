@@ -16,15 +16,15 @@ def gaps(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     It is test - train of losses, train - test of AUC, so that larger is worse throughout.
     """
-    by_place = {(one["epoch"], one["split"]): one for one in metrics}
-    found = []
-    for epoch in sorted({epoch for epoch, _ in by_place}):
-        train, test = by_place.get((epoch, "train"), {}), by_place.get((epoch, "test"), {})
+    by_epoch_and_split = {(one["epoch"], one["split"]): one for one in metrics}
+    rows = []
+    for epoch in sorted({epoch for epoch, _ in by_epoch_and_split}):
+        train, test = by_epoch_and_split.get((epoch, "train"), {}), by_epoch_and_split.get((epoch, "test"), {})
         row: dict[str, Any] = {}
         for name in (*LOSSES, "auc"):
             if train.get(name) is not None and test.get(name) is not None:
                 difference = float(test[name]) - float(train[name])
                 row[name] = -difference if name == "auc" else difference
         if row:
-            found.append({"epoch": epoch, "split": "gap", **row})
-    return found
+            rows.append({"epoch": epoch, "split": "gap", **row})
+    return rows

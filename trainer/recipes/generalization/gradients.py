@@ -7,8 +7,8 @@ from trainer.recipes.generalization.parameters import Point
 
 def gradient_norms(point: Point) -> dict[str, tuple[float, float]]:
     """Return by parameter (|gradient|, |gradient| / |value|), Euclidean; the ratio is NaN for a parameter of zeros."""
-    found = {}
+    norms = {}
     for (name, leaf), gradient in zip(point.parameters.items(), point.gradient(), strict=True):
         length, size = float(gradient.double().norm()), float(leaf.detach().double().norm())
-        found[name] = (length, length / size if size > 0 else float("nan"))
-    return found
+        norms[name] = (length, length / size if size > 0 else float("nan"))
+    return norms

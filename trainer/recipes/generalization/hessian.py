@@ -35,10 +35,10 @@ def top_eigenvalue(
         parts = [one.reshape(size) for one, size in zip(vector.split(counts), sizes, strict=True)]
         if scale is not None:
             parts = [one * by for one, by in zip(parts, scale, strict=True)]
-        found = product(parts)
+        products = product(parts)
         if scale is not None:
-            found = [one * by for one, by in zip(found, scale, strict=True)]
-        return torch.cat([one.reshape(-1) for one in found])
+            products = [one * by for one, by in zip(products, scale, strict=True)]
+        return torch.cat([one.reshape(-1) for one in products])
 
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(sum(counts), generator=generator, dtype=point.leaves[0].dtype)

@@ -116,8 +116,8 @@ def _labels(dataset: DatasetSpec, values: npt.NDArray[np.generic]) -> npt.NDArra
     if dataset.label.rule is None:
         return values.astype(np.float64)
     _, comparison, number = parse_rule(dataset.label.rule)
-    found: npt.NDArray[np.float64] = _COMPARE[comparison](values, number).astype(np.float64)
-    return found
+    labels: npt.NDArray[np.float64] = _COMPARE[comparison](values, number).astype(np.float64)
+    return labels
 
 
 def _read(dataset: DatasetSpec) -> pa.Table:
@@ -127,9 +127,9 @@ def _read(dataset: DatasetSpec) -> pa.Table:
     if path.is_file() and path.suffix not in (".parquet", ".pq"):
         raise DataError("is not Parquet", where=str(path), remedy="write it as Parquet to have its labels permuted")
     table = pq.read_table(path)
-    for place, field in enumerate(table.schema):
+    for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            table = table.set_column(place, field.name, table[field.name].cast(field.type.value_type))
+            table = table.set_column(index, field.name, table[field.name].cast(field.type.value_type))
     return table
 
 

@@ -1,4 +1,4 @@
-"""Every measure of one trained model: what the ``lecture`` recipe records of it."""
+"""Every measure of one trained model: what the ``generalization`` recipe records of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def measures(subject: Subject) -> dict[str, Any]:
     ``matrices``: by name spectra and what is lost at each share of the rank; ``gradients``: by parameter; ``bounds``:
     of classifiers of rows, the gap of their loss in [0, 1] and what PAC-Bayes says of it.
     """
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "sample": subject.num_rows,
         "loss": subject.point.value(),
         "sharpness": {"as trained": sharpness(subject)},
@@ -35,29 +35,29 @@ def measures(subject: Subject) -> dict[str, Any]:
         "matrices": _matrices(subject),
     }
     if is_classifier(subject.job, subject.data):
-        found["bounds"] = _bounds(subject)
+        figures["bounds"] = _bounds(subject)
     pairs = rescalable(subject.model)
     if pairs:
         before = subject.losses().detach()
         with rescaled(pairs):
             moved = float((subject.losses().detach() - before).abs().max())
-            found["sharpness"]["rescaled"] = sharpness(subject)
-        found["rescaling"] = {"alpha": ALPHA, "pairs": len(pairs), "largest change of a loss": moved}
-    return found
+            figures["sharpness"]["rescaled"] = sharpness(subject)
+        figures["rescaling"] = {"alpha": ALPHA, "pairs": len(pairs), "largest change of a loss": moved}
+    return figures
 
 
 def _bounds(subject: Subject) -> dict[str, Any]:
     num_rows = subject.data.num_examples["train"]
     best = pac_bayes(subject.point, subject.losses, subject.squared_distance, num_rows)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "rows": num_rows,
         "train": wrong(subject.split_losses("train")),
         "squared_distance": subject.squared_distance,
         "pac_bayes": {"bound": best.bound, **dataclasses.asdict(best)},
     }
     if subject.data.num_examples["test"]:
-        found["test"] = wrong(subject.split_losses("test"))
-    return found
+        figures["test"] = wrong(subject.split_losses("test"))
+    return figures
 
 
 def random_fit(subject: Subject) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def sharpness(subject: Subject) -> dict[str, float]:
 def _matrices(subject: Subject) -> dict[str, Any]:
     matrices = subject.matrices()
     spectra = {name: spectrum(matrix) for name, matrix in matrices.items()}
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         name: {
             "shape": list(matrices[name].shape),
             "stable_rank": one.stable_rank,
@@ -99,5 +99,5 @@ def _matrices(subject: Subject) -> dict[str, Any]:
             matrices, spectra, lambda: float(subject.split_losses("test").mean()), compression.SHARES
         )
         for name, values in lost.items():
-            found.setdefault(name, {})["loss"] = values
-    return found
+            figures.setdefault(name, {})["loss"] = values
+    return figures

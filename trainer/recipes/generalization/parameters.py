@@ -31,8 +31,8 @@ class Point:
 
     def gradient(self) -> list[Tensor]:
         """Return the gradient of the loss; zero for a parameter that it does not read."""
-        found = torch.autograd.grad(self.loss(), self.leaves, allow_unused=True)
-        return [_or_zero(one, leaf) for one, leaf in zip(found, self.leaves, strict=True)]
+        gradients = torch.autograd.grad(self.loss(), self.leaves, allow_unused=True)
+        return [_or_zero(one, leaf) for one, leaf in zip(gradients, self.leaves, strict=True)]
 
     def hessian_products(self) -> Callable[[Sequence[Tensor]], list[Tensor]]:
         """Return v -> H v, H the Hessian of the loss (Pearlmutter 1994: the gradient of <gradient, v>).
@@ -41,14 +41,14 @@ class Point:
         """
         leaves = self.leaves
         gradient = torch.autograd.grad(self.loss(), leaves, create_graph=True, allow_unused=True)
-        read = [place for place, one in enumerate(gradient) if one is not None and one.requires_grad]
+        read = [index for index, one in enumerate(gradient) if one is not None and one.requires_grad]
 
         def product(vector: Sequence[Tensor]) -> list[Tensor]:
-            dots = [(gradient[place] * vector[place]).sum() for place in read]
+            dots = [(gradient[index] * vector[index]).sum() for index in read]
             if not dots:
                 return [torch.zeros_like(leaf) for leaf in leaves]
-            found = torch.autograd.grad(torch.stack(dots).sum(), leaves, retain_graph=True, allow_unused=True)
-            return [_or_zero(one, leaf) for one, leaf in zip(found, leaves, strict=True)]
+            products = torch.autograd.grad(torch.stack(dots).sum(), leaves, retain_graph=True, allow_unused=True)
+            return [_or_zero(one, leaf) for one, leaf in zip(products, leaves, strict=True)]
 
         return product
 

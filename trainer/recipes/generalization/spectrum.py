@@ -47,8 +47,8 @@ class Spectrum:
 
     def projector(self, rank: int) -> Tensor:
         """Return P [d, d], float64: M P = M_r."""
-        kept = torch.from_numpy(self.right[:, :rank])
-        return kept @ kept.T
+        leading = torch.from_numpy(self.right[:, :rank])
+        return leading @ leading.T
 
 
 def spectrum(matrix: Tensor) -> Spectrum:

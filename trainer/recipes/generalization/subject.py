@@ -17,12 +17,13 @@ from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from embeddings.tables.config import Pooling
 from embeddings.tables.initialization import chunks, initial_rows
 from trainer.checkpoint.format import Checkpoint
+from trainer.data.batches.batch import Batch
 from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import model_of, pooling_of, table_configs
 from trainer.distributed.materialize import ReadTables
 from trainer.inference.predict import load_dense
-from trainer.models.base import Batch, RankingModel
+from trainer.models.base import RankingModel
 from trainer.recipes.generalization.parameters import Point
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec
@@ -61,11 +62,11 @@ class SampledRows(nn.Module):
         )
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
-        found = {name: self._rows_of(name, part) for name, part in features.to_dict().items()}
+        rows_by_feature = {name: self._rows_of(name, part) for name, part in features.to_dict().items()}
         if all(kind == "none" for kind in self._pooling.values()):
             lengths = {name: part.lengths() for name, part in features.to_dict().items()}
-            return {name: JaggedTensor(rows, lengths=lengths[name]) for name, rows in found.items()}
-        pooled = {name: self._pooled(name, rows, features[name]) for name, rows in found.items()}
+            return {name: JaggedTensor(rows, lengths=lengths[name]) for name, rows in rows_by_feature.items()}
+        pooled = {name: self._pooled(name, rows, features[name]) for name, rows in rows_by_feature.items()}
         return KeyedTensor(
             keys=list(pooled),
             length_per_key=[block.shape[1] for block in pooled.values()],
@@ -154,8 +155,8 @@ class Subject:
 
         Tables are float32, without the rows of padding and the unknown id.
         """
-        found = {name: one for name, one in self.model.dense_parameters() if one.ndim == 2 and min(one.shape) > 1}
-        return found | {f"table {name}": self.read.tables.weight(name)[2:] for name in self.data.tables}
+        dense = {name: one for name, one in self.model.dense_parameters() if one.ndim == 2 and min(one.shape) > 1}
+        return dense | {f"table {name}": self.read.tables.weight(name)[2:] for name in self.data.tables}
 
     def split_losses(self, split: str) -> npt.NDArray[np.float64]:
         """Return the loss of each example of a split, in row order.
@@ -188,7 +189,7 @@ def is_classifier(job: JobSpec, data: PreparedData) -> bool:
     return is_labelled(job, data) and loss_of(job) == "bce"
 
 
-def merged(batches: Sequence[Any]) -> Any:
+def merged(batches: Sequence[Batch]) -> Batch:
     """Return batches as one, samples in their order; for models whose losses of samples do not see each other."""
     names = batches[0].features.keys()
     by_key = {name: [batch.features[name] for batch in batches] for name in names}
@@ -200,16 +201,20 @@ def merged(batches: Sequence[Any]) -> Any:
         weights=torch.cat([part.weights() for parts in by_key.values() for part in parts]) if weighted else None,
     )
     labels = torch.cat([batch.labels for batch in batches])
-    dense = None if batches[0].dense is None else torch.cat([batch.dense for batch in batches])
+    dense = [batch.dense for batch in batches if batch.dense is not None]
     return dataclasses.replace(
-        batches[0], features=features, labels=labels, dense=dense, sample_offset=0, global_size=len(labels)
+        batches[0],
+        features=features,
+        labels=labels,
+        dense=torch.cat(dense) if dense else None,
+        sample_offset=0,
+        global_size=len(labels),
     )
 
 
-def _in_float64(batch: Any) -> Batch:
+def _in_float64(batch: Batch) -> Batch:
     dense = None if batch.dense is None else batch.dense.double()
-    changed: Batch = dataclasses.replace(batch, labels=batch.labels.double(), dense=dense)
-    return changed
+    return dataclasses.replace(batch, labels=batch.labels.double(), dense=dense)
 
 
 def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
@@ -220,19 +225,19 @@ def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
     """
     dense = [one for name, one in subject.point.parameters.items() if not name.startswith("rows of ")]
     rows = [one for name, one in subject.point.parameters.items() if name.startswith("rows of ")]
-    found: dict[str, npt.NDArray[Any]] = {
+    arrays: dict[str, npt.NDArray[Any]] = {
         name: torch.cat([one.detach().reshape(-1) for one in parts]).float().numpy()
         for name, parts in (("dense", dense), ("rows", rows))
         if parts
     }
     if is_labelled(subject.job, subject.data):
         split = "test" if subject.data.num_examples["test"] else "train"
-        found["losses"] = subject.split_losses(split).astype(np.float32)
-        found["train_labels"] = np.asarray(subject.data.labels("train"))
-    return found
+        arrays["losses"] = subject.split_losses(split).astype(np.float32)
+        arrays["train_labels"] = np.asarray(subject.data.labels("train"))
+    return arrays
 
 
-def keep(kept: Path, subject: Subject) -> None:
+def keep(path: Path, subject: Subject) -> None:
     """Write :func:`arrays_of` as npz."""
-    with open(kept, "wb") as file:
+    with open(path, "wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays_of(subject))

@@ -60,8 +60,8 @@ class Figures:
                 rows.append(trial.row)
             record = records.get(trial.key)
             if record is not None and record["state"] == "done":
-                place = self._runs.setdefault((trial.table, trial.column, trial.row), {})
-                place.setdefault(trial.tried, {})[trial.seed] = record
+                settings = self._runs.setdefault((trial.table, trial.column, trial.row), {})
+                settings.setdefault(trial.tried, {})[trial.seed] = record
 
     def rows(self, table: Table) -> list[str]:
         """Return the rows in the recipe's order, whether they were run or not."""
@@ -88,13 +88,13 @@ class Figures:
         """Return the cell of all seeds that have ended, or of those among ``seeds``."""
         tried, runs = self.runs(table, column, row)
         asked = {seed: record for seed, record in runs.items() if seeds is None or seed in seeds}
-        found = {seed: values for seed, record in asked.items() if (values := shown(table, column, record))}
-        if not found:
+        by_seed = {seed: values for seed, record in asked.items() if (values := shown(table, column, record))}
+        if not by_seed:
             return None
-        by_place = list(zip(*found.values(), strict=False))
-        mean = tuple(statistics.fmean(values) for values in by_place)
-        sd = tuple(statistics.stdev(values) for values in by_place) if len(found) > 1 else None
-        return Cell(mean, sd, tuple(sorted(found)), tried, tuple(runs[seed] for seed in found))
+        by_figure = list(zip(*by_seed.values(), strict=False))
+        mean = tuple(statistics.fmean(values) for values in by_figure)
+        sd = tuple(statistics.stdev(values) for values in by_figure) if len(by_seed) > 1 else None
+        return Cell(mean, sd, tuple(sorted(by_seed)), tried, tuple(runs[seed] for seed in by_seed))
 
     def curve(self, table: Table, column: Column, row: str) -> list[tuple[float, float]]:
         """Return (mean, sd or 0) of the metric after each epoch that every seed has."""
@@ -136,25 +136,25 @@ def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:
 
     They are those of every epoch, of the last one, or of the epoch that the validation split takes.
     """
-    found = _curve(record, column.split, column.metric)
-    if not found:
+    curve = _curve(record, column.split, column.metric)
+    if not curve:
         return ()
     if table.when == "epochs":
-        return tuple(found.values())
+        return tuple(curve.values())
     if table.when == "last":
-        return (found[max(found)],)
+        return (curve[max(curve)],)
     validation = {
-        epoch: value for epoch, value in _curve(record, "validation", table.chosen_by).items() if epoch in found
+        epoch: value for epoch, value in _curve(record, "validation", table.chosen_by).items() if epoch in curve
     }
     if not validation:
         return ()
     pick = min if table.lower else max
-    return (found[pick(validation, key=lambda epoch: validation[epoch])],)
+    return (curve[pick(validation, key=lambda epoch: validation[epoch])],)
 
 
 def rows_of(trials: Sequence[Trial], records: Mapping[str, Record]) -> list[dict[str, Any]]:
     """Return a row for each trial, epoch, split and metric: what results.parquet holds."""
-    found = []
+    rows = []
     for trial in trials:
         record = records.get(trial.key)
         if record is None:
@@ -163,14 +163,14 @@ def rows_of(trials: Sequence[Trial], records: Mapping[str, Record]) -> list[dict
             for metric, value in metrics.items():
                 if metric in ("epoch", "split") or not isinstance(value, int | float):
                     continue
-                found.append(
+                rows.append(
                     {
                         "table": trial.table, "column": trial.column, "row": trial.row, "tried": trial.tried,
                         "seed": trial.seed, "epoch": metrics["epoch"], "split": metrics["split"], "metric": metric,
                         "value": float(value), "alpha": record["alpha"], "state": record["state"], "key": trial.key,
                     }
                 )  # fmt: skip
-    return found
+    return rows
 
 
 def _curve(record: Record, split: str, metric: str) -> dict[int, float]:

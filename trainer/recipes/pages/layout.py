@@ -86,7 +86,7 @@ def _panels(table: Table, columns: Sequence[Column], figures: Figures) -> tuple[
                 places = range(1, len(curve) + 1) if x == "epoch" else figures.seconds(table, column, row)
                 # A run that was stopped and gone on with does not know its seconds.
                 known = len(places) == len(curve)
-                drawn[row] = [(place, *one) for place, one in zip(places, curve, strict=True)] if known else ()
+                drawn[row] = [(at, *one) for at, one in zip(places, curve, strict=True)] if known else ()
             panels.append(Panel(column.label, x, f"{column.split} {column.metric}", drawn))
     return tuple(panels)
 
@@ -114,7 +114,7 @@ def facts(records: Sequence[Record]) -> str:
     for record in unique:
         for name, version in record["packages"].items():
             packages.setdefault(name, set()).add(version)
-    versions = ", ".join(f"{name} {' and '.join(sorted(found))}" for name, found in packages.items())
+    versions = ", ".join(f"{name} {' and '.join(sorted(releases))}" for name, releases in packages.items())
     commits = sorted({record["git_commit"][:12] for record in unique if record["git_commit"]})
     commands = ", ".join(f"`{command}`" for command in sorted({record["command"] for record in unique}))
     machines = " and ".join(sorted({record["machine"] for record in unique}))
@@ -142,7 +142,8 @@ def _figure(value: float, digits: int) -> str:
 def _difference(cell: Cell | None, published: Sequence[float] | None, digits: int) -> str:
     if cell is None or not published or len(published) != len(cell.mean):
         return ""
-    return "/".join(f"{ours - theirs:+.{digits}f}" for ours, theirs in zip(cell.mean, published, strict=True))
+    pairs = zip(cell.mean, published, strict=True)
+    return "/".join(f"{measured - stated:+.{digits}f}" for measured, stated in pairs)
 
 
 def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None], searched: Collection[str]) -> list[str]:
@@ -170,8 +171,8 @@ def _fewer_seeds(cells: Mapping[tuple[str, Column], Cell | None]) -> list[str]:
         if cell is not None and set(cell.seeds) != all_seeds
     }
     return [
-        f"{place}: seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))} alone."
-        for place, seeds in fewer.items()
+        f"{where}: seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))} alone."
+        for where, seeds in fewer.items()
     ]
 
 

@@ -18,7 +18,7 @@ Measure = Callable[[Run, Path], dict[str, Any]]
 """``measure(run, file of arrays)``: figures that JSON can hold."""
 
 
-def item_vectors(run: Run, kept: Path) -> dict[str, Any]:
+def item_vectors(run: Run, archive: Path) -> dict[str, Any]:
     """Keep the item table as of every checkpoint that the run kept.
 
     Arrays: ``ids`` int64 [n], ``steps`` int64 [s] ascending, ``vectors`` float32 [s, n, dim]. Figures:
@@ -33,7 +33,7 @@ def item_vectors(run: Run, kept: Path) -> dict[str, Any]:
         for checkpoint in taken
     ]
     np.savez(
-        kept,
+        archive,
         ids=np.asarray(data.vocabulary(table)),
         steps=np.array([checkpoint.step for checkpoint in taken]),
         vectors=np.stack([rows[NUM_SPECIAL_ROWS:, :dim] for rows in vectors]),
@@ -41,26 +41,26 @@ def item_vectors(run: Run, kept: Path) -> dict[str, Any]:
     return {"steps_per_epoch": data.steps_per_epoch}
 
 
-def generalization(run: Run, kept: Path) -> dict[str, Any]:
+def generalization(run: Run, path: Path) -> dict[str, Any]:
     """Return all of :mod:`trainer.recipes.generalization.measures`; keep arrays as :func:`outputs` does."""
     from trainer.recipes.generalization.measures import measures
 
-    return measures(_kept(run, kept))
+    return measures(_kept(run, path))
 
 
-def random_fit(run: Run, kept: Path) -> dict[str, Any]:
+def random_fit(run: Run, path: Path) -> dict[str, Any]:
     """Return :func:`trainer.recipes.generalization.measures.random_fit`; keep no arrays."""
     from trainer.recipes.generalization.measures import random_fit as fit
 
     return fit(_subject(run))
 
 
-def outputs(run: Run, kept: Path) -> dict[str, Any]:
+def outputs(run: Run, path: Path) -> dict[str, Any]:
     """Keep arrays, and return no figures.
 
     They are what uniform stability compares (:func:`trainer.recipes.generalization.subject.arrays_of`).
     """
-    _kept(run, kept)
+    _kept(run, path)
     return {}
 
 
@@ -72,11 +72,11 @@ def _subject(run: Run) -> Any:
     return Subject(run, checkpoint)
 
 
-def _kept(run: Run, kept: Path) -> Any:
+def _kept(run: Run, path: Path) -> Any:
     from trainer.recipes.generalization.subject import keep
 
     subject = _subject(run)
-    keep(kept, subject)
+    keep(path, subject)
     return subject
 
 

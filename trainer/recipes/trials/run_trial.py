@@ -15,8 +15,9 @@ from typing import Any
 from embeddings.durable_files import write_json
 from trainer.recipes.generalization.gap import gaps
 from trainer.recipes.trials.trial import Trial
-from trainer.runs.events import TABLES, read_events, utc_now
+from trainer.runs.events import read_events, utc_now
 from trainer.runs.protocol import EXIT_CANCELLED
+from trainer.spec.evaluation import TABLES
 
 RECORDS, RUNS, LOGS, KEPT = "points", "runs", "logs", "kept"
 WAIT_SECONDS = 60.0
@@ -123,9 +124,9 @@ def _measured(trial: Trial, directory: Path, out: Path) -> dict[str, Any]:
     from trainer.recipes.trials.post_training_metrics import MEASURES
     from trainer.runs.directory import read_run
 
-    kept = kept_path(trial, out)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    return MEASURES[trial.measured_by](read_run(directory), kept)
+    path = kept_path(trial, out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return MEASURES[trial.measured_by](read_run(directory), path)
 
 
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
@@ -134,7 +135,7 @@ def metrics_of(directory: Path) -> list[dict[str, Any]]:
     Tables are numbers of their own. ``seconds``: how long the run had taken by then, from its first step, evaluation
     and all; left out from where a run was gone on with.
     """
-    found: dict[tuple[int, str], dict[str, Any]] = {}
+    metrics: dict[tuple[int, str], dict[str, Any]] = {}
     start = None
     for event in read_events(directory):
         if event.fields["type"] == "state" and event.fields["state"] == "running":
@@ -146,8 +147,8 @@ def metrics_of(directory: Path) -> list[dict[str, Any]]:
                 fields |= {f"bucket_{number}_{what}": bucket[what] for what in ("auc", "norm")}
             if start is not None:
                 fields["seconds"] = round(_seconds_between(start, event.fields["time"]), 3)
-            found[fields["epoch"], fields["split"]] = fields
-    return [found[place] for place in sorted(found)]
+            metrics[fields["epoch"], fields["split"]] = fields
+    return [metrics[key] for key in sorted(metrics)]
 
 
 def spent(directory: Path) -> float:

@@ -174,13 +174,13 @@ class Recipe:
         """
         if pattern is None:
             return self.trials
-        found = tuple(trial for trial in self.trials if trial.matches(pattern))
-        if not found:
+        matching = tuple(trial for trial in self.trials if trial.matches(pattern))
+        if not matching:
             raise ValueError(
                 f"--part {pattern}: recipe {self.name} has no such trial; `evenkeel recipe {self.name} --list` names "
                 "them, such as " + self.trials[0].name
             )
-        return found
+        return matching
 
 
 def _bytes_of(rows: Path) -> Any:

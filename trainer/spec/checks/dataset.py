@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.spec.problems import FieldProblem
+from trainer.spec.uri_schemes import SCHEMES, split
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -80,10 +81,12 @@ def _time_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 def _uri_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     joins = {f"features.{name}.join.uri": feature.join.uri for name, feature in spec.features.items() if feature.join}
     graphs = {f"graphs.{name}.uri": graph.uri for name, graph in spec.graphs.items()}
+    *others, last = (f"{scheme}://" for scheme in SCHEMES)
     for field, uri in {"uri": spec.uri, **joins, **graphs}.items():
-        scheme = uri.partition("://")[0] if "://" in uri else "file"
-        if scheme not in ("file", "s3"):
-            yield FieldProblem(field, f"{scheme}:// is not available yet", "use a local path, file:// or s3://")
+        scheme, _ = split(uri)
+        if scheme not in SCHEMES:
+            remedy = f"use a local path, {', '.join(others)} or {last}"
+            yield FieldProblem(field, f"{scheme}:// is not available yet", remedy)
 
 
 def _negatives_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:

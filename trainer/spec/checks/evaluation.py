@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.spec.evaluation import DEFAULT_METRICS, VALUE_METRICS, ranking_parts
+from trainer.spec.evaluation import (
+    DEFAULT_METRICS,
+    VALUE_METRICS,
+    metrics_of_items,
+    metrics_of_users,
+    ranking_parts,
+)
 from trainer.spec.losses import LOSSES, loss_of
 from trainer.spec.problems import FieldProblem
 
@@ -43,8 +49,6 @@ def evaluation_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         field = type(spec.model).model_fields.get(name)
         if loss != owner and field is not None and getattr(spec.model, name) != field.default:
             yield FieldProblem(f"model.{name}", f"{loss} has none", f"use loss {owner}, or leave it out")
-    if kind == "two_tower" and loss != "bce" and "label" in spec.sse and spec.sse["label"].probability:
-        yield FieldProblem("sse.label", f"{loss} has no class labels to flip", "leave it out, or use loss bce")
     yield from _metric_problems(spec)
     if spec.evaluation.intervals is not None and spec.evaluation.intervals.by == "user" and spec.model.reads_sequences:
         yield FieldProblem("evaluation.intervals.by", f"{kind} has one held-out example for a user", "use row")
@@ -61,7 +65,8 @@ def _training_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             f"{spec.model.kind} trained by {loss_of(spec)} has no label of its own for a training row",
             "leave it out",
         )
-    ranked = [name for name in spec.evaluation.metrics if ranking_parts(name) is not None or name == "gauc"]
+    of_users = metrics_of_users(spec.evaluation.metrics)
+    ranked = [name for name in spec.evaluation.metrics if ranking_parts(name) is not None or name in of_users]
     if ranked:
         yield FieldProblem(
             "evaluation.training", f"{', '.join(ranked)} are of users with held-out rows", "leave one of the two out"
@@ -73,14 +78,14 @@ def _training_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _metric_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    kind, wanted = spec.model.kind, spec.evaluation.metrics
-    if wanted == DEFAULT_METRICS:
+    kind, metrics = spec.model.kind, spec.evaluation.metrics
+    if metrics == DEFAULT_METRICS:
         return
     sequence = spec.model.reads_sequences
     pointwise = ("auc",) if sequence else LOSSES[loss_of(spec)].metrics
-    for name in dict.fromkeys(wanted):
+    for name in dict.fromkeys(metrics):
         if ranking_parts(name) is None:
-            if name not in pointwise and not (sequence and name == "logloss" and "auc" in wanted):
+            if name not in pointwise and not (sequence and name == "logloss" and "auc" in metrics):
                 what = "ranks and" if sequence else f"trained by {loss_of(spec)}"
                 yield FieldProblem("evaluation.metrics", f"{kind} {what} has no {name}", f"use {', '.join(pointwise)}")
         elif not sequence and not spec.model.ranks_all_items:
@@ -93,22 +98,13 @@ def _metric_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield what of the loss and ``evaluation`` does not fit the dataset."""
-    kind, wanted = job.model.kind, job.evaluation.metrics
-    features = dataset.features
+    metrics = job.evaluation.metrics
     if dataset.label.value is not None:
         yield from _value_problems(job, dataset.label.value)
-    if "gauc" in wanted or (job.evaluation.intervals is not None and job.evaluation.intervals.by == "user"):
+    if job.evaluation.needs_users:
         yield from _needs_ids("evaluation", "users", "user", dataset)
-    if "frequency_buckets" in wanted:
-        yield from _needs_ids("evaluation.metrics", "frequency_buckets", "item", dataset)
-    if kind == "two_tower" and any(ranking_parts(name) is not None for name in wanted):
-        others = sorted(set(features) - {"user", "item"})
-        if others:
-            yield FieldProblem(
-                "evaluation.metrics",
-                "two_tower ranks all items for a user only where its features are user and item",
-                f"leave {', '.join(others)} out of the dataset, or use metrics without ranking",
-            )
+    for name in metrics_of_items(metrics):
+        yield from _needs_ids("evaluation.metrics", name, "item", dataset)
 
 
 def _value_problems(job: JobSpec, column: str) -> Iterator[FieldProblem]:

@@ -60,7 +60,7 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``publish.anchor`` and ``publish.frozen_context`` does not fit the dataset."""
+    """Yield what of ``publish.anchor`` does not fit the dataset."""
     if job.publish is None or job.publish.feature not in dataset.features:
         return
     items = job.publish.feature
@@ -68,19 +68,3 @@ def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldPr
         yield FieldProblem(
             "publish.anchor", f"'{items}' is no single id, so no row of it has a place of its own", "use type id"
         )
-    if job.publish.frozen_context is None or job.model.kind != "two_tower":
-        return
-    table = dataset.features[items].shares or items
-    for name, feature in dataset.features.items():
-        if name != items and (feature.shares or name) == table:
-            yield FieldProblem(
-                "publish.frozen_context",
-                f"'{name}' reads rows of '{items}', which are trained",
-                "give it a table of its own",
-            )
-        if feature.type == "id_list" and feature.pooling == "mean":
-            yield FieldProblem(
-                "publish.frozen_context",
-                f"a mean over '{name}' mixes frozen and trained rows",
-                "use pooling sum, or the anchor",
-            )

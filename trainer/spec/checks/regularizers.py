@@ -46,7 +46,7 @@ def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         )
     laplacian = regularizers.laplacian
     if laplacian is not None:
-        if kind not in ("mf", "two_tower"):
+        if not spec.model.has_distances:
             yield FieldProblem(
                 "regularizers.laplacian", f"it is of rows whose distances mean something, as of mf: not of {kind}"
             )
@@ -104,11 +104,11 @@ def dropout_layers(spec: JobSpec) -> str:
 
 def _dropout_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     regularizers, kind = spec.regularizers, spec.model.kind
-    if regularizers.dropout and kind == "item2vec":
-        yield FieldProblem("regularizers.dropout", "it is not available yet for item2vec", "leave it 0")
-    if regularizers.dropout and kind == "din" and dropout_layers(spec) != "hidden":
+    if regularizers.dropout and not spec.model.has_dropout:
+        yield FieldProblem("regularizers.dropout", f"it is not available yet for {kind}", "leave it 0")
+    if regularizers.dropout and spec.model.keeps_rows_of_lists and dropout_layers(spec) != "hidden":
         yield FieldProblem(
-            "regularizers.dropout_layers", "din pools its rows by itself", "use hidden layers, or leave dropout 0"
+            "regularizers.dropout_layers", f"{kind} pools its rows by itself", "use hidden layers, or leave dropout 0"
         )
     if regularizers.dropout_layers is None:
         return
@@ -135,8 +135,6 @@ def _method_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(where, f"it is not available yet for {kind}", "leave it out")
     if spec.model.mixes_batch:
         yield FieldProblem(where, "it is of one sample at a time, which batch_norm mixes", "leave one of them out")
-    if kind == "din" and getattr(spec.model, "attention_activation", "") == "dice":
-        yield FieldProblem(where, "it is of one sample at a time, which dice mixes", "use attention_activation prelu")
     if spec.model.loss == "sampled_softmax":
         yield FieldProblem(
             where, "sampled_softmax takes other samples for negatives, and it is of one at a time", "use loss bce"
@@ -159,9 +157,11 @@ def _method_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(f"{where}.noise_strength", "there is no noise", "set noise, or leave it out")
     if method.label_samples is not None and method.explicit != "output_hessian":
         yield FieldProblem(f"{where}.label_samples", "labels are drawn for the output Hessian alone", "leave it out")
-    if method.explicit in ("output_hessian", "identity") and kind == "bpr":
-        yield FieldProblem(f"{where}.explicit", "bpr's loss is of two outputs", "use loss_jacobian")
-    if method.explicit == "output_hessian" and kind != "bpr" and not LOSSES[loss_of(spec)].has_output_hessian:
+    if method.explicit in ("output_hessian", "identity") and spec.model.draws_partner:
+        yield FieldProblem(f"{where}.explicit", f"{kind}'s loss is of two outputs", "use loss_jacobian")
+    if method.explicit == "output_hessian" and not (
+        spec.model.draws_partner or LOSSES[loss_of(spec)].has_output_hessian
+    ):
         yield FieldProblem(
             f"{where}.explicit",
             f"the second derivative of {loss_of(spec)} depends on the label",

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS, kinds_that_take
+from embeddings.tables.element_types import DEFAULT_TYPE, ELEMENT_TYPES, JOB_TYPES
 from embeddings.tables.shardings import SHARDINGS
 from trainer.spec.checks.dynamic_tables import dynamic_table_fit_problems, dynamic_table_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
@@ -49,8 +50,7 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         )
     yield from evaluation_problems(spec)
     if spec.publish is not None and not spec.model.publishes:
-        # Those of fm are, as mf's: but what is asked for of users and items is not asked of its features.
-        why = "" if spec.model.kind == "fm" else "are not determined by its loss and "
+        why = "" if spec.model.determines_vectors else "are not determined by its loss and "
         yield FieldProblem(
             "publish",
             f"vectors of {spec.model.kind} {why}are not published yet",
@@ -63,6 +63,7 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
     """Yield the settings of the row optimizer that its kind has no use for, and the required ones that are missing."""
     name, kind = optimizer.kind, KINDS[optimizer.kind]
     decaying = ", ".join(one for one in kinds_that_take("weight_decay"))
+    answered = ("kind", "clip_norm", "weight_decay", "first_touch", "eps_inside_root")
     if optimizer.weight_decay and not kind.takes("weight_decay"):
         yield FieldProblem("optimizer.weight_decay", f"{name} has none", f"use one of {decaying}, or leave it 0")
     if not optimizer.weight_decay and kind.takes("weight_decay"):
@@ -74,9 +75,8 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
     if optimizer.eps_inside_root and not kind.takes("eps_inside_root"):
         why = f"{name} adds eps to it" if kind.takes("eps") else f"{name} has no root"
         yield FieldProblem("optimizer.eps_inside_root", why, "leave it out")
-    for setting in ("alpha", "decay", "beta1", "moments", "beta2", "eps"):
-        default = type(optimizer).model_fields[setting].default
-        if not kind.takes(setting) and getattr(optimizer, setting) != default:
+    for setting, field in type(optimizer).model_fields.items():
+        if setting not in answered and not kind.takes(setting) and getattr(optimizer, setting) != field.default:
             kinds = ", ".join(kinds_that_take(setting))
             yield FieldProblem(f"optimizer.{setting}", f"{name} has none", f"use one of {kinds}, or leave it out")
 
@@ -134,17 +134,17 @@ def kernel_problems(spec: JobSpec) -> Iterator[FieldProblem]:
                     f"optimizer.{option}", "FBGEMM's fused optimizers have none", "use kernel evenkeel, or leave it out"
                 )
         for name, stored in spec.tables.items():
-            if (stored.dtype, stored.state_dtype) != ("float32", "float32"):
+            if (stored.dtype, stored.state_dtype) != (DEFAULT_TYPE, DEFAULT_TYPE):
                 yield FieldProblem(
                     f"tables.{name}", f"FBGEMM trains float32 rows and state{where}", "use kernel evenkeel, or float32"
                 )
-    if KINDS[kind].takes("moments"):
+    if KINDS[kind].optimizer.keeps_mean_square:
         for name, stored in spec.tables.items():
-            if stored.state_dtype == "float16":
+            if not ELEMENT_TYPES[stored.state_dtype].holds_mean_squares:
                 yield FieldProblem(
                     f"tables.{name}.state_dtype",
-                    f"float16 cannot hold the squares that {kind} keeps",
-                    "use bfloat16 or float32",
+                    f"{stored.state_dtype} cannot hold the squares that {kind} keeps",
+                    f"use {' or '.join(one for one in JOB_TYPES if ELEMENT_TYPES[one].holds_mean_squares)}",
                 )
     if KINDS[kind].is_rowwise:
         for table, sharding in spec.sharding.items():

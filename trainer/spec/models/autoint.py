@@ -38,9 +38,9 @@ class AutoIntSpec(ClickSpec):
             size += self.tower(fields * width, 1)
         for _ in range(self.attention_layers):
             # Four maps, what attention makes of them, and the weights of pairs.
-            kept = fields * (width + 6 * units) + heads * fields * fields
+            held = fields * (width + 6 * units) + heads * fields * fields
             multiply_adds = 4 * fields * width * units + 2 * fields * fields * units
-            size += ModelSize(4 * width * units, 0, kept, kept, multiply_adds)
+            size += ModelSize(4 * width * units, 0, held, held, multiply_adds)
             width = units
         return size + ModelSize(fields * units + (not self.hidden), 0, fields * units, 0, fields * units)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, model_validator
 
-from trainer.spec.base import Spec, later
+from trainer.spec.base import May, Spec, later
 from trainer.spec.losses import LOSSES
 from trainer.spec.models.size import ModelSize, tower_size
 from trainer.spec.problems import FieldProblem
@@ -45,7 +45,7 @@ class ModelSpec(Spec):
 
     kind: str
     embedding_dim: int = Field(default=16, ge=1, le=4096)
-    init: Init | None = None
+    init: Annotated[Init | None, May.DIFFER_ON_WARM_START] = None
     loss: LossName = "bce"
 
     losses: ClassVar[tuple[str, ...]] = ("bce",)
@@ -76,6 +76,12 @@ class ModelSpec(Spec):
     """Whether its score is a product of what it knows of the user and of the item."""
     has_dynamic_tables: ClassVar[bool] = False
     """Whether it reads what a batch has, and no other rows."""
+    determines_vectors: ClassVar[bool] = False
+    """Whether its loss determines its vectors, though they are not published; it does where they are."""
+    has_distances: ClassVar[bool] = False
+    """Whether distances of its rows mean something, as where scores are products of two rows."""
+    has_dropout: ClassVar[bool] = True
+    """Whether ``regularizers.dropout`` has a place in it."""
     has_context: ClassVar[bool] = False
     """Whether its items are trained against something that is not the items' vectors themselves."""
 
@@ -90,9 +96,9 @@ class ModelSpec(Spec):
         from trainer.spec.models.registry import kinds_with
 
         others = {name: value for name, value in document.items() if name not in cls.model_fields and kinds_with(name)}
-        found = handler({name: value for name, value in document.items() if name not in others})
-        found._of_others = {name: value for name, value in others.items() if not _says_nothing(name, value)}
-        return found
+        spec = handler({name: value for name, value in document.items() if name not in others})
+        spec._of_others = {name: value for name, value in others.items() if not _says_nothing(name, value)}
+        return spec
 
     @property
     def effective_init(self) -> Init:
@@ -241,10 +247,10 @@ class TowerSpec(ModelSpec):
 class FocalSpec(ModelSpec):
     """A model that can be trained by the focal loss; with ``focal_alpha`` null classes have equal weights."""
 
-    focal_gamma: float = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
-    focal_alpha: float | None = later(0.25, gt=0.0, lt=1.0)
+    focal_gamma: Annotated[float, May.DIFFER_ON_WARM_START] = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    focal_alpha: Annotated[float | None, May.DIFFER_ON_WARM_START] = later(0.25, gt=0.0, lt=1.0)
 
-    losses = ("bce", "mse", "focal")
+    losses = tuple(name for name, loss in LOSSES.items() if loss.of_labels)
     reads_numbers = True
     has_dynamic_tables = True
 
@@ -274,8 +280,10 @@ class DrawingSpec(ModelSpec):
     but item2vec draw none that the user had in training.
     """
 
-    negative_distribution: Literal["uniform", "popularity", "in_batch"] | None = later(None)
-    negative_power: float = later(0.75, ge=0.0, le=4.0, allow_inf_nan=False)
+    negative_distribution: Annotated[Literal["uniform", "popularity", "in_batch"] | None, May.DIFFER_ON_WARM_START] = (
+        later(None)
+    )
+    negative_power: Annotated[float, May.DIFFER_ON_WARM_START] = later(0.75, ge=0.0, le=4.0, allow_inf_nan=False)
 
     default_sampling: ClassVar[str] = "uniform"
 

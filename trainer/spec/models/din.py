@@ -32,10 +32,20 @@ class DINSpec(ClickSpec):
         if self.attention_activation != "relu":
             parameters += units
         # Of each id: its row, the target's, what both make, weighted; and the layers.
-        kept = 8 * dim + units * (2 + (NORMALISED if self.attention_activation == "dice" else 1))
-        kept = int(list_ids * kept)
-        attention = ModelSize(num_lists * parameters, 0, kept, kept, int(list_ids * multiply_adds))
+        held = 8 * dim + units * (2 + (NORMALISED if self.attention_activation == "dice" else 1))
+        held = int(list_ids * held)
+        attention = ModelSize(num_lists * parameters, 0, held, held, int(list_ids * multiply_adds))
         return super().size(num_features, num_dense=num_dense) + attention
+
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
+        yield from super().problems(job)
+        method = job.regularizers.dropout_method
+        if self.attention_activation == "dice" and method != type(method)():
+            yield FieldProblem(
+                "regularizers.dropout_method",
+                "it is of one sample at a time, which dice mixes",
+                "use attention_activation prelu",
+            )
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         features = dataset.features

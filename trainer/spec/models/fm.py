@@ -14,6 +14,7 @@ class FMSpec(FocalSpec):
     kind: Literal["fm"]
 
     learns_products_without_numbers = True
+    determines_vectors = True
 
     @property
     def default_init(self) -> Init:

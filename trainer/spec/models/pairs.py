@@ -61,6 +61,7 @@ class MFSpec(PairSpec):
     kind: Literal["mf"]
 
     has_constant_of_loss = True
+    has_distances = True
     biases: bool = later(True)
 
     losses = ("bce", "mse")

@@ -82,8 +82,8 @@ def parse_model(document: Any) -> ModelSpec:
     Raises:
         pydantic.ValidationError: The document is not a valid model.
     """
-    found: ModelSpec = _ADAPTER.validate_python(document)
-    return found
+    spec: ModelSpec = _ADAPTER.validate_python(document)
+    return spec
 
 
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(Model)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.spec.base import later
+from trainer.spec.base import May, later
 from trainer.spec.models.base import OF_PRODUCTS, DrawingSpec, Init, pair_fit_problems
 from trainer.spec.models.size import ModelSize
 from trainer.spec.problems import FieldProblem
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SequenceSpec(DrawingSpec):
     """A model of users' items in order. ``negatives``: draws for each target; default: those of the model's paper."""
 
-    negatives: int | None = Field(default=None, ge=1, le=100)
+    negatives: Annotated[int | None, May.DIFFER_ON_WARM_START] = Field(default=None, ge=1, le=100)
 
     default_negatives: ClassVar[int] = 1
     reads_sequences = True
@@ -57,8 +57,10 @@ class Item2VecSpec(SequenceSpec):
 
     kind: Literal["item2vec"]
 
+    has_dropout = False
+
     has_both_sides_in_rows = True
-    window: int = Field(default=3, ge=1, le=100)
+    window: Annotated[int, May.DIFFER_ON_WARM_START] = Field(default=3, ge=1, le=100)
 
     losses = ()
     default_sampling = "popularity"
@@ -144,7 +146,7 @@ class GRU4RecSpec(PieceSpec):
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
         dim, layers = self.embedding_dim, self.gru_layers
         # Of each position its row, and of each layer the gates, what they were made of, and the state.
-        kept = self.length * dim * (2 + 9 * layers)
+        held = self.length * dim * (2 + 9 * layers)
         return ModelSize(
-            layers * (6 * dim * dim + 6 * dim), 0, kept, 3 * self.length * dim, self.length * layers * 6 * dim * dim
+            layers * (6 * dim * dim + 6 * dim), 0, held, 3 * self.length * dim, self.length * layers * 6 * dim * dim
         )

@@ -46,11 +46,11 @@ def tower_size(sizes: Sequence[int], *, residual: bool, batch_norm: bool, logits
     parameters, multiply_adds = linear_layers(sizes)
     outputs = sizes[1:-1] if logits else sizes[1:]
     between = list(itertools.pairwise(sizes))[: len(outputs)]
-    kept = 0
+    held = 0
     if batch_norm:
         parameters += 2 * sum(outputs)
-        kept += NORMALISED * sum(outputs)
+        held += NORMALISED * sum(outputs)
     if residual:
         shortcuts = sum(a * b for a, b in between if a != b)
-        parameters, multiply_adds, kept = parameters + shortcuts, multiply_adds + shortcuts, kept + sum(outputs)
-    return ModelSize(parameters, sum(sizes), kept, max(sizes), multiply_adds)
+        parameters, multiply_adds, held = parameters + shortcuts, multiply_adds + shortcuts, held + sum(outputs)
+    return ModelSize(parameters, sum(sizes), held, max(sizes), multiply_adds)

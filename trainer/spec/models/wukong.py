@@ -40,8 +40,8 @@ class WukongSpec(ClickSpec):
             parameters, multiply_adds = linear_layers(sizes)
             linear = self.linear_vectors * vectors + (outputs * vectors if outputs != vectors else 0)
             parameters += linear + vectors * rank + 2 * vectors * rank + 2 * dim
-            kept = dim * rank + 2 * vectors * rank + sum(sizes) + 4 * outputs * dim
-            size += ModelSize(parameters, 0, kept, kept, multiply_adds + (linear + 2 * vectors * rank) * dim)
+            held = dim * rank + 2 * vectors * rank + sum(sizes) + 4 * outputs * dim
+            size += ModelSize(parameters, 0, held, held, multiply_adds + (linear + 2 * vectors * rank) * dim)
             vectors = outputs
         return size + self.tower(vectors * dim, 1)
 

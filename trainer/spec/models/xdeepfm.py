@@ -25,10 +25,10 @@ class XDeepFMSpec(FirstOrderSpec):
         *inner, last = itertools.pairwise([num_fields, *maps])
         for before, after in inner:
             products = before * num_fields
-            kept = dim * (products + after)
-            size += ModelSize(after * products, 0, kept, 2 * kept, dim * after * products)
+            held = dim * (products + after)
+            size += ModelSize(after * products, 0, held, 2 * held, dim * after * products)
         # Of the last layer sums over columns alone.
         before, after = last
         products = before * num_fields
-        kept = products + after
-        return size + ModelSize(after * products, 0, kept, 2 * kept + dim * before, (dim + after) * products)
+        held = products + after
+        return size + ModelSize(after * products, 0, held, 2 * held + dim * before, (dim + after) * products)

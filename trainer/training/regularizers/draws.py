@@ -28,7 +28,7 @@ _MAX_SITES = 256
 class Draws(Protocol):
     """Random numbers for outputs ``like`` [b, ...] of a hidden layer."""
 
-    def kept(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
+    def keep_mask(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
         """Return bool, of the shape of ``like``: False with probability ``rate``."""
         ...
 
@@ -46,16 +46,16 @@ class CounterDraws:
     def __init__(self, seed: int, step: int, sample_offset: int = 0):
         self.seed, self.step, self.sample_offset = seed, step, sample_offset
 
-    def kept(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
+    def keep_mask(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
         if site >= _MAX_SITES:
             raise ValueError(f"dropout has room for {_MAX_SITES} hidden layers, and this is number {site + 1}")
         positions = torch.zeros(len(like), 1, dtype=torch.int64, device=like.device)
         columns = math.prod(like.shape[1:])
-        found = keep_mask(
+        mask = keep_mask(
             positions, columns, rate, seed=self.seed, step=self.step, sample_offset=self.sample_offset,
             site=draw << 8 | site,
         )  # fmt: skip
-        return found.view(like.shape)
+        return mask.view(like.shape)
 
     def uniforms(self, draw: int, count: int, like: Tensor) -> Tensor:
         samples = np.arange(len(like), dtype=np.uint64)[:, None] + np.uint64(self.sample_offset)
@@ -71,7 +71,7 @@ class GeneratorDraws:
     def __init__(self, generator: torch.Generator):
         self.generator = generator
 
-    def kept(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
+    def keep_mask(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
         return torch.rand(like.shape, generator=self.generator, device=like.device) >= rate
 
     def uniforms(self, draw: int, count: int, like: Tensor) -> Tensor:
@@ -83,9 +83,9 @@ def multipliers(draws: Draws, draw: int, site: int, like: Tensor, rate: float) -
 
     Wei, Kakade and Ma print eta = q / (q - 1) for what is kept, a slip of the sign: of mean zero is q / (1 - q).
     """
-    return draws.kept(draw, site, like, rate).to(like.dtype) / (1.0 - rate)
+    return draws.keep_mask(draw, site, like, rate).to(like.dtype) / (1.0 - rate)
 
 
 def signs(draws: Draws, draw: int, site: int, like: Tensor) -> Tensor:
     """Return -1 or 1, each with probability 1/2."""
-    return 2.0 * draws.kept(draw, site, like, 0.5).to(like.dtype) - 1.0
+    return 2.0 * draws.keep_mask(draw, site, like, 0.5).to(like.dtype) - 1.0

@@ -181,16 +181,16 @@ def _masked(losses: Losses, hidden: HiddenLayers, rate: float, draw: int, draws:
 
 def _derivatives(value: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
     """Return D_{h_i} value of each sample, of the shape of h_i, differentiable; 0 where value is constant in h_i."""
-    found = torch.autograd.grad(value.sum(), layers, create_graph=True, allow_unused=True)
-    return [torch.zeros_like(layer) if each is None else each for each, layer in zip(found, layers, strict=True)]
+    gradients = torch.autograd.grad(value.sum(), layers, create_graph=True, allow_unused=True)
+    return [torch.zeros_like(layer) if each is None else each for each, layer in zip(gradients, layers, strict=True)]
 
 
 @contextlib.contextmanager
 def _outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
     """Yield a list that the module's forward passes within fill with their outputs."""
-    found: list[Tensor] = []
-    handle = module.register_forward_hook(lambda module, inputs, output: found.append(output))
+    outputs: list[Tensor] = []
+    handle = module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     try:
-        yield found
+        yield outputs
     finally:
         handle.remove()

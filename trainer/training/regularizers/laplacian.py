@@ -12,7 +12,7 @@ sample.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from trainer.spec.regularizers import Laplacian
 from trainer.training.regularizers.rows import RowsOnce
 
 if TYPE_CHECKING:
+    from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
 
 
@@ -44,7 +45,7 @@ class LaplacianPenalty:
         self._table = TableConfig(table, data.tables[table].num_rows, dim, (self._name,))
         self._config = SSEConfig(1.0, graph, restart=1.0)
 
-    def __call__(self, batch: Any, rows: RowsOnce, step: int) -> Tensor:
+    def __call__(self, batch: Batch, rows: RowsOnce, step: int) -> Tensor:
         """Return the penalty [b]. Looks the neighbours up: every rank takes part, also one without samples."""
         feature, features = self._settings.feature, batch.features
         ids = features[feature].values().cpu()

@@ -25,14 +25,14 @@ class HiddenLayers:
     @contextlib.contextmanager
     def recorded(self) -> Iterator[list[Tensor]]:
         """Yield a list that the forward passes within fill with the outputs."""
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def record(site: int, output: Tensor) -> Tensor:
-            found.append(output)
+            outputs.append(output)
             return output
 
         with self._hooked(record):
-            yield found
+            yield outputs
 
     @contextlib.contextmanager
     def multiplied(self, multipliers: Callable[[int, Tensor], Tensor]) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -20,54 +20,56 @@ from trainer.training.regularizers.outputs import OUTPUT_LOSSES
 from trainer.training.regularizers.rows import RowsOnce, rows_once
 
 if TYPE_CHECKING:
+    from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
+    from trainer.models.base import RankingModel
 
-JobObjective = Callable[[Any, int], Objective]
+JobObjective = Callable[["Batch", int], Objective]
 """``objective(batch, step)`` of this rank's part of a batch; steps are those of the tables, 1, 2, ..."""
 
 
-def job_objective(job: JobSpec, model: Any, data: PreparedData) -> JobObjective:
+def job_objective(job: JobSpec, model: RankingModel, data: PreparedData) -> JobObjective:
     """Return the objective of the job's ``model``, whose tables are sharded or not; ``data`` is asked for a graph.
 
     What is random in it is a function of the job's seed, the step and the place of a sample in the global batch.
     """
     regularizers, dim = job.regularizers, job.model.embedding_dim
-    wanted = regularizers.laplacian
-    laplacian = None if wanted is None else LaplacianPenalty(wanted, data, job.seed, dim)
+    settings = regularizers.laplacian
+    laplacian = None if settings is None else LaplacianPenalty(settings, data, job.seed, dim)
     anchor = anchor_penalty(job, data)
     own_dropout = regularizers.dropout > 0 and not job.model.reads_sequences
     on_rows = own_dropout and dropout_layers(job) != "hidden"
 
-    def smoothed(batch: Any) -> Any:
+    def smoothed(batch: Batch) -> Batch:
         s = regularizers.label_smoothing
         return dataclasses.replace(batch, labels=batch.labels * (1.0 - s) + s / 2.0) if s else batch
 
-    def plain(batch: Any, step: int) -> Objective:
+    def plain(batch: Batch, step: int) -> Objective:
         loss = model.loss(smoothed(batch))
         return Objective(loss, loss)
 
-    def regularized(batch: Any, step: int) -> Objective:
+    def regularized(batch: Batch, step: int) -> Objective:
         batch = smoothed(batch)
         with rows_once(model, dim, hooked=on_rows) as rows:
             if own_dropout:
                 draws = CounterDraws(job.seed, step, batch.sample_offset)
-                found = _dropout(job, model, rows)(lambda: model.loss(batch), draws)
+                penalized = _dropout(job, model, rows)(lambda: model.loss(batch), draws)
             else:
-                found = plain(batch, step)
+                penalized = plain(batch, step)
             if regularizers.l2:
-                found = found._replace(value=found.value + regularizers.l2 * rows.squares())
+                penalized = penalized._replace(value=penalized.value + regularizers.l2 * rows.squares())
             if laplacian is not None:
-                found = found._replace(value=found.value + laplacian(batch, rows, step))
+                penalized = penalized._replace(value=penalized.value + laplacian(batch, rows, step))
             if anchor is not None:
-                found = found._replace(value=found.value + anchor(batch, rows))
-        return found
+                penalized = penalized._replace(value=penalized.value + anchor(batch, rows))
+        return penalized
 
     objective = regularized if own_dropout or regularizers.l2 or (laplacian, anchor) != (None, None) else plain
     if not is_frozen(job, data):
         return objective
     frozen_rows = FrozenRows(job, data)
 
-    def with_frozen_context(batch: Any, step: int) -> Objective:
+    def with_frozen_context(batch: Batch, step: int) -> Objective:
         with frozen_rows.frozen_in(model):
             return objective(batch, step)
 

@@ -10,12 +10,16 @@ Dropout.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from trainer.models.losses import pointwise_loss
+from trainer.spec.losses import LOSSES
 from trainer.training.regularizers.draws import LABELS, Draws
 
 
@@ -96,8 +100,32 @@ class SquaredError:
         raise ValueError("squared error has no distribution of labels: its Hessian is 2 I, leave label_samples out")
 
 
-OUTPUT_LOSSES: dict[str, type[OutputLoss]] = {"bce": BinaryCrossEntropy, "mse": SquaredError}
-"""Those of trainer.spec.losses with ``has_output_hessian``."""
+class PointwiseLoss:
+    """A loss of trainer.models.losses by its name: H_out is its second derivative, which no label may change."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return pointwise_loss(self.kind, _flat(outputs), targets)
+
+    def hessian(self, outputs: Tensor, *, through: bool = False) -> list[Factor]:
+        scores = _flat(outputs)
+        at = scores if through else scores.detach().requires_grad_()
+        (first,) = torch.autograd.grad(self.loss(at, torch.zeros_like(at)).sum(), at, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), at, create_graph=through)
+        return [Factor(scores, second)]
+
+    def sampled(self, outputs: Tensor, count: int, draws: Draws) -> list[Factor]:
+        raise ValueError(f"{self.kind} has no distribution of labels to draw from: leave label_samples out")
+
+
+OUTPUT_LOSSES: dict[str, Callable[[], OutputLoss]] = {
+    **{name: partial(PointwiseLoss, name) for name, loss in LOSSES.items() if loss.has_output_hessian},
+    "bce": BinaryCrossEntropy,
+    "mse": SquaredError,
+}
+"""Those of trainer.spec.losses with ``has_output_hessian``; they have no settings."""
 
 
 def identity(outputs: Tensor) -> list[Factor]:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torchrec import JaggedTensor, KeyedTensor
+from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+if TYPE_CHECKING:
+    from trainer.models.base import RankingModel
+
+
+LookedUp: TypeAlias = KeyedTensor | dict[str, JaggedTensor]
+"""What tables give: pooled bags side by side, or by feature the rows of a sequence."""
 
 
 class RowsOnce(nn.Module):
@@ -26,13 +33,13 @@ class RowsOnce(nn.Module):
         # In a tuple: as a submodule its parameters would be found twice.
         self._embeddings, self._dim, self._hooked = (embeddings,), dim, hooked
         self.vectors = nn.Identity()
-        self._found: list[tuple[Any, Any]] = []
+        self._lookups: list[tuple[KeyedJaggedTensor, LookedUp]] = []
 
-    def forward(self, features: Any) -> Any:
-        found = self.looked_up(features)
-        if not self._hooked or not isinstance(found, KeyedTensor):
-            return found
-        values, lengths = found.values(), found.length_per_key()
+    def forward(self, features: KeyedJaggedTensor) -> LookedUp:
+        rows = self.looked_up(features)
+        if not self._hooked or not isinstance(rows, KeyedTensor):
+            return rows
+        values, lengths = rows.values(), rows.length_per_key()
         if all(length == self._dim for length in lengths):
             values = self.vectors(values)
         else:
@@ -41,27 +48,27 @@ class RowsOnce(nn.Module):
                 for end, length in zip(torch.tensor(lengths).cumsum(0).tolist(), lengths, strict=True)
             ]).to(values.device)  # fmt: skip
             values = values.index_copy(1, columns, self.vectors(values[:, columns]))
-        return KeyedTensor(found.keys(), lengths, values)
+        return KeyedTensor(rows.keys(), lengths, values)
 
-    def looked_up(self, features: Any) -> Any:
+    def looked_up(self, features: KeyedJaggedTensor) -> LookedUp:
         """Return what the tables gave for ``features``: a KeyedTensor, or {feature: JaggedTensor}."""
-        for asked, found in self._found:
+        for asked, rows in self._lookups:
             if asked is features:
-                return found
-        found = self._embeddings[0](features)
+                return rows
+        rows = self._embeddings[0](features)
         # Of sharded tables: a promise of rows, to be waited for once.
-        found = found.wait() if hasattr(found, "wait") else found
-        self._found.append((features, found))
-        return found
+        rows = rows.wait() if hasattr(rows, "wait") else rows
+        self._lookups.append((features, rows))
+        return rows
 
     def squares(self) -> Tensor:
         """Return |e|^2 over all that was looked up, by sample [b]: of pooled bags, or of each row of a sequence."""
         total: Tensor | None = None
-        for _, found in self._found:
-            if isinstance(found, KeyedTensor):
-                parts = [found.values().square().sum(1)]
+        for _, rows in self._lookups:
+            if isinstance(rows, KeyedTensor):
+                parts = [rows.values().square().sum(1)]
             else:
-                parts = [_by_sample(part) for part in found.values()]
+                parts = [_by_sample(part) for part in rows.values()]
             for part in parts:
                 total = part if total is None else total + part
         assert total is not None
@@ -69,7 +76,7 @@ class RowsOnce(nn.Module):
 
 
 @contextlib.contextmanager
-def rows_once(model: Any, dim: int, *, hooked: bool) -> Iterator[RowsOnce]:
+def rows_once(model: RankingModel, dim: int, *, hooked: bool) -> Iterator[RowsOnce]:
     """Put :class:`RowsOnce` in the place of the model's ``embeddings`` within the block."""
     embeddings = model.embeddings
     stand_in = RowsOnce(embeddings, dim, hooked=hooked).train(model.training)

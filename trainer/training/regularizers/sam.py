@@ -14,14 +14,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from trainer.spec.regularizers import Sam
 
+if TYPE_CHECKING:
+    from trainer.distributed.sharded_model import ShardedModel
 
-def gradient_squared_norm(sam: Sam, sharded: Any, tables_squared_norm: float) -> float:
+
+def gradient_squared_norm(sam: Sam, sharded: ShardedModel, tables_squared_norm: float) -> float:
     """Return |g|^2 over what ``sam`` perturbs; ``tables_squared_norm`` is that of the tables over all ranks.
 
     The dense part is the same on every rank: call it when gradients have been summed.
@@ -33,7 +37,7 @@ def gradient_squared_norm(sam: Sam, sharded: Any, tables_squared_norm: float) ->
 
 
 @contextlib.contextmanager
-def ascended(sam: Sam, sharded: Any, squared_norm: float) -> Iterator[None]:
+def ascended(sam: Sam, sharded: ShardedModel, squared_norm: float) -> Iterator[None]:
     """Put the parameters at w + e(w), without gradients, within the block.
 
     Afterwards they are at w again, with the gradients of what was differentiated within. Buffers (running moments) are
@@ -41,10 +45,11 @@ def ascended(sam: Sam, sharded: Any, squared_norm: float) -> Iterator[None]:
     """
     scale = sam.rho / (math.sqrt(squared_norm) + 1e-12)
     parameters = [p for _, p in sharded.dense_parameters() if p.grad is not None and sam.of != "tables"]
-    before = [(p, p.detach().clone()) for p in parameters]
+    before: list[tuple[Tensor, Tensor]] = [(p, p.detach().clone()) for p in parameters]
     before += [(value, value.clone()) for value in sharded.dense_buffers()]
     with torch.no_grad():
         for parameter in parameters:
+            assert parameter.grad is not None
             parameter.add_(parameter.grad, alpha=scale)
     if sam.of != "dense":
         sharded.perturb_tables(scale)

@@ -18,8 +18,10 @@ from tests.trainer.data.sources.readers.test_formats import WRITERS, rows_table
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
+from trainer.data.sources.locations import FILE_SYSTEMS
 from trainer.data.sources.source import HIVE_NULL, Source
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
+from trainer.spec.uri_schemes import OBJECTS
 
 DAYS = ("2026-01-01", "2026-01-02", "2026-01-10")
 FEATURES = {
@@ -75,6 +77,10 @@ def specs(uri: str, **dataset: object) -> tuple[DatasetSpec, JobSpec]:
 
 def contents(data: PreparedData) -> dict[str, bytes]:
     return {str(path.relative_to(data.directory)): path.read_bytes() for path in data.directory.rglob("*.bin")}
+
+
+def test_every_scheme_of_object_storage_has_a_file_system() -> None:
+    assert {*FILE_SYSTEMS} == {*OBJECTS}
 
 
 @pytest.mark.process

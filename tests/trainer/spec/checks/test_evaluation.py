@@ -7,7 +7,9 @@ import re
 import pytest
 
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.spec.evaluation import METRIC_PATTERN, POINTWISE_METRICS, RANKING_METRICS, ranking_parts
+from trainer.spec.evaluation import CHARTED, METRIC_PATTERN, POINTWISE_METRICS, RANKING, RANKING_METRICS, ranking_parts
+from trainer.spec.losses import LOSSES
+from trainer.spec.models.registry import MODELS
 
 
 def job_of(**changes):
@@ -34,6 +36,20 @@ def test_every_metric_is_of_rows_or_a_ranking():
             metric, k, full = parts
             assert name == metric + ("" if k is None else f"_{k}") + ("_full" if full else "")
             assert metric in ("hit_rate", "ndcg", "precision", "recall", "mrr")
+
+
+def test_charts_are_of_metrics_that_jobs_can_name():
+    ranked = ["ndcg_10", "hit_rate_10", "recall_20_full", "precision_10_full"]
+    assert list(CHARTED) == ["auc", "gauc", "rmse", *ranked]
+    assert all(re.match(METRIC_PATTERN, name) for name in CHARTED)
+    assert all(ranking_parts(name)[0] == owner for owner, metric in RANKING.items() for name in metric.charts)
+    assert CHARTED["recall_20_full"] == "recall@20 of all items"
+
+
+def test_models_have_the_fields_of_the_losses_they_list():
+    for kind, spec in MODELS.items():
+        for loss in spec.losses:
+            assert set(LOSSES[loss].settings.values()) <= set(spec.model_fields), kind
 
 
 @pytest.mark.parametrize("kind", ["dnn", "two_tower", "bpr", "mf", "sasrec", "item2vec", "din", "wukong"])

@@ -21,10 +21,12 @@ from trainer.training.regularizers.dropout import (
 )
 from trainer.training.regularizers.layers import HiddenLayers
 from trainer.training.regularizers.outputs import (
+    OUTPUT_LOSSES,
     BinaryCrossEntropy,
     CrossEntropy,
     Factor,
     OutputLoss,
+    PointwiseLoss,
     SquaredError,
     identity,
     stability,
@@ -100,8 +102,8 @@ def test_masks_have_mean_one_and_the_variance_of_dropout():
 def test_counters_name_samples_not_places():
     """The masks of a batch are those of its parts, and differ by step, draw, site and seed."""
     like = torch.ones(12, 7, dtype=torch.float64)
-    whole = CounterDraws(3, 9).kept(2, 1, like, 0.5)
-    parts = [CounterDraws(3, 9, start).kept(2, 1, like[start : start + 4], 0.5) for start in (0, 4, 8)]
+    whole = CounterDraws(3, 9).keep_mask(2, 1, like, 0.5)
+    parts = [CounterDraws(3, 9, start).keep_mask(2, 1, like[start : start + 4], 0.5) for start in (0, 4, 8)]
     assert torch.equal(torch.cat(parts), whole)
     others = [
         (CounterDraws(3, 10), 2, 1),
@@ -110,7 +112,7 @@ def test_counters_name_samples_not_places():
         (CounterDraws(3, 9), 2, 0),
     ]
     for draws, draw, site in others:
-        assert not torch.equal(draws.kept(draw, site, like, 0.5), whole)
+        assert not torch.equal(draws.keep_mask(draw, site, like, 0.5), whole)
     words = CounterDraws(3, 9).uniforms(132, 5, like)
     assert torch.equal(words[4:8], CounterDraws(3, 9, 4).uniforms(132, 5, like[4:8]))
     assert number(words.min()) >= 0.0
@@ -242,6 +244,21 @@ def test_the_explicit_regularizer_is_that_of_its_definition(loss: OutputLoss, ou
         torch.testing.assert_close(loss.hessian(out)[0].weight, (p * (1 - p)).detach())
 
 
+@pytest.mark.parametrize("kind", ["bce", "mse"])
+def test_the_output_hessian_of_a_loss_of_its_function_alone_is_the_same(kind):
+    found = []
+    for loss in (PointwiseLoss(kind), OUTPUT_LOSSES[kind]()):
+        z = torch.linspace(-3.0, 3.0, 7, dtype=torch.float64, requires_grad=True)
+        ((value, constant),), ((_, weight),) = loss.hessian(z), loss.hessian(z, through=True)
+        assert torch.equal(value, z)
+        assert not torch.as_tensor(constant).requires_grad
+        (moved,) = torch.autograd.grad((z * weight).sum(), z)
+        found.append([constant + 0 * z.detach(), weight + 0 * z, moved])
+    torch.testing.assert_close(*found)
+    with pytest.raises(ValueError, match="label_samples"):
+        PointwiseLoss(kind).sampled(z, 1, CounterDraws(1, 1))
+
+
 def test_the_regularizer_is_the_second_order_of_what_dropout_adds():
     """q / (1 - q) / 2 times the trace of (D_h^2 l) diag(h^2), equation 4.2 with Taylor's 1/2, is what dropout adds to
     the loss to second order: here exactly so, as the last layer is dropped alone and the loss is a square."""
@@ -300,7 +317,7 @@ def test_the_identity_can_be_sampled():
     signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=2)), dtype=torch.float64)
 
     class EverySign:
-        def kept(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
+        def keep_mask(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
             return signs > 0
 
         def uniforms(self, draw: int, count: int, like: Tensor) -> Tensor:
@@ -330,7 +347,7 @@ def test_approximate_noise_is_that_of_its_equation():
         first = torch.func.grad(lambda f, i=i: BinaryCrossEntropy().loss(f[None], y[i : i + 1])[0])(f.detach())
         expected = 0.0
         for site, (h, j) in enumerate(zip(hs, js, strict=True)):
-            eta = 2.0 * draws.kept(SIGNS, site, like, 0.5)[i].double() - 1.0
+            eta = 2.0 * draws.keep_mask(SIGNS, site, like, 0.5)[i].double() - 1.0
             expected += number(first @ j @ (eta * h))
         assert number(found[i]) == pytest.approx(expected, rel=1e-10)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +21,8 @@ class ParquetReader(Reader):
         return pq.read_schema(opened(path))
 
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(opened(path)) as file:
+        # What is buffered ahead is kept until the file is closed: worth its memory where each read is a request.
+        with pq.ParquetFile(opened(path), pre_buffer=not isinstance(path, Path)) as file:
             yield from file.iter_batches(chunk_rows, columns=columns, use_threads=True)
 
     def num_rows(self) -> int:

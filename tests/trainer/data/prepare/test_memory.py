@@ -1,0 +1,73 @@
+"""Memory follows chunks and distinct ids: many rows are prepared where the operating system gives little of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROWS, NUM_IDS, NUM_NUMBERS, CHUNK = 1_000_000, 6, 3, 1 << 14
+LIMIT = 48 << 20
+"""Bytes beyond what the process had: less than the columns take (72 MB), and many times a chunk."""
+
+PREPARE = """
+import resource, sys
+from pathlib import Path
+from trainer.data.columns import numeric
+from trainer.data.prepare import drift, examples, writing
+from trainer.data.prepare.preparation import prepare
+from trainer.data.sources.source import Source
+from trainer.spec import load_documents
+
+Source.stream.__defaults__ = (int(sys.argv[4]),)
+examples.CHUNK_ROWS = writing._REMAP_ROWS = numeric._PIECE_ROWS = drift._SAMPLE_ROWS = int(sys.argv[4])
+folder = Path(sys.argv[1])
+for name in ("few", "many"):
+    dataset, job = load_documents(folder / f"{name}.yaml")
+    if name == "many":
+        status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+        had = int(status["VmData"].split()[0]) << 10
+        # Private memory alone: what is memory-mapped from files is the operating system's to give and take.
+        resource.setrlimit(resource.RLIMIT_DATA, (had + int(sys.argv[3]),) * 2)
+    data = prepare(dataset, job, folder / f"prepared-{name}", threads=int(sys.argv[2]))
+print(sum(data.num_examples.values()))
+"""
+
+
+def write(folder: Path, name: str, num_rows: int) -> None:
+    rng = np.random.default_rng(0)
+    columns = {f"f{n}": rng.integers(0, 1000, num_rows) for n in range(NUM_IDS)}
+    columns |= {f"n{n}": rng.random(num_rows) for n in range(NUM_NUMBERS)}
+    columns["click"] = rng.integers(0, 2, num_rows).astype(np.int8)
+    pq.write_table(pa.table(columns), folder / f"{name}.parquet", row_group_size=CHUNK)
+    features = "".join(f"  f{n}: {{type: id}}\n" for n in range(NUM_IDS))
+    features += "".join(f"  n{n}: {{type: dense, transform: log1p}}\n" for n in range(NUM_NUMBERS))
+    (folder / f"{name}.yaml").write_text(
+        f"name: rows\nuri: {folder / name}.parquet\nfeatures:\n{features}label: {{column: click}}\n---\n"
+        "name: job\ndataset: {name: rows}\nmodel: {kind: dcnv2}\n"
+    )
+
+
+def prepared(folder: Path, limit: int, threads: int, chunk: int = CHUNK) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PREPARE, str(folder), str(threads), str(limit), str(chunk)]
+    # Arrow's own allocator takes memory from the operating system in large pieces, used or not.
+    environment = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
+    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.process
+def test_many_rows_are_prepared_in_the_memory_of_a_few_chunks(tmp_path):
+    write(tmp_path, "few", CHUNK)
+    write(tmp_path, "many", ROWS)
+    done = prepared(tmp_path, LIMIT, threads=2)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == ROWS
+    # The limit is one that rows held at once would meet: as a single chunk they do.
+    (tmp_path / "prepared-many" / "prepared.json").unlink()
+    assert "alloc" in prepared(tmp_path, LIMIT, threads=2, chunk=ROWS).stderr

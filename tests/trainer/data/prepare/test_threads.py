@@ -1,0 +1,240 @@
+"""Any number of threads writes the same bytes and raises the same error."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns import vocabulary
+from trainer.data.columns.numeric import open_numeric
+from trainer.data.errors import DataError
+from trainer.data.prepare import examples, writing
+from trainer.data.prepare.drift import PROFILE_FILE, open_profile
+from trainer.data.prepare.preparation import BAD_ROWS, prepare
+from trainer.data.prepare.workers import Workers, num_threads
+from trainer.data.sources.source import Source
+from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A dataset and a job of one of many kinds."""
+
+    format: str = "parquet"
+    label: str = "column"
+    split: str = "random"
+    model: str = "dcnv2"
+    joined: bool = True
+    history: bool = True
+    weighted: bool = True
+    bad_rows: bool = False
+    warm_start: bool = False
+    capacity: bool = False
+    strings: bool = True
+    num_rows: int = 150
+    seed: int = 0
+
+    @property
+    def has_lists(self) -> bool:
+        return self.format != "csv" and self.model == "dcnv2"
+
+
+CASES = st.builds(
+    Case,
+    format=st.sampled_from(("parquet", "csv", "feather")),
+    label=st.sampled_from(("column", "rule", "value", "negatives")),
+    split=st.sampled_from(("random", "time", "per_user_last", "column")),
+    model=st.sampled_from(("dcnv2", "bpr", "sasrec")),
+    joined=st.booleans(),
+    history=st.booleans(),
+    weighted=st.booleans(),
+    bad_rows=st.booleans(),
+    warm_start=st.booleans(),
+    capacity=st.booleans(),
+    strings=st.booleans(),
+    num_rows=st.integers(100, 250),
+    seed=st.integers(0, 1 << 20),
+)
+
+
+def write_rows(case: Case, folder: Path) -> None:
+    """Write ``rows``, two files, and ``attributes.parquet``."""
+    rng = np.random.default_rng(case.seed)
+    count = case.num_rows
+    lengths = rng.integers(0, 4, count)
+    items = rng.integers(0, 60, count)
+    columns: dict[str, Any] = {
+        "user": pa.array(rng.integers(0, 12, count) * 7 - 20, mask=rng.random(count) < 0.04),
+        "item": pa.array([f"i{item}" for item in items] if case.strings else items),
+        "price": pa.array(rng.lognormal(size=count), mask=rng.random(count) < 0.1),
+        "click": rng.integers(0, 2, count),
+        "rating": rng.integers(0, 6, count).astype(float),
+        "ts": rng.permutation(count),
+        "side": [("train", "validation", "test")[side] for side in rng.choice(3, count, p=(0.7, 0.1, 0.2))],
+    }
+    if case.has_lists:
+        columns["tags"] = [rng.integers(0, 30, length).tolist() for length in lengths]
+        columns["w"] = [rng.random(length).tolist() for length in lengths]
+    if case.bad_rows:
+        prices = columns["price"].to_pylist()
+        for row in rng.choice(count, 5):
+            prices[row] = float("inf")
+        columns["price"] = pa.array(prices, pa.float64())
+    table = pa.table(columns)
+    (folder / "rows").mkdir(parents=True)
+    for part, rows in (("a", table.slice(0, count // 3)), ("b", table.slice(count // 3))):
+        path = folder / "rows" / f"{part}.{case.format}"
+        if case.format == "parquet":
+            pq.write_table(rows, path, row_group_size=37)
+        elif case.format == "csv":
+            pyarrow.csv.write_csv(rows, path)
+        else:
+            pyarrow.feather.write_feather(rows, path)
+    known = sorted(set(columns["item"].to_pylist()))[2:]
+    colors = {"item": known, "color": [number % 5 for number in range(len(known))]}
+    pq.write_table(pa.table(colors), folder / "attributes.parquet")
+
+
+def specs(case: Case, folder: Path) -> tuple[DatasetSpec, JobSpec]:
+    is_pairs = case.model != "dcnv2"
+    features: dict[str, Any] = {"user": {"type": "id"}, "item": {"type": "id"}}
+    if not is_pairs:
+        features["price"] = {"type": "dense", "transform": "quantile"}
+        if case.joined:
+            join = {"uri": str(folder / "attributes.parquet"), "on": "item", "column": "color"}
+            features["color"] = {"type": "id", "join": join}
+        if case.history:
+            derive = {"previous": "item", "by": "user", "order": "ts", "length": 3, "min_length": 1}
+            features["history"] = {"type": "id_list", "derive": derive, "shares": "item"}
+        if case.has_lists:
+            features["tags"] = {"type": "id_list"} | ({"weights": "w"} if case.weighted else {})
+    label = {
+        "column": {"column": "click"},
+        "rule": {"rule": "rating >= 3"},
+        "value": {"column": "click"} if is_pairs else {"value": "rating"},
+        "negatives": {"negatives": {"of": "item", "per_positive": 2}},
+    }[case.label]
+    dataset: dict[str, Any] = {
+        "name": "rows", "uri": str(folder / "rows"), "features": features, "label": label, "order": "ts",
+    }  # fmt: skip
+    if case.bad_rows:
+        dataset["max_bad_rows"] = 0.5
+    split = {"kind": case.split} | ({"column": "side"} if case.split == "column" else {})
+    job: dict[str, Any] = {
+        "name": "job",
+        "dataset": {"name": "rows"},
+        "model": {"kind": case.model} | ({"loss": "mse"} if case.label == "value" and not is_pairs else {}),
+        "batch_size": 32,
+        "evaluation": {"split": split},
+    }
+    if case.capacity and not is_pairs:
+        job["tables"] = {"item": {"capacity": 20}}
+    return parse_dataset(dataset), parse_job(job)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def base_of(data: PreparedData, directory: Path) -> dict[str, Any]:
+    """Return what a warm start from prepared data hands on."""
+    return {
+        "base_vocabulary": {table: data.id_map(table) for table in data.tables},
+        "base_numeric": None if data.numeric_path is None else open_numeric(data.numeric_path),
+        "base_profile": open_profile(directory / PROFILE_FILE),
+    }
+
+
+def prepared_bytes(case: Case, folder: Path, threads: int) -> dict[str, bytes]:
+    """Prepare a case; return its files, or the error as one."""
+    dataset, job = specs(case, folder)
+    base: dict[str, Any] = {}
+    target = folder / f"{threads}" / "data"
+    try:
+        if case.warm_start:
+            earlier = dataset.model_copy(update={"uri": str(folder / "rows" / f"a.{case.format}")})
+            first = folder / f"{threads}" / "first"
+            base = base_of(prepare(earlier, job, first, threads=threads), first)
+        prepare(dataset, job, target, threads=threads, **base)
+    except DataError as error:
+        return {"error": str(error).encode()}
+    found = contents(target)
+    if (target.parent / BAD_ROWS).exists():
+        found[BAD_ROWS] = (target.parent / BAD_ROWS).read_bytes()
+    return found
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Many chunks, merges and pieces where data are small."""
+    monkeypatch.setattr(Source.stream, "__defaults__", (41,))
+    monkeypatch.setattr(vocabulary, "_LEAST_MERGE", 9)
+    monkeypatch.setattr(examples, "CHUNK_ROWS", 53)
+    monkeypatch.setattr(writing, "_REMAP_ROWS", 64)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=CASES)
+def test_any_number_of_threads_writes_the_same_bytes(case, small_pieces, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("case")
+    write_rows(case, folder)
+    one = prepared_bytes(case, folder, 1)
+    for threads in (2, 3):
+        assert prepared_bytes(case, folder, threads) == one
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_first_chunk_with_an_error_is_named_and_in_it_the_first_column(threads, small_pieces, tmp_path):
+    """Bad numbers, labels and ids in later chunks are as many as threads could stumble over first."""
+    case = Case(joined=False, history=False, weighted=False)
+    write_rows(case, tmp_path)
+    table = pq.read_table(tmp_path / "rows" / "a.parquet")
+    price, click = table["price"].to_pylist(), table["click"].to_pylist()
+    price[30], click[20] = float("inf"), 7  # in the first 41 rows, a chunk, in which numbers come before labels
+    price[45], click[42] = float("inf"), 9
+    for name, column in (("price", price), ("click", click)):
+        table = table.set_column(table.schema.get_field_index(name), name, pa.array(column))
+    pq.write_table(table, tmp_path / "rows" / "a.parquet")
+    dataset, job = specs(case, tmp_path)
+    with pytest.raises(DataError, match=r"a\.parquet, column 'price', row 30: feature 'price' is inf: no finite"):
+        prepare(dataset, job, tmp_path / "data", threads=threads)
+    assert not (tmp_path / "data").exists()
+
+
+def test_workers_return_in_order_and_raise_what_failed_first_in_order():
+    with Workers(3) as workers:
+        assert workers.map(lambda number: number * number, range(50)) == [number * number for number in range(50)]
+        late, ended = threading.Event(), []
+
+        def work(number: int) -> None:
+            if number == 0:
+                late.wait(30)
+            try:
+                if number < 2:
+                    raise ValueError(str(number))
+            finally:
+                ended.append(number)
+                late.set()
+
+        with pytest.raises(ValueError, match=r"^0$"):
+            workers.map(work, range(9))
+        assert sorted(ended) == list(range(9))
+
+
+def test_threads_are_the_cores_of_the_job_and_at_most_those_of_the_process(job_spec, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
+    assert num_threads(job_spec()) == 1
+    assert num_threads(job_spec(resources={"num_workers": 2, "cpus_per_worker": 1.5})) == 3
+    assert num_threads(job_spec(resources={"num_workers": 2, "cpus_per_worker": 4})) == 6

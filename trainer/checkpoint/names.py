@@ -1,0 +1,33 @@
+"""Names of checkpoints in a folder, and which of them stay. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+# A step saved once more (a resume comes by it again) gets a suffix, so that no rename has to replace anything.
+_NAME = re.compile(r"^step-(\d{12})(?:\.(\d+))?$")
+
+
+def newest_first(names: Iterable[str]) -> list[str]:
+    """Return those that are names of checkpoints, by step."""
+    return sorted((name for name in names if _NAME.match(name)), key=_order, reverse=True)
+
+
+def new_name(step: int, names: Iterable[str]) -> str:
+    """Return a name for a checkpoint of ``step`` that is not among ``names``."""
+    suffixes = [suffix for of_step, suffix in map(_order, newest_first(names)) if of_step == step]
+    return f"step-{step:012d}" + (f".{max(suffixes) + 1}" if suffixes else "")
+
+
+def replaced_by(newest: str, names: Iterable[str], keep_last: int) -> list[str]:
+    """Return what goes once ``newest`` is there: checkpoints of later steps, and the oldest."""
+    found = newest_first({*names, newest})
+    position = found.index(newest)
+    return [*found[:position], *found[position + keep_last :]]
+
+
+def _order(name: str) -> tuple[int, int]:
+    match = _NAME.match(name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)

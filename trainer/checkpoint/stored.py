@@ -1,0 +1,187 @@
+"""Checkpoints in a run storage: put by the ranks that wrote them, seen by each host as folders of its own.
+
+A checkpoint is a folder of trainer.storage.folders. Of one that is there a host has a *view*: a directory of the same
+name with the manifest and VIEW_FILE, into which the other files come from the cache of the host when they are first
+read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from embeddings.durable_files import appearing, temporary_beside
+from trainer.checkpoint.agreement import CheckpointError
+from trainer.checkpoint.names import new_name, newest_first, replaced_by
+from trainer.storage.base import NotWholeError, StorageError
+from trainer.storage.cache import cache_of_host
+from trainer.storage.content import FileContent, content_of
+from trainer.storage.folders import Folders, StoredFolder
+from trainer.storage.opening import open_storage
+
+MANIFEST_FILE = "manifest.json"
+VIEW_FILE = "stored.json"
+
+Entries = Iterable[dict[str, Any]]
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def put_files(folders: Folders, token: str, directory: Path, entries: Entries) -> None:
+    """Put the files of ``directory`` that manifest entries name, and keep them for this host's next read.
+
+    Raises:
+        StorageError: one could not be put.
+    """
+    cache = cache_of_host()
+    for entry in entries:
+        folders.put(token, entry["file"], directory / entry["file"])
+        cache.adopt(directory / entry["file"], FileContent(entry["bytes"], entry["sha256"]))
+
+
+def put_record(
+    folders: Folders, folder: Path, token: str, step: int, entries: Entries, keep_last: int, fence: Callable[[], None]
+) -> str:
+    """Make the checkpoint appear whose other files have been put; return its name.
+
+    Args:
+        folders: Where checkpoints of the run go.
+        folder: The directory on this host with its manifest.
+        token: That of its files.
+        step: Its step.
+        entries: The manifest's entries of all files, those of all ranks among them.
+        keep_last: How many of the newest checkpoints stay.
+        fence: Called right before the record is put.
+
+    Raises:
+        StorageError: a file is not there, or the storage is away.
+        CheckpointError: another writer took the name.
+    """
+    folders.put(token, MANIFEST_FILE, folder / MANIFEST_FILE)
+    files = {entry["file"]: FileContent(entry["bytes"], entry["sha256"]) for entry in entries}
+    files[MANIFEST_FILE] = content_of(folder / MANIFEST_FILE)
+    names = folders.names()
+    name = new_name(step, names)
+    # Chosen before the record is put, for the same reason as where checkpoints are directories.
+    replaced = replaced_by(name, names, keep_last)
+    fence()
+    if not folders.commit(StoredFolder(name, token, files)):
+        raise CheckpointError(f"{folders}/{name} was written by another attempt meanwhile: end all but one")
+    for each in replaced:
+        # The next save comes by those that are left.
+        with contextlib.suppress(StorageError):
+            folders.remove(each)
+    return name
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def show(folders: Folders | None, directory: Path) -> None:
+    """Make ``directory`` hold a view of each checkpoint that the storage has whole, and no other.
+
+    Without a storage the checkpoints are there. Any process of the host may call this, at any time. A checkpoint that
+    is not whole is warned of and passed over.
+
+    Raises:
+        StorageError: the storage is away: what was seen there before may not be what is there now.
+    """
+    if folders is None:
+        return
+    found = set()
+    for name in newest_first(folders.names()):
+        try:
+            said = {"uri": folders.storage.uri, "prefix": folders.prefix, **folders.read(name)._asdict()}
+            make_view(json.loads(json.dumps(said)), directory / name)
+            found.add(name)
+        except (NotWholeError, CheckpointError) as error:
+            warnings.warn(f"checkpoint passed over, the previous one is used: {error}", RuntimeWarning, stacklevel=2)
+    for path in directory.glob("step-*"):
+        if path.name not in found:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def described(directory: Path) -> dict[str, Any] | None:
+    """Return what a view says of its checkpoint, None where a checkpoint was written there."""
+    try:
+        said: dict[str, Any] = json.loads((directory / VIEW_FILE).read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return said
+
+
+def make_view(said: dict[str, Any], directory: Path) -> None:
+    """Make the view of which another host said so much (:func:`described`), unless it is there.
+
+    Raises:
+        CheckpointError: its manifest is not what was put.
+        StorageError: the storage is away.
+    """
+    if described(directory) == said:
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with appearing(directory, durable=False) as place:
+            place.mkdir()
+            (place / VIEW_FILE).write_text(json.dumps(said), "utf-8")
+            view = View.of(place)
+            assert view is not None
+            view.fetch(MANIFEST_FILE)
+    except OSError:
+        # Another process of the host has made it meanwhile.
+        if described(directory) != said:
+            raise
+
+
+class View:
+    """The view of a stored checkpoint in a directory."""
+
+    def __init__(self, directory: Path, folders: Folders, folder: StoredFolder):
+        self.directory = directory
+        self.folders = folders
+        self.folder = folder
+
+    @classmethod
+    def of(cls, directory: Path) -> View | None:
+        """Return the view in ``directory``, None where a checkpoint was written there."""
+        said = described(directory)
+        if said is None:
+            return None
+        files = {path: FileContent(*content) for path, content in said["files"].items()}
+        folders = Folders(open_storage(said["uri"]), said["prefix"])
+        return cls(directory, folders, StoredFolder(said["name"], said["token"], files))
+
+    def fetch(self, file: str) -> None:
+        """Make the file be in the view, unless it is.
+
+        Raises:
+            CheckpointError: it is not what was put.
+            StorageError: the storage is away.
+        """
+        if not (self.directory / file).exists():
+            self._link(file, self.directory / file)
+
+    def verify(self) -> None:
+        """Check every byte. Files come into the cache, not into the view: who reads them may need a part of them.
+
+        Raises:
+            CheckpointError: naming the first file that is missing or changed.
+            StorageError: the storage is away.
+        """
+        for file in self.folder.files:
+            checked = temporary_beside(self.directory / file)
+            self._link(file, checked)
+            checked.unlink()
+
+    def _link(self, file: str, to: Path) -> None:
+        try:
+            self.folders.fetch(self.folder, file, to, cache_of_host())
+        except NotWholeError as error:
+            raise CheckpointError(str(error)) from error

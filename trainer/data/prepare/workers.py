@@ -1,0 +1,47 @@
+"""Threads that share preparation's work: Arrow and numpy leave Python's lock while they work. Torch-free."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TypeVar
+
+from trainer.spec import JobSpec
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def num_threads(job: JobSpec) -> int:
+    """Return the cores that the job asks for, ``num_workers`` x ``cpus_per_worker``, at most those of this process."""
+    asked = math.ceil(job.resources.num_workers * job.resources.cpus_per_worker)
+    return max(1, min(asked, len(os.sched_getaffinity(0))))
+
+
+class Workers:
+    """A number of threads, as a context."""
+
+    def __init__(self, threads: int):
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="evenkeel-prepare")
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Return ``function`` of each item, in their order; all have ended when this returns.
+
+        Raises:
+            Exception: of the first item, in their order, whose function failed: the same for any number of threads.
+        """
+        futures = [self._pool.submit(function, item) for item in items]
+        concurrent.futures.wait(futures)
+        return [future.result() for future in futures]
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,186 @@
+"""What ranks and driver tell each other where their hosts share no directory: one Ray actor beside the driver.
+
+A rank works in a directory of its own host. A thread of it hands on what is written there (events of rank 0, log) and
+takes back whether the rank is to stop, by writing the file that the rank looks for anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from embeddings.durable_files import write_file, write_json
+from trainer.runs.directory import RUN_FILE, Run, read_run, revoke
+from trainer.runs.events import EVENTS_FILE
+from trainer.runs.protocol import LOG_FILE
+from trainer.runs.working_directory import working_directory
+
+NAMESPACE = "evenkeel"
+SECONDS = 0.5
+BATCH_BYTES = 2**20
+ANSWER_SECONDS = 60.0
+
+
+class Answer(NamedTuple):
+    """How much of a file the driver has, why the rank is to stop, and whether its attempt is still the run's."""
+
+    taken: int
+    stop: str | None
+    current: bool
+
+
+class DriverEnd:
+    """The actor: writes into the driver's directory what ranks hand on, and says what lies there for them."""
+
+    def __init__(self, directory: str):
+        self._run = read_run(directory)
+        self._taken: dict[tuple[int, str], int] = {}
+
+    def take(self, rank: int, file: str, offset: int, data: bytes) -> Answer:
+        """Append what a rank wrote from byte ``offset`` of one of its files; what is known is passed over."""
+        taken = self._taken.setdefault((rank, file), offset)
+        if data and offset <= taken:
+            fresh = data[taken - offset :]
+            with open(self._run.directory / file, "ab", opener=_private) as target:
+                target.write(fresh)
+                target.flush()
+                os.fsync(target.fileno())
+            taken = self._taken[rank, file] = taken + len(fresh)
+        stop = None
+        with contextlib.suppress(FileNotFoundError):
+            stop = self._run.cancel_file.read_text("utf-8")
+        return Answer(taken, stop, self._run.still_current())
+
+    def failed(self, name: str, record: bytes) -> None:
+        """Record why a rank failed, as it has recorded it."""
+        self._run.failures.mkdir(parents=True, exist_ok=True)
+        write_file(self._run.failures / name, record)
+
+
+def start_driver_end(run: Run) -> Any:
+    """Return the actor of an attempt, which lives on this host as long as this driver."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0)(DriverEnd)
+    return actor.options(name=_name(run.run_id, run.attempt), namespace=NAMESPACE, scheduling_strategy=here).remote(
+        str(run.directory)
+    )
+
+
+@contextlib.contextmanager
+def linked_rank(document: dict[str, Any], rank: int) -> Iterator[Path]:
+    """Yield the directory in which a rank of this host works, linked to the driver during the block.
+
+    Args:
+        document: the driver's ``run.json``.
+        rank: its number.
+    """
+    import ray
+
+    directory = _take_up(document)
+    run = read_run(directory)
+    driver = ray.get_actor(_name(run.run_id, run.attempt), namespace=NAMESPACE)
+    link = _RankEnd(run, rank, driver)
+    link.start()
+    try:
+        yield directory
+    finally:
+        link.close()
+
+
+def log_of(directory: Path, rank: int) -> Path:
+    """Return the file for what a rank says on this host."""
+    return directory / f"log-{rank}.txt"
+
+
+def _take_up(document: dict[str, Any]) -> Path:
+    """Return this host's directory for the ranks of an attempt, with its run.json; the attempt before loses its."""
+    directory = working_directory(document["run_id"], "ranks")
+    descriptor = os.open(directory / "take-up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            known = json.loads((directory / RUN_FILE).read_text("utf-8"))
+        except (FileNotFoundError, ValueError):
+            known = {}
+        if (known.get("attempt"), known.get("lease")) != (document["attempt"], document["lease"]) or not known:
+            revoke(directory)
+            write_json(directory / RUN_FILE, document)
+    finally:
+        os.close(descriptor)
+    return directory
+
+
+class _RankEnd:
+    """The thread of a rank."""
+
+    def __init__(self, run: Run, rank: int, driver: Any):
+        self._run, self._rank, self._driver = run, rank, driver
+        files = {LOG_FILE: log_of(run.directory, rank)} | (
+            {EVENTS_FILE: run.directory / EVENTS_FILE} if rank == 0 else {}
+        )
+        self._files = files
+        # What earlier attempts left on this host is theirs.
+        self._at = {name: path.stat().st_size if path.exists() else 0 for name, path in files.items()}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="rank-link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hand on what is left, and why the rank failed if it did."""
+        self._done.set()
+        self._thread.join()
+        record = self._run.failures / f"rank-{self._rank:05d}.json"
+        if record.exists():
+            self._ask("failed", record.name, record.read_bytes())
+        while self._hand_on():
+            pass
+
+    def _follow(self) -> None:
+        from ray.exceptions import RayError
+
+        # Without a driver Ray ends this process.
+        with contextlib.suppress(RayError):
+            while not self._done.wait(SECONDS):
+                self._hand_on()
+
+    def _hand_on(self) -> bool:
+        """Hand on a batch of each file; return whether there was any."""
+        more = False
+        for name, path in self._files.items():
+            batch = b""
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                file.seek(self._at[name])
+                batch = file.read(BATCH_BYTES)
+            batch = batch[: batch.rfind(b"\n") + 1]
+            answer: Answer = self._ask("take", self._rank, name, self._at[name], batch)
+            self._at[name] = answer.taken
+            more = more or bool(batch)
+            if answer.stop is not None and not self._run.cancel_file.exists():
+                write_file(self._run.cancel_file, answer.stop.encode(), durable=False)
+            if not answer.current:
+                self._run.given_up_file.touch()
+        return more
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        import ray
+
+        return ray.get(getattr(self._driver, method).remote(*arguments), timeout=ANSWER_SECONDS)
+
+
+def _name(run_id: str, attempt: int) -> str:
+    return f"link-{run_id}-{attempt}"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,124 @@
+"""The interface of metrics that need no ranking: of all rows, of resampled rows, and of rows in pieces over ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.metrics.classification import NAN, sigmoid
+from trainer.metrics.counts import Blocks, Counts, Float64s, Int64s, any_nan
+
+if TYPE_CHECKING:
+    from trainer.metrics.streaming import RankGroup
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Held-out rows with their scores.
+
+    ``scores`` and ``labels`` float32 [n]; where a metric asks for them ``users`` int32 [n] (a number for each user, -1
+    for none) and ``buckets`` int8 [n], the frequency bucket of each row's item. ``is_logit``: whether a score is the
+    log odds of the label.
+    """
+
+    scores: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.float32]
+    users: npt.NDArray[np.int32] | None = None
+    buckets: npt.NDArray[np.int8] | None = None
+    is_logit: bool = True
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Rows:
+        users = None if self.users is None else self.users[mask]
+        buckets = None if self.buckets is None else self.buckets[mask]
+        return replace(self, scores=self.scores[mask], labels=self.labels[mask], users=users, buckets=buckets)
+
+    @cached_property
+    def any_nan(self) -> bool:
+        return any_nan(self.scores)
+
+    @cached_property
+    def predictions(self) -> Float64s:
+        """What the scores predict of the label: the probability of 1 where they are logits, else the label itself."""
+        return sigmoid(self.scores) if self.is_logit else np.asarray(self.scores, np.float64)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        return Blocks(self.scores, self.labels)
+
+    @property
+    def known_users(self) -> npt.NDArray[np.int32]:
+        assert self.users is not None, "of_users of the metric's entry in trainer.spec.evaluation has them collected"
+        return self.users
+
+    @property
+    def known_buckets(self) -> npt.NDArray[np.int8]:
+        assert self.buckets is not None, "of_items of the metric's entry in trainer.spec.evaluation has them collected"
+        return self.buckets
+
+
+class Resampled(NamedTuple):
+    """A metric of resampled units."""
+
+    statistic: Callable[[Int64s], float]
+    """From the multiplicity of each unit to the metric."""
+    num_units: int | None = None
+    """How many there are; None: the units are the rows, or the users with all their rows, as the job asks."""
+
+
+class Metric(ABC):
+    """A metric; jobs name it by its key in trainer.metrics.registry. None of its methods changes the rows."""
+
+    nothing: Any = NAN
+    """Its value in pieces where a score is NaN."""
+
+    @abstractmethod
+    def of_rows(self, rows: Rows) -> Any:
+        """Return the metric of all rows."""
+
+    def resampled(self, rows: Rows) -> Resampled | None:
+        """Return the metric of resampled rows, no score of which is NaN; None if it has no interval."""
+        return None
+
+
+class RowsMetric(Metric):
+    """A metric that asks the other ranks for what it needs of their rows."""
+
+    @abstractmethod
+    def streamed(self, rows: Rows, ranks: RankGroup) -> Any:
+        """Return the metric of all ranks' rows, ``rows`` being this rank's; right on rank 0. Collective."""
+
+
+class Sums(Protocol):
+    """What is added up of counted rows, which come in pieces of ascending score."""
+
+    def add(self, counts: Counts) -> Any: ...
+
+
+S = TypeVar("S", bound=Sums)
+
+
+class CountsMetric(Metric, Generic[S]):
+    """A metric of rows counted by score, so that all metrics of this kind share one way through the pieces."""
+
+    @abstractmethod
+    def sums(self, num_rows: int) -> S:
+        """Return the sums of no rows; ``num_rows`` will come."""
+
+    @abstractmethod
+    def value(self, sums: S) -> Any:
+        """Return the metric once all rows are added."""
+
+    def of_rows(self, rows: Rows) -> Any:
+        sums = self.sums(len(rows))
+        if not rows.any_nan:
+            sums.add(rows.blocks.counts())
+        return self.nothing if rows.any_nan else self.value(sums)

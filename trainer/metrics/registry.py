@@ -1,0 +1,221 @@
+"""Metrics that need no ranking, by the name that jobs call them; what each is of is in trainer.spec.evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.metrics.calibration import Curve, EqualMass, EqualWidth, ece_of
+from trainer.metrics.classification import (
+    NAN,
+    AucSum,
+    auc,
+    auc_by_group,
+    entropy,
+    gauc,
+    logloss,
+    logloss_sum,
+    mean,
+    normalized_entropy,
+    sigmoid,
+)
+from trainer.metrics.counts import Counts, Int64s
+from trainer.metrics.frequency import NUM_BUCKETS
+from trainer.metrics.pointwise import CountsMetric, Metric, Resampled, Rows, RowsMetric
+from trainer.metrics.regression import mae, rmse
+
+if TYPE_CHECKING:
+    from trainer.metrics.streaming import RankGroup
+
+# --- of the order of scores ------------------------------------------------------------------------------------------
+
+
+class Auc(CountsMetric[AucSum]):
+    """:func:`auc`."""
+
+    def sums(self, num_rows: int) -> AucSum:
+        return AucSum()
+
+    def value(self, sums: AucSum) -> float:
+        return sums.value()
+
+    def resampled(self, rows: Rows) -> Resampled:
+        return Resampled(lambda weights: self.value(AucSum().add(rows.blocks.counts(weights))))
+
+
+class Gauc(RowsMetric):
+    """:func:`gauc`, of which only the users with both classes are resampled."""
+
+    def of_rows(self, rows: Rows) -> float:
+        return gauc(rows.scores, rows.labels, rows.known_users)
+
+    def resampled(self, rows: Rows) -> Resampled:
+        _, values, impressions = auc_by_group(rows.scores, rows.labels, rows.known_users)
+        return Resampled(lambda times: mean(values, impressions * times), len(values))
+
+    def streamed(self, rows: Rows, ranks: RankGroup) -> float:
+        own = ranks.rows_by_user(rows)
+        _, values, impressions = auc_by_group(own.scores, own.labels, own.known_users)
+        weighted, weight = ranks.total([float((values * impressions).sum()), float(impressions.sum())])
+        return weighted / weight if weight else NAN
+
+
+class FrequencyBuckets(RowsMetric):
+    """Rows int64 and AUC of each frequency bucket of items, [NUM_BUCKETS + 1] each."""
+
+    nothing = ([0] * (NUM_BUCKETS + 1), [NAN] * (NUM_BUCKETS + 1))
+
+    def of_rows(self, rows: Rows) -> tuple[Int64s, list[float]]:
+        return self._by_bucket(rows, lambda own: auc(own.scores, own.labels))
+
+    def streamed(self, rows: Rows, ranks: RankGroup) -> tuple[Int64s, list[float]]:
+        def auc_over_ranks(own: Rows) -> float:
+            area = AucSum()
+            for counts in ranks.pieces(own):
+                area.add(counts)
+            return area.value()
+
+        num_rows, aucs = self._by_bucket(rows, auc_over_ranks)
+        return np.array(ranks.total(num_rows.tolist()), np.int64), aucs
+
+    def _by_bucket(self, rows: Rows, auc_of: Callable[[Rows], float]) -> tuple[Int64s, list[float]]:
+        buckets = rows.known_buckets
+        num_rows = np.bincount(buckets, minlength=NUM_BUCKETS + 1).astype(np.int64)
+        return num_rows, [auc_of(rows.where(buckets == bucket)) for bucket in range(NUM_BUCKETS + 1)]
+
+
+# --- of logits -------------------------------------------------------------------------------------------------------
+
+
+class LoglossSum:
+    """Sums for :func:`logloss` and :func:`normalized_entropy` of counted rows."""
+
+    def __init__(self) -> None:
+        self.loss, self.num_rows, self.num_positives = 0.0, 0, 0
+
+    def add(self, counts: Counts) -> None:
+        self.loss += logloss_sum(counts)
+        self.num_rows += counts.num_rows
+        self.num_positives += counts.num_positives
+
+
+class Logloss(CountsMetric[LoglossSum]):
+    """:func:`logloss`."""
+
+    def of_rows(self, rows: Rows) -> float:
+        return logloss(rows.scores, rows.labels)
+
+    def resampled(self, rows: Rows) -> Resampled:
+        return Resampled(lambda weights: logloss(rows.scores, rows.labels, weights))
+
+    def sums(self, num_rows: int) -> LoglossSum:
+        return LoglossSum()
+
+    def value(self, sums: LoglossSum) -> float:
+        return sums.loss / max(sums.num_rows, 1)
+
+
+class NormalizedEntropy(Logloss):
+    """:func:`normalized_entropy`."""
+
+    def of_rows(self, rows: Rows) -> float:
+        return normalized_entropy(rows.scores, rows.labels)
+
+    def resampled(self, rows: Rows) -> Resampled:
+        return Resampled(lambda weights: normalized_entropy(rows.scores, rows.labels, weights))
+
+    def value(self, sums: LoglossSum) -> float:
+        return super().value(sums) / entropy(sums.num_positives / max(sums.num_rows, 1))
+
+
+class ProbabilityBins:
+    """Bins of the probabilities that logits are."""
+
+    def __init__(self, bins: EqualMass | EqualWidth):
+        self._bins = bins
+
+    def add(self, counts: Counts) -> None:
+        self._bins.add(counts._replace(scores=sigmoid(counts.scores)))
+
+    def curve(self) -> Curve:
+        return self._bins.curve()
+
+
+class Calibration(CountsMetric[ProbabilityBins]):
+    """The calibration curve by bins of equal mass: a row for each, of how many rows it is."""
+
+    nothing: Any = []
+
+    def sums(self, num_rows: int) -> ProbabilityBins:
+        return ProbabilityBins(EqualMass(num_rows))
+
+    def value(self, sums: ProbabilityBins) -> list[dict[str, float]]:
+        return [
+            {"rows": float(rows), "prediction": float(prediction), "share": float(share)}
+            for rows, prediction, share in zip(*sums.curve(), strict=True)
+        ]
+
+
+class Ece(CountsMetric[ProbabilityBins]):
+    """:func:`ece` by bins of equal mass. It has no interval: resampling adds to its bias."""
+
+    def sums(self, num_rows: int) -> ProbabilityBins:
+        return ProbabilityBins(EqualMass(num_rows))
+
+    def value(self, sums: ProbabilityBins) -> float:
+        return ece_of(sums.curve())
+
+
+class EceEqualWidth(Ece):
+    """:func:`ece` by bins of equal width."""
+
+    def sums(self, num_rows: int) -> ProbabilityBins:
+        return ProbabilityBins(EqualWidth())
+
+
+# --- of predictions --------------------------------------------------------------------------------------------------
+
+
+class Rmse(RowsMetric):
+    """:func:`rmse`."""
+
+    def of_rows(self, rows: Rows) -> float:
+        return rmse(rows.predictions, rows.labels)
+
+    def resampled(self, rows: Rows) -> Resampled:
+        return Resampled(lambda weights: rmse(rows.predictions, rows.labels, weights))
+
+    def streamed(self, rows: Rows, ranks: RankGroup) -> float:
+        errors = rows.predictions - rows.labels
+        squares, num_rows = ranks.total([float((errors**2).sum()), len(rows)])
+        return float((squares / num_rows) ** 0.5)
+
+
+class Mae(RowsMetric):
+    """:func:`mae`."""
+
+    def of_rows(self, rows: Rows) -> float:
+        return mae(rows.predictions, rows.labels)
+
+    def resampled(self, rows: Rows) -> Resampled:
+        return Resampled(lambda weights: mae(rows.predictions, rows.labels, weights))
+
+    def streamed(self, rows: Rows, ranks: RankGroup) -> float:
+        distances, num_rows = ranks.total([float(np.abs(rows.predictions - rows.labels).sum()), len(rows)])
+        return distances / num_rows
+
+
+METRICS: dict[str, Metric] = {
+    "auc": Auc(),
+    "logloss": Logloss(),
+    "gauc": Gauc(),
+    "normalized_entropy": NormalizedEntropy(),
+    "ece": Ece(),
+    "ece_equal_width": EceEqualWidth(),
+    "calibration": Calibration(),
+    "rmse": Rmse(),
+    "mae": Mae(),
+    "frequency_buckets": FrequencyBuckets(),
+}

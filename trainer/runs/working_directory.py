@@ -1,0 +1,57 @@
+"""Directories of runs below the cache of a host that shares none: there while a process works in them. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from trainer.storage.cache import cache_of_host
+
+_held: dict[Path, int] = {}
+"""Locks that this process holds until it ends."""
+
+
+def working_directory(run_id: str, part: str) -> Path:
+    """Return a directory of this host for ``part`` of a run, ``driver`` or ``ranks``; it stays until this process ends.
+
+    Directories of other runs in which no process works any more are removed.
+    """
+    runs = cache_of_host().folder / "runs"
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = runs / f"{run_id}.lock"
+    if own not in _held:
+        _held[own] = _hold(own)
+    for lock in runs.glob("*.lock"):
+        if lock != own:
+            _remove_left(lock)
+    directory = runs / run_id / part
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def _hold(lock: Path) -> int:
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
+                return descriptor
+        os.close(descriptor)  # somebody has just removed it with the directory
+
+
+def _remove_left(lock: Path) -> None:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+        lock.unlink(missing_ok=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)

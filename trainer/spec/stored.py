@@ -1,0 +1,63 @@
+"""What is read of a job's spec as it was stored, by whatever version: it need not be valid any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.spec.base import Spec
+from trainer.spec.job import DatasetRef, InitFrom, JobSpec, Resources
+from trainer.spec.optimizer import Optimizer
+
+
+class StoredJob:
+    """The stored document of a JobSpec."""
+
+    def __init__(self, document: Mapping[str, Any]):
+        self._document = document
+
+    @property
+    def dataset_name(self) -> str:
+        return str(read(self._read("dataset"), DatasetRef, "name"))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self._read("labels"))
+
+    @property
+    def optimizer_kind(self) -> str:
+        return str(read(self._read("optimizer"), Optimizer, "kind"))
+
+    @property
+    def parent_job(self) -> str | None:
+        """The job from whose checkpoint it starts, where it names one."""
+        start = self._read("init_from")
+        return None if start is None else read(start, InitFrom, "job")
+
+    @property
+    def retries(self) -> int:
+        return int(self._read("retries"))
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        return read(self._read("resources"), Resources, "timeout_seconds")  # type: ignore[no-any-return]
+
+    def _read(self, name: str) -> Any:
+        return read(self._document, JobSpec, name)
+
+
+def read(document: Mapping[str, Any] | Spec, part: type[Spec], name: str) -> Any:
+    """Return a field of a stored part of a spec, under whichever of its names; its default where it was left out.
+
+    Raises:
+        KeyError: ``part`` has no such field, or it was left out and has no default.
+    """
+    field = part.model_fields[name]
+    if isinstance(document, Spec):
+        return getattr(document, name)
+    for one in (name, *(old for old, new in part.renamed.items() if new == name)):
+        if one in document:
+            return document[one]
+    if field.is_required():
+        raise KeyError(f"the stored {part.__name__} has no {name}")
+    return field.get_default(call_default_factory=True)

@@ -1,0 +1,21 @@
+"""Schemes of the uris of rows. Torch-free.
+
+One of object storage enters in ``OBJECTS``, and its file system in :mod:`trainer.data.sources.locations`.
+"""
+
+from __future__ import annotations
+
+LOCAL = "file"
+OBJECTS = ("s3",)
+SCHEMES = (LOCAL, *OBJECTS)
+OBJECT_PREFIXES = tuple(f"{scheme}://" for scheme in OBJECTS)
+
+
+def split(uri: str) -> tuple[str, str]:
+    """Return (scheme, what follows it) of a uri; a plain path is local."""
+    scheme, separator, rest = uri.partition("://")
+    return (scheme, rest) if separator else (LOCAL, uri)
+
+
+def is_object(uri: str) -> bool:
+    return uri.startswith(OBJECT_PREFIXES)

@@ -1,0 +1,198 @@
+"""The cache of a host: files of a storage by their content, within a limit, for all processes of the host.
+
+    FOLDER/files/SHA256         a whole file; who uses it has a hard link of it elsewhere on the file system
+    FOLDER/incoming/SHA256      of a file that is being fetched: its size, and the lock of who fetches it
+    FOLDER/lock                 held while files are counted and removed
+
+A file with a second link is in use and stays. Of the others those go first whose last use is longest ago.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from embeddings.durable_files import temporary_beside
+from trainer.storage.base import NotWholeError, RunStorage, StorageError
+from trainer.storage.content import FileContent
+from trainer.storage.shared_directory import link_or_copy
+
+CACHE_VARIABLE = "EVENKEEL_CACHE"
+LIMIT_VARIABLE = "EVENKEEL_CACHE_BYTES"
+DEFAULT_FOLDER = "/var/tmp/evenkeel-cache"
+DEFAULT_LIMIT_BYTES = 50 * 2**30
+
+
+class CacheFullError(StorageError):
+    """A file does not fit beside those that are in use."""
+
+
+class DamagedFileError(NotWholeError):
+    """What the storage holds under a name is not what was put there."""
+
+
+class HostCache:
+    """The files below ``folder``, together at most ``limit_bytes``, those in use included."""
+
+    def __init__(self, folder: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES):
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self._files, self._incoming = folder / "files", folder / "incoming"
+        for each in (self._files, self._incoming):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def link(self, storage: RunStorage, name: str, content: FileContent, to: Path) -> None:
+        """Make ``to`` a link of the file, which is fetched if need be, once its size and sha256 are checked.
+
+        Args:
+            storage: Where the file comes from.
+            name: Its name there.
+            content: What it holds.
+            to: A path in a folder that exists; a file that is there is replaced. On another file system than the
+                cache's it becomes a copy, which the cache does not count.
+
+        Raises:
+            CacheFullError: The limit is too small.
+            DamagedFileError: The storage holds something else.
+            StorageError: The storage cannot be read.
+        """
+        place = temporary_beside(to)
+        try:
+            # A second time where what lay in the cache was damaged.
+            for _ in range(2):
+                if not self._link_stored(storage, name, place):
+                    with self._fetching(content) as incoming:
+                        if not self._link_cached(content, place):
+                            self._fetch(storage, name, content, incoming, place)
+                if content.describes(place):
+                    os.rename(place, to)
+                    return
+                (self._files / content.sha256).unlink(missing_ok=True)
+                place.unlink()
+        finally:
+            place.unlink(missing_ok=True)
+        raise DamagedFileError(
+            f"{storage.uri}/{name} does not hold the {content.num_bytes} bytes that were put there (sha256 "
+            f"{content.sha256}): restore it, use an earlier checkpoint, or run the job again"
+        )
+
+    def adopt(self, path: Path, content: FileContent) -> None:
+        """Keep a file of this host that has been put into a storage, if there is room: it may be asked for again."""
+        target = self._files / content.sha256
+        with contextlib.suppress(CacheFullError), self._locked():
+            if not target.exists():
+                self._make_room(content)
+                # On another file system it would be a copy that perhaps nobody asks for.
+                with contextlib.suppress(OSError):
+                    os.link(path, target)
+
+    def _link_stored(self, storage: RunStorage, name: str, place: Path) -> bool:
+        """Link a file that lies on this file system anyway; return whether it does."""
+        path = storage.path(name)
+        if path is None:
+            return False
+        try:
+            os.link(path, place)
+        except OSError:
+            return False
+        return True
+
+    def _link_cached(self, content: FileContent, place: Path) -> bool:
+        with self._locked():
+            try:
+                link_or_copy(self._files / content.sha256, place)
+                os.utime(self._files / content.sha256)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def _fetch(self, storage: RunStorage, name: str, content: FileContent, incoming: Path, place: Path) -> None:
+        """Fetch a file into the cache, and link it before anybody can remove it from there."""
+        with self._locked():
+            self._make_room(content)
+            # From now on it counts, whatever of it is there. The file stays empty on the disk.
+            os.truncate(incoming, content.num_bytes)
+        part = incoming.with_suffix(".part")
+        try:
+            part.unlink(missing_ok=True)
+            storage.fetch(name, part)
+            link_or_copy(part, place)
+            os.rename(part, self._files / content.sha256)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _fetching(self, content: FileContent) -> Iterator[Path]:
+        """Yield the lock of an incoming file; who wants the same file on this host waits until it is there."""
+        path = self._incoming / content.sha256
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    break
+            os.close(descriptor)  # of somebody who is done and has removed it
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make_room(self, content: FileContent) -> None:
+        """Remove files that nobody uses, those of the longest past use first, until the file fits."""
+        self._remove_abandoned()
+        incoming = sum(path.stat().st_size for path in self._incoming.glob("*[0-9a-f]") if path.exists())
+        there = sorted((path.stat().st_mtime, path.name, path) for path in self._files.iterdir())
+        used = incoming + sum(path.stat().st_size for *_, path in there)
+        for *_, path in there:
+            if used + content.num_bytes <= self.limit_bytes:
+                break
+            found = path.stat()
+            if found.st_nlink == 1:
+                path.unlink()
+                used -= found.st_size
+        if used + content.num_bytes > self.limit_bytes:
+            raise CacheFullError(
+                f"{self.folder}: a file of {content.num_bytes} bytes does not fit, for {used} of at most "
+                f"{self.limit_bytes} bytes are in use: set {LIMIT_VARIABLE} higher"
+            )
+
+    def _remove_abandoned(self) -> None:
+        """Remove what processes that were killed had begun to fetch."""
+        for path in self._incoming.glob("*[0-9a-f]"):
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                else:
+                    path.with_suffix(".part").unlink(missing_ok=True)
+                    path.unlink()
+                finally:
+                    os.close(descriptor)
+
+
+def cache_of_host() -> HostCache:
+    """Return the cache that the environment of this process names.
+
+    Raises:
+        ValueError: a limit that is no number of bytes.
+    """
+    text = os.environ.get(LIMIT_VARIABLE, "").strip()
+    if text and not text.isdecimal():
+        raise ValueError(f"{LIMIT_VARIABLE} is '{text}': write a number of bytes, such as {DEFAULT_LIMIT_BYTES}")
+    folder = os.environ.get(CACHE_VARIABLE, "").strip() or DEFAULT_FOLDER
+    return HostCache(Path(folder).absolute(), int(text) if text else DEFAULT_LIMIT_BYTES)
